@@ -30,7 +30,8 @@ LARGEST = 2500
 #: 6: scenarios with pods whose CPUs the allocator gives out.
 #: 2: NRI's messages have a container's devices and environment.
 #: 60: the map of a node whose CPUs the allocator gives out.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6 + 2 + 140 + 60
+#: 8: changed annotations on their way to the allocator: a task, a request, two keys that need each other.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6 + 2 + 140 + 60 + 8
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -44,7 +45,8 @@ CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/nod
 #: 40: what is refused for one object or namespace holds up no other; refused writes are tried ever less often;
 #: a withdrawal waits for no node that is down. 6: the help of the kubectl plugin has no arguments about one node.
 #: 2: `-n` is a pod's namespace on this node, too.
-CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2
+#: 77: the annotations that ask for CPUs, for the allocator (kube/asked_annotations).
+CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2 + 77
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
 ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
@@ -55,7 +57,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/reports/ledger_holders.py",
              "vmpin/reconcile/cpu_allocator.py", "vmpin/reconcile/ledger_file.py",
              "vmpin/reconcile/ledger_release.py", "vmpin/reconcile/vm_size.py",
-             "vmpin/daemon/allocating.py", "vmpin/daemon/pool_updates.py", "vmpin/daemon/allocation_answers.py")
+             "vmpin/daemon/allocating.py", "vmpin/daemon/pool_updates.py", "vmpin/daemon/allocation_answers.py",
+             "vmpin/daemon/allocator")
 #: 60: peers' annotations as the peers read them, and preferred isolated CPUs.
 #: 146: CPUs near a container's own devices, found when it is created and kept with its grant.
 #: 95: pods in scenarios; the map by the ledger, and in how many pieces the free CPUs are.
@@ -64,7 +67,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 19: a refused resize names the key that gave the container its CPUs.
 #: 14: text of annotations is checked, and shown escaped.
 #: 11: a required alignment in the configuration.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11
+#: 281: changed annotations change containers that run (allocation/live, daemon/allocator).
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

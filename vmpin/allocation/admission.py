@@ -25,6 +25,7 @@ from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.annotations import AskedCpus, asked
+from vmpin.allocation.texts.asking_annotations import asking_digest
 from vmpin.allocation.texts.wish_values import AnnotationError, shown
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState
@@ -41,7 +42,9 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, AskedCpus().wish, CpuPolicy.NONE, amount=amount, vm=container.vm,
                   vm_vcpus=container.vm_vcpus or 0, vm_overhead=container.vm_overhead, since_ns=container.time_ns,
-                  devices=CpuSet(machine.devices[one] for one in container.devices if one in machine.devices))
+                  devices=CpuSet(machine.devices[one] for one in container.devices if one in machine.devices),
+                  guaranteed=container.guaranteed,
+                  annotated=asking_digest(container.pod_annotations, container.name))
     if container.cpuset:
         return _granted(machine, ledger, grant._replace(left_alone=True, written=container.cpuset), options,
                         (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",))

@@ -17,6 +17,7 @@ from vmpin.allocation.placing import numa_node
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import RequestedContainer
 from vmpin.allocation.texts.annotations import AskedCpus
+from vmpin.allocation.texts.asking_annotations import asking_digest
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, AnnotatedGrant, read_annotation
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -82,7 +83,8 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
                   container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,
                   written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0,
                   vm_overhead=container.vm_overhead, since_ns=annotated.since_ns, near=annotated.near & nodes,
-                  devices=annotated.devices & nodes)
+                  devices=annotated.devices & nodes, guaranteed=container.guaranteed,
+                  annotated=asking_digest(container.pod_annotations, container.name))
     if grant.policy is CpuPolicy.NUMA:
         around = [node for node, cpus in machine.nodes.items() if cpuset <= cpus]
         return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))

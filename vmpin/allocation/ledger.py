@@ -62,6 +62,8 @@ class Grant(NamedTuple):
     vm_vcpus: int = 0
     vm_overhead: int = 0
     since_ns: int = 0
+    guaranteed: bool = False  #: The pod's QoS class is Guaranteed.
+    annotated: str = ""  #: Digest of the annotations that were decided on last (texts.asking_annotations).
 
     @property
     def live(self) -> bool:

@@ -1,8 +1,8 @@
 """Another policy for a container that runs, with the least movement; and giving the pool up, when vmpin stops
 allocating.
 
-Pure: an answer is the plan, and for a dry run it is not kept. What stays out: who may ask (daemon.control), and the
-CRI calls that write the updates.
+Pure: an answer is the plan, and for a dry run it is not kept. What stays out: who may ask (daemon.control), changed
+annotations (live.annotation_changes), and the CRI calls that write the updates.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from vmpin.allocation.admission import about, observed
 from vmpin.allocation.allocation_options import AllocationOptions
-from vmpin.allocation.cpu_request import CpuCost, CpuPolicy, CpuQuery, FoundCpus
-from vmpin.allocation.eligibility import OWN, allowed_cpus, brings_cpus, near_nodes, query_of, ruling
+from vmpin.allocation.cpu_request import CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
+from vmpin.allocation.eligibility import OWN, PolicyRuling, allowed_cpus, brings_cpus, near_nodes, query_of, ruling
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.placing import balanced, numa_node, room_for
 from vmpin.allocation.pool_cpus import all_updates
@@ -44,6 +44,13 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
     ruled = ruling(asked, grant.namespace, True, grant.amount, options)
     if isinstance(ruled, Refusal):
         return Answer(ledger, refusal=f"vmpin: {ruled.reason}")
+    answer = with_wish(machine, ledger, grant, wish, ruled, options)
+    return Answer(ledger, refusal=f"vmpin: {answer.reason}") if isinstance(answer, Refusal) else answer
+
+
+def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ruled: PolicyRuling,
+              options: AllocationOptions) -> Answer | Refusal:
+    """Carry out a wish that a running container may have, with the least movement."""
     near = grant.near if wish.near == grant.wish.near else near_nodes(machine, wish, grant.devices)
     other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None, near=near)
     cpus: CpuSet | Refusal = EMPTY
@@ -53,7 +60,7 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
         cpus = grant.cpus if _fits(machine, grant, other, options) else _moved(machine, ledger, other, options)
     after = balanced(machine, ledger, options, other._replace(cpus=cpus)) if not isinstance(cpus, Refusal) else cpus
     if isinstance(after, Refusal):
-        return Answer(ledger, refusal=f"vmpin: {after.reason}")
+        return after
     note = (f"{about(grant)}: {grant.policy}{f' {grant.cpus}' if grant.cpus else ''} becomes "
             f"{other.policy}{f' {cpus}' if cpus else ''}")
     return observed(Answer(after, None, all_updates(machine, after, options), "", (note,)), ledger, options)

@@ -76,7 +76,8 @@ def _as_listed(machine: Topology, ledger: Ledger, container: RequestedContainer,
     grant = ledger.grants[container.id]
     state = GrantState.RUNNING if container.state is ContainerState.RUNNING else GrantState.RESERVED
     current = (container.cpuset or EMPTY) == grant.written
-    ledger = ledger.with_grants(grant._replace(state=state, written=container.cpuset or EMPTY))
+    ledger = ledger.with_grants(grant._replace(state=state, written=container.cpuset or EMPTY,
+                                               guaranteed=container.guaranteed))
     if not current:
         # An old list: after its own restart, CRI-O lists the resources of creation.
         return ledger

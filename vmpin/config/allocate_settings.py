@@ -87,6 +87,8 @@ class AllocateSettings(NamedTuple):
                           "(CMK_CPUS_ASSIGNED and the others), or off")
     grow_delay_seconds: float = setting(2.0, _pause, "how long CPUs that came back wait for an answer of vmpin's to "
                                         "ride in, before the pool's containers are given them by CRI calls")
+    live_annotations: bool = setting(False, values.flag, "whether a changed annotation of a pod, as the reporter "
+                                     "hands it over (kubernetes.watch_pods), changes a container that runs")
 
     @property
     def options(self) -> AllocationOptions:

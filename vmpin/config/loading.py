@@ -65,7 +65,11 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
             parsed[key] = BY_KEY[key].parse(value)
         except (ValueError, CpuSetError) as err:
             raise ConfigError(f"{origin}: {key}: {value!r}: {err}", BY_KEY[key].help) from err
-    return with_values(parsed, {key: origin for key, (_, origin) in given.items()})
+    config = with_values(parsed, {key: origin for key, (_, origin) in given.items()})
+    if config.allocate.live_annotations and not config.kubernetes.watch_pods:
+        raise ConfigError("allocate.live_annotations is on and kubernetes.watch_pods is off: changed annotations come "
+                          "with the pods' data that the reporter hands over", "switch both on, or the first one off")
+    return config
 
 
 def _from(environment: Mapping[str, str]) -> dict[Setting, str]:

@@ -1,7 +1,8 @@
 """The allocator in the watcher: made with `allocate.mode` observe or on, suspended while the kubelet's static policy
 gives out the CPUs, and its ledger handed to the reconciler.
 
-What stays out: the decisions (allocation), the ledger (reconcile.cpu_allocator), and CRI calls (pool_updates).
+What stays out: the decisions (allocation), the ledger (reconcile.cpu_allocator), CRI calls (pool_updates), and changed
+annotations (live_annotations).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vmpin.reconcile.vm_size import vcpus_of
 from vmpin.status.allocation_report import AllocatorView
 
 if TYPE_CHECKING:
+    from vmpin.daemon.allocator.live_annotations import LiveAnnotations
     from vmpin.daemon.feeds import NriFeed
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,11 @@ class Allocating:
             LedgerFile(view.config.paths.ledger_file, view.boot_id), partial(vcpus_of, proc=view.proc),
             partial(device_nodes, self._sysfs))
         self.updates = PoolUpdates(view, self.allocator, reconciler.read_cgroups, nri, timeouts)
+        self.live: LiveAnnotations | None = None
+        if view.config.allocate.live_annotations:
+            from vmpin.daemon.allocator.live_annotations import LiveAnnotations
+
+            self.live = LiveAnnotations(self.allocator, self.take, timeouts)
         self.check()
 
     def check(self) -> None:
@@ -66,6 +73,8 @@ class Allocating:
         """Hand the reconciler what is given out; CPUs may wait for an update."""
         self._reconciler.grant(self.allocator.granted())
         self.updates.touch()
+        if self.live is not None:
+            self.live.touch()
 
     def resynced(self) -> None:
         """After a resync."""

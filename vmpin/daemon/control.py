@@ -31,7 +31,7 @@ READING = ("status", "proof", "follow")
 class Control:
     """Each operation is one of the command line's, but `follow`.
     :param reading: whether it answers what changes nothing and no more, for root too, but takes untrusted text about
-        pods: on the status socket."""
+        pods, and changed annotations where they are followed: on the status socket."""
 
     def __init__(self, asked: Watcher, reading: bool = False) -> None:
         self._asked = asked
@@ -71,6 +71,8 @@ class Control:
     def _take_pods(self, request: dict[str, object], admitted: bool) -> bytes:
         if not admitted:
             self._asked.handed_pods.admit()
+        if (allocating := self._asked.allocating) is not None and allocating.live is not None:
+            allocating.live.take(request)
         return _encoded({"pods": self._asked.handed_pods.take(request)}) + b"\n"
 
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:

@@ -170,6 +170,8 @@ class Watcher:
             sources["nri"] = self._nri.run
         if self.allocating is not None:
             sources["allocate"] = self.allocating.updates.run
+            if self.allocating.live is not None:
+                sources["annotations"] = self.allocating.live.run
         if config.allocate.mode != "on" and config.paths.ledger_file.exists():
             sources["release"] = self._release_ledger
         if self._proc_events is not None:

@@ -2,4 +2,5 @@
 NodeResourceTopology; as values and plain JSON.
 
 Pure: no clock, no connection; made from the lines of `follow` and from pods as the API server lists them. The way back
-is untrusted_pod: text about pods, for people. What stays out: the connections, and when what is written (reporter)."""
+is untrusted_pod: text about pods, for people, and asked_annotations: what pods ask of the allocator. What stays out:
+the connections, and when what is written (reporter)."""

@@ -4,10 +4,11 @@ Raw JSON in, values out: a whole pod takes some 10 kB. What stays out: the reque
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from vmpin.kube.asked_annotations import asked_annotations
 from vmpin.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_VCPUS, CONDITION, MIRROR, valid_name
 from vmpin.kube.untrusted_pod import UntrustedPod, untrusted_pod
 
@@ -25,10 +26,13 @@ class PodRecord(NamedTuple):
     ending: bool = False
     annotations: Mapping[str, str] = MappingProxyType({})
     untrusted: UntrustedPod | None = None
+    asked: Mapping[str, str] | None = None  #: The annotations that ask for CPUs.
 
 
-def record_of(item: Mapping[str, Any], untrusted: bool = False) -> PodRecord | None:
-    """None for what is no pod, or one without the members that all have. :param untrusted: keep its texts, too."""
+def record_of(item: Mapping[str, Any], untrusted: bool = False,
+              asks: Callable[[str], bool] | None = None) -> PodRecord | None:
+    """None for what is no pod, or one without the members that all have. :param untrusted: keep its texts, too.
+    :param asks: whether an annotation of this key asks for CPUs; None: none is kept."""
     try:
         meta = item["metadata"]
         namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
@@ -42,7 +46,8 @@ def record_of(item: Mapping[str, Any], untrusted: bool = False) -> PodRecord | N
         return PodRecord(namespace, name, uid, mirror or uid, own,
                          bool(meta.get("deletionTimestamp")) or phase in ("Succeeded", "Failed"),
                          {key: annotations[key] for key in (ANNOTATION_CPUS, ANNOTATION_VCPUS) if key in annotations},
-                         untrusted_pod(item) if untrusted else None)
+                         untrusted_pod(item) if untrusted else None,
+                         asked_annotations(item, asks) if asks is not None else None)
     except (KeyError, TypeError, AttributeError):
         return None
 

@@ -75,17 +75,18 @@ def _pod(entry: Mapping[str, Any]) -> UntrustedPod:
         kept, min(max(int(entry["more_annotations"]), 0) + len(annotations) - len(kept), 10**6))
 
 
-def encode(pods: Mapping[str, UntrustedPod]) -> bytes:
+def encode(pods: Mapping[str, UntrustedPod], member: bytes = b"") -> bytes:
     """The request, one line of at most MAX_REQUEST bytes. Where not everything has room, each pod gets its share: its
-    annotations are left out from the last on. :param pods: by the uid that the runtime has."""
+    annotations are left out from the last on. :param pods: by the uid that the runtime has.
+    :param member: another member of the request (asked_annotations)."""
     chosen = sorted(pods.items())[:MAX_PODS]
-    left, entries = MAX_REQUEST - 64, []
+    left, entries = MAX_REQUEST - 64 - len(member), []
     for place, (uid, pod) in enumerate(chosen):
         entry = _entry(uid, pod, left // (len(chosen) - place))
         if len(entry) < left:
             entries.append(entry)
             left -= len(entry) + 1
-    return b'{"op":"%s","version":%d,"pods":[%s]}\n' % (OPERATION.encode(), VERSION, b",".join(entries))
+    return b'{"op":"%s","version":%d,"pods":[%s]%s}\n' % (OPERATION.encode(), VERSION, b",".join(entries), member)
 
 
 def _entry(uid: str, pod: UntrustedPod, share: int) -> bytes:

@@ -20,6 +20,7 @@ from vmpin.allocation import decisions, live_change
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.allocation.live.annotation_changes import follow_annotations
 from vmpin.allocation.pool_cpus import with_written
 from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate
 from vmpin.allocation.synchronizing import on_online_changed, on_synchronize
@@ -136,6 +137,22 @@ class CpuAllocator:
                 self._keep(answer)
                 self._due_at = time.monotonic()
             return answer
+
+    def follow(self, container: ContainerId, handed: Mapping[str, Mapping[str, str]]) -> bool:
+        """Decide on a container's changed annotations, its updates due at once. :param handed: of pods, by uid.
+        :returns: False while nothing is given out, or the container is gone."""
+        with self._lock:
+            ledger = self._current()
+            grant = None if ledger is None else ledger.grants.get(container)
+            if ledger is None or grant is None or grant.pod_uid not in handed:
+                return False
+            annotations = handed[grant.pod_uid]
+            machine = self._with_devices([RequestedContainer(container, grant.sandbox, pod_annotations=annotations)])
+            answer = follow_annotations(machine, ledger, container, annotations, self._options, time.time_ns())
+            self._keep(answer)
+            if answer.updates:
+                self._due_at = time.monotonic()
+            return True
 
     def _keep(self, answer: Answer) -> None:
         for note in answer.notes:

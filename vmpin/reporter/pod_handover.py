@@ -1,7 +1,8 @@
 """Hands the watcher what the API server has of the pods in its VMs, over its status socket, in a thread of its own.
 
 Sent after a change, to a watcher that has just come, and again from time to time, as the watcher drops what is not
-repeated. What stays out: what is handed over (kube.untrusted_pod), and what becomes of it (daemon.handed_pods)."""
+repeated. What stays out: what is handed over (kube.untrusted_pod, kube.asked_annotations), and what becomes of it
+(daemon.handed_pods, daemon.allocator)."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from vmpin.errors import WatcherError
 from vmpin.kube.agenda import own_sandbox
+from vmpin.kube.asked_annotations import encoded_member
 from vmpin.kube.untrusted_pod import UntrustedPod, encode
 from vmpin.reporter.loop_pauses import Pauses
 from vmpin.reporter.pod_watch import PodWatch
@@ -44,15 +47,15 @@ class PodHandover:
 
     def run(self) -> None:
         """Until `stopping` is set; it may last as long as `again` then, so it is a daemon's thread."""
-        sent: tuple[int, dict[str, UntrustedPod]] = 0, {}
+        sent: tuple[int, dict[str, UntrustedPod], bytes] = 0, {}, b""
         when, why = float("-inf"), ""
         while not self._stopping.is_set():
             self._woken.clear()
             if self._stream.up and self._watch.listed:
-                now = self._stream.connections, self._pods()
+                now = self._stream.connections, self._pods(), encoded_member(self._asked())
                 if now != sent or time.monotonic() - when >= self._again:
                     try:
-                        self._send(encode(now[1]))
+                        self._send(encode(now[1], now[2]))
                     except (OSError, ValueError, WatcherError) as err:
                         if str(err) != why:
                             logger.info("the watcher does not take pods' data: %s", err)
@@ -69,6 +72,12 @@ class PodHandover:
         by_uid = {each.uid: each for each in self._stream.reported.sandboxes.values()}
         return {pod.runtime_uid: pod.untrusted for pod in self._watch.pods()
                 if pod.untrusted is not None and own_sandbox(by_uid.get(pod.runtime_uid), pod) is not None}
+
+    def _asked(self) -> dict[str, Mapping[str, str]]:
+        """The annotations that ask for CPUs, of all pods that run. A static pod's uid is an annotation, which any pod
+        can have with another's: it is left out."""
+        return {pod.uid: pod.asked for pod in self._watch.pods()
+                if pod.asked is not None and pod.runtime_uid == pod.uid and not pod.ending}
 
     def _send(self, request: bytes) -> None:
         """:raises OSError, ValueError, WatcherError: where it is not taken."""

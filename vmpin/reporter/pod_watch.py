@@ -30,13 +30,14 @@ EXPIRED = (410, 504)
 
 class PodWatch:
     """`run` is a thread's. :param changed: called in it after each change. :param watch_seconds: as above.
-    :param untrusted: keep pods' untrusted text, too."""
+    :param untrusted: keep pods' untrusted text, too. :param asks: as `record_of` has it."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,
-                 watch_seconds: int = WATCH_SECONDS, untrusted: bool = False) -> None:
+                 watch_seconds: int = WATCH_SECONDS, untrusted: bool = False,
+                 asks: Callable[[str], bool] | None = None) -> None:
         self._server, self._node, self._changed, self._stopping = server, node, changed, stopping
         self._seconds = watch_seconds
-        self._untrusted = untrusted
+        self._untrusted, self._asks = untrusted, asks
         self._pauses = Pauses(stopping)
         self._lock = threading.Lock()
         self._pods: dict[str, PodRecord] = {}
@@ -85,7 +86,8 @@ class PodWatch:
             raise _Broken(err, "") from err
         self._first = False
         with self._lock:
-            self._pods = {pod.uid: pod for item in items if (pod := record_of(item, self._untrusted)) is not None}
+            self._pods = {pod.uid: pod for item in items
+                          if (pod := record_of(item, self._untrusted, self._asks)) is not None}
             self.listed = True
         self._changed()
         return version
@@ -114,7 +116,7 @@ class PodWatch:
         return version
 
     def _take(self, kind: str, item: Mapping[str, Any]) -> None:
-        pod = record_of(item, self._untrusted)
+        pod = record_of(item, self._untrusted, self._asks)
         if pod is None:
             return
         with self._lock:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from vmpin.allocation.texts.asking_annotations import asks
 from vmpin.config.settings import Config
 from vmpin.errors import ClusterError, ConfigError, WatcherError
 from vmpin.kube.agenda import Agenda, Wanted, Write
@@ -49,7 +50,8 @@ class Reporter:
         wanted = Wanted(keys.events, keys.conditions, keys.labels, keys.startup_taint, keys.annotate,
                         TopologyMode(keys.nrt))
         self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology is TopologyMode.OWN)
-        self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods)
+        self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods,
+                               asks=asks if config.allocate.live_annotations else None)
         self._handover = PodHandover(self._socket, self._stream, self._watch, self._stopping)
         self._threads = {"vmpin-follow": self._stream.run, "vmpin-pods": self._watch.run,
                          **({"vmpin-handover": self._handover.run} if keys.watch_pods else {})}

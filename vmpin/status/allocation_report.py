@@ -145,12 +145,18 @@ def refusals(report: Mapping[str, Any]) -> list[str]:
 
 
 def explanations(view: AllocatorView, name: str) -> list[str]:
-    """Sentences about the grants of a container or pod: what each has, by what, at which cost, and the next best set.
+    """Sentences about the grants of a container or pod: what each has, by what, at which cost, and the next best set;
+    and what they were refused.
     :param name: NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the beginning of a container's or sandbox's id."""
     grants = [grant for grant in sorted(view.ledger.grants.values(), key=age)
               if name in (f"{grant.namespace}/{grant.pod}", f"{grant.namespace}/{grant.pod}/{grant.name}")
               or grant.container.startswith(name) or grant.sandbox.startswith(name)]
-    return [sentence for grant in grants for sentence in _explained(view, grant)]
+    names = {name, *(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in grants),
+             *(f"{grant.namespace}/{grant.pod}" for grant in grants if grant.sandbox.startswith(name))}
+    return [*(sentence for grant in grants for sentence in _explained(view, grant)),
+            *(f"container {one.container} of {one.namespace}/{one.pod} was refused at {_time(one.time_ns)}: "
+              f"{one.reason}" for one in view.ledger.refused
+              if names & {f"{one.namespace}/{one.pod}", f"{one.namespace}/{one.pod}/{one.container}"})]
 
 
 def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:

@@ -18,6 +18,7 @@ from vmpin.allocation.allocation_options import AllocationMode, AllocationOption
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.decisions import due_updates, on_create, on_pod_end, on_remove, on_start, on_stop, on_update
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
+from vmpin.allocation.live.annotation_changes import follow_annotations
 from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.pool_cpus import pool, target, with_written
 from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate
@@ -245,6 +246,24 @@ class ModelNode:
         self.keep(answer.ledger)
         self.by_cri()
 
+    def annotate(self, container: ContainerId, annotations: Mapping[str, str]) -> None:
+        """The pod's annotations were changed."""
+        before = self.ledger
+        answer = follow_annotations(self.machine, before, container, annotations, self.options, self.clock)
+        self.check_pure(answer, follow_annotations(self.machine, shuffled(before), container, annotations,
+                                                   self.options, self.clock))
+        if answer.refusal:
+            assert not answer.updates
+            assert self.without_digests(answer.ledger) == self.without_digests(before)
+        again = follow_annotations(self.machine, answer.ledger, container, annotations, self.options, self.clock)
+        assert again == Answer(answer.ledger), "the same text acts once"
+        self.keep(answer.ledger)
+        self.by_cri()
+
+    @staticmethod
+    def without_digests(ledger: Ledger) -> object:
+        return {key: grant._replace(annotated="") for key, grant in ledger.grants.items()}, ledger.shared
+
     def synchronize(self, lost: bool) -> None:
         """vmpin starts, and the runtime lists its containers: with the ledger's file, or without it."""
         listed = Listed(frozenset(self.sandboxes), tuple(self.containers.values()))
@@ -308,11 +327,8 @@ def options(draw: st.DrawFn) -> AllocationOptions:
 def drawn_container(draw: Any, node: ModelNode, number: int) -> RequestedContainer:
     sandbox = draw(st.sampled_from(sorted(node.sandboxes)))
     cpus = draw(st.sampled_from([0, 1, 1, 2, 3, 5]))
-    annotations = {f"cpu-policy.vmpin.io/container.c{number % 3}": draw(st.sampled_from(POLICIES))}
-    annotations["cpu-align.vmpin.io"] = draw(st.sampled_from(["node", "cache", "node!", "core"]))
-    annotations["cpu-kind.vmpin.io"] = draw(st.sampled_from(["any", "any", "any", "isolated"]))
-    annotations["cpu-spare.vmpin.io"] = draw(st.sampled_from(["match", "match", "0", "2", "own"]))
     name = f"c{number % 3}"
+    annotations = drawn_annotations(draw, f"container.{name}")
     vm = node.sandboxes[sandbox]
     return RequestedContainer(
         ContainerId(f"id{number}"), sandbox, name, sandbox[0], sandbox, f"uid-{sandbox}", {}, annotations,
@@ -320,11 +336,19 @@ def drawn_container(draw: Any, node: ModelNode, number: int) -> RequestedContain
         vm_overhead=int(vm))
 
 
+def drawn_annotations(draw: Any, whose: str) -> dict[str, str]:
+    found = {f"cpu-policy.vmpin.io/{whose}": draw(st.sampled_from(POLICIES))}
+    found["cpu-align.vmpin.io"] = draw(st.sampled_from(["node", "cache", "node!", "core"]))
+    found["cpu-kind.vmpin.io"] = draw(st.sampled_from(["any", "any", "any", "isolated"]))
+    found["cpu-spare.vmpin.io"] = draw(st.sampled_from(["match", "match", "0", "2", "own"]))
+    return found
+
+
 def one_step(draw: Any, node: ModelNode, number: int) -> str:
     """Draw a step and carry it out. :returns: its name."""
     steps = ["pod"] if not node.sandboxes else ["pod", "create", "create", "create", "create", "end", "synchronize"]
     if node.containers:
-        steps += ["start", "start", "update", "stop", "cri", "change", "fail"]
+        steps += ["start", "start", "update", "stop", "cri", "change", "annotate", "fail"]
     step = str(draw(st.sampled_from(steps)))
     container = draw(st.sampled_from(sorted(node.containers))) if node.containers else ContainerId("")
     match step:
@@ -348,6 +372,8 @@ def one_step(draw: Any, node: ModelNode, number: int) -> str:
             node.by_cri()
         case "change":
             node.change(container, {"policy": draw(st.sampled_from(POLICIES))})
+        case "annotate":
+            node.annotate(container, drawn_annotations(draw, "pod"))
     return step
 
 

@@ -32,7 +32,7 @@ AT_ONCE = Timeouts(handed_pause=0.0)
 class Watched:
     """As much of a watcher as takes pods' data and shows it; its reconciler is real."""
 
-    about, stopping = None, False
+    about, allocating, stopping = None, None, False
 
     def __init__(self, machine: Machine, timeouts: Timeouts = AT_ONCE) -> None:
         self.reconciler = machine.reconciler

@@ -7,13 +7,15 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from kube_given import entry, reported
 
+from vmpin.allocation.texts.asking_annotations import asks
+from vmpin.kube.asked_annotations import decoded_member
 from vmpin.kube.pod_record import Pods, record_of
 from vmpin.kube.untrusted_pod import UntrustedPod, decode
 from vmpin.reporter.loop_pauses import Pauses
@@ -38,6 +40,8 @@ class Given:
         self.items = [item("web"), item("runc")]
         self.answer = b'{"pods":1}\n'
         self.requests: queue.Queue[dict[str, UntrustedPod]] = queue.Queue()
+        self.asks: Callable[[str], bool] | None = None
+        self.asked: Mapping[str, Mapping[str, str]] = {}  #: Of the request before `next`.
         self.stopping = threading.Event()
         self.made = socket.socket(socket.AF_UNIX)
         self.made.bind(os.fspath(path))
@@ -47,7 +51,8 @@ class Given:
         self.threads = [threading.Thread(target=run, daemon=True) for run in (self._serve, self.handover.run)]
 
     def pods(self) -> Pods:
-        return Pods(pod for each in self.items if (pod := record_of(each, untrusted=True)) is not None)
+        return Pods(pod for each in self.items
+                    if (pod := record_of(each, untrusted=True, asks=self.asks)) is not None)
 
     def _serve(self) -> None:
         while True:
@@ -59,6 +64,7 @@ class Given:
                 request = json.loads(connection.makefile().readline())
                 assert request["op"] == "pods"
                 connection.sendall(self.answer)
+                self.asked = decoded_member(request)
                 self.requests.put(decode(request))
 
     def start(self) -> None:
@@ -108,6 +114,27 @@ def test_pods_in_vms_are_handed_over_after_each_change_and_to_a_new_watcher(give
     given.handover.wake()
     assert given.next() == {}
     assert given.requests.empty()
+
+
+@pytest.mark.parametrize("again", [600.0])
+def test_what_asks_for_cpus_is_handed_over_of_all_pods_if_it_is_followed(given: Given) -> None:
+    policy = {"cpu-policy.vmpin.io": "exclusive"}
+    given.items[1] = item("runc", **policy, other="x" * 5000)
+    given.handover.wake()
+    given.next()
+    assert given.asked == {}
+    given.asks = asks
+    # A static pod's uid is an annotation, and a pod that ends is not changed.
+    given.items.append(item("rival", **policy, **{"kubernetes.io/config.mirror": "uid-runc"}))
+    given.items.append({**item("done", **policy), "status": {"phase": "Succeeded"}})
+    given.items.append(item("long", **{"cpu-policy.vmpin.io": "x" * 5000}))
+    given.handover.wake()
+    assert set(given.next()) == {"uid-web"}
+    assert given.asked == {"uid-web": {}, "uid-runc": policy}
+    given.items[1] = item("runc")
+    given.handover.wake()
+    given.next()
+    assert given.asked == {"uid-web": {}, "uid-runc": {}}
 
 
 @pytest.mark.parametrize("again", [0.01])

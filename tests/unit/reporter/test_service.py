@@ -14,3 +14,9 @@ def test_pods_data_is_kept_and_handed_over_only_if_that_is_on(watch_pods: str, t
     made = Reporter(loading.load(None, {}, {"kubernetes.node": "node-a", "kubernetes.watch_pods": watch_pods}))
     assert made._threads.keys() == threads
     assert made._watch._untrusted == (watch_pods == "true")
+
+
+@pytest.mark.parametrize("live", ["true", "false"])
+def test_annotations_that_ask_for_cpus_are_kept_only_if_they_are_followed(live: str) -> None:
+    made = Reporter(loading.load(None, {}, {"kubernetes.node": "node-a", "allocate.live_annotations": live}))
+    assert (made._watch._asks is not None) == (live == "true")

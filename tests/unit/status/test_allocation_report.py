@@ -80,6 +80,12 @@ def test_what_was_refused_has_its_reason() -> None:
     refused = (RefusedRequest("main", "shop", "web", "4 CPUs are asked for, 3 are free", 1_800_000_000 * 10**9),)
     assert refusals(allocation_report(view(refused=refused))) == [
         "refused 2027-01-15T08:00:00Z shop/web/main: 4 CPUs are asked for, 3 are free"]
+    for name, count in (("shop/web", 1), ("shop/web/main", 1), ("shop/web/side", 0), ("shop/other", 0), ("main", 0)):
+        assert explanations(view(refused=refused), name) == [
+            "container main of shop/web was refused at 2027-01-15T08:00:00Z: 4 CPUs are asked for, 3 are free"] * count
+    running = view(grant("main", "2,6"), grant("side", "3,7"), refused=refused)
+    for name, count in (("pod-id", 1), ("id-main", 1), ("id-side", 0)):
+        assert sum("was refused" in each for each in explanations(running, name)) == count
 
 
 def test_what_is_observed_is_called_so() -> None:

@@ -28,6 +28,13 @@ _CMK_YES = ("true", "True", "1")
 #: What Go's strconv.ParseBool accepts.
 _BOOLS = {**dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True),
           **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False)}
+_CRANE_KEYS = ("cpu-policy", "topology-awareness", "topology-result", "exclude-reserved-cpus")
+#: The keys of the whole pod.
+POD_KEYS = (*(f"{_CRANE}/{short}" for short in _CRANE_KEYS), _CMK)
+#: Those that count in NRI's effective form.
+EFFECTIVE_KEYS = tuple(f"{short}.{_NRI_PLUGINS}" for short in (
+    "balloon.balloons", "prefer-shared-cpus", "prefer-reserved-cpus", "require-isolated-cpus", "prefer-isolated-cpus",
+    "hide-hyperthreads", "cpu.preserve"))
 
 
 class PeerWish(NamedTuple):
@@ -44,8 +51,7 @@ def _crane(annotations: Mapping[str, str], _container: str) -> PeerWish | None:
     """Crane's keys are those of the whole pod. Its scheduler's result is a list of zones, of which the nodes count:
     the CPUs come from there where they are free. Its policy numa is without the reserved CPUs."""
     keys = {short: (f"{_CRANE}/{short}", annotations[f"{_CRANE}/{short}"])
-            for short in ("cpu-policy", "topology-awareness", "topology-result", "exclude-reserved-cpus")
-            if f"{_CRANE}/{short}" in annotations}
+            for short in _CRANE_KEYS if f"{_CRANE}/{short}" in annotations}
     if not keys:
         return None
     wish, notes = CpuWish(), list[str]()

@@ -110,6 +110,9 @@ affinity:
 {{- end }}
 {{- include "vmpin.options" . }}
 {{- if not .Values.reporter.watchPods }}
+{{- if eq (get (get .Values.config "allocate" | default dict) "live_annotations" | toString) "true" }}
+{{- fail "config.allocate.live_annotations needs reporter.watchPods: true" }}
+{{- end }}
 - name: VMPIN_KUBERNETES_WATCH_PODS
   value: "false"
 {{- end }}

@@ -1,0 +1,57 @@
+"""The annotations by which pods ask for CPUs, on their way from reporter to watcher (`allocate.live_annotations`).
+
+A member of the request that untrusted_pod makes: {"UID": {"KEY": "VALUE", …}, …}, whole texts of all pods of the node.
+A pod whose annotations are too long, or have no room, is left out: what is not there says nothing, and an empty
+object says that the pod has none. Both sides bound it. What stays out: which keys count, and what they do
+(allocation)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vmpin.errors import WireError
+
+MEMBER = "asked"
+#: Bytes of the member, pods in it, and characters of one pod's keys and values.
+MAX_BYTES, MAX_PODS, MAX_TEXT = 64 << 10, 256, 4096
+
+
+def asked_annotations(item: Mapping[str, Any], asks: Callable[[str], bool]) -> Mapping[str, str] | None:
+    """The annotations of a pod, as the API server has it, whose keys `asks` accepts; None where they are too long.
+    :raises TypeError, AttributeError: for what is no pod."""
+    found = {key: str(value) for key, value in (item["metadata"].get("annotations") or {}).items() if asks(key)}
+    return found if _length(found) <= MAX_TEXT else None
+
+
+def encoded_member(pods: Mapping[str, Mapping[str, str]]) -> bytes:
+    """`,"asked":{…}`, "" without pods; those with the shortest annotations first. :param pods: by uid."""
+    entries: list[bytes] = []
+    left = MAX_BYTES
+    # Unpaired surrogates, which JSON allows, are no UTF-8: so it is ASCII.
+    for entry in sorted((f"{json.dumps(uid)}:{json.dumps(pods[uid], separators=(',', ':'))}".encode() for uid in pods),
+                        key=lambda entry: (len(entry), entry)):
+        left -= len(entry) + 1
+        if left < 0 or len(entries) == MAX_PODS:
+            break
+        entries.append(entry)
+    return b',"%s":{%s}' % (MEMBER.encode(), b",".join(entries)) if entries else b""
+
+
+def decoded_member(request: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """The annotations of pods by uid, whatever was put into the request. :raises WireError: for what `encoded_member`
+    never makes."""
+    member = request.get(MEMBER, {})
+    if not isinstance(member, dict) or len(member) > MAX_PODS:
+        raise WireError(MEMBER, f"is no object of at most {MAX_PODS} pods")
+    for pod in member.values():
+        if not isinstance(pod, dict) or not all(isinstance(value, str) for value in pod.values()):
+            raise WireError(MEMBER, "has a pod that is no object of texts")
+        if _length(pod) > MAX_TEXT:
+            raise WireError(MEMBER, f"has a pod with more than {MAX_TEXT} characters")
+    return member
+
+
+def _length(pod: Mapping[str, str]) -> int:
+    return sum(len(key) + len(value) for key, value in pod.items())
