@@ -12,14 +12,15 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from vmpin.errors import VmpinError
+from vmpin.errors import UsageError, VmpinError
 
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "map": "map",
     "doctor": "doctor", "gather": "gather", "plan": "plan", "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
-    "install-hook": "install_hook", "guest": "guest", "reporter": "reporter", "demo": "demo",
+    "install-hook": "install_hook", "guest": "guest", "reporter": "reporter", "demo": "demo", "help": "help",
+    "version": "help",
 }
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(arguments: Sequence[str]) -> int:
     """:raises BrokenPipeError: if the reader of the output has ended."""
     try:
+        _refuse_unknown(arguments)
         parsed = _parser(arguments).parse_args(arguments)
         code: int = parsed.run(parsed)
         sys.stdout.flush()
@@ -90,6 +92,25 @@ def _carry_out(arguments: Sequence[str]) -> int:
         _complain(f"vmpin: {err}")
         return 1
     return code
+
+
+def _verb(arguments: Sequence[str]) -> str | None:
+    """The first argument that is no option and no option's value; None for none, and after --help or --version."""
+    rest = iter(arguments)
+    for each in rest:
+        if each in ("--config", "--set"):
+            next(rest, None)
+        elif not each.startswith(("--config=", "--set=")):
+            return None if each.startswith("-") else each
+    return None
+
+
+def _refuse_unknown(arguments: Sequence[str]) -> None:
+    """:raises UsageError: for a command that does not exist; argparse would list them all, and guess none."""
+    verb = _verb(arguments)
+    if verb is not None and verb not in VERBS:
+        from vmpin.cli.help import did_you_mean
+        raise UsageError(f"there is no command {verb!r}", did_you_mean(verb, VERBS, "`vmpin --help` lists them"))
 
 
 def _complain(*lines: str) -> None:
@@ -138,21 +159,17 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
                         help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog=name)
     # Only the verb's own module is loaded if the verb is evident: a short command starts in half the time.
-    verb = next((each for each in arguments if each in VERBS), None)
-    plain = verb is not None and not any(each.startswith("-") for each in arguments[: arguments.index(verb)])
-    for module in [VERBS[verb]] if plain and verb else dict.fromkeys(VERBS.values()):
+    verb = _verb(arguments)
+    for module in dict.fromkeys(VERBS.values()) if verb is None else [VERBS[verb]]:
         importlib.import_module(f"vmpin.cli.{module}").add_parser(verbs)
     return parser
 
 
 class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        from importlib import metadata
-        try:
-            print(f"vmpin {metadata.version('vmpin')}")
-        except metadata.PackageNotFoundError:
-            print("vmpin, run without having been installed")
-        parser.exit()
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
+                 **__: object) -> None:
+        from vmpin.cli.help import version
+        parser.exit(version(namespace))
 
 
 if __name__ == "__main__":

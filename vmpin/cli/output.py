@@ -62,3 +62,13 @@ def print_styled(lines: Iterable[Line]) -> None:
     console = Console(highlight=False)
     for parts in lines:
         console.print(Text.assemble(*parts), soft_wrap=False)
+
+
+def print_markdown(text: str) -> None:
+    """A page: rendered at a terminal, as it is written in a pipe."""
+    if not sys.stdout.isatty():
+        print(text, end="")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+    Console().print(Markdown(text))

@@ -1,4 +1,5 @@
-"""The paths of the files that are no Python modules: the hook, the guest's agent, configuration examples.
+"""The paths of the files that are no Python modules: the hook, the guest's agent, configuration examples,
+the documentation.
 
 In a wheel they are under vmpin/data, in a checkout at the top of the repository (pyproject.toml moves them). What
 stays out: reading them. Called by the other modules here, the command line and the demo."""

@@ -1,0 +1,68 @@
+"""`vmpin help` and `vmpin version`. The topics are the pages of docs/, which travel in the wheel.
+
+What stays out: each command's own help (argparse, cli.common).
+"""
+
+import argparse
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from vmpin.cli.common import Verbs, verb
+from vmpin.cli.output import print_markdown
+from vmpin.errors import UsageError
+
+_EXAMPLES = """\
+examples:
+  vmpin help                the topics
+  vmpin help placement      one of them
+  vmpin help status         the same as `vmpin status --help`
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list that "
+                        "`vmpin help` prints")
+    verb(verbs, "version", "print the version", version)
+
+
+def version(args: argparse.Namespace) -> int:
+    """Also `vmpin --version`."""
+    from importlib import metadata
+    try:
+        print(f"vmpin {metadata.version('vmpin')}")
+    except metadata.PackageNotFoundError:
+        print("vmpin, run without having been installed")
+    return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Of a page and a command of the same name, the page: the other is the command's --help."""
+    from vmpin.cli.main import VERBS, main
+    from vmpin.install import data_files
+    pages = {page.stem: page for page in sorted(data_files.path("docs").glob("*.md"))}
+    if args.topic is None:
+        _list(pages)
+    elif args.topic in pages:
+        print_markdown(pages[args.topic].read_text(encoding="utf-8"))
+    elif args.topic in VERBS:
+        return main([args.topic, "--help"])
+    else:
+        raise UsageError(f"no command and no topic is called {args.topic!r}",
+                         did_you_mean(args.topic, [*VERBS, *pages], "`vmpin help` lists the topics"))
+    return 0
+
+
+def did_you_mean(text: str, names: Iterable[str], otherwise: str) -> str:
+    """A hint for a name that does not exist."""
+    near = difflib.get_close_matches(text, list(names), n=2)
+    return f"did you mean {' or '.join(near)}? {otherwise}" if near else otherwise
+
+
+def _list(pages: dict[str, Path]) -> None:
+    print("topics:")
+    for name, page in pages.items():
+        with page.open(encoding="utf-8") as file:
+            print(f"  {name:13} {file.readline().lstrip('# ').rstrip()}")
+    print("commands: vmpin --help, and each one's --help")
