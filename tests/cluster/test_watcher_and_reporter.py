@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_containerd import Containerd
 from real_node import Node, by_tid, cri, kept
 from real_qemu import Qemu
+from test_watch_allocate import WHOLE, AllocatingNode
 
 from cluster.build import Programs
 from cluster.rendered import objects
@@ -105,6 +107,31 @@ def test_zones_and_annotations_are_what_a_real_watcher_has_set(built: Programs, 
             vcpus = {str(each["vcpu"]): each["actual"] for each in node.sandbox(vm.sandbox)["threads"]
                      if each["vcpu"] is not None}
             until(lambda: json.loads(shown()["vmpin.io/vcpus"]) == vcpus, reporter.log())
+            assert reporter.end() == 0
+
+
+def test_nrt_zones_follow_the_ledger_of_a_watcher_that_gives_out_the_cpus(built: Programs, newest: Path) -> None:
+    """One CPU can be given out. Whether it is exclusive or fixed, no further container can have it as its own."""
+    with ApiServer(built) as server, Containerd("trixie") as containerd, AllocatingNode(containerd) as node:
+        Cluster(server, objects(built, "reporter: {nrt: own}", "-crds")).wait()
+        name = node.id("node")
+        token = server.service_account("vmpin", "vmpin-reporter", node=name)
+        with ReporterNode(server, name, newest, token, run=node.run) as reporter:
+            node.connect()
+            reporter.start(nrt="own")
+
+            def cpus(key: str) -> int:
+                zones = server.get(f"{TOPOLOGIES}/{name}").body.get("zones") or []
+                return sum(int(each[key]) for zone in zones for each in zone["resources"])
+
+            until(lambda: (cpus("allocatable"), cpus("available")) == (1, 1), reporter.log())
+            for policy in ("exclusive", "fixed"):
+                pod = node.pod(policy, policy)
+                assert pod.container("main", **WHOLE).cgroup_cpus() == node.own
+                until(lambda: (cpus("allocatable"), cpus("available")) == (1, 0), reporter.log())
+                pod.remove()
+                until(lambda: cpus("available") == 1, reporter.log())
+            assert cpus("capacity") == len(Sysfs().topology().online)
             assert reporter.end() == 0
 
 

@@ -47,7 +47,8 @@ CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/nod
 #: a withdrawal waits for no node that is down. 6: the help of the kubectl plugin has no arguments about one node.
 #: 2: `-n` is a pod's namespace on this node, too.
 #: 77: the annotations that ask for CPUs, for the allocator (kube/asked_annotations).
-CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2 + 77
+#: 26: NodeResourceTopology by the ledger of the allocator.
+CLUSTER_TOTAL = 2_400 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2 + 77 + 26
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
 ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
@@ -69,7 +70,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 14: text of annotations is checked, and shown escaped.
 #: 11: a required alignment in the configuration.
 #: 281: changed annotations change containers that run (allocation/live, daemon/allocator).
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281
+#: 15: what followers of the watcher get of the ledger.
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

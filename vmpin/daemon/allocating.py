@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from vmpin.allocation.allocation_options import AllocationMode
 from vmpin.allocation.pool_cpus import pool
 from vmpin.allocation.runtime_call import Answer
 from vmpin.config.timeouts import Timeouts
@@ -23,7 +24,7 @@ from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.vm_size import vcpus_of
-from vmpin.status.allocation_report import AllocatorView
+from vmpin.status.allocation_report import AllocatorView, brief
 
 if TYPE_CHECKING:
     from vmpin.daemon.allocator.live_annotations import LiveAnnotations
@@ -94,6 +95,13 @@ class Allocating:
         why = self.allocator.suspended
         return AllocatorView("off" if why else str(options.mode), why, machine, options, ledger,
                              pool(machine, ledger, options), self.allocator.refusals, self.allocator.pool_changes)
+
+    def brief(self) -> dict[str, str] | None:
+        """For followers; None while nothing is given out."""
+        if self.allocator.suspended or self.allocator.options.mode is not AllocationMode.ON:
+            return None
+        view = self.view()
+        return {"why": "the container runtime has not listed its containers yet"} if view is None else brief(view)
 
     def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
         """As `CpuAllocator.change`."""

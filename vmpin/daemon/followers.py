@@ -47,6 +47,7 @@ class FollowedWatcher(Protocol):
     resynced: float
 
     def source_health(self) -> Iterable[SourceHealth]: ...
+    def allocated(self) -> dict[str, str] | None: ...
 
 
 class Followers:
@@ -120,7 +121,8 @@ class Followers:
             self._kubelet_due = time.monotonic() + KUBELET_PAUSE
 
     def _send(self, survey: Survey) -> None:
-        node = {**survey.node, **self._readiness(), "kubelet": self._kubelet or {}}
+        node = {**survey.node, **self._readiness(), "kubelet": self._kubelet or {},
+                "allocator": self._watched.allocated()}
         changed = [entry for sandbox, entry in survey.sandboxes.items() if self._sent.get(sandbox) != entry]
         gone = [sandbox for sandbox in self._sent if sandbox not in survey.sandboxes]
         self._sent = survey.sandboxes

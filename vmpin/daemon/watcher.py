@@ -331,6 +331,10 @@ class Watcher:
         """What is given out; None where nothing is."""
         return None if self.allocating is None else self.allocating.view()
 
+    def allocated(self) -> dict[str, str] | None:
+        """As `Allocating.brief`, for followers."""
+        return None if self.allocating is None else self.allocating.brief()
+
     @log.operation()
     def refresh_everything(self) -> PassReport:
         """Make a full resync at once, on an operator's request: unrelated processes are inspected again, too."""

@@ -35,11 +35,13 @@ class TopologyMode(enum.StrEnum):
 
 
 class Zone(NamedTuple):
-    """A NUMA node: its online CPUs, and of these the kubelet's reserved ones, those with an owner, the shared pool."""
+    """A NUMA node: its online CPUs, and of these those for containers, those that a container can still get as its
+    own, those with an owner, and the shared pool."""
 
     number: int
     online: CpuSet
-    reserved: CpuSet
+    allocatable: CpuSet
+    available: CpuSet
     exclusive: CpuSet
     shared: CpuSet
     costs: Mapping[int, int]
@@ -85,16 +87,25 @@ def topology_of(item: Mapping[str, Any]) -> TopologyRecord:
 
 
 def zones_of(found: NodePart) -> tuple[Zone, ...]:
-    """() where the report has no NUMA nodes, or a list of CPUs that is none: nothing is guessed."""
+    """() where the report has no NUMA nodes, or a list of CPUs that is none: nothing is guessed.
+
+    Where the watcher gives out the CPUs, `allocatable` and `available` are those of its ledger, as under the kubelet's
+    policy `none` the kubelet's PodResources lists none. `available` is what a further container could get as its own:
+    no exclusive CPUs (a stopped container's until its pod ends), none of a group, and none of a fixed grant. The
+    latter stay in the shared pool, but become exclusive to no other container: a scheduler that counted them would
+    send here a pod that is refused. What shared containers request is not subtracted, as under the static policy."""
     try:
         online, exclusive, shared, reserved = map(CpuSet.parse, (
             found.online, found.exclusive, found.shared_pool, found.kubelet.get("reservedSystemCPUs", "")))
+        allocatable, available = (online - reserved, online - reserved - exclusive) if found.allocator is None else (
+            CpuSet.parse(found.allocator.allocatable), CpuSet.parse(found.allocator.free))
         nodes = {int(number): CpuSet.parse(text) & online for number, text in found.topology["nodes"].items()}
         rows = {int(number): {int(other): int(far) for other, far in row.items() if int(other) in nodes}
                 for number, row in found.topology.get("distances", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
-    return tuple(Zone(number, own, own & reserved, own & exclusive, own & shared, rows.get(number, {}))
+    return tuple(Zone(number, own, own & allocatable, own & allocatable & available, own & exclusive, own & shared,
+                      rows.get(number, {}))
                  for number, own in sorted(nodes.items()))
 
 
@@ -105,11 +116,10 @@ def annotation_of(zones: tuple[Zone, ...]) -> str:
 
 
 def zone_data(zone: Zone) -> dict[str, object]:
-    """A zone of the object. Numbers of CPUs; `allocatable` is without those that the kubelet keeps for the system, as
-    far as its configuration names them, `available` also without those that a container owns."""
-    allocatable = zone.online - zone.reserved
-    cpu = {"name": "cpu", "capacity": str(len(zone.online)), "allocatable": str(len(allocatable)),
-           "available": str(len(allocatable - zone.exclusive))}
+    """A zone of the object. Numbers of CPUs; `allocatable` is without those that the kubelet or the allocator reserves
+    by number, `available` also without those that a container owns."""
+    cpu = {"name": "cpu", "capacity": str(len(zone.online)), "allocatable": str(len(zone.allocatable)),
+           "available": str(len(zone.available))}
     costs = [{"name": f"node-{other}", "value": far} for other, far in sorted(zone.costs.items())]
     return {"name": zone.name, "type": "Node", **({"costs": costs} if costs else {}), "resources": [cpu]}
 

@@ -67,9 +67,19 @@ class CpuCollision(NamedTuple):
     what: str
 
 
+class AllocatorPart(NamedTuple):
+    """The CPUs that containers may get as their own from the watcher, and of these the free ones. `why` is the reason
+    where that is not known."""
+
+    allocatable: str = ""
+    free: str = ""
+    why: str = ""
+
+
 class NodePart(NamedTuple):
     """What concerns the whole node. `topology` is plain JSON, made by the watcher from the kernel's files; `kubelet`
-    what the running kubelet's configuration sets, by key, where the watcher could read that."""
+    what the running kubelet's configuration sets, by key, where the watcher could read that. `allocator` is None where
+    the watcher gives out no CPUs."""
 
     ready: bool = False
     why: str = ""
@@ -82,6 +92,7 @@ class NodePart(NamedTuple):
     topology: Mapping[str, Any] = MappingProxyType({})
     collisions: tuple[CpuCollision, ...] = ()
     kubelet: Mapping[str, str] = MappingProxyType({})
+    allocator: AllocatorPart | None = None
 
 
 class ReportedNode(NamedTuple):
@@ -136,9 +147,12 @@ def _node(entry: Mapping[str, Any]) -> NodePart:
                                     _text(each["what"], _LONG)) for each in entry["collisions"][:_MOST["collisions"]])
     texts = {key: _text(entry[key], _CPUS) for key in (
         "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
+    given = entry.get("allocator")
+    allocator = None if given is None else AllocatorPart(
+        _text(given.get("allocatable", ""), _CPUS), _text(given.get("free", ""), _CPUS), _text(given["why"], _LONG))
     return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
                     collisions=collisions, kubelet={_text(key): _text(value, _CPUS) for key, value in list(
-                        (entry.get("kubelet") or {}).items())[:16]})
+                        (entry.get("kubelet") or {}).items())[:16]}, allocator=allocator)
 
 
 def _text(value: object, most: int = _SHORT) -> str:

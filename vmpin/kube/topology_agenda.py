@@ -48,8 +48,9 @@ class TopologyAgenda:
             return None
         zones = zones_of(found)
         wanted = node.uid, zones, attributes_of(found)
-        if found.trouble or not zones:  # which CPUs have an owner may be unknown
-            self.note, self._settled = f"not written: {found.trouble or 'the watcher reports no NUMA nodes'}", ()
+        trouble = found.trouble or ("" if found.allocator is None else found.allocator.why)
+        if trouble or not zones:  # which CPUs have an owner may be unknown
+            self.note, self._settled = f"not written: {trouble or 'the watcher reports no NUMA nodes'}", ()
             return None
         if wanted == self._settled and now < self._until:
             return None

@@ -56,10 +56,21 @@ def allocation_report(view: AllocatorView) -> dict[str, Any]:
                          "reason": one.reason, "time": _time(one.time_ns)} for one in ledger.refused]}
 
 
+def allocatable_cpus(view: AllocatorView) -> CpuSet:
+    """The CPUs that a container may get as its own, whether or not another has them now: without reserved and isolated
+    ones, and without the fixed sets of groups."""
+    allowed = allowed_cpus(view.machine, CpuWish(), view.options)
+    return CpuSet() if isinstance(allowed, Refusal) else allowed
+
+
 def free_cpus(view: AllocatorView) -> CpuSet:
     """The CPUs that a container may still get as its own."""
-    allowed = allowed_cpus(view.machine, CpuWish(), view.options)
-    return CpuSet() if isinstance(allowed, Refusal) else allowed - view.ledger.held()
+    return allocatable_cpus(view) - view.ledger.held()
+
+
+def brief(view: AllocatorView) -> dict[str, str]:
+    """What followers of the watcher get of it: two CPU lists, whatever the number of containers."""
+    return {"allocatable": str(allocatable_cpus(view)), "free": str(free_cpus(view)), "why": ""}
 
 
 def largest_sets(view: AllocatorView) -> dict[str, int]:

@@ -33,11 +33,15 @@ class Watched:
         self.view = machine.reconciler.view
         self.resynced = float("inf")
         self.sources: tuple[SourceHealth, ...] = ()
+        self.given: dict[str, str] | None = None
         # No line without a change, and no pause after one.
         self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=600.0))
 
     def source_health(self) -> Iterable[SourceHealth]:
         return self.sources
+
+    def allocated(self) -> dict[str, str] | None:
+        return self.given
 
     def resync(self) -> None:
         self.machine.resync()
@@ -148,6 +152,17 @@ def test_the_kubelets_configuration_is_read_for_a_client_that_asks_for_it(
                     while len(watched.followers) or watched.followers._sent or watched.followers._node:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
             assert len(read) == 1
+    asyncio.run(main())
+
+
+def test_the_allocators_part_is_sent_where_there_is_one_and_when_it_changes(machine: Machine, tmp_path: Path) -> None:
+    async def main() -> None:
+        watched = Watched(machine)
+        async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as client:
+            assert (await client.line())["node"]["allocator"] is None
+            watched.given = {"allocatable": "1-3", "free": "1", "why": ""}
+            watched.followers.touch()
+            assert (await client.line())["node"]["allocator"] == watched.given
     asyncio.run(main())
 
 

@@ -13,6 +13,7 @@ from vmpin.domain.topology import Topology
 from vmpin.status.allocation_report import (
     AllocatorView,
     allocation_report,
+    brief,
     explanations,
     grant_columns,
     grant_rows,
@@ -56,6 +57,16 @@ def test_who_has_what_why_and_since_when() -> None:
     assert summary(found)[0] == "allocate.mode on"
     assert summary(found)[2] == ("free 1,3-5,7 (node 0: 1,4-5, node 1: 3,7); of these 5 CPUs the largest set that "
                                  "fits has 5, within one NUMA node 3, within one last-level cache 2")
+
+
+def test_followers_get_what_is_allocatable_and_free_after_every_kind_of_grant() -> None:
+    """A fixed grant and a lapsed one are not free: no other container gets their CPUs as its own."""
+    assert brief(view()) == {"allocatable": "1-7", "free": "1-7", "why": ""}
+    given = view(grant("main", "2"), grant("fixed", "3", policy=CpuPolicy.FIXED),
+                 grant("group", "4", policy=CpuPolicy.GROUP, group="shop/g"),
+                 grant("ended", "5", state=GrantState.LAPSED), grant("shared", "", policy=CpuPolicy.NONE),
+                 grant("vm", "6", spare=CpuSet.parse("7")))
+    assert brief(given) == {"allocatable": "1-7", "free": "1,7", "why": ""}
 
 
 def test_the_fixed_set_of_a_group_is_not_free() -> None:
