@@ -12,6 +12,7 @@ from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.eligibility import (
     amount_after,
     amount_of,
+    as_required,
     brings_cpus,
     decided_by,
     near_nodes,
@@ -49,7 +50,7 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
         return _granted(machine, ledger, grant._replace(left_alone=True, written=container.cpuset), options,
                         (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",))
     try:
-        found = asked(container.pod_annotations, container.name, options.honour)
+        found = as_required(asked(container.pod_annotations, container.name, options.honour), options)
     except AnnotationError as err:
         return Refusal(RefusalKind.REQUEST, str(err))
     made = _asked_for(machine, ledger, grant, found, container, options)

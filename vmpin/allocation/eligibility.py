@@ -82,6 +82,13 @@ def ruling(asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount
     return PolicyRuling(wish.policy, group_of(wish, namespace, options))
 
 
+def as_required(asked: AskedCpus, options: AllocationOptions) -> AskedCpus:
+    """What is asked, where a peer's preference does not loosen the alignment that the configuration requires."""
+    if not (asked.peer_align and options.align_required and asked.wish.align is options.align):
+        return asked
+    return asked._replace(wish=asked.wish._replace(align=None))
+
+
 def group_of(wish: CpuWish, namespace: str, options: AllocationOptions) -> str:
     if wish.policy is not CpuPolicy.GROUP:
         return ""

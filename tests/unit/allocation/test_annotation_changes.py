@@ -238,3 +238,14 @@ def test_every_key_that_an_annotation_is_read_by_crosses() -> None:
     asked(read, "main", frozenset(HonouredKeys))
     assert len(read.keys_read) > 30
     assert {key for key in read.keys_read if not asks(key)} == set()
+
+
+def test_cranes_topology_awareness_does_not_loosen_what_the_configuration_requires() -> None:
+    """crane-scheduler pkg/plugins/noderesourcetopology/filter.go: with the key a pod fits in one node, or nowhere."""
+    crane = {"topology.crane.io/cpu-policy": "exclusive", "topology.crane.io/topology-awareness": "true"}
+    node = Ledgers(requested("main", 5), options=ON._replace(align_required=True))
+    assert "node" in node.follow(crane).refusal
+    assert node.has() == ("none", "")
+    node = Ledgers(requested("main", 5))
+    assert not node.follow(crane).refusal
+    assert node.has() == ("exclusive", "1,4-7")

@@ -369,6 +369,16 @@ def test_what_a_peer_passes_over_refuses_no_container() -> None:
     assert any("topology.crane.io/cpu-policy=static" in note for note in node.notes)
 
 
+def test_cranes_topology_awareness_does_not_loosen_what_the_configuration_requires() -> None:
+    """crane-scheduler pkg/plugins/noderesourcetopology/filter.go: with the key a pod fits in one node, or nowhere."""
+    aware = {"topology.crane.io/cpu-policy": "exclusive", "topology.crane.io/topology-awareness": "true"}
+    assert Played().create("a", 5, aware) == "1,4-7"
+    node = Played(ON._replace(align_required=True))
+    assert node.create("a", 5, aware) is None
+    assert "node" in node.refusal
+    assert node.create("b", 5, {**aware, "cpu-align.vmpin.io": "node"}) == "1,4-7"
+
+
 def test_isolated_cpus_that_are_preferred_fall_back_and_those_required_do_not() -> None:
     """nri-plugins cmd/plugins/topology-aware/policy/pod-preferences.go: a strict preference, or not."""
     options = ON._replace(honour=frozenset({HonouredKeys.NRI_PLUGINS}), privileged_namespaces=frozenset({"web"}))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from vmpin.allocation.admission import about, refused
 from vmpin.allocation.allocation_options import AllocationOptions
-from vmpin.allocation.eligibility import ruling
+from vmpin.allocation.eligibility import as_required, ruling
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.live_change import with_wish
 from vmpin.allocation.refusal import Refusal, RefusalKind
@@ -70,7 +70,7 @@ def follow_annotations(machine: Topology, ledger: Ledger, container: ContainerId
 def _answer(machine: Topology, ledger: Ledger, grant: Grant, annotations: Mapping[str, str],
             options: AllocationOptions) -> Answer | Refusal:
     try:
-        found = asked(annotations, grant.name, options.honour)
+        found = as_required(asked(annotations, grant.name, options.honour), options)
     except AnnotationError as err:
         return Refusal(RefusalKind.REQUEST, str(err))
     if grant.left_alone:

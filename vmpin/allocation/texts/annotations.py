@@ -34,6 +34,7 @@ class AskedCpus(NamedTuple):
     left_alone: bool = False
     notes: tuple[str, ...] = ()
     second: CpuWish | None = None  #: What counts where `wish` cannot be: a peer's key only prefers it.
+    peer_align: bool = False  #: The wish's alignment is a peer's.
 
 
 def asked(annotations: Mapping[str, str], container: str, honour: frozenset[HonouredKeys]) -> AskedCpus:
@@ -51,6 +52,7 @@ def asked(annotations: Mapping[str, str], container: str, honour: frozenset[Hono
     for short, (key, value) in own.items():
         found = found._replace(wish=_with(found.wish, short, key, value),
                                second=found.second and _with(found.second, short, key, value))
+    found = found._replace(peer_align=found.wish.align is not None and "cpu-align" not in own)
     return found._replace(by="vmpin", left_alone=False, second=None) if "cpu-policy" in own else found
 
 
