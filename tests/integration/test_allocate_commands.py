@@ -25,7 +25,7 @@ def test_what_was_given_is_shown_explained_and_changed(node: AllocatingNode) -> 
     shared = node.containerd.pod("shared").container("main")
     main = node.containerd.pod("web", annotations={POLICY: "none"}).container("main", **WHOLE)
     node.wait_for(main, node.all)
-    plan = node.data("set", TARGET, "policy=exclusive", "--dry-run")
+    plan = node.data("set", "web", "policy=exclusive", "--dry-run")
     assert (plan["cpus"], plan["policy"]) == (node.own, "exclusive")
     # CPUs are taken from the shared container before they are given.
     assert [(update["container"], update["cpus"]) for update in plan["updates"]] == [
@@ -62,11 +62,11 @@ def test_what_cannot_be_is_refused_with_the_reason(node: AllocatingNode) -> None
     pod = node.containerd.pod("web")
     pod.container("main")
     pod.container("side")
-    for words, why in ((("tests/web", "policy=fixed"), "names 2 containers: tests/web/main, tests/web/side"),
+    for words, why in ((("tests/web", "policy=fixed"), "has 2 containers: tests/web/main, tests/web/side"),
                        ((TARGET, "policy=fixed"), "needs request = limit in whole CPUs"),
                        ((TARGET, "policy=mine"), "policy=mine: it is none of"),
                        ((TARGET, "policies=fixed"), "is no KEY=VALUE"),
-                       (("tests/none", "policy=fixed"), "no running container 'tests/none'")):
+                       (("tests/none", "policy=fixed"), "no running container 'tests/none' is on this node")):
         done = node.cli("set", *words)
         assert (done.returncode, why in done.stderr) == (2, True), done
     assert node.cli("explain", "tests/none").returncode == 2

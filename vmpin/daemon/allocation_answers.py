@@ -12,6 +12,7 @@ from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.domain.model import ContainerId
 from vmpin.errors import UsageError, WatcherError
 from vmpin.status.allocation_report import allocation_report, explanations
+from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
 
 if TYPE_CHECKING:
     from vmpin.daemon.allocating import Allocating
@@ -54,15 +55,20 @@ def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dic
 
 
 def _named(ledger: Ledger, target: str) -> Grant:
-    """The running container of a name: NAMESPACE/POD, NAMESPACE/POD/CONTAINER or the beginning of its id."""
-    found = [grant for grant in ledger.grants.values() if grant.live and (
-        target in (f"{grant.namespace}/{grant.pod}", f"{grant.namespace}/{grant.pod}/{grant.name}")
-        or (target and grant.container.startswith(target)))]
-    if not found:
-        raise UsageError(f"no running container {target!r} is in the ledger", "`vmpin allocations -o wide` lists them")
+    """The running container of a name or of the first digits of an id; a pod's with one container, too."""
+    pods: dict[str, list[Grant]] = {}
+    for grant in ledger.grants.values():
+        if grant.live:
+            pods.setdefault(grant.sandbox, []).append(grant)
+    chosen = the_one_meant(target, "", [NamedSandbox(
+        sandbox, many[0].namespace, many[0].pod, [(grant.container, grant.name) for grant in many])
+        for sandbox, many in pods.items()], "running container", "vmpin allocations -o wide")
+    if chosen.container:
+        return ledger.grants[ContainerId(chosen.container)]
+    found = pods[chosen.sandbox.id]
     if len(found) > 1:
-        names = ", ".join(sorted(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in found)[:8])
-        raise UsageError(f"{target!r} names {len(found)} containers: {names}", "name one: NAMESPACE/POD/CONTAINER")
+        names = ", ".join(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in found[:8])
+        raise UsageError(f"{target!r} has {len(found)} containers: {names}", "name one of them")
     return found[0]
 
 

@@ -46,7 +46,8 @@ class Meant(NamedTuple):
 
 
 def meant(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[Meant]:
-    """Everything that the text may mean. A whole name or id comes before the beginning of one.
+    """Everything that the text may mean. A whole name or id comes before the beginning of an id. The beginning of a
+    pod's name means none: of a pod that has ended, it could be another one's that then is unpinned.
 
     :param namespace: of the pod; "" for any.
     """
@@ -65,12 +66,16 @@ def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], what
     :param what: that the text should name. :param listing: the command that lists them.
     :raises UsageError: for none, and for several, which are listed.
     """
-    found = meant(text, namespace, among)
+    known = list(among)
+    found = meant(text, namespace, known)
     if len(found) == 1:
         return found[0]
     where = f" in namespace {namespace!r}" if namespace else ""
     if not found:
-        raise UsageError(f"no {what} {text!r} is on this node{where}", f"`{listing}` lists them")
+        pod = text.rpartition("/")[2]
+        near = [each.title for each in known if pod and each.pod.startswith(pod)][:_LISTED]
+        hint = printable(f"did you mean {' or '.join(near)}? ") if near else ""
+        raise UsageError(f"no {what} {text!r} is on this node{where}", f"{hint}`{listing}` lists them")
     titles = [each.title for each in found]
     listed = [title if titles.count(title) == 1 else f"{title} ({short_id(each.sandbox.id)})"
               for title, each in zip(titles, found, strict=True)]
@@ -87,12 +92,10 @@ def _by_name(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Itera
     """The sandboxes and containers of a pod's name, and the sandboxes of an id."""
     parts = text.split("/")
     for each in sandboxes:
-        if len(parts) == 1 and (_fits(each.id, text, whole) or _fits(each.pod, text, whole)):
+        names = [each.pod, f"{each.namespace}/{each.pod}"] if each.pod else []
+        if text in names or (len(parts) == 1 and _fits(each.id, text, whole)):
             yield Meant(each)
-        if len(parts) == 2 and each.namespace == parts[0] and _fits(each.pod, parts[1], whole):
-            yield Meant(each)
-        if len(parts) in (2, 3) and _fits(each.pod, parts[-2], whole) and (
-                len(parts) == 2 or each.namespace == parts[0]):
+        if "/".join(parts[:-1]) in names:
             yield from (Meant(each, id) for id, name in each.containers if name and name == parts[-1])
 
 

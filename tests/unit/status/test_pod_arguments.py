@@ -17,12 +17,12 @@ ALL = (SHOP, OTHER, LONG, NAMED, BARE)
 
 @pytest.mark.parametrize(("text", "namespace", "found"), [
     ("5f2c", "", ["demo/shop"]), ("5f2", "", ["demo/shop", "demo/shop-7d9f-x2z"]),
-    ("shop", "", ["demo/shop", "prod/shop"]),  # a whole name comes before the beginning of one
-    ("shop", "demo", ["demo/shop"]), ("shop-7", "", ["demo/shop-7d9f-x2z"]),
+    ("shop", "", ["demo/shop", "prod/shop"]),
+    ("shop", "demo", ["demo/shop"]), ("shop-7", "", []),
     ("demo/shop", "", ["demo/shop"]), ("demo/shop", "demo", ["demo/shop"]), ("demo/shop", "prod", []),
-    ("demo/shop-", "", ["demo/shop-7d9f-x2z"]),
+    ("demo/shop-", "", []), ("shop-7d9f-x2z", "", ["demo/shop-7d9f-x2z"]),
     ("shop/web", "", ["demo/shop/web", "prod/shop/web"]), ("shop/web", "demo", ["demo/shop/web"]),
-    ("shop/db", "", ["demo/shop/db"]), ("shop-7d9f/web", "", ["demo/shop-7d9f-x2z/web"]),
+    ("shop/db", "", ["demo/shop/db"]), ("shop-7d9f/web", "", []),
     ("demo/shop/web", "", ["demo/shop/web"]), ("demo/shop/none", "", []), ("demo/shop/web/more", "", []),
     ("web", "", ["web/web"]), ("web/web", "", ["web/web"]), ("web/shop", "", ["web/web/shop"]),
     ("aa11", "", ["demo/shop/web"]), ("e", "", ["web/web/shop"]),
@@ -44,18 +44,24 @@ def test_several_are_listed_as_they_can_be_typed() -> None:
     again = SHOP._replace(id="6e" * 32)  # a pod whose sandbox is created again
     with pytest.raises(UsageError, match=r"may be demo/shop \(5f2c00000000\d?\), demo/shop \(6e6e6e6e6e6e\w?\)"):
         the_one_meant("demo/shop", "", (SHOP, again))
-    many = [NamedSandbox(f"{number:064x}", "demo", f"web-{number}") for number in range(1, 100)]
+    many = [NamedSandbox(f"a{number:063x}", "demo", f"web-{number}") for number in range(1, 100)]
     with pytest.raises(UsageError, match="web-8 and 91 more"):
-        the_one_meant("web-", "", many)
+        the_one_meant("a", "", many)
 
 
 def test_none_names_what_was_sought() -> None:
     with pytest.raises(UsageError, match="no VM sandbox 'x' is on this node in namespace 'demo'") as refused:
         the_one_meant("x", "demo", ALL)
     assert refused.value.hint == "`vmpin status` lists them"
+    with pytest.raises(UsageError, match="no VM sandbox 'shop-7' is on this node") as refused:
+        the_one_meant("shop-7", "", ALL)
+    assert refused.value.hint == "did you mean demo/shop-7d9f-x2z? `vmpin status` lists them"
 
 
 def test_names_from_outside_do_not_steer_a_terminal() -> None:
     with pytest.raises(UsageError) as refused:
-        the_one_meant("a", "", [NamedSandbox("1", "n", "a\x1b[2J"), NamedSandbox("2", "n", "ab")])
+        the_one_meant("1", "", [NamedSandbox("11", "n", "a\x1b[2J"), NamedSandbox("12", "n", "ab")])
     assert "\x1b" not in str(refused.value)
+    with pytest.raises(UsageError) as refused:
+        the_one_meant("a", "", [NamedSandbox("11", "n", "a\x1b[2J")])
+    assert "\x1b" not in refused.value.hint

@@ -30,8 +30,8 @@ exit codes: 0 done (or planned), 2 refused with the reason, or the command canno
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "set", "give a running container other CPUs (allocate.mode: on)", run, about=_ABOUT,
                   epilog=_EXAMPLES)
-    parser.add_argument("target", metavar="POD[/CONTAINER]", help="NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the "
-                        "beginning of a container's id")
+    parser.add_argument("target", metavar="POD[/CONTAINER]", help="POD or NAMESPACE/POD, either with "
+                        "/CONTAINER, or the beginning of a container's id")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="+", help=f"what it asks for: {', '.join(KEYS)}")
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
     output_flag(parser, ("text", "json"))
