@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from need import lacking, need_root, need_tool
-from real_node import Node, two_cpus, wait
+from process_masks import two_cpus
+from real_node import Node
+from waiting import wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.errors import SourceError

@@ -18,8 +18,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from process_masks import seen
 from real_containerd import Containerd, Pod
-from real_node import COMMAND, Node, seen, talk, wait
+from real_node import COMMAND, Node, talk
+from waiting import wait
 
 #: Seconds in which something that must not happen would have.
 MOMENT = 0.5

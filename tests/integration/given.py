@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from need import need_root, need_tool
-from real_node import Node, two_cpus
+from process_masks import two_cpus
+from real_node import Node
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from real_node import Node, wait
+from real_node import Node
+from waiting import wait
 
 
 def guest(node: Node, sandbox: str) -> dict[str, object]:

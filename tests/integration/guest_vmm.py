@@ -27,7 +27,8 @@ from typing import Any
 
 from guest_peer import Agent
 from kata_peer import Server
-from real_node import PATIENCE, Node, wait
+from real_node import Node
+from waiting import PATIENCE, wait
 
 from vmpin.protocol.frames import encode
 from vmpin.protocol.messages import Applied, HostMessage, Pong, VcpuMap, as_json

@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from real_node import Node, cri, wait
+from real_node import Node
+from runtime_bundle import cri
+from waiting import wait
 
 
 class Go:

@@ -5,7 +5,7 @@ Discovery is node-wide, so every watcher here looks only at sandboxes whose ids 
     with Node() as node, Qemu(node.id("a"), vcpus=3) as vm:
         node.configure(node={"shared_pool": "0"})
         node.start()
-        node.container(vm.sandbox, "web", "1")       # as a hook would tell of it
+        node.container(vm.sandbox, "web", "1")       # as a hook reports it
         node.wait_for_vcpus(vm.pid, {0: "0", 1: "0", 2: "1"})
 
 What the kernel has is read from /proc here, not with vmpin's own eyes.
@@ -14,10 +14,8 @@ What the kernel has is read from /proc here, not with vmpin's own eyes.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -26,98 +24,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import yaml
-from need import lacking, need_root, need_tool
+from need import lacking, need_root
+from process_masks import seen
+from runtime_bundle import Bundle, cri, remove_cgroup, stripped_text
+from waiting import PATIENCE, wait
 
-from vmpin.cpuset import CpuSet
-from vmpin.host.sysfs import Sysfs
-from vmpin.install import base_spec, hook_script, hooks_directory
+from vmpin.install import hook_script, hooks_directory
 from vmpin.install.hook_options import DEFAULT_STAGES, HookOptions
 
-#: Seconds for anything to come true. It is there after milliseconds, or a resync; a loaded machine takes longer, and
-#: the lab's emulated node much longer.
-PATIENCE = 120.0
 #: Of its hooks, for the watcher to answer: after the default of 200 ms a busy machine may leave a hook no time for the
 #: spool, and its message is lost. A watcher that is not there refuses, or resets, and they spool at once.
 _DEADLINE_MS, _TIMEOUT_S = 60_000, 120
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
-#: crun 1.8 refuses hybrid cgroups; in a mount namespace of its own it does not see the v2 part.
-_WITHOUT_HYBRID = 'if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; exec "$@"'
-_VCPU = re.compile(r"(?:CPU|fc_vcpu) ([0-9]+)(?:/[A-Z]+)?")
-
-
-def two_cpus() -> tuple[str, str]:
-    """The first two online CPUs, as words."""
-    cpus = list(Sysfs().online())
-    if len(cpus) < 2:
-        lacking("needs two CPUs")
-    return str(cpus[0]), str(cpus[1])
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A process's threads as /proc has them: masks by vCPU, and those of the others by thread id; names by id."""
-
-    vcpus: dict[int, str]
-    others: dict[int, str]
-    names: dict[int, str]
-
-    @property
-    def other(self) -> set[str]:
-        return set(self.others.values())
-
-    def all(self) -> set[str]:
-        return {*self.vcpus.values(), *self.others.values()}
-
-
-def seen(pid: int) -> Seen:
-    found = Seen({}, {}, {})
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            lines = (task / "status").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        tid, name, cpus = int(task.name), fields["Name"].strip(), fields["Cpus_allowed_list"].strip()
-        cpus = str(CpuSet.parse(cpus) & Sysfs().online())
-        vcpu = _VCPU.fullmatch(name)
-        found.names[tid] = name
-        if vcpu is not None:
-            found.vcpus[int(vcpu[1])] = cpus
-        else:
-            found.others[tid] = cpus
-    return found
-
-
-def by_tid(pid: int) -> dict[int, frozenset[int]]:
-    """The very masks, by thread."""
-    found = {}
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(ProcessLookupError):
-            found[int(task)] = frozenset(os.sched_getaffinity(int(task)))
-    return found
-
-
-def kept(pid: int, before: Mapping[int, frozenset[int]]) -> bool:
-    """Whether every thread of a process has its mask of then; one that was born since has one of those."""
-    now = by_tid(pid)
-    return (all(now[tid] == mask for tid, mask in before.items() if tid in now)
-            and set(now.values()) <= set(before.values()))
-
-
-def wait(true: Callable[[], Any], what: Callable[[], object] | str, seconds: float = PATIENCE) -> Any:
-    """Until `true()` is, and that; fails with `what`."""
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
-        time.sleep(0.02)
-    return found
 
 
 class Node:
@@ -341,87 +265,15 @@ class Node:
         root = Path("/sys/fs/cgroup")
         if (root / "cpuset" / "cpuset.cpus").exists():
             made = root / "cpuset" / name
-        elif "cpuset" in _text(root / "cgroup.subtree_control").split():
+        elif "cpuset" in stripped_text(root / "cgroup.subtree_control").split():
             made = root / name
         else:
             lacking("needs a cpuset cgroup hierarchy to write to")
         made.mkdir()
         self.cgroups.append(made)
         (made / "cpuset.cpus").write_text(cpus)
-        (made / "cpuset.mems").write_text(_text(made.parent / "cpuset.mems") or "0")
+        (made / "cpuset.mems").write_text(stripped_text(made.parent / "cpuset.mems") or "0")
         return made
-
-
-class Bundle:
-    """One container of a real crun or runc."""
-
-    def __init__(self, node: Node, runtime: str, sandbox: str, container: str, cpus: str | None,
-                 annotations: Mapping[str, str], stages: tuple[str, ...]) -> None:
-        self.node = node
-        self.id = node.id(container)
-        self.at = node.top / "real" / self.id
-        self.cgroup = f"vmpin-test-{self.id}"
-        self._runtime = [need_tool(runtime), "--root", str(node.top / runtime)]
-        rootfs = self.at / "rootfs"
-        for name in ("bin", "dev", "proc", "sys"):
-            (rootfs / name).mkdir(parents=True)
-        busybox = need_tool("busybox")
-        shutil.copy(busybox, rootfs / "bin" / "busybox")
-        if subprocess.run([need_tool("chroot"), rootfs, "/bin/busybox", "true"], capture_output=True).returncode:
-            lacking("needs a static busybox (busybox-static)")
-        spec = {
-            "ociVersion": "1.0.2",
-            "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "3600"],
-                        "env": ["PATH=/bin"], "noNewPrivileges": True},
-            "root": {"path": "rootfs", "readonly": False},
-            "hostname": "test",
-            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc",
-                        "options": ["nosuid", "noexec", "nodev", "ro"]}],
-            "annotations": {**cri(sandbox, container), **annotations},
-            "linux": {"cgroupsPath": f"/{self.cgroup}",
-                      "resources": {} if cpus is None else {"cpu": {"cpus": cpus}},
-                      "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
-                      "maskedPaths": ["/proc/sysrq-trigger", "/proc/kcore"], "readonlyPaths": ["/proc/sys"]},
-        }
-        made = base_spec.with_hook(spec, node.script, node.options(stages=stages))
-        (self.at / "config.json").write_text(json.dumps(made))
-
-    def run(self) -> None:
-        """Create and start it; the hook runs on the way."""
-        self._call("run", "--detach", "--bundle", str(self.at), self.id)
-
-    def update(self, cpus: str) -> None:
-        self._call("update", "--cpuset-cpus", cpus, self.id)
-
-    def delete(self) -> None:
-        self._call("delete", "--force", self.id)
-
-    @property
-    def pid(self) -> int:
-        return int(json.loads(self._call("state", self.id))["pid"])
-
-    def clean(self) -> None:
-        with contextlib.suppress(AssertionError):
-            self.delete()
-        for cgroup in cgroups(self.cgroup):
-            remove_cgroup(cgroup)
-
-    def _call(self, *args: str) -> str:
-        """In a mount namespace of its own. The output goes to a file: a container would keep a pipe open."""
-        log = self.at / f"{args[0]}.log"
-        wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c", _WITHOUT_HYBRID, "sh"]
-        with log.open("wb") as file:
-            done = subprocess.run([*wrap, *self._runtime, *args], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                                  timeout=120)
-        assert done.returncode == 0, f"{self._runtime[0]} {args[0]}: {log.read_text()}"
-        return log.read_text()
-
-
-def cri(sandbox: str, container: str, pod: str = "pod") -> dict[str, str]:
-    """Annotations as containerd gives them."""
-    found = {"container-type": "container", "container-name": container, "sandbox-id": sandbox,
-             "sandbox-name": pod, "sandbox-namespace": "tests", "sandbox-uid": "11-22"}
-    return {f"io.kubernetes.cri.{key}": value for key, value in found.items()}
 
 
 def talk(path: Path, raw: bytes, finish: bool = True) -> bytes:
@@ -438,35 +290,3 @@ def talk(path: Path, raw: bytes, finish: bool = True) -> bytes:
             while part := connection.recv(65536):
                 parts.append(part)
     return b"".join(parts)
-
-
-def cgroups(name: str) -> list[Path]:
-    """Those of a name, anywhere. Others come and go meanwhile, which Path.glob fails at in Python before 3.13."""
-    return [Path(found) for found in glob.glob(f"/sys/fs/cgroup/**/{name}", recursive=True)]
-
-
-def remove_cgroup(cgroup: Path) -> None:
-    """With whatever is left in it moved to its parent."""
-    deadline = time.monotonic() + PATIENCE
-    while cgroup.exists() and time.monotonic() < deadline:
-        for pid in _text(cgroup / "cgroup.procs").split():
-            with contextlib.suppress(OSError):
-                (cgroup.parent / "cgroup.procs").write_text(pid)
-        with contextlib.suppress(OSError):
-            cgroup.rmdir()
-            return
-        time.sleep(0.02)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def union(cpus: Iterable[str]) -> str:
-    found = CpuSet()
-    for each in cpus:
-        found |= CpuSet.parse(each)
-    return str(found)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from real_containerd import Containerd
-from real_node import Node, wait
+from real_node import Node
 from test_watch_allocate import POLICY, WHOLE, AllocatingNode
+from waiting import wait
 
 pytestmark = pytest.mark.root
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 from need import need_root, need_tool
-from real_node import COMMAND, PATIENCE, Node, by_tid, two_cpus, wait
+from process_masks import by_tid, two_cpus
+from real_node import COMMAND, Node
 from real_qemu import Qemu
+from waiting import PATIENCE, wait
 
 pytestmark = pytest.mark.root
 

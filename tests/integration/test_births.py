@@ -17,8 +17,10 @@ import kata_shim
 import pytest
 from birth_steps import ForkMasks, birth, in_time, overruns, start
 from kata_shim import Shim
-from real_node import Node, by_tid, wait
+from process_masks import by_tid
+from real_node import Node
 from real_qemu import Qemu
+from waiting import wait
 
 from vmpin.cpuset import CpuSet
 

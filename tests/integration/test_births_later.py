@@ -15,8 +15,10 @@ import birth_steps
 import pytest
 from birth_steps import ForkMasks, birth, in_time, overruns, start
 from need import need_tool
-from real_node import Node, by_tid, seen, talk, wait
+from process_masks import by_tid, seen
+from real_node import Node, talk
 from real_qemu import Qemu, need_kvm
+from waiting import wait
 
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet

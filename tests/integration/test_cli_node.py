@@ -17,8 +17,11 @@ import pytest
 import yaml
 from cli_runs import ESCAPE, refused
 from need import need_root, need_tool
-from real_node import COMMAND, Node, by_tid, cri, two_cpus, union, wait
+from process_masks import by_tid, two_cpus, union
+from real_node import COMMAND, Node
 from real_qemu import Qemu
+from runtime_bundle import cri
+from waiting import wait
 
 
 @dataclass

@@ -12,8 +12,10 @@ import pytest
 from cri import CriError
 from enclosure import Enclosure
 from need import need_tool
+from process_masks import seen, two_cpus
 from real_containerd import VM, Containerd
-from real_node import cgroups, seen, two_cpus, wait
+from runtime_bundle import cgroups
+from waiting import wait
 
 pytestmark = pytest.mark.root
 

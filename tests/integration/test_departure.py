@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from real_node import Node, by_tid, two_cpus, wait
+from process_masks import by_tid, two_cpus
+from real_node import Node
 from real_qemu import Qemu
+from waiting import wait
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

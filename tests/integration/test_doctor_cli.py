@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 from enclosure import Enclosure
 from need import need_root, need_tool
+from process_masks import two_cpus
 from real_containerd import Containerd
-from real_node import COMMAND, Node, two_cpus, wait
+from real_node import COMMAND, Node
 from real_qemu import Qemu
+from waiting import wait
 
 from vmpin.install import hooks_directory
 

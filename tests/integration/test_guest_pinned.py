@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from agent_client import PATIENCE, AgentClient
 from real_guest import GuestContainer, RealGuest, built_agent, image
-from real_node import wait
 from vsock_device import vsock_device
+from waiting import wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.protocol.messages import Applied, GuestEvent, NeedMap, Ping, Pong, Unpin

@@ -21,8 +21,11 @@ import pytest
 import yaml
 from machine_wide import alone_with
 from need import need_root, need_tool
-from real_node import Node, by_tid, remove_cgroup, two_cpus, wait
+from process_masks import by_tid, two_cpus
+from real_node import Node
 from real_qemu import Qemu
+from runtime_bundle import remove_cgroup
+from waiting import wait
 
 pytestmark = [pytest.mark.root, pytest.mark.release]
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import given_sandboxes
 import pytest
 from kata_states import Go, nameless, rust, wait_for
-from real_node import PATIENCE, Node, by_tid, cri, seen, union, wait
+from process_masks import by_tid, seen, union
+from real_node import Node
 from real_qemu import Qemu, need_kvm
+from runtime_bundle import cri
+from waiting import PATIENCE, wait
 
 from vmpin.install import hook_options
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from real_guest import GuestError, RealGuest, image
-from real_node import wait
+from waiting import wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VmmType

@@ -16,8 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from nri_peer import delivering
+from process_masks import two_cpus
 from real_containerd import Container, Containerd, Pod
-from real_node import two_cpus, wait
+from waiting import wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId

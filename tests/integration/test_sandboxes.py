@@ -14,7 +14,8 @@ import uuid
 import given_sandboxes
 import pytest
 from kata_states import Go, nameless, shown, wait_for
-from real_node import Node, by_tid, kept, seen
+from process_masks import by_tid, kept, seen
+from real_node import Node
 from real_qemu import Qemu
 
 pytest_plugins = ["given"]

@@ -8,8 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from real_node import Node, by_tid, kept, seen, union, wait
+from process_masks import by_tid, kept, seen, union
+from real_node import Node
 from real_qemu import Qemu
+from waiting import wait
 
 from vmpin.host.sysfs import Sysfs
 

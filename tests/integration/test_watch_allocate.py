@@ -14,8 +14,9 @@ import pytest
 from cri import CriError
 from cri_node import CriNode
 from nri_peer import delivering
+from process_masks import seen, two_cpus
 from real_containerd import VM, Container, Containerd, Pod
-from real_node import PATIENCE, seen, two_cpus, wait
+from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId

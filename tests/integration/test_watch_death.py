@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from need import need_tool
-from real_node import PATIENCE, Node, by_tid, talk, wait
+from process_masks import by_tid
+from real_node import Node, talk
 from real_qemu import Qemu
+from waiting import PATIENCE, wait
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

@@ -15,8 +15,10 @@ from need import need_root, need_tool
 from nri_peer import NriRuntime
 from nri_peer import container as nri_container
 from nri_peer import pod as nri_pod
-from real_node import Node, by_tid, seen, wait
+from process_masks import by_tid, seen
+from real_node import Node
 from real_qemu import Qemu
+from waiting import wait
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from real_node import COMMAND, PATIENCE, Node, by_tid, cri
+from process_masks import by_tid
+from real_node import COMMAND, Node
 from real_qemu import Qemu
+from runtime_bundle import cri
+from waiting import PATIENCE
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from kubelet_peer import KUBELET, Kubelet
-from real_node import Node, cri, two_cpus, union, wait
+from process_masks import two_cpus, union
+from real_node import Node
 from real_qemu import Qemu
+from runtime_bundle import cri
+from waiting import wait
 
 pytestmark = pytest.mark.root
 UID = "1-2-3"

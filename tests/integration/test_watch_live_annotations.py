@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from real_containerd import Containerd
-from real_node import talk, wait
+from real_node import talk
 from test_watch_allocate import POLICY, WHOLE, AllocatingNode
+from waiting import wait
 
 from vmpin.kube.asked_annotations import encoded_member
 from vmpin.kube.untrusted_pod import encode

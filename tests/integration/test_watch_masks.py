@@ -6,8 +6,10 @@ import os
 import signal
 
 import pytest
-from real_node import Node, by_tid, union, wait
+from process_masks import by_tid, union
+from real_node import Node
 from real_qemu import Qemu
+from waiting import wait
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -181,13 +183,13 @@ def test_a_container_without_a_cpuset_beside_an_exclusive_one_cannot_leave_its_c
         node.container(vm.sandbox, "main", second)
         node.container(vm.sandbox, "side", None)
 
-        def told() -> bool:
+        def explained() -> bool:
             status = node.sandbox(vm.sandbox)
             return status["verdict"] == "degraded" and any(
                 f"belong on {first}, and their cpuset cgroup has {second} only: that is the union of its containers' "
                 "cpusets, and " in reason and "give it a cpuset" in reason for reason in status["reasons"])
 
-        wait(told, lambda: node.sandbox(vm.sandbox))
+        wait(explained, lambda: node.sandbox(vm.sandbox))
         verified = node.cli("verify")
         assert verified.returncode == 1
         assert "because of their cpuset cgroup (CGROUP)" in verified.stdout

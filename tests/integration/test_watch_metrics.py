@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from need import need_root, need_tool
+from process_masks import by_tid, two_cpus, union
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from real_node import PATIENCE, Node, by_tid, two_cpus, union, wait
+from real_node import Node
 from real_qemu import Qemu
+from waiting import PATIENCE, wait
 
 pytestmark = pytest.mark.root
 

@@ -10,8 +10,9 @@ import given_containerd
 import pytest
 from cri import CriError
 from cri_node import CriNode, stays
+from process_masks import seen, union
 from real_containerd import VM, Containerd
-from real_node import seen, union, wait
+from waiting import wait
 
 pytest_plugins = ["given"]
 containerd, node = given_containerd.containerd, given_containerd.node

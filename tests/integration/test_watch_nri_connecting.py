@@ -10,7 +10,8 @@ import given_containerd
 import pytest
 from cri_node import CriNode
 from real_containerd import VM, Containerd
-from real_node import COMMAND, wait
+from real_node import COMMAND
+from waiting import wait
 
 pytest_plugins = ["given"]
 containerd, node = given_containerd.containerd, given_containerd.node

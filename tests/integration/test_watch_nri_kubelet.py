@@ -8,8 +8,9 @@ from typing import Any
 import given_containerd
 import pytest
 from cri_node import CriNode, stays
+from process_masks import seen, union
 from real_containerd import VM
-from real_node import seen, union, wait
+from waiting import wait
 
 pytest_plugins = ["given"]
 containerd, node = given_containerd.containerd, given_containerd.node

@@ -12,8 +12,9 @@ import given_containerd
 import pytest
 from cri_node import CriNode
 from nri_peer import delivering
+from process_masks import seen, union
 from real_containerd import VM, Containerd
-from real_node import PATIENCE, seen, union, wait
+from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId

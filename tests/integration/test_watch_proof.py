@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from machine_wide import alone_with
 from need import lacking
-from real_node import Node, by_tid, seen, two_cpus, union, wait
+from process_masks import by_tid, seen, two_cpus, union
+from real_node import Node
 from real_qemu import Qemu
+from waiting import wait
 
 from vmpin.host.schedstat import Schedstat
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from agent_client import AgentClient
 from guest_states import guest, states, wait_for_states
+from process_masks import seen
 from real_guest import GuestContainer, RealGuest, built_agent, image
-from real_node import Node, seen, wait
+from real_node import Node
+from waiting import wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.host.procfs import Procfs

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from need import need_tool
-from real_node import PATIENCE, Node, talk, wait
+from real_node import Node, talk
 from real_qemu import Qemu
 from removal import remove_in_use
+from waiting import PATIENCE, wait
 
 from vmpin.kube.untrusted_pod import MAX_REQUEST
 from vmpin.sources.kubelet_config import ZONE_KEYS

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from real_node import talk, wait
+from real_node import talk
+from waiting import wait
 
 from soak import oracle, usage
 from soak.containers import ContainerWorld

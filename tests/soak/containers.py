@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kata_files import KataFiles
-from real_node import Bundle
+from runtime_bundle import Bundle
 
 from soak.oracle import Container, Cpus
 from soak.trouble import TroubledWorld

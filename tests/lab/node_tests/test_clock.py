@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from cri_node import CriNode
 from real_containerd import VM, Containerd
-from real_node import cri, wait
+from runtime_bundle import cri
+from waiting import wait
 
 from lab.node_tests.guest import Guest
 

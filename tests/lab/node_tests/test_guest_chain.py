@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from agent_client import AgentClient
 from cri_node import CriNode
+from process_masks import seen
 from real_containerd import VM, Containerd, Pod
 from real_guest import GuestContainer, RealGuest, built_agent, image
-from real_node import seen
 
 from lab.guest_image import GuestImage
 from lab.node_tests.machines import PATIENCE, until

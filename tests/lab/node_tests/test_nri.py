@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from cri_node import CriNode
+from process_masks import seen
 from real_containerd import VM, Container, Containerd, Pod
-from real_node import seen, wait
+from waiting import wait
 
 from lab.node_tests.guest import Guest
 from vmpin.cpuset import CpuSet
