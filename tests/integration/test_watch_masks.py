@@ -192,7 +192,7 @@ def test_a_container_without_a_cpuset_beside_an_exclusive_one_cannot_leave_its_c
         wait(explained, lambda: node.sandbox(vm.sandbox))
         verified = node.cli("verify")
         assert verified.returncode == 1
-        assert "because of their cpuset cgroup (CGROUP)" in verified.stdout
+        assert "because of the cpuset cgroup (CGROUP)" in verified.stdout
         assert "misplaced" not in verified.stdout
         assert f"as its cpuset cgroup has {second} only" in node.cli("explain", vm.sandbox).stdout
         (cgroup / "cpuset.cpus").write_text(union(cpus))
