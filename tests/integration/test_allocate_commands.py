@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from real_containerd import Containerd
@@ -56,6 +58,35 @@ def test_what_was_given_is_shown_explained_and_changed(node: AllocatingNode) -> 
     assert node.cli("set", TARGET, "policy=none").returncode == 0
     for each in (shared, main):
         node.wait_for(each, node.all)
+
+
+def test_verify_and_audit_know_what_was_given(node: AllocatingNode) -> None:
+    node.configure(watch={"resync_seconds": 3600})  # no resync gives the container its own CPUs again meanwhile
+    node.connect()
+    pod = node.pod()
+    own = pod.container("main", **WHOLE)
+    shared = node.containerd.pod("shared").container("main")
+    assert (own.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest)
+
+    def audited() -> Any:
+        done = node.cli("audit", "--seconds", "0", "-o", "json")
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(done.stdout)
+
+    wait(lambda: node.cli("verify").returncode == 0, lambda: node.cli("verify").stdout)
+    assert node.data("verify")["grants"] == []
+    assert [(each["container"], each["cpus"]) for each in audited()["owners"]] == [(own.id, node.own)]
+    # Another hand widens the shared container: it may run on the other's CPU.
+    (shared.cgroup / "cpuset.cpus").write_text(str(node.all))
+    done = node.cli("verify")
+    assert done.returncode == 1
+    assert f"tests/shared/main has CPUs {node.all}, and not {node.rest}, which vmpin has given it" in done.stdout
+    found = audited()
+    assert (found["alone"], shared.id in [each["container"] for each in found["findings"]]) == (False, True)
+    # The CPUs of a group are owned, too.
+    pod.remove()
+    node.pod("group", "group:g").container("main", **WHOLE)
+    assert [(each["name"], each["cpus"]) for each in audited()["owners"]] == [("group tests/g", node.own)]
 
 
 def test_what_cannot_be_is_refused_with_the_reason(node: AllocatingNode) -> None:

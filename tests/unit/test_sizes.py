@@ -32,7 +32,8 @@ LARGEST = 2500
 #: 2: NRI's messages have a container's devices and environment.
 #: 60: the map of a node whose CPUs the allocator gives out.
 #: 8: changed annotations on their way to the allocator: a task, a request, two keys that need each other.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6 + 2 + 140 + 60 + 8 + 95
+#: 24: verify and audit know what the allocator has given out.
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6 + 2 + 140 + 60 + 8 + 95 + 24
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
@@ -71,7 +72,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 11: a required alignment in the configuration. 12: Crane's topology-awareness does not loosen it.
 #: 281: changed annotations change containers that run (allocation/live, daemon/allocator).
 #: 15: what followers of the watcher get of the ledger.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12
+#: 88: what was given out, for verify and audit.
+ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12 + 88
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

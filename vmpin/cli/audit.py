@@ -9,9 +9,11 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb
-from vmpin.cli.control_client import stale_checkpoint, status_document
+from vmpin.cli.control_client import Document, stale_checkpoint, status_document
 from vmpin.cli.output import print_data, table
+from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
 from vmpin.domain.terminal import printable, short_id
@@ -83,12 +85,12 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     before = status_document(config, None, direct=args.direct, pods=True)
     sampler = ThreadUsageSampler()
-    owners, sandboxes, changed = owners_of(before), sandboxes_of(before), CpuSet()
+    owners, sandboxes, changed = _owners(config, before, args.direct), sandboxes_of(before), CpuSet()
     if owners:
         sampler.watch(args.seconds)
         if args.seconds:
             after = status_document(config, None, direct=args.direct, pods=True)
-            owners, changed = lasting(owners, owners_of(after))
+            owners, changed = lasting(owners, _owners(config, after, args.direct))
             sandboxes |= sandboxes_of(after)
     processes = list(sampler.processes())
     ignored = [*(Kind(kind) for kind in args.ignore), *([] if args.strict else [Kind.PAUSE])]
@@ -105,6 +107,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(found, sampler, limits, args.strict)
     return 0 if found.alone or (found.apart and not args.strict) else 1
+
+
+def _owners(config: Config, found: Document, direct: bool) -> tuple[CpuOwner, ...]:
+    """The exclusive containers, and what else owns CPUs where vmpin gives them out."""
+    report = ledger_report(config, direct)
+    if report is None:
+        return owners_of(found)
+    from vmpin.reports.ledger_holders import ledger_owners
+    return (*owners_of(found), *ledger_owners(report))
 
 
 def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:

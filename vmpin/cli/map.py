@@ -1,16 +1,16 @@
 """`vmpin map`: the node's CPUs, their owners, and the threads on them. What stays out: the drawing (reports.map)."""
 
 import argparse
-import contextlib
 import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb
-from vmpin.cli.control_client import ask, status_document
+from vmpin.cli.control_client import status_document
 from vmpin.cli.output import Line, plain_lines, print_styled
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
@@ -54,17 +54,16 @@ def run(args: argparse.Namespace) -> int:
     from vmpin.reports.map import picture
     config = load_config(args)
     show(picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology(),
-                 None if args.direct or config.allocate.mode == "off" else _ledger(config)), args)
+                 _ledger(config, args.direct)), args)
     return 0
 
 
-def _ledger(config: "Config") -> "LedgerMap | None":
-    """What the watcher gives out; None without a watcher, and before the runtime's first list."""
+def _ledger(config: "Config", direct: bool) -> "LedgerMap | None":
+    found = ledger_report(config, direct)
+    if found is None:
+        return None
     from vmpin.reports.ledger_holders import ledger_map
-    with contextlib.suppress(UsageError):
-        found = ask(config, {"op": "allocations"})
-        return None if found is None else ledger_map(found)
-    return None
+    return ledger_map(found)
 
 
 def show(found: "Picture", args: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from vmpin.cli.allocator.ledger_report import misplaced_grants
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, sandbox_argument, verb
@@ -21,7 +22,8 @@ from vmpin.errors import UnseenError, UsageError
 _ABOUT = """\
 Compare the mask of each thread in the kernel with its placement, now: through the watcher if one runs, else without
 one. A thread with other CPUs, or with fewer, is drift; an exclusive CPU that threads of another container may use is a
-collision (with SANDBOX: only collisions of this sandbox).
+collision (with SANDBOX: only collisions of this sandbox). Where vmpin gives out the CPUs (allocate.mode: on), the
+watcher also compares the cgroup of each container that is in no VM with what it was given.
 
 With --since 24h also where the threads ran in that time, from the watcher's samples (proof.sample_seconds); at most
 --tolerate percent of the run time may have been elsewhere. CERTAIN is run time without a change of CPU between two
@@ -31,7 +33,7 @@ samples; other run time is booked to the CPU of the later sample. It begins with
 _EXITS = """\
 exit codes:
   0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, which the output reports
-  1  drift, a collision, or more than --tolerate ran elsewhere
+  1  drift, a collision, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
   3  the check was impossible: the watcher does not answer, or without one the required privileges are missing;
      with --all-nodes, a node is stale, missing or not ready, or the API server does not answer
@@ -71,11 +73,13 @@ def run(args: argparse.Namespace) -> int:
                   if chosen is None or chosen in collision["sandboxes"]]
     unmanaged = [sandbox["id"] for sandbox in found["sandboxes"] if sandbox["verdict"] == "unmanaged"]
     past = None if since is None else proof(config, chosen, since)
-    good = not drift and not collisions and (past is None or elsewhere(past) <= tolerated)
+    grants = misplaced_grants(config, args.direct, chosen)
+    good = not drift and not collisions and not grants and (past is None or elsewhere(past) <= tolerated)
     if args.output == "json":
         print_data({"ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
                     "collisions": collisions, "unmanaged": unmanaged,
+                    **({} if grants is None else {"grants": grants}),
                     **({} if past is None else {"proof": past})}, "json")
         return 0 if good else 1
     titles = {each["id"]: pod_name(each.get("pod"), short_id(each["id"])) for each in found["sandboxes"]}
@@ -94,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
     for sandbox in unmanaged:
         title = printable(titles[sandbox])
         print(f"{title} is unmanaged: its threads keep their masks (vmpin explain {title})")
+    for grant in grants or ():
+        name = f"{grant['namespace']}/{grant['pod']}/{grant['container']}"
+        print(printable(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has "
+                        f"given it ({grant['policy']})"))
     names = names_of(found)
     for collision in collisions:
         print(f"COLLISION on CPU {collision['cpu']}: {printable(with_names(collision['what'], names))}")

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vmpin.allocation.allocation_options import AllocationMode
+from vmpin.allocation.ledger import Grant
 from vmpin.allocation.pool_cpus import pool
 from vmpin.allocation.runtime_call import Answer
 from vmpin.config.timeouts import Timeouts
@@ -95,6 +96,16 @@ class Allocating:
         why = self.allocator.suspended
         return AllocatorView("off" if why else str(options.mode), why, machine, options, ledger,
                              pool(machine, ledger, options), self.allocator.refusals, self.allocator.pool_changes)
+
+    def actual_cpus(self, grant: Grant) -> str | None:
+        """The CPUs that a container's cgroup leaves it now; None where that cannot be read, and for a container in a
+        VM: the VMM is in the sandbox's cgroups."""
+        state = self._view.sandboxes.get(grant.sandbox)
+        record = None if state is None else state.containers.get(grant.container)
+        if grant.vm or record is None or record.init is None:
+            return None
+        found = self._view.cgroups.cpuset_of(record.init.tid)
+        return None if found is None else str(found.effective)
 
     def brief(self) -> dict[str, str] | None:
         """For followers; None while nothing is given out."""

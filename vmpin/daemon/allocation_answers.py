@@ -30,7 +30,11 @@ def allocations(allocating: Allocating | None, request: dict[str, object]) -> di
     name = request.get("explain")
     if name is not None:
         return {"sentences": explanations(view, str(name))}
-    return allocation_report(view)
+    report = allocation_report(view)
+    if request.get("actual") is True:
+        for grant in report["grants"]:
+            grant["actual"] = allocating.actual_cpus(view.ledger.grants[grant["id"]])
+    return report
 
 
 def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:

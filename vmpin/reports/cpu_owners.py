@@ -25,12 +25,16 @@ class CpuOwner:
     label: str = ""
     #: Uid of a pod that only the kubelet reported: its cgroup is named after it (pod1-2, with systemd pod1_2.slice).
     uid: str = ""
+    #: Of a group: its containers' ids and their sandboxes.
+    members: frozenset[str] = frozenset()
 
     def owns(self, process: SampledProcess, sandbox: str | None) -> bool:
         """True if a process is the owner's: a process of the owning VM sandbox, else one in the container's cgroup
         (also probes and `kubectl exec`). A VMM's cgroup does not count: Kata may keep all VMMs of a node in one."""
-        if self.vm and sandbox == self.sandbox:
+        if (self.vm and sandbox == self.sandbox) or sandbox in self.members:
             return True
+        if self.members:
+            return container_of(process.cgroup) in self.members
         if self.uid:
             return f"pod{self.uid}" in process.cgroup or f"pod{self.uid.replace('-', '_')}" in process.cgroup
         if not self.vm and (self.init == process.pid or (

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import printable
+from vmpin.reports.cpu_owners import CpuOwner
 from vmpin.status.allocation_report import free_text
 
 #: Names of a group's containers that a legend has.
@@ -55,6 +56,23 @@ def ledger_map(report: Mapping[str, Any]) -> LedgerMap | None:
                      tuple(notes))
 
 
+def ledger_owners(report: Mapping[str, Any] | None) -> tuple[CpuOwner, ...]:
+    """The owners of CPUs that are out of the pool and are no exclusive container's: groups, and VMs whose spare set is
+    their own. None: vmpin gives out no CPUs."""
+    if report is None:
+        return ()
+    pool, live = CpuSet.parse(report["pool"]), [grant for grant in report["grants"] if grant["state"] != "lapsed"]
+    spare = [(grant, CpuSet.parse(grant["spare"])) for grant in live]
+    members: dict[str, set[str]] = {}
+    for grant in live:
+        members.setdefault(_group_title(grant["group"]), set()).update((grant["id"], grant["sandbox"]))
+    groups = [CpuOwner("", holder.title, holder.cpus, False, label=holder.title,
+                       members=frozenset(members.get(holder.title, ()))) for holder in _groups(report)]
+    return tuple(owner for owner in (*groups, *(
+        CpuOwner(grant["sandbox"], grant["id"], cpus - pool, True, label=_title(grant)) for grant, cpus in spare))
+        if owner.cpus)
+
+
 def _holders(grant: Mapping[str, Any], grants: list[Mapping[str, Any]], pool: CpuSet) -> list[CpuHolder]:
     kind = "VM" if grant["vm"] else "runc"
     cpus, spare, title = CpuSet.parse(grant["cpus"]), CpuSet.parse(grant["spare"]), _title(grant)
@@ -75,12 +93,16 @@ def _groups(report: Mapping[str, Any]) -> list[CpuHolder]:
         if grant["group"]:
             cpus, names = found.setdefault(grant["group"], (EMPTY, []))
             found[grant["group"]] = (cpus | CpuSet.parse(grant["cpus"]), [*names, _title(grant)])
-    return [CpuHolder(f"group {printable(name)}", _members(names), cpus) for name, (cpus, names) in found.items()]
+    return [CpuHolder(_group_title(name), _members(names), cpus) for name, (cpus, names) in found.items()]
 
 
 def _members(names: list[str]) -> str:
     more = [f"{len(names) - _NAMES} more"] * (len(names) > _NAMES)
     return "of " + (", ".join([*names[:_NAMES], *more]) or "no container yet")
+
+
+def _group_title(name: str) -> str:
+    return f"group {printable(name)}"
 
 
 def _title(grant: Mapping[str, Any]) -> str:

@@ -155,6 +155,17 @@ def refusals(report: Mapping[str, Any]) -> list[str]:
             for one in report["refused"]]
 
 
+def misplaced(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The running containers whose cgroups leave them other CPUs than the ledger has for them. :param report: with the
+    CPUs of cgroups (`actual`); those without are not compared."""
+    online = CpuSet.parse(report["online"])
+    keys = ("namespace", "pod", "container", "id", "sandbox", "policy", "cpuset", "actual")
+    return [{key: grant[key] for key in keys} for grant in report["grants"]
+            if grant["state"] == "running" and grant["cpuset"] and not grant["left_alone"]
+            and grant.get("actual") is not None
+            and CpuSet.parse(grant["actual"]) != CpuSet.parse(grant["cpuset"]) & online]
+
+
 def explanations(view: AllocatorView, name: str) -> list[str]:
     """Sentences about the grants of a container or pod: what each has, by what, at which cost, and the next best set;
     and what they were refused.

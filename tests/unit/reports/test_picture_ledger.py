@@ -15,9 +15,11 @@ from vmpin.allocation.pool_cpus import pool
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
-from vmpin.reports.ledger_holders import ledger_map
+from vmpin.reports.audit import judge
+from vmpin.reports.ledger_holders import ledger_map, ledger_owners
 from vmpin.reports.map import Picture, picture, svg
 from vmpin.reports.map.text import lines
+from vmpin.reports.residency.usage import SampledProcess, SampledThread
 from vmpin.status.allocation_report import AllocatorView, allocation_report
 
 CPUS = CpuSet.parse("0-15")
@@ -108,6 +110,23 @@ def test_as_svg_and_html_it_has_the_same(drawn: Picture) -> None:
     for text in ("CPUs given out", "Free CPUs", "within one last-level cache 1", "group rt: CPUs 15",
                  "CPU 4: shop/vm main and shop/web main and the shared pool"):
         assert text in page
+
+
+def test_groups_and_a_vms_own_spare_set_are_owners_for_the_audit() -> None:
+    owners = ledger_owners(report(*GRANTS))
+    assert [(owner.label, str(owner.cpus)) for owner in owners] == [
+        ("group rt", "15"), ("group shop/g", "6,14"), ("shop/big main", "13")]
+
+    def process(pid: int, cpus: str, container: str = "") -> SampledProcess:
+        cgroup = f"/sys/fs/cgroup/kubepods/pod1/{container}" if container else ""
+        return SampledProcess(pid, "x", False, cgroup, False, (
+            SampledThread(pid, "x", CpuSet.parse(cpus), {}, True),))
+
+    member, vmm, foreign = process(1, "6,14", "id-a-one"), process(2, "13"), process(3, "6,13-15", "id-d-main")
+    found = judge(owners, {2: "big"}, [member, vmm, foreign])
+    assert [(finding.process.pid, str(finding.may)) for finding in found.findings] == [(3, "6,13-15")]
+    assert found.contested == CpuSet()
+    assert ledger_owners(None) == ()
 
 
 @pytest.mark.parametrize("mode", [AllocationMode.OBSERVE, AllocationMode.OFF])

@@ -17,6 +17,7 @@ from vmpin.status.allocation_report import (
     explanations,
     grant_columns,
     grant_rows,
+    misplaced,
     refusals,
     summary,
 )
@@ -57,6 +58,19 @@ def test_who_has_what_why_and_since_when() -> None:
     assert summary(found)[0] == "allocate.mode on"
     assert summary(found)[2] == ("free 1,3-5,7 (node 0: 1,4-5, node 1: 3,7); of these 5 CPUs the largest set that "
                                  "fits has 5, within one NUMA node 3, within one last-level cache 2")
+
+
+def test_containers_on_other_cpus_than_they_were_given_are_misplaced() -> None:
+    found = allocation_report(view(
+        grant("same", "2"), grant("other", "3"), grant("offline", "1", written=CpuSet.parse("1,9")),
+        grant("unread", "4"), grant("ended", "5", state=GrantState.LAPSED),
+        grant("foreign", "", left_alone=True, written=CpuSet.parse("6"))))
+    actual = {"same": "2", "other": "0-3", "offline": "1", "ended": "0-7", "foreign": "7"}
+    for each in found["grants"]:
+        each["actual"] = actual.get(each["container"])
+    assert misplaced(found) == [{"namespace": "shop", "pod": "web", "container": "other", "id": "id-other",
+                                 "sandbox": "pod-id", "policy": "exclusive", "cpuset": "3", "actual": "0-3"}]
+    assert misplaced(allocation_report(view(grant("main", "2")))) == [], "of cgroups nothing is known"
 
 
 def test_followers_get_what_is_allocatable_and_free_after_every_kind_of_grant() -> None:

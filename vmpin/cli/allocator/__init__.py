@@ -1,3 +1,3 @@
-"""The verbs of the allocator: `vmpin allocations` and `vmpin set`. Imported by cli.main alone.
+"""The verbs of the allocator: `vmpin allocations` and `vmpin set`; and its report, for other verbs.
 
 What stays out: what they show (status), and what they decide (allocation)."""
