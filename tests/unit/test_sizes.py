@@ -27,13 +27,13 @@ LARGEST = 2500
 #: 45: scenarios with the allocator's events, and what they show.
 #: 95: `vmpin help TOPIC`, `vmpin version`, the nearest command to one that does not exist.
 #: 140: one sandbox in full begins with its verdict; ages, plurals, pods instead of ids.
-#: 165: names of pods and containers as arguments of each verb that takes a sandbox.
+#: 170: names of pods and containers as arguments of each verb that takes a sandbox.
 #: 6: scenarios with pods whose CPUs the allocator gives out.
 #: 2: NRI's messages have a container's devices and environment.
 #: 60: the map of a node whose CPUs the allocator gives out.
 #: 8: changed annotations on their way to the allocator: a task, a request, two keys that need each other.
 #: 24: verify and audit know what the allocator has given out.
-TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 165 + 6 + 2 + 140 + 60 + 8 + 95 + 24
+TOTAL = 29_328 + 120 + 44 + 21 + 55 + 34 + 30 + 14 + 14 + 122 + 45 + 76 + 16 + 170 + 6 + 2 + 140 + 60 + 8 + 95 + 24
 #: What a node in a cluster needs besides: what the reporter is sent, and the reporter, which no node without an API
 #: server runs. Counted apart, so that the number above goes on to hold what pins.
 CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/node_pictures.py",
