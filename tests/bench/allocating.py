@@ -18,9 +18,9 @@ from vmpin.allocation.search.best_set import best_cpus
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
 
-#: CPUs, nodes, caches, nodes of one socket. Two threads a core, as Linux numbers them.
+#: CPUs, nodes, caches, nodes of one socket (2 of 16: SNC on eight sockets). Two threads a core, as Linux numbers them.
 MACHINES = {"allocate_96": ((96, 2, 2, 1), (96, 4, 8, 2)),
-            "allocate_512": ((512, 1, 32, 1), (512, 2, 32, 1), (512, 8, 32, 4))}
+            "allocate_512": ((512, 1, 32, 1), (512, 2, 32, 1), (512, 8, 32, 4), (512, 16, 32, 2))}
 
 
 def machine(count: int, nodes: int, caches: int, in_socket: int) -> Topology:

@@ -8,9 +8,10 @@ rising distance. What stays out: which CPUs are free (ledger), and why there is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, groupby
 from math import comb
+from operator import add
 from typing import Generic, NamedTuple
 
 from vmpin.allocation.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus
@@ -72,6 +73,14 @@ class _Asked(NamedTuple):
     usable: CpuSet  #: And the kept ones, as far as they can be part of a legal set.
     query: CpuQuery
     code: CostCode
+
+
+class _Far(NamedTuple):
+    """Touched units: the distance between them, how many of each sort, and how far one more unit of each sort is."""
+
+    within: int
+    counts: tuple[tuple[int, int], ...]
+    pulls: list[int]
 
 
 class _Found(NamedTuple):
@@ -182,11 +191,12 @@ class _Search(Generic[Entry]):
         for number in numbers:
             linked = self._space.linked(bounds._replace(units=number))
             sums: dict[tuple[int, ...], Sequence[Entry]] = {(): [self._tables.entry((0,))]}
-            chosen = sorted((self._distance(sum(keys)), keys) for keys in _counts(linked, number, self._more))
+            rooms = _rooms(linked)
+            chosen = sorted(self._counts(linked, rooms, number))
             for distance, group in groupby(chosen, key=lambda each: each[0]):
                 for _, keys in group:
                     found += [_Found(self._asked.code.before_distance(code), distance, code)
-                              for code in self._tables.costs(self._at(linked, keys, sums))]
+                              for code in self._tables.costs(self._at(linked, rooms, keys, sums))]
                 found = self._best_of(found)
                 if self._nodes_first and len(found) == self._tables.breadth:
                     return found  # whatever comes later is farther, or has more nodes
@@ -194,22 +204,55 @@ class _Search(Generic[Entry]):
                     return found
         return found
 
-    def _at(self, linked: Sequence[_Linked[Entry]], keys: tuple[int, ...],
+    def _at(self, linked: Sequence[_Linked[Entry]], rooms: Sequence[Mapping[int, int]], keys: tuple[int, ...],
             sums: dict[tuple[int, ...], Sequence[Entry]]) -> Entry:
-        """The entry of these numbers of touched units. `sums` keeps what was added up."""
-        for length in range(1, len(keys)):
-            if keys[:length] not in sums:
-                sums[keys[:length]] = self._tables.added(sums[keys[:length - 1]], linked[length - 1][keys[length - 1]],
-                                                         0, self._more)
-        return self._tables.at(sums[keys[:-1]], linked[-1][keys[-1]], self._more) if keys else sums[()][0]
+        """The entry of these numbers of touched units. `sums` keeps what was added up of the last groups, without
+        those entries that the first groups cannot make up for."""
+        if not keys:
+            return sums[()][0]
+        before = sum(map(touched, keys))
+        for first in range(len(keys) - 1, 0, -1):
+            before -= touched(keys[first])
+            if keys[first:] not in sums:
+                least = max(0, self._more - rooms[first][before])
+                sums[keys[first:]] = self._tables.added(sums[keys[first + 1:]], linked[first][keys[first]], least,
+                                                        self._more)
+        return self._tables.at(sums[keys[1:]], linked[0][keys[0]], self._more)
 
-    def _distance(self, counts: int) -> int:
-        """Between the touched units: so many of each sort."""
-        numbers = [(sort, counts >> SORT_BITS * sort & (1 << SORT_BITS) - 1)
-                   for sort in range(max(self._asked.groups.sorts) + 1)]
-        between = self._asked.groups.between
-        within = sum(comb(number, 2) * between.get((sort, sort), 0) for sort, number in numbers)
-        return within + sum(one[1] * other[1] * between[one[0], other[0]] for one, other in combinations(numbers, 2))
+    def _counts(self, linked: Sequence[_Linked[Entry]], rooms: Sequence[Mapping[int, int]],
+                number: int) -> list[tuple[int, tuple[int, ...]]]:
+        """A key for each linked group, so that they touch that number of units, with room for all CPUs; before them
+        the distance between the touched units. It is added up group by group, as there may be thousands."""
+        found: list[tuple[int, tuple[int, ...]]] = []
+        keys = {key: self._far(key) for tables in linked for key in tables}
+
+        def choose(length: int, number: int, more: int, distance: int, pulls: list[int],
+                   chosen: tuple[int, ...]) -> None:
+            """The first groups. :param pulls: what one more unit of each sort adds to the distance."""
+            if not length:
+                found.append((distance, chosen))
+                return
+            for key, table in linked[length - 1].items():
+                units, rest = number - touched(key), more - len(table) + 1
+                if units in rooms[length - 1] and rooms[length - 1][units] >= rest:
+                    far = keys[key]
+                    choose(length - 1, units, rest,
+                           distance + far.within + sum(count * pulls[sort] for sort, count in far.counts),
+                           [*map(add, pulls, far.pulls)] if key else pulls, (key, *chosen))
+
+        if rooms[-1].get(number, -1) >= self._more:
+            choose(len(linked), number, self._more, 0, [0] * (max(self._asked.groups.sorts) + 1), ())
+        return found
+
+    def _far(self, key: int) -> _Far:
+        """What the touched units of a key add to the distance."""
+        between, most = self._asked.groups.between, max(self._asked.groups.sorts) + 1
+        counts = [(sort, count) for sort in range(most) if (count := key >> SORT_BITS * sort & (1 << SORT_BITS) - 1)]
+        within = sum(comb(count, 2) * between.get((sort, sort), 0) for sort, count in counts)
+        within += sum(one[1] * other[1] * between[one[0], other[0]] for one, other in combinations(counts, 2))
+        pulls = [sum(count * between.get((min(sort, other), max(sort, other)), 0) for other, count in counts)
+                 for sort in range(most)]
+        return _Far(within, tuple(counts), pulls)
 
     def _best_of(self, found: Iterable[_Found]) -> list[_Found]:
         """As many as an entry keeps, of those that differ as its costs do."""
@@ -219,24 +262,13 @@ class _Search(Generic[Entry]):
         return list(kept.values())[:self._tables.breadth]
 
 
-def _counts(linked: Sequence[_Linked[Entry]], number: int, more: int) -> Iterator[tuple[int, ...]]:
-    """A key for each linked group, so that they touch that number of units, with room for so many CPUs."""
-    rooms: list[dict[int, int]] = [{0: 0}]  # of the first groups, by the number of units
+def _rooms(linked: Sequence[_Linked[Entry]]) -> list[dict[int, int]]:
+    """The most CPUs of none, one, two … of the first groups, by the number of touched units."""
+    rooms: list[dict[int, int]] = [{0: 0}]
     for tables in linked:
         rooms.append({})
         for before, room in rooms[-2].items():
             for key, table in tables.items():
                 units = before + touched(key)
                 rooms[-1][units] = max(rooms[-1].get(units, 0), room + len(table) - 1)
-
-    def chosen(length: int, number: int, more: int) -> Iterator[tuple[int, ...]]:
-        if rooms[length].get(number, -1) < more:
-            return
-        if not length:
-            yield ()
-            return
-        for key, table in linked[length - 1].items():
-            for keys in chosen(length - 1, number - touched(key), more - len(table) + 1):
-                yield (*keys, key)
-
-    return chosen(len(linked), number, more)
+    return rooms

@@ -10,7 +10,7 @@ What stays out: distances themselves (best_set).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import accumulate, combinations, islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -227,8 +227,9 @@ class SearchSpace(Generic[Entry]):
         return self._code.one.partial_cores if part else 0
 
 
+@lru_cache(maxsize=4096)
 def touched(key: int) -> int:
-    """The number of units that a key counts."""
+    """The number of units that a key counts. Kept: a search asks for the same few some ten thousand times."""
     number = 0
     while key:
         number += key & (1 << SORT_BITS) - 1

@@ -212,3 +212,15 @@ def test_the_order_of_the_parts_follows_the_alignment() -> None:
     assert cost_order(Alignment.NODE)[:3] == ("nodes", "distance", "away")
     assert cost_order(Alignment.CACHE)[:3] == ("caches", "nodes", "distance")
     assert cost_order(Alignment.CORE)[:3] == ("partial_cores", "nodes", "distance")
+
+
+def test_the_best_of_eight_nodes_in_four_sockets_touches_more_nodes_for_fewer_shared_cores() -> None:
+    cores = [CpuSet((core, core + 48)) for core in range(48)]
+    nodes = {node: union(cores[6 * node:6 * node + 6]) for node in range(8)}
+    distances = {a: {b: 10 if a == b else 12 if a // 2 == b // 2 else 32 for b in nodes} for a in nodes}
+    topology = Topology.build(CpuSet(range(96)), cores, list(nodes.values()), nodes, distances=distances)
+    best = best_cpus(topology, cpus("0-1,5,9,12-14,17-20,22-24,27,29,35,37-38,40,47,56,65,67,72,79,85,87,91"),
+                     CpuQuery(21, Alignment.CORE, smt=SmtUse.SPREAD))
+    # Distances are tried in turn: at 420 there are six nodes with enough CPUs, but a core would be used twice.
+    assert best == FoundCpus(cpus("0-1,5,9,12-14,17-20,22-24,27,29,37-38,40,56,87"),
+                             CpuCost(6, 440, 0, 6, 0, 0, 0, 4))

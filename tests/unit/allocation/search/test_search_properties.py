@@ -10,12 +10,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_machines import Case, cases
 
-from vmpin.allocation.cpu_request import CpuQuery, FoundCpus
+from vmpin.allocation.cpu_request import Alignment, CpuQuery, FoundCpus, SmtUse
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.allocation.search.cost_code import cost_order
 from vmpin.allocation.search.cpu_groups import cpu_groups
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
 
 MANY = settings(max_examples=150)
@@ -32,6 +32,37 @@ def test_the_best_set_is_the_one_that_trying_all_finds(case: Case) -> None:
         event("refused")
         return
     assert found == FoundCpus(cpu_set(every[0]), every[0].cost)
+    event(f"{every[0].cost.nodes} nodes")
+
+
+@st.composite
+def clustered(draw: st.DrawFn) -> Case:
+    """Many small nodes, two or three in a socket: several sorts of nodes, each with more than one."""
+    nodes, in_socket = draw(st.integers(5, 7)), draw(st.integers(2, 3))
+    parts = [CpuSet((2 * node, 2 * node + 1)) for node in range(nodes)]
+    far = draw(st.sampled_from([[32] * 4, [20, 32, 20, 32], [12, 40, 21, 33]]))
+    distances = {a: {b: 10 if a == b else 12 if a // in_socket == b // in_socket else
+                     far[abs(a // in_socket - b // in_socket) % 4] for b in range(nodes)} for a in range(nodes)}
+    caches = parts if draw(st.booleans()) else [union(parts[at:at + 3]) for at in range(0, nodes, 3)]
+    topology = Topology.build(union(parts), parts if draw(st.booleans()) else [], caches, dict(enumerate(parts)),
+                              distances=distances)
+    free = CpuSet(draw(st.sets(st.sampled_from(list(topology.online)), min_size=6)))
+    query = CpuQuery(draw(st.integers(2, len(free))), draw(st.sampled_from(list(Alignment))), False,
+                     draw(st.sampled_from(list(SmtUse))), draw(st.integers(0, 3)) == 0,
+                     frozenset(draw(st.sets(st.integers(0, nodes - 1), max_size=1))))
+    return Case(topology, free, query)
+
+
+@MANY
+@given(clustered())
+def test_the_best_set_of_many_nodes_in_several_sockets_is_the_one_that_trying_all_finds(case: Case) -> None:
+    every, found = legal_sets(*case), best_cpus(*case)
+    if not every:
+        assert isinstance(found, Refusal)
+        return
+    assert found == FoundCpus(cpu_set(every[0]), every[0].cost)
+    other = next((each for each in every if each.cost != every[0].cost), every[1] if len(every) > 1 else None)
+    assert runner_up(*case, found) == (other and FoundCpus(cpu_set(other), other.cost))
     event(f"{every[0].cost.nodes} nodes")
 
 
