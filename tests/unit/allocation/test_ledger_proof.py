@@ -1,0 +1,122 @@
+"""What proves a container's CPUs when the ledger is lost or spoilt: cpusets, annotations, the ledger's own text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from played_calls import EXCLUSIVE, MACHINE, ON, Played, a_container, cpus, listed
+
+from vmpin.allocation.cpu_request import CpuPolicy
+from vmpin.allocation.runtime_call import RequestedContainer
+from vmpin.allocation.synchronizing import on_synchronize
+from vmpin.allocation.texts.grant_annotation import GRANT_KEY
+from vmpin.allocation.texts.ledger_text import LedgerError, from_data, to_data
+from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+
+
+def claim(name: str, size: int, text: str, cpuset: str | None) -> RequestedContainer:
+    return a_container(name, size, annotations={}, cpuset=None if cpuset is None else cpus(cpuset),
+                       state=ContainerState.RUNNING)._replace(annotations={GRANT_KEY: text})
+
+
+FORGED = '{"v":1,"policy":"exclusive","since":0,"cpus":"%s"}'
+
+
+@pytest.mark.parametrize(("forged", "words"), [
+    (claim("evil", 2, FORGED % "2-3", "0-7"), "request is 2 CPUs"),
+    (claim("evil", 0, FORGED % "4-5", "4-5"), "request = limit"),
+    (claim("evil", 1, FORGED % "0", "0"), "reserved"),
+    (claim("evil", 2, '{"v":1,"policy":"infra","since":0}', "0"), "privileged_namespaces"),
+    (claim("evil", 2, FORGED % "2-3", "2-3"), "another container's"),
+    (claim("evil", 2, "{", "4-5"), GRANT_KEY), (claim("evil", 2, "[" * 4000, "4-5"), GRANT_KEY),
+    (claim("evil", 2, '{"v":2}', "4-5"), GRANT_KEY), (claim("evil", 2, "x" * 5000, "4-5"), GRANT_KEY),
+    (claim("evil", 2, '{"v":1,"policy":"exclusive","since":true}', "4-5"), GRANT_KEY),
+    (claim("evil", 2, '{"v":1,"policy":"exclusive","cpus":[1]}', "4-5"), GRANT_KEY),
+    (claim("evil", 2, '{"v":1,"policy":"exclusive","cpus":"5-1"}', "4-5"), GRANT_KEY),
+    (claim("evil", 2, '{"v":1,"policy":"best"}', "4-5"), GRANT_KEY),
+    (claim("evil", 2, '{"v":1,"policy":"none","wish":{"smt":1}}', "4-5"), GRANT_KEY),
+])
+def test_a_forged_annotation_gives_no_cpus(forged: RequestedContainer, words: str) -> None:
+    """A container with CPUs of its own, and one whose author wrote the annotation; the ledger is lost."""
+    honest = claim("a", 2, FORGED % "2-3", "2-3")._replace(sandbox=SandboxId("honest"))
+    answer = on_synchronize(MACHINE, listed(honest, forged), None, ON)
+    assert answer.ledger.grants[honest.id].cpus == cpus("2-3")
+    assert not answer.ledger.grants[forged.id].cpus
+    assert any(words in note for note in answer.notes), answer.notes
+    assert answer.updates == ()
+
+
+def test_without_a_cpuset_the_annotation_is_no_proof() -> None:
+    answer = on_synchronize(MACHINE, listed(claim("evil", 2, FORGED % "2-3", None)), None, ON)
+    grant = answer.ledger.grants[ContainerId("evil")]
+    assert (grant.policy, str(grant.written)) == (CpuPolicy.NONE, "0-7")
+
+
+def test_after_a_resize_the_cpuset_proves_the_cpus() -> None:
+    answer = on_synchronize(MACHINE, listed(claim("a", 3, FORGED % "2-3", "2-4")), None, ON)
+    assert answer.ledger.grants[ContainerId("a")].cpus == cpus("2-4")
+    assert answer.updates == ()
+
+
+def test_what_a_shared_container_runs_on_was_a_vms_spare_cpu() -> None:
+    """A VM that grew from CPUs 2-3 to 2-4, with the spare CPU 1; the annotation is of its creation."""
+    vm = claim("a", 3, '{"v":1,"policy":"exclusive","since":0,"cpus":"2-3","spare":"4"}', "1-4")._replace(
+        vm=True, vm_vcpus=1)
+    web = claim("web", 0, '{"v":1,"policy":"none","since":0}', "0-1,5-7")
+    answer = on_synchronize(MACHINE, listed(vm, web), None, ON)
+    assert (answer.ledger.grants[vm.id].cpus, answer.ledger.grants[vm.id].spare) == (cpus("2-4"), cpus("1"))
+    assert answer.updates == ()
+
+
+def test_what_was_missed_gets_its_cpus_and_the_shared_ones_lose_them_first() -> None:
+    node = Played()
+    node.create("web")
+    web = a_container("web", cpuset=cpus("0-7"), state=ContainerState.RUNNING)
+    new = a_container("a", 2, EXCLUSIVE, state=ContainerState.RUNNING)
+    node.ledger = on_synchronize(MACHINE, listed(web, new), node.ledger, ON).ledger
+    assert node.ledger.grants[ContainerId("a")].cpus == cpus("2-3")
+    answer = on_synchronize(MACHINE, listed(web, new), None, ON)
+    assert [update.container for update in answer.updates] == ["a"], "without annotation web's cpuset is another's"
+
+
+def some_ledger() -> dict[str, Any]:
+    node = Played()
+    node.create("web")
+    node.create("a", 2, {**EXCLUSIVE, "cpu-align.vmpin.io": "node!"}, vm=True, vm_vcpus=1)
+    node.create("b", 9, EXCLUSIVE)
+    data: dict[str, Any] = json.loads(json.dumps(to_data(node.ledger)))
+    assert from_data(data) == node.ledger
+    return data
+
+
+@pytest.mark.parametrize(("place", "value", "words"), [
+    (("version",), 2, "version=2"), (("shared",), "9-1", "shared"), (("shared",), None, "shared"),
+    (("grants",), {}, "grants={}"), (("refused",), 1, "refused=1"), (("extra",), 1, "extra"),
+    (("grants", 0), 1, "grant 0"), (("grants", 0, "policy"), "best", "grant 0: 'best'"),
+    (("grants", 0, "state"), None, "grant 0"), (("grants", 0, "cpus"), 5, "grant 0: cpus"),
+    (("grants", 0, "amount"), [1, 2], "amount=[1, 2]"), (("grants", 0, "vm"), 1, "vm=1"),
+    (("grants", 0, "vm_vcpus"), -1, "vm_vcpus=-1"), (("grants", 0, "since_ns"), True, "since_ns=True"),
+    (("grants", 0, "container"), "", "container is missing"), (("grants", 0, "node"), "0", "node='0'"),
+    (("grants", 0, "wish"), {"smt": "x"}, "smt=x"), (("grants", 0, "wish"), [], "a wish is an object"),
+    (("grants", 0, "wish"), {"exclude_reserved": 1}, "exclude_reserved=1"),
+    (("grants", 0, "colour"), 1, "colour"), (("grants", 1, "container"), "a", "two grants"),
+    (("grants", 1, "cpus"), "2", "CPU 2 is held by"), (("refused", 0), {"pod": 1}, "refused request 0"),
+])
+def test_a_bad_ledger_is_an_error_that_names_the_place(place: tuple[str | int, ...], value: object,
+                                                       words: str) -> None:
+    data: Any = some_ledger()
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(LedgerError) as caught:
+        from_data(data)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 1])
+def test_what_is_no_object_is_no_ledger(data: object) -> None:
+    with pytest.raises(LedgerError):
+        from_data(data)
