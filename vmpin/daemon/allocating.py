@@ -8,7 +8,7 @@ annotations (live_annotations).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,9 @@ from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.vm_size import vcpus_of
+from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
 from vmpin.status.allocation_report import AllocatorView, brief
+from vmpin.wire.nri_enums import Verb
 
 if TYPE_CHECKING:
     from vmpin.daemon.allocator.live_annotations import LiveAnnotations
@@ -77,6 +79,11 @@ class Allocating:
         self.updates.touch()
         if self.live is not None:
             self.live.touch()
+
+    def started(self, events: Iterable[NriEvent]) -> None:
+        """Read back the cgroups of containers that have been started. The state has taken the events in."""
+        self.updates.started((event.container.pod, event.container.id) for event in events
+                             if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START)
 
     def resynced(self) -> None:
         """After a resync."""

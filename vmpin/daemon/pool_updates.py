@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.events import Source
-from vmpin.domain.model import ContainerId
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.errors import SourceError
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.view import NodeView
@@ -51,11 +51,22 @@ class PoolUpdates:
     def compare(self) -> None:
         """After a resync: containers on other CPUs than the ledger has for them, for longer than a resync. An update
         may have failed, which no runtime reports; they are given their CPUs again."""
+        self._correct(self._view.disagreements)
+
+    def started(self, containers: Iterable[tuple[SandboxId, ContainerId]]) -> None:
+        """They have just been started: their cgroups prove what was given, or they are given their CPUs again. Of
+        one in a VM, without a cgroup of its own, Kata's state and its vCPUs' places are the proof."""
+        begun = list(containers)
+        if begun:
+            self._read_back({container for _, container in begun})
+            self._correct(begun)
+
+    def _correct(self, containers: Iterable[tuple[SandboxId, ContainerId]]) -> None:
         view, vms, now = self._view, self._view.vm_sandboxes(), time.monotonic()
         expected = self._allocator.expected()
         self._tries = {container: recent for container, times in self._tries.items()
                        if (recent := [each for each in times if each > now - WITHIN])}
-        for sandbox, container in view.disagreements:
+        for sandbox, container in containers:
             state, cpus = view.sandboxes.get(sandbox), expected.get(container)
             record = None if state is None else state.containers.get(container)
             report = None if record is None else record.reports.get(Source.CGROUP)

@@ -236,6 +236,8 @@ class Watcher:
         if self.allocating is not None:
             self.allocating.take()
         touched, lost = take_nri(self.reconciler, events)
+        if self.allocating is not None:
+            self.allocating.started(events)
         if lost and self._nri is not None:
             self._nri.request_list()
         if not touched:

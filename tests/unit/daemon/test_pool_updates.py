@@ -1,0 +1,89 @@
+"""Cgroups that are read back: at a container's start, and after a resync. The view of the node is a stand-in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.runtime_call import Listed, RequestedContainer
+from vmpin.cpuset import CpuSet
+from vmpin.daemon.pool_updates import TRIES, PoolUpdates
+from vmpin.domain.events import Source
+from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.topology import Topology
+from vmpin.reconcile.cpu_allocator import CpuAllocator
+from vmpin.reconcile.ledger_file import LedgerFile
+
+MACHINE = Topology.build(CpuSet(range(4)))
+POD, MAIN = SandboxId("pod"), ContainerId("main")
+OWN, OTHER = CpuSet((1, 2)), CpuSet((0, 3))
+
+
+class Node:
+    """A pod with an exclusive container on CPUs 1-2, and its cgroup, which has `cgroup` at the next reading."""
+
+    def __init__(self, path: Path) -> None:
+        self.allocator = CpuAllocator(MACHINE, AllocationOptions(AllocationMode.ON, CpuSet((0,))),
+                                      LedgerFile(path, "boot"), lambda pod: (False, None))
+        self.allocator.listed(Listed(frozenset((POD,)), (RequestedContainer(
+            MAIN, POD, "main", "shop", "web", "uid",
+            pod_annotations={"cpu-policy.vmpin.io": "exclusive"}, shares=2048, quota=200_000,
+            period=100_000, state=ContainerState.RUNNING),)))
+        self.cgroup: CpuSet | None = OWN
+        self.vms: set[SandboxId] = set()
+        self.reports: dict[Source, Any] = {}
+        self.disagreements: dict[tuple[SandboxId, ContainerId], str] = {}
+        record = SimpleNamespace(reports=self.reports)
+        view: Any = SimpleNamespace(vm_sandboxes=lambda: self.vms, disagreements=self.disagreements,
+                                    sandboxes={POD: SimpleNamespace(containers={MAIN: record})})
+        self.updates = PoolUpdates(view, self.allocator, self._read, lambda: None)
+
+    def _read(self, containers: Container[ContainerId]) -> None:
+        if MAIN in containers and self.cgroup is not None:
+            self.reports[Source.CGROUP] = SimpleNamespace(cpuset=self.cgroup)
+
+    def start(self) -> Any:
+        """:returns: the update that is due then."""
+        self.updates.started([(POD, MAIN)])
+        return self.allocator.next_update(())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    made = Node(tmp_path / "ledger.json")
+    assert made.allocator.expected() == {MAIN: OWN}
+    return made
+
+
+def test_a_cgroup_with_its_cpus_is_the_proof(node: Node) -> None:
+    assert node.start() is None
+
+
+def test_a_cgroup_with_other_cpus_is_corrected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.cgroup = OTHER
+    with caplog.at_level(logging.WARNING):
+        assert node.start() == (MAIN, OWN)
+    assert "container=main has the CPUs 0,3 instead of 1-2: it is given its own again" in caplog.text
+
+
+def test_of_a_vms_container_and_of_one_that_has_ended_no_cgroup_counts(node: Node) -> None:
+    node.cgroup = None
+    assert node.start() is None
+    node.cgroup, node.vms = OTHER, {POD}
+    assert node.start() is None
+
+
+def test_another_writer_is_left_its_way_after_some_tries(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.cgroup, node.disagreements[POD, MAIN] = OTHER, "its cgroup has other CPUs"
+    update = node.start()
+    for _ in range(TRIES + 3):
+        node.allocator.given(update)
+        node.updates.compare()
+    assert caplog.text.count("it is given its own again") == TRIES
+    assert caplog.text.count("another writer takes its own") == 1
