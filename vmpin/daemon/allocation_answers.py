@@ -6,12 +6,13 @@ What stays out: deciding (allocation), and the socket (control).
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.domain.model import ContainerId
 from vmpin.errors import UsageError, WatcherError
-from vmpin.status.allocation_report import allocation_report, explanations
+from vmpin.status.allocation_report import AllocatorView, allocation_report, explanations
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
 
 if TYPE_CHECKING:
@@ -20,16 +21,24 @@ if TYPE_CHECKING:
 _HINT = "allocate.mode is off: set it to observe or on, and restart the watcher"
 
 
-def allocations(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
+def _seen(allocating: Allocating | None) -> tuple[Allocating, AllocatorView]:
     """:raises WatcherError: while nothing is given out."""
     if allocating is None:
         raise WatcherError("vmpin gives out no CPUs", _HINT)
     view = allocating.view()
     if view is None:
         raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
-    name = request.get("explain")
-    if name is not None:
-        return {"sentences": explanations(view, str(name))}
+    return allocating, view
+
+
+async def explained(allocating: Allocating | None, name: str) -> dict[str, object]:
+    """In a thread of its own: on a machine of 16 nodes the next best set may take seconds to be found."""
+    return {"sentences": await asyncio.to_thread(explanations, _seen(allocating)[1], name)}
+
+
+def allocations(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
+    """:raises WatcherError: while nothing is given out."""
+    allocating, view = _seen(allocating)
     report = allocation_report(view)
     if request.get("actual") is True:
         for grant in report["grants"]:

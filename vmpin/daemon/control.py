@@ -58,6 +58,10 @@ class Control:
                 return self._asked.followers.stream(request.get("kubelet") is True)
             if operation == "status":
                 return self._status(request, only)
+            if operation == "allocations" and request.get("explain") is not None:
+                from vmpin.daemon.allocation_answers import explained
+
+                return _encoded(await explained(self._asked.allocating, str(request["explain"]))) + b"\n"
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
                 wanted = list(self._asked.view.sandboxes) if only is None else [only]
