@@ -68,7 +68,7 @@ IN_CI = (
 #: CAP_NET_ADMIN; a guest that boots Linux without a real containerd; the older cgroups, and few CPUs without SMT, with
 #: what they change.
 BEFORE_A_RELEASE = (
-    Boot(Variant(Kernel.V6_12), "-soak", _files("soak", "guest", "nri"), {"VMPIN_LAB_SOAK_STEPS": "120"}),
+    Boot(Variant(Kernel.V6_12), "-soak", _files("soak", "guest", "nri", "allocate"), {"VMPIN_LAB_SOAK_STEPS": "120"}),
     Boot(Variant(Kernel.V6_1), environment={"VMPIN_LAB_SOAK_STEPS": "60"}),
     Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
     Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "",

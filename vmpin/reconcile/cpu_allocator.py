@@ -170,6 +170,9 @@ class CpuAllocator:
             self._file.save(ledger)
         self.pool_changes += self._ledger is not None and ledger.shared != self._ledger.shared
         self._ledger = ledger
+        self._find_due(ledger)
+
+    def _find_due(self, ledger: Ledger) -> None:
         due = decisions.due_updates(self._machine, ledger, self._options)
         if due and not self._due:
             self._due_at = time.monotonic() + self._options.grow_delay_seconds
@@ -207,6 +210,7 @@ class CpuAllocator:
                 had = ledger.grants.get(container)
                 after = with_written(after, container, None if had is None else had.written)
             self._keep(answer._replace(ledger=after))
+            self._find_due(after)  # a container's own CPU that went or came back changes nothing in the ledger
             self._due_at = time.monotonic()
 
     def granted(self) -> GrantedCpus | None:

@@ -87,3 +87,15 @@ def test_another_writer_is_left_its_way_after_some_tries(node: Node, caplog: pyt
         node.updates.compare()
     assert caplog.text.count("it is given its own again") == TRIES
     assert caplog.text.count("another writer takes its own") == 1
+
+
+def test_a_granted_cpu_that_was_offline_is_given_again(node: Node) -> None:
+    """The ledger is the same all the time: the grant keeps its CPU."""
+    node.allocator.renew(Topology.build(CpuSet((0, 1, 3))))
+    away = node.allocator.next_update(())
+    assert away is not None
+    assert away == (MAIN, CpuSet((1,)))
+    node.allocator.given(away)
+    assert node.allocator.pause() is None
+    node.allocator.renew(MACHINE)
+    assert node.allocator.next_update(()) == (MAIN, OWN)
