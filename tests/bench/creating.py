@@ -16,6 +16,7 @@ from allocating import machine
 from measure import Figure
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.runtime_call import VmSize
 from vmpin.cpuset import CpuSet
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
@@ -80,7 +81,7 @@ def cost(rounds: int) -> Figure:
     options = AllocationOptions(AllocationMode.ON, reserved=CpuSet((0, 48)), pool_headroom=0)
     with tempfile.TemporaryDirectory(prefix="vmpin-bench-", dir="/dev/shm") as directory:
         allocator = CpuAllocator(machine(96, 2, 8, 1), options, LedgerFile(Path(directory) / "ledger.json", "bench"),
-                                 lambda pod: (False, None))
+                                 lambda pod: VmSize())
         runtimes = _Runtime(None), _Runtime(allocator)
         times: tuple[list[float], list[float]] = ([], [])
         for number in range(rounds):

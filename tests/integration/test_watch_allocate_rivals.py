@@ -12,7 +12,7 @@ from real_containerd import Containerd
 from test_watch_allocate import WHOLE, AllocatingNode
 from waiting import PATIENCE, wait
 
-from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer
+from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, VmSize
 from vmpin.cpuset import CpuSet
 from vmpin.sources.nri.call_answers import CpuAnswer
 from vmpin.sources.nri.connect import connect_to
@@ -29,8 +29,8 @@ class Rival:
     def __init__(self, pod: str, cpus: CpuSet) -> None:
         self._pod, self._cpus = pod, cpus
 
-    def vcpus_of(self, pod: NriPod) -> tuple[bool, int | None]:
-        return False, None
+    def vcpus_of(self, pod: NriPod) -> VmSize:
+        return VmSize()
 
     def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
         if verb is Verb.CREATE and container.pod == self._pod:

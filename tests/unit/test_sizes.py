@@ -79,6 +79,7 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/reconcile/ledger_release.py", "vmpin/reconcile/vm_size.py",
              "vmpin/daemon/allocating.py", "vmpin/daemon/pool_updates.py", "vmpin/daemon/allocation_answers.py",
              "vmpin/daemon/allocator")
+#: 18: a VM has no more vCPUs than slots.
 #: 60: peers' annotations as the peers read them, and preferred isolated CPUs.
 #: 146: CPUs near a container's own devices, found when it is created and kept with its grant.
 #: 95: pods in scenarios; the map by the ledger, and in how many pieces the free CPUs are.
@@ -92,7 +93,7 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 88: what was given out, for verify and audit.
 #: 33: the search on 16 nodes in 8 sockets.
 #: 32: cgroups are read back at a container's start; a long explanation holds up no other answer.
-ALLOCATOR_TOTAL = 5_000 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12 + 88 + 33 + 32
+ALLOCATOR_TOTAL = 5_000 + 18 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12 + 88 + 33 + 32
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

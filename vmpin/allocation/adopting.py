@@ -81,7 +81,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     nodes = CpuSet(machine.nodes)
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,
-                  written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0,
+                  written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most,
                   vm_overhead=container.vm_overhead, since_ns=annotated.since_ns, near=annotated.near & nodes,
                   devices=annotated.devices & nodes, guaranteed=container.guaranteed,
                   annotated=asking_digest(container.pod_annotations, container.name))

@@ -60,6 +60,7 @@ class Grant(NamedTuple):
     left_alone: bool = False  #: Its cpuset is empty or another plugin's, and vmpin sets none.
     vm: bool = False
     vm_vcpus: int = 0
+    vm_most: int = 0  #: As `VmSize.most`.
     vm_overhead: int = 0
     since_ns: int = 0
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed.

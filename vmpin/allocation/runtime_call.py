@@ -14,6 +14,14 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 
 
+class VmSize(NamedTuple):
+    """Whether a pod is a VM, and of which size."""
+
+    vm: bool = False
+    vcpus: int | None = None  #: Without those of its containers (Kata's default_vcpus); None: not known.
+    most: int = 0  #: It never has more, whatever its containers have; 0: not known.
+
+
 class RequestedContainer(NamedTuple):
     """A container, with the resources that the call has for it: at UpdateContainer those of the request, at
     Synchronize those listed. None: not set. In a call that only has its id, the other fields are not used."""
@@ -31,8 +39,9 @@ class RequestedContainer(NamedTuple):
     period: int | None = None
     cpuset: CpuSet | None = None
     mems: CpuSet | None = None
-    vm: bool = False  #: The runtime handler of its pod makes a VM.
-    vm_vcpus: int | None = None  #: VMs only: default_vcpus of Kata's configuration or annotation.
+    vm: bool = False  #: Of its pod, as `VmSize` has them:
+    vm_vcpus: int | None = None
+    vm_most: int = 0
     vm_overhead: int = 0  #: VMs only: the whole CPUs in the overhead of the pod's RuntimeClass.
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
     state: ContainerState = ContainerState.CREATED

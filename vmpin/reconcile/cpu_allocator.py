@@ -22,7 +22,7 @@ from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.live.annotation_changes import follow_annotations
 from vmpin.allocation.pool_cpus import with_written
-from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate
+from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.allocation.synchronizing import on_online_changed, on_synchronize
 from vmpin.cpuset import CpuSet
 from vmpin.domain.granted_cpus import GrantedCpus
@@ -41,11 +41,11 @@ _NEAR = "cpu-near.vmpin.io"
 
 class CpuAllocator:
     """With `allocate.mode` observe it works everything out, and answers nothing.
-    :param vcpus_of: whether a pod is a VM, and its vCPUs without those of its containers, from NRI's pod.
+    :param vcpus_of: whether a pod is a VM, and of which size, from NRI's pod.
     :param device_nodes: the NUMA nodes of devices, by name."""
 
     def __init__(self, machine: Topology, options: AllocationOptions, file: LedgerFile,
-                 vcpus_of: Callable[[NriPod], tuple[bool, int | None]],
+                 vcpus_of: Callable[[NriPod], VmSize],
                  device_nodes: Callable[[Collection[str]], Mapping[str, int]] = lambda names: {}) -> None:
         self._lock = threading.Lock()
         self._machine, self._options, self._file = machine, options, file
@@ -64,7 +64,7 @@ class CpuAllocator:
 
     # The runtime's calls, in the plugin's thread
 
-    def vcpus_of(self, pod: NriPod) -> tuple[bool, int | None]:
+    def vcpus_of(self, pod: NriPod) -> VmSize:
         """As `CpuDecisions` has it."""
         return self._vcpus_of(pod)
 

@@ -69,6 +69,12 @@ def test_a_vm_gets_as_many_spare_cpus_as_kata_makes_more_vcpus() -> None:
         ("web", "0,6-7"), ("a", "2-3,6")], "the spare CPU moves"
 
 
+@pytest.mark.parametrize(("most", "expected"), [(0, "2-5"), (3, "1-3"), (2, "2-3")], ids=["any", "static", "full"])
+def test_a_vm_has_no_more_vcpus_than_it_has_slots(most: int, expected: str) -> None:
+    """Static sizing: it boots with all of its vCPUs, and its containers' CPUs make it no larger."""
+    assert Played().create("a", 2, EXCLUSIVE, vm=True, vm_vcpus=3 if most == 3 else 2, vm_most=most) == expected
+
+
 @pytest.mark.parametrize(("spare", "expected", "left"), [
     ("match", "1-3", "0-1,4-7"), ("0", "2-3", "0-1,4-7"), ("3", "1-5", "0-1,4-7"), ("own", "2-5", "0-1,6-7")])
 def test_each_value_of_spare(spare: str, expected: str, left: str) -> None:

@@ -13,7 +13,7 @@ from newcomers import Machine
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.live.annotation_changes import PAUSE
-from vmpin.allocation.runtime_call import Listed, RequestedContainer
+from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.allocator.live_annotations import LiveAnnotations
@@ -50,7 +50,7 @@ class Node:
     def start(self) -> None:
         """vmpin starts, or starts again."""
         self.allocator = CpuAllocator(MACHINE, AllocationOptions(self.mode, CpuSet((0,))),
-                                      LedgerFile(self.path, "boot"), lambda pod: (False, None))
+                                      LedgerFile(self.path, "boot"), lambda pod: VmSize())
         self.allocator.listed(self.listed)
         self.live = LiveAnnotations(self.allocator, self._count, now=lambda: self.time)
 

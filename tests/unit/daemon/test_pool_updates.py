@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
-from vmpin.allocation.runtime_call import Listed, RequestedContainer
+from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.pool_updates import TRIES, PoolUpdates
 from vmpin.domain.events import Source
@@ -30,7 +30,7 @@ class Node:
 
     def __init__(self, path: Path) -> None:
         self.allocator = CpuAllocator(MACHINE, AllocationOptions(AllocationMode.ON, CpuSet((0,))),
-                                      LedgerFile(path, "boot"), lambda pod: (False, None))
+                                      LedgerFile(path, "boot"), lambda pod: VmSize())
         self.allocator.listed(Listed(frozenset((POD,)), (RequestedContainer(
             MAIN, POD, "main", "shop", "web", "uid",
             pod_annotations={"cpu-policy.vmpin.io": "exclusive"}, shares=2048, quota=200_000,

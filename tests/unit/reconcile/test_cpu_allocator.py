@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
-from vmpin.allocation.runtime_call import Listed, RequestedContainer
+from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
@@ -51,7 +51,7 @@ class Runtime:
         self.allocator = self.made()
 
     def made(self, mode: AllocationMode = AllocationMode.ON, boot_id: str = "boot") -> CpuAllocator:
-        return CpuAllocator(MACHINE, options(mode), LedgerFile(self.path, boot_id), lambda pod: (False, None))
+        return CpuAllocator(MACHINE, options(mode), LedgerFile(self.path, boot_id), lambda pod: VmSize())
 
     def box(self, name: str, size: int = 0) -> RequestedContainer:
         """A container of a pod of its own; `size`: CPUs for it alone."""
@@ -284,7 +284,7 @@ def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path:
 
     two = MACHINE._replace(nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))})
     runtime = Runtime(tmp_path)
-    runtime.allocator = CpuAllocator(two, options(), LedgerFile(runtime.path, "boot"), lambda pod: (False, None),
+    runtime.allocator = CpuAllocator(two, options(), LedgerFile(runtime.path, "boot"), lambda pod: VmSize(),
                                      nodes_of)
     runtime.list()
     near = {POLICY: "exclusive", "cpu-near.vmpin.io/container.main": " devices"}
@@ -308,7 +308,7 @@ def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path:
 def test_a_device_in_a_changed_wish_is_resolved(tmp_path: Path, key: str) -> None:
     two = MACHINE._replace(nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))})
     runtime = Runtime(tmp_path)
-    runtime.allocator = CpuAllocator(two, options(), LedgerFile(runtime.path, "boot"), lambda pod: (False, None),
+    runtime.allocator = CpuAllocator(two, options(), LedgerFile(runtime.path, "boot"), lambda pod: VmSize(),
                                      lambda names: {name: 1 for name in names if name == "eth1"})
     runtime.list()
     list(runtime.create("one", 2))

@@ -10,7 +10,7 @@ import pytest
 from nri_connected import Connected, begun
 from nri_peer import PATIENCE, NriRuntimes, container, pod
 
-from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
+from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.sources.nri.call_answers import CpuAnswer
@@ -31,8 +31,8 @@ class Decided:
         self.answer: Callable[[RequestedContainer], CpuAnswer] = lambda asked: CpuAnswer()
         self.at_list = CpuAnswer()
 
-    def vcpus_of(self, pod: NriPod) -> tuple[bool, int | None]:
-        return (True, 2) if pod.handler == "kata" else (False, None)
+    def vcpus_of(self, pod: NriPod) -> VmSize:
+        return VmSize(True, 2, 9) if pod.handler == "kata" else VmSize()
 
     def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
         self.asked_for.append((verb, container))
@@ -114,7 +114,7 @@ def test_a_creation_is_decided_on_before_it_is_answered(runtimes: NriRuntimes, d
         "c1", "pod1", "app", "default", "web", "u-1")
     assert (asked.annotations, asked.pod_annotations) == ({"a": "its own"}, {"a": "pod's"})
     assert (asked.shares, asked.quota, asked.period, asked.cpuset, asked.mems) == (2048, 200000, 100000, None, None)
-    assert (asked.vm, asked.vm_vcpus, asked.vm_overhead, asked.guaranteed) == (True, 2, 2, False)
+    assert (asked.vm, asked.vm_vcpus, asked.vm_most, asked.vm_overhead, asked.guaranteed) == (True, 2, 9, 2, False)
     assert (asked.state, asked.time_ns > 0) == (ContainerState.CREATED, True)
     event = deciding.fact()
     assert isinstance(event, ContainerEvent)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
+from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.sources.nri.container_requests import adjustment_of, requested, updates_of
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import Verb
@@ -36,8 +36,8 @@ class CpuDecisions(Protocol):
     """Decides on the runtime's calls. Called in the plugin's thread: the runtime holds every container meanwhile, so
     nothing here may wait for anything."""
 
-    def vcpus_of(self, pod: NriPod) -> tuple[bool, int | None]:
-        """Whether a pod is a VM, and how many vCPUs it has without those of its containers; None: not known."""
+    def vcpus_of(self, pod: NriPod) -> VmSize:
+        """Whether a pod is a VM, and of which size."""
 
     def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
         """Decide on CREATE, UPDATE or STOP."""
@@ -63,7 +63,7 @@ class CallAnswers:
         if container is None:
             return answer, None
         try:
-            vm = (False, None) if pod is None else self._decisions.vcpus_of(pod)
+            vm = VmSize() if pod is None else self._decisions.vcpus_of(pod)
             wanted = message.linux_resources if verb is Verb.UPDATE else None
             answer = self._decisions.asked(verb, requested(container, message.container, pod, vm, wanted))
             if answer.adjustment is None and not answer.updates:
@@ -81,7 +81,7 @@ class CallAnswers:
         by_id = {pod.id: pod for pod in pods}
         try:
             vms = {pod.id: self._decisions.vcpus_of(pod) for pod in by_id.values()}
-            found = [requested(container, message, by_id.get(container.pod), vms.get(container.pod, (False, None)))
+            found = [requested(container, message, by_id.get(container.pod), vms.get(container.pod, VmSize()))
                      for container, message in listed]
             return self._decisions.listed(Listed(frozenset(by_id), tuple(found))).updates
         except Exception:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from vmpin.allocation.runtime_call import Adjustment, RequestedContainer, SideUpdate
+from vmpin.allocation.runtime_call import Adjustment, RequestedContainer, SideUpdate, VmSize
 from vmpin.allocation.texts.container_devices import DeviceNode, container_devices
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, ContainerState
@@ -22,7 +22,7 @@ from vmpin.wire.nri_messages import MESSAGES
 _STATES = {nri_enums.CREATED: ContainerState.CREATED, nri_enums.STOPPED: ContainerState.STOPPED}
 
 
-def requested(container: NriContainer, message: Any, pod: NriPod | None, vm: tuple[bool, int | None],
+def requested(container: NriContainer, message: Any, pod: NriPod | None, vm: VmSize,
               resources: Any = None) -> RequestedContainer:
     """:param message: NRI's Container. :param vm: as `CpuDecisions.vcpus_of` returns.
     :param resources: those of an update, LinuxResources, in place of the container's own."""
@@ -31,7 +31,8 @@ def requested(container: NriContainer, message: Any, pod: NriPod | None, vm: tup
         container.id, container.pod, container.name, annotations=container.annotations, shares=_value(cpu, "shares"),
         quota=_value(cpu, "quota"), period=_value(cpu, "period"), cpuset=cpu_list(cpu.cpus), mems=cpu_list(cpu.mems),
         devices=container_devices(map(_device, message.linux.devices), (_text(entry) for entry in message.env)),
-        vm=vm[0], vm_vcpus=vm[1], state=_STATES.get(container.state, ContainerState.RUNNING), time_ns=time.time_ns())
+        vm=vm.vm, vm_vcpus=vm.vcpus, vm_most=vm.most, state=_STATES.get(container.state, ContainerState.RUNNING),
+        time_ns=time.time_ns())
     if pod is None:
         return found
     return found._replace(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, pod_annotations=pod.annotations,

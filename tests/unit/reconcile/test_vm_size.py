@@ -1,0 +1,35 @@
+"""How many vCPUs a pod's VM has when its first container is created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmpin.allocation.runtime_call import VmSize
+from vmpin.domain.model import SandboxId
+from vmpin.host.procfs import Procfs
+from vmpin.reconcile.vm_size import vcpus_of
+from vmpin.sources.nri.nri_events import NriPod
+
+ANNOTATED = {"io.katacontainers.config.hypervisor.default_vcpus": "5"}
+
+
+@pytest.mark.parametrize(("argv", "annotations", "expected"), [
+    (["qemu-system-x86_64", "-name", "sandbox-1", "-smp", "1,cores=1,threads=1,sockets=8,maxcpus=8"], {},
+     VmSize(True, 1, 8)),
+    (["qemu-system-x86_64", "-name", "sandbox-1", "-smp", "3,cores=1,threads=1,sockets=3,maxcpus=3"], ANNOTATED,
+     VmSize(True, 3, 3)),
+    (["cloud-hypervisor", "--api-socket", "/run/vc/vm/1/clh-api.sock"], ANNOTATED, VmSize(True, 5)),
+    (["cloud-hypervisor", "--api-socket", "/run/vc/vm/1/clh-api.sock"], {}, VmSize(True)),
+], ids=["QEMU, dynamic", "QEMU, static", "annotated", "not known"])
+def test_the_size_of_a_pods_vm(argv: list[str], annotations: dict[str, str], expected: VmSize, tmp_path: Path) -> None:
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+    pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "kata", 77, annotations, "")
+    assert vcpus_of(pod, Procfs(tmp_path)) == expected
+
+
+def test_a_pod_of_another_handler_is_no_vm(tmp_path: Path) -> None:
+    pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "runc", 0, ANNOTATED, "")
+    assert vcpus_of(pod, Procfs(tmp_path)) == VmSize()
