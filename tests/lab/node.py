@@ -61,12 +61,12 @@ chroot "$1/root" /usr/bin/python3 -m compileall -q /repo/vmpin /repo/tests/lab |
 shift 2
 exec "$@"
 """
-#: The tests whose guests the emulator lost are made once more; the first run's results stay beside.
+#: A few failed tests are made once more (lab/results.py); the first run's results stay beside.
 _JOB = """\
 {first} </dev/null
 status=$?
 if [ $status = 1 ] && python3 -m lab.results /results/junit.xml >/tmp/once-more; then
-    echo "lab: a guest ended by itself: once more"
+    echo "lab: RERUN of what has failed:"; cat /tmp/once-more
     mv /results/junit.xml /results/junit-1.xml
     xargs -d '\\n' {again} </tmp/once-more
     status=$?

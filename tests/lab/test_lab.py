@@ -28,7 +28,7 @@ from lab.boots import BEFORE_A_RELEASE, IN_CI, Background, Boot, Nodes
 from lab.errors import LabError
 from lab.kernel import Built
 from lab.node import REPOSITORY, repository_files
-from lab.results import ENDED_GUEST, Case, cases, once_more
+from lab.results import FEW, Case, cases, once_more
 from lab.variant import Cgroup, Kernel, Topology, Variant
 
 
@@ -312,10 +312,9 @@ def test_junit_results_are_read_as_cases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("texts", "again"), [
-    ([f"E  {ENDED_GUEST}; its console:"], ["test_a::test_0"]), ([f"E  {ENDED_GUEST}; its console:", "E  no"], []),
-    ([], [])], ids=["a lost guest", "another failure, too", "none failed"])
-def test_only_tests_whose_guest_was_lost_are_made_once_more(texts: list[str], again: list[str],
-                                                            tmp_path: Path) -> None:
+    (["E  no"] * FEW, [f"test_a::test_{number}" for number in range(FEW)]), (["E  no"] * (FEW + 1), []), ([], [])],
+                         ids=["few", "too many", "none failed"])
+def test_a_few_failed_tests_are_made_once_more(texts: list[str], again: list[str], tmp_path: Path) -> None:
     file = tmp_path / "junit.xml"
     failures = "".join(f'<testcase classname="tests.lab.node_tests.test_a" name="test_{number}">'
                        f'<failure>{text}</failure></testcase>' for number, text in enumerate(texts))
