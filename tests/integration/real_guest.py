@@ -324,9 +324,12 @@ class RealGuest(Qemu):
 
     def load(self, seconds: float) -> Load:
         """Who is busy, within the guest and outside, while its vCPUs run for so many seconds together: how long that
-        takes is the machine's."""
+        takes is the machine's. :raises GuestError: where they do not run, though a process is busy."""
         guest, host, deadline = self.cpu_time(), self.vcpu_time(), time.monotonic() + _ANSWER
-        while _work(host, host_then := self.vcpu_time()) < seconds and time.monotonic() < deadline:
+        while _work(host, host_then := self.vcpu_time()) < seconds:
+            if time.monotonic() > deadline:
+                raise GuestError(f"its vCPUs ran from {host} to {host_then}, its CPUs from {guest} to "
+                                 f"{self.cpu_time()}; its console:\n{self.console()[-2000:]}")
             time.sleep(0.05)
         return Load(*({number: part for number in then
                        if (part := (then[number] - before.get(number, 0.0)) / _work(before, then)) > 0.05}
