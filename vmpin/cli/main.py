@@ -17,7 +17,7 @@ from vmpin.errors import UsageError, VmpinError
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "map": "map",
-    "doctor": "doctor", "gather": "gather", "plan": "plan", "allocations": "allocator.allocations",
+    "doctor": "doctor", "gather": "gather", "plan": "planned.plan", "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
     "install-hook": "install_hook", "guest": "guest", "reporter": "reporter", "demo": "demo", "help": "help",
     "version": "help",

@@ -1,6 +1,7 @@
 """`vmpin map`: the node's CPUs, their owners, and the threads on them. What stays out: the drawing (reports.map)."""
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.cluster import flags as cluster
+from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb
 from vmpin.cli.control_client import status_document
 from vmpin.cli.output import Line, plain_lines, print_styled
@@ -31,6 +33,7 @@ _EXAMPLES = """\
 examples:
   vmpin map
   vmpin map -o html > node.html
+  vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
   vmpin map -o svg --file node.svg
 """
 
@@ -39,6 +42,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", run, about=_ABOUT,
                   epilog=cluster.examples("map", _EXAMPLES))
     direct_flag(parser)
+    parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
+        "draw the node described in this YAML file, as vmpin would place it"))
     output_flag(parser, ("text", "svg", "html", "json"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
     cluster.add_flags(parser)
@@ -50,11 +55,15 @@ def run(args: argparse.Namespace) -> int:
         return all_nodes.draw(args)
     if args.output == "json":
         raise UsageError("-o json is for --all-nodes", "`vmpin status -o json` has the data of this node")
+    if args.scenario is not None:
+        from vmpin.cli.planned.scenario_file import planned_picture
+        show(planned_picture(args.scenario), args)
+        return 0
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map import picture
     config = load_config(args)
     show(picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology(),
-                 _ledger(config, args.direct)), args)
+                 _ledger(config, args.direct), os.uname().nodename), args)
     return 0
 
 

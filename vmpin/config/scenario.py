@@ -2,14 +2,14 @@
 
 Reads the outer format into the inner model, and writes placements as JSON data. Nothing on the machine is touched; a
 value that cannot be used is refused with the file, the place in it and the value. What stays out: the rules
-(placement). Called by cli.plan."""
+(placement). Called by cli.planned."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vmpin.config import yaml_file
 from vmpin.config.scenario_allocation import AllocationScenario
@@ -48,9 +48,10 @@ class ScenarioOutcome(NamedTuple):
     placements: tuple[Placement, ...]
     sandboxes: tuple[ScenarioSandbox, ...]
     collisions: tuple[Collision, ...]
+    own: Ownership
     moves: int  #: How many vCPUs have other CPUs than in the previous plan.
 
-    def data(self) -> dict[str, object]:
+    def data(self) -> dict[str, Any]:
         """As `vmpin plan --scenario -o json` prints it."""
         return {"sandboxes": [_placement_data(placement, sandbox.iothreads)
                               for placement, sandbox in zip(self.placements, self.sandboxes, strict=True)],
@@ -68,7 +69,7 @@ def place_scenario(scenario: Scenario, previous: Mapping[SandboxId, Previous] | 
     for placement in placements:
         old = before.get(placement.sandbox, Previous()).vcpus
         moves += sum(vcpu.id in old and old[vcpu.id][0] != vcpu.cpus for vcpu in placement.vcpus)
-    return ScenarioOutcome(placements, scenario.sandboxes, tuple(_collisions(own, placements)), moves)
+    return ScenarioOutcome(placements, scenario.sandboxes, tuple(_collisions(own, placements)), own, moves)
 
 
 def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collision]:

@@ -1,7 +1,7 @@
 """A scenario's events, played: which CPUs each container gets, by the rules that the watcher uses.
 
 The containers are those that the runtime would show, and updates that are due are made at once. Nothing on the machine
-is read or touched. What stays out: the rules (allocation). Called by cli.plan.
+is read or touched. What stays out: the rules (allocation). Called by cli.planned.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vmpin.allocation import decisions
-from vmpin.allocation.allocation_options import AllocationMode
+from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.cpu_request import CpuCost, CpuPolicy
 from vmpin.allocation.eligibility import query_of
 from vmpin.allocation.ledger import Grant, Ledger
@@ -37,10 +37,21 @@ class AllocationScenario(NamedTuple):
     events: tuple[ScenarioEvent, ...]
 
 
-def play(scenario: AllocationScenario) -> list[dict[str, object]]:
-    """What comes of each event, as `vmpin plan --scenario -o json` prints it."""
+class PlayedAllocation(NamedTuple):
+    """What comes of each event, as `vmpin plan --scenario -o json` prints it, and the node after the last."""
+
+    events: list[dict[str, object]]
+    machine: Topology
+    options: AllocationOptions
+    ledger: Ledger
+    pool: CpuSet
+
+
+def play(scenario: AllocationScenario) -> PlayedAllocation:
+    """Have every event decided on, in order."""
     node = _PlayedNode(scenario)
-    return [node.play(number, event) for number, event in enumerate(scenario.events, 1)]
+    events = [node.play(number, event) for number, event in enumerate(scenario.events, 1)]
+    return PlayedAllocation(events, *node.state())
 
 
 class _PlayedNode:
@@ -70,6 +81,9 @@ class _PlayedNode:
         updates = decisions.due_updates(self._machine, self._ledger, self._options)
         self._ledger = applied(self._ledger, list(updates))
         return {**about, **outcome, "pool": str(pool(self._machine, self._ledger, self._options))}
+
+    def state(self) -> tuple[Topology, AllocationOptions, Ledger, CpuSet]:
+        return self._machine, self._options, self._ledger, pool(self._machine, self._ledger, self._options)
 
     def _create(self, number: int, event: ContainerCreated) -> dict[str, object]:
         container = _requested(number, event)._replace(devices={name: name for name in self._machine.devices})

@@ -18,11 +18,13 @@ _NAMES = 6
 
 
 class CpuHolder(NamedTuple):
-    """A container with CPUs of its own, a VM with its spare set, or a group. `what` is the kind, for the legend."""
+    """A container with CPUs of its own, a VM with its spare set, or a group. `what` is the kind, for the legend;
+    `sandbox` is "" for a group."""
 
     title: str
     what: str
     cpus: CpuSet
+    sandbox: str = ""
 
 
 class LedgerMap(NamedTuple):
@@ -79,10 +81,11 @@ def _holders(grant: Mapping[str, Any], grants: list[Mapping[str, Any]], pool: Cp
     if grant["state"] == "lapsed":  # a running container of the pod may have some of its CPUs by now
         live = union(CpuSet.parse(other["cpus"]) for other in grants
                      if other["sandbox"] == grant["sandbox"] and other["state"] != "lapsed")
-        return [CpuHolder(title, f"lapsed: its pod keeps them until it ends, {kind}", cpus - live)]
+        return [CpuHolder(title, f"lapsed: its pod keeps them until it ends, {kind}", cpus - live, grant["sandbox"])]
     what = "fixed, also in the shared pool" if grant["policy"] == "fixed" else grant["policy"]
     shared = "also in the shared pool" if spare <= pool else "the VM's own"
-    return [CpuHolder(title, f"{what}, {kind}", cpus), CpuHolder(title, f"spare CPUs of the VM, {shared}", spare)]
+    return [CpuHolder(title, f"{what}, {kind}", cpus, grant["sandbox"]),
+            CpuHolder(title, f"spare CPUs of the VM, {shared}", spare, grant["sandbox"])]
 
 
 def _groups(report: Mapping[str, Any]) -> list[CpuHolder]:

@@ -119,8 +119,9 @@ def test_as_svg_and_html_it_is_whole_and_loads_nothing(drawn: Picture) -> None:
     assert any("thread 12 of web may run there" in name for name in names)
     page = svg.html(drawn)
     for text in (made, page):
-        for word in ("href", "src=", "url(", "<script", "@import"):
+        for word in ("href", "src=", "<script", "@import"):
             assert word not in text
+        assert text.count("url(") == text.count("url(#vmpin-h")  # hatchings of its own
         assert "prefers-color-scheme:dark" in text
 
 

@@ -6,7 +6,7 @@ Pure: from the status document and the topology. Called by cli/map. What stays o
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -23,18 +23,21 @@ SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
 @dataclass(frozen=True)
 class MapOwner:
-    """A container that owns CPUs, or that the allocator's ledger has with CPUs. `number` counts from 0 in the order of
-    its first CPU; of the ledger's, those whose CPUs stay in the shared pool follow."""
+    """A container that owns CPUs, or that the allocator's ledger has with CPUs. `pod` is the number of its pod
+    (`_numbers`); a group of containers counts as a pod."""
 
-    number: int
+    pod: int
     title: str
     #: "vm", "runc", "unseen": only the kubelet reported it; or what the ledger has.
     kind: str
     cpus: CpuSet
+    #: Which of the several owners of its pod it is, from 1; 0: the only one.
+    part: int = 0
 
     @property
     def letter(self) -> str:
-        return letter(self.number)
+        """The letter of its pod, with a number where the pod has several owners: "A", "A2"."""
+        return letter(self.pod) + (str(self.part) if self.part else "")
 
     @property
     def legend(self) -> str:
@@ -44,14 +47,18 @@ class MapOwner:
 
 @dataclass(frozen=True)
 class MapGuest:
-    """A VM sandbox. Its letter is lower-case, unlike those of owners."""
+    """A VM sandbox. `pod` as an owner's; its letter is lower-case, unlike those of owners."""
 
-    letter: str
+    pod: int
     title: str
     verdict: str
     mask: str
     #: Threads that may run on more CPUs than one: "vCPUs 0-1, 5 emulator on 0-1,7".
     floats: tuple[str, ...]
+
+    @property
+    def letter(self) -> str:
+        return letter(self.pod).lower()
 
     @property
     def legend(self) -> str:
@@ -112,7 +119,7 @@ class Picture:
 
 
 def letter(number: int) -> str:
-    """0 → A, 25 → Z, 26 → AA: stands for one owner in every form of the map."""
+    """0 → A, 25 → Z, 26 → AA: stands for one pod in every form of the map."""
     text = ""
     number += 1
     while number:
@@ -121,15 +128,22 @@ def letter(number: int) -> str:
     return text
 
 
-def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap | None = None) -> Picture:
+def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap | None = None,
+            node_name: str = "") -> Picture:
     """Arrange the sandboxes of a status document on the CPUs of a node, by their masks in the kernel.
 
-    :param ledger: of the allocator, where one gives out the CPUs; containers that it has are shown as it has them."""
+    :param ledger: of the allocator, where one gives out the CPUs; containers that it has are shown as it has them.
+    :param node_name: "" where it has none."""
     node = document["node"]
-    owners = _owners(node["owners"], document["sandboxes"]) if ledger is None else _with_ledger(
-        _owners([owner for owner in node["owners"] if owner["container"] not in ledger.containers],
-                document["sandboxes"]), ledger)
-    guests, pinned, floating = _guests(document["sandboxes"])
+    held = () if ledger is None else ledger.holders
+    claims = [*((holder.sandbox or holder.title, holder.title, holder.what, holder.cpus) for holder in held),
+              *_claims([owner for owner in node["owners"]
+                        if ledger is None or owner["container"] not in ledger.containers], document["sandboxes"])]
+    vms = sorted((sandbox for sandbox in document["sandboxes"] if sandbox["vmm"] is not None),
+                 key=lambda sandbox: str(sandbox["id"]))
+    pods = _numbers([*(claim[0] for claim in claims), *(sandbox["id"] for sandbox in vms)])
+    owners = _owners(claims, pods)
+    guests, pinned, floating = _guests(vms, pods)
     names = {container["id"]: printable(container["name"]) for sandbox in document["sandboxes"]
              for container in sandbox["containers"] if container["name"]}
     names |= {each[key]: _title(each.get("pod"), each[key])
@@ -164,19 +178,33 @@ def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap |
     for name, cpus in [*places, *([("in no NUMA node", lost)] if lost else [])]:
         caches = [_grouped(cache, topology.core_of) for cache in _grouped(cpus, topology.cache_of)]
         nodes.append((name, tuple(tuple(tuple(map(cpu, core)) for core in cores) for cores in caches)))
-    facts = {key.replace("_", " "): node[key] or "none"
-             for key in ("online", "shared_pool", "exclusive", "housekeeping")}
+    facts = {key: printable(text) for key, text in (("node", node_name), ("time", document.get("time", ""))) if text}
+    facts |= {key.replace("_", " "): node[key] or "none" for key in (
+        "online", "shared_pool", "exclusive", "housekeeping")}
     if ledger is not None:
-        facts |= {"shared pool": str(ledger.shared) or "none", "reserved": str(ledger.reserved) or "none"}
-    return Picture(tuple(nodes), owners, guests, {**facts, "time": document["time"]},
-                   () if ledger is None else ledger.notes)
+        facts |= {"shared pool": str(ledger.shared) or "none",
+                  "exclusive": str(union(owner.cpus for owner in owners) - ledger.shared - ledger.reserved) or "none",
+                  "reserved": str(ledger.reserved) or "none"}
+    return Picture(tuple(nodes), owners, guests, facts, () if ledger is None else ledger.notes)
 
 
-def _with_ledger(owners: tuple[MapOwner, ...], ledger: LedgerMap) -> tuple[MapOwner, ...]:
-    """The ledger's holders, and the owners that it does not have after them."""
-    held = tuple(MapOwner(number, holder.title, holder.what, holder.cpus)
-                 for number, holder in enumerate(ledger.holders))
-    return (*held, *(replace(owner, number=owner.number + len(held)) for owner in owners))
+def _numbers(keys: Iterable[str]) -> dict[str, int]:
+    """Numbers from 0 for pods (by sandbox id) and groups (by title), in their order."""
+    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+
+
+#: (pod, title, kind, CPUs) of a container or several that have CPUs.
+_Claim = tuple[str, str, str, CpuSet]
+
+
+def _owners(claims: Sequence[_Claim], pods: Mapping[str, int]) -> tuple[MapOwner, ...]:
+    several = Counter(pod for pod, _, _, _ in claims)
+    parts: Counter[str] = Counter()
+    owners = []
+    for pod, title, kind, cpus in claims:
+        parts[pod] += 1
+        owners.append(MapOwner(pods[pod], title, kind, cpus, parts[pod] if several[pod] > 1 else 0))
+    return tuple(owners)
 
 
 def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
@@ -192,32 +220,29 @@ def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
     return printable(pod_name(pod, short_id(sandbox)))
 
 
-def _owners(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> tuple[MapOwner, ...]:
+def _claims(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> list[_Claim]:
+    """The owners of a status document by their first CPU. Containers of a pod with the same CPUs own them together."""
     names = {(sandbox["id"], container["id"]): container["name"]
              for sandbox in sandboxes for container in sandbox["containers"]}
     names |= {(owner["sandbox"], owner["container"]): owner["name"] for owner in owners if owner.get("name")}
     found = [(CpuSet.parse(owner["cpus"]), owner) for owner in owners if owner["cpus"]]
     found.sort(key=lambda item: (item[0].first, item[1]["sandbox"], item[1]["container"]))
-    # Containers of a pod with the same CPUs own them together.
     together: dict[tuple[str, CpuSet], list[Mapping[str, Any]]] = {}
     for cpus, owner in found:
         together.setdefault((owner["sandbox"], cpus), []).append(owner)
-    return tuple(
-        MapOwner(number, f"{_title(many[0].get('pod'), sandbox)} " + "+".join(
-            printable(names.get((sandbox, owner["container"])) or owner["container"][:12]) for owner in many).strip(),
-            many[0].get("kind", "unseen"), cpus)
-        for number, ((sandbox, cpus), many) in enumerate(together.items()))
+    return [(sandbox, f"{_title(many[0].get('pod'), sandbox)} " + "+".join(
+        printable(names.get((sandbox, owner["container"])) or owner["container"][:12]) for owner in many).strip(),
+        many[0].get("kind", "unseen"), cpus) for (sandbox, cpus), many in together.items()]
 
 
-def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[tuple[MapGuest, ...], dict[int, list[str]], Counter[int]]:
-    """(the guests, the pinned threads by CPU, the number of floating threads by CPU)."""
+def _guests(vms: Sequence[Mapping[str, Any]], pods: Mapping[str, int],
+            ) -> tuple[tuple[MapGuest, ...], dict[int, list[str]], Counter[int]]:
+    """(the guests by letter, the pinned threads by CPU, the number of floating threads by CPU)."""
     guests: list[MapGuest] = []
     pinned: dict[int, list[str]] = {}
     floating: Counter[int] = Counter()
-    for sandbox in sorted(sandboxes, key=lambda each: str(each["id"])):
-        if sandbox["vmm"] is None:
-            continue
-        name = letter(len(guests)).lower()
+    for sandbox in sorted(vms, key=lambda each: pods[each["id"]]):
+        guest = letter(pods[sandbox["id"]]).lower()
         threads = sorted(((CpuSet.parse(thread["actual"]), thread) for thread in sandbox["threads"]
                           if thread["actual"] not in ("", "None")), key=lambda item: list(item[0]))
         floats = []
@@ -227,12 +252,12 @@ def _guests(sandboxes: Sequence[Mapping[str, Any]]) -> tuple[tuple[MapGuest, ...
             others = [printable(thread["role"]) for thread in there if thread["vcpu"] is None]
             if len(mask) == 1:
                 marks = [f"v{vcpus}"] * bool(vcpus) + [f"+{len(others)}"] * bool(others)
-                pinned.setdefault(mask.first, []).extend(f"{name}:{mark}" for mark in marks)
+                pinned.setdefault(mask.first, []).extend(f"{guest}:{mark}" for mark in marks)
             else:
                 roles = [f"vCPU{'s' * (len(vcpus) > 1)} {vcpus}"] * bool(vcpus)
                 roles += [role if count == 1 else f"{count} {role}" for role, count in Counter(others).items()]
                 floats.append(f"{', '.join(roles)} on {mask}")
                 floating.update(dict.fromkeys(mask, len(there)))
-        guests.append(MapGuest(name, _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
+        guests.append(MapGuest(pods[sandbox["id"]], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
                                sandbox["mask"] or "", tuple(floats)))
     return tuple(guests), pinned, floating

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from vmpin.reports.map import OFFLINE, SHARED, Cpu, Picture
+from vmpin.reports.map.pod_colours import DEFINITIONS, STYLE, Ground, ground
 from vmpin.reports.map.text import LEDGER_SIGNS, SIGNS, marks
 
 # Pixels. Siblings stand one above the other in their core; cores flow in rows within their cache.
@@ -17,6 +18,7 @@ _HEAD = 20
 _LINE = 17
 #: Where a legend's text begins.
 _TEXT = 52
+_KEY_W = 28
 #: Width of a character in a fixed-width font: 0.6 em in nearly all of them.
 _CHAR = 6.7
 #: Characters in a line of a CPU's box; its tooltip has all marks.
@@ -30,19 +32,19 @@ _STYLE = """
 .vmpin text{fill:var(--ink);font-size:12px}.vmpin .soft{fill:var(--soft);font-size:11px}
 .vmpin .n{font-weight:600;font-size:13px}.vmpin .mark{font-size:11px;font-family:ui-monospace,monospace}
 .vmpin .node{fill:var(--node)}.vmpin .cache{fill:var(--cache)}.vmpin .core{fill:var(--core);stroke:var(--edge)}
-.vmpin .cpu{stroke:var(--edge);stroke-width:.7}.vmpin .shared{fill:var(--shared);background:var(--shared)}
-.vmpin .free{fill:var(--free);background:var(--free)}.vmpin .offline{fill:var(--off);background:var(--off)}
-.vmpin .bad{stroke:var(--bad);stroke-width:2.5}.vmpin .alarm{fill:var(--bad);background:var(--bad);color:var(--page)}
+.vmpin .cpu{stroke:var(--edge);stroke-width:.7}.vmpin .shared{fill:var(--shared)}
+.vmpin .free{fill:var(--free)}.vmpin .offline{fill:var(--off)}
+.vmpin .bad{stroke:var(--bad);stroke-width:2.5}.vmpin .alarm{fill:var(--bad)}
 .vmpin .on{fill:var(--page)}
 """
 _PAGE = """
 body{margin:1.5rem;background:#fff}@media (prefers-color-scheme:dark){body{background:#14171a}}
-main{max-width:1180px;margin:auto}svg{max-width:100%;height:auto;margin-top:.6rem}h1{font-size:1.25rem}
-h2{font-size:1rem;margin:1.4rem 0 .4rem}
+main{max-width:1180px;margin:auto}.scroll{overflow-x:auto;margin-top:.6rem}.scroll svg{display:block}
+h1{font-size:1.25rem;overflow-wrap:anywhere}h2{font-size:1rem;margin:1.4rem 0 .4rem}
 table{border-collapse:collapse;font-size:.85rem}td,th{text-align:left;padding:.2rem .9rem .2rem 0;vertical-align:top;
 border-bottom:1px solid var(--edge);overflow-wrap:anywhere}p{color:var(--soft);font-size:.85rem}
-.key{display:inline-block;min-width:1.6em;text-align:center;border:1px solid var(--edge);border-radius:3px;
-font-weight:600}
+td:first-child{white-space:nowrap}.key{vertical-align:middle}@media(max-width:500px){body{margin:.7rem}}
+@media print{body{margin:0}.scroll{overflow:visible}}
 """
 
 
@@ -55,8 +57,8 @@ def svg(picture: Picture) -> str:
             continue
         height += _HEAD
         body += f'<text class="soft" x="{2 * _PAD}" y="{height}">{escape(title)}</text>'
-        for css, key, text in rows:
-            body += _swatch(css, key, height + _LINE)
+        for under, key, text in rows:
+            body += _swatch(under, key, 16, height + _LINE)
             for part in _wrapped(text, int((width - _TEXT - _PAD) / _CHAR)):
                 height += _LINE
                 body += f'<text class="mark" x="{_TEXT}" y="{height}">{escape(part)}</text>'
@@ -64,25 +66,31 @@ def svg(picture: Picture) -> str:
     height += _PAD
     return (f'<svg xmlns="http://www.w3.org/2000/svg" class="vmpin" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img"><title>{escape(_title(picture))}</title><style>{_STYLE}'
-            f'{_colours(picture)}</style><rect width="{width}" height="{height}" style="fill:var(--page)"/>'
+            f'{STYLE}</style>{DEFINITIONS}<rect width="{width}" height="{height}" style="fill:var(--page)"/>'
             f"{body}</svg>\n")
 
 
-def html(picture: Picture) -> str:
-    """A page with the drawing, and tables in place of its legend."""
+def html(picture: Picture, refresh: float | None = None) -> str:
+    """A page with the drawing, and tables in place of its legend. On a narrow screen the drawing scrolls.
+    :param refresh: after so many seconds a browser is to load it again; None: never."""
     body, width, height = _drawing(picture)
     facts = "; ".join(f"{name} {value}" for name, value in picture.facts.items())
     wrong, *others = (_table(title, rows) for title, rows in _legend(picture))
-    return (f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    again = "" if refresh is None else f'<meta http-equiv="refresh" content="{max(1, round(refresh))}">'
+    node = picture.facts.get("node")
+    return (f'<!doctype html><html lang="en"><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width,initial-scale=1">{again}'
             f'<meta name="color-scheme" content="light dark"><title>{escape(_title(picture))}</title>'
-            f'<style>{_PAGE}{_STYLE}{_colours(picture)}</style><main class="vmpin"><h1>CPUs of this node</h1>'
-            f'<p>{escape(facts)}</p>{wrong}<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" role="img"><title>{escape(_title(picture))}</title>{body}</svg>'
-            f'{"".join(others)}</main></html>\n')
+            f'<style>{_PAGE}{_STYLE}{STYLE}</style><main class="vmpin">'
+            f'<h1>CPUs of {"this node" if node is None else escape(node)}</h1>'
+            f'<p>{escape(facts)}</p>{wrong}<div class="scroll">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" role="img"><title>{escape(_title(picture))}</title>'
+            f'{DEFINITIONS}{body}</svg></div>{"".join(others)}</main></html>\n')
 
 
 def _title(picture: Picture) -> str:
-    return f"vmpin map, {picture.facts['time']}"
+    return ", ".join(["vmpin map", *(picture.facts[name] for name in ("node", "time") if name in picture.facts)])
 
 
 def _drawing(picture: Picture) -> tuple[str, int, int]:
@@ -124,7 +132,7 @@ def _cache(cores: Sequence[Sequence[Cpu]]) -> tuple[str, int, int]:
 
 
 def _cpu(cpu: Cpu, x: int, y: int) -> str:
-    kind = cpu.kind if cpu.owner is None or cpu.kind == OFFLINE else f"o{cpu.owner.number}"
+    under = Ground(cpu.kind) if cpu.owner is None or cpu.kind == OFFLINE else ground(cpu.owner.pod)
     shown = marks(cpu)
     tags = " ".join(tag for tag in ("!" * bool(cpu.collisions) + cpu.letters, cpu.flags) if tag)
     holder = cpu.kind if cpu.owner is None else " and ".join(
@@ -133,10 +141,9 @@ def _cpu(cpu: Cpu, x: int, y: int) -> str:
                                       if cpu.floating else "", *cpu.collisions) if text)
     left, right = x + 5, x + _CPU_W - 5
     floats = f"~{cpu.floating}" if cpu.floating else ""
-    parts = [f'<title>{escape(tip)}</title><rect class="cpu {kind}{" bad" * bool(cpu.collisions)}" x="{x}" y="{y}" '
-             f'width="{_CPU_W}" height="{_CPU_H}" rx="3"/>']
+    parts = [f"<title>{escape(tip)}</title>", under.drawn(x, y, _CPU_W, _CPU_H, " bad" * bool(cpu.collisions))]
     on = " on" * bool(cpu.collisions)
-    if on:  # on a separate ground: red is not readable on every owner's hue
+    if on:  # on a separate ground: red is not readable on every pod's colour
         parts.append(f'<rect class="alarm" x="{x}" y="{y}" width="{_CPU_W}" height="19" rx="3"/>')
     parts.append(f'<text class="n{on}" x="{left}" y="{y + 14}">{cpu.number}</text>'
                  f'<text class="{on}" x="{right}" y="{y + 14}" text-anchor="end">{escape(tags)}</text>')
@@ -169,47 +176,43 @@ def _wrapped(text: str, room: int) -> list[str]:
     return lines
 
 
-def _colours(picture: Picture) -> str:
-    """A hue for each owner: neighbours differ much (the golden angle), and none is the shared pool's blue."""
-    def rules(saturation: int, lightness: int) -> str:
-        angles = ((owner.number, owner.number * 137.508 % 360 * 310 / 360) for owner in picture.owners)
-        hues = ((number, f"hsl({angle if angle < 185 else angle + 50:.0f},{saturation}%,{lightness}%)")
-                for number, angle in angles)
-        return "".join(f".vmpin .o{number}{{fill:{hue};background:{hue}}}" for number, hue in hues)
-
-    return f"{rules(70, 80)}@media (prefers-color-scheme:dark){{{rules(50, 27)}}}"
-
-
-#: Class of a swatch ("" for a bare sign), its key and its text.
-_Rows = Sequence[tuple[str, str, str]]
+#: The ground of a key (None for a bare sign), the key and its text.
+_Rows = Sequence[tuple[Ground | None, str, str]]
+_ALARM = Ground("alarm")
 
 
 def _legend(picture: Picture) -> Iterable[tuple[str, _Rows]]:
     """The sections of the legend by title, collisions first."""
+    signs = (*SIGNS, *(LEDGER_SIGNS if picture.notes else ()))
     return (
-        ("Collisions", [("alarm", "!", text) for text in picture.alarms()]),
-        ("Signs", [("shared", "", "shared pool"), ("free", "", "free: without an owner, and not in the shared pool"),
-                   ("offline", "", "offline"), *(("alarm" * (sign == "!"), sign, text) for sign, text in (
-                       *SIGNS, *(LEDGER_SIGNS if picture.notes else ()))),
-                   ("", "", "in one frame: the siblings of a core; on one ground: the cores of a last-level cache")]),
+        ("Collisions", [(_ALARM, "!", text) for text in picture.alarms()]),
+        ("Signs", [(Ground("shared"), "", "shared pool"),
+                   (Ground("free"), "", "free: without an owner, and not in the shared pool"),
+                   (Ground("offline"), "", "offline"),
+                   *((_ALARM if sign == "!" else None, sign, text) for sign, text in signs),
+                   (None, "", "in one frame: the siblings of a core; on one ground: the cores of a cache")]),
         ("CPUs given out" if picture.notes else "Exclusive CPUs",
-         [(f"o{owner.number}", owner.letter, owner.legend) for owner in picture.owners]),
-        ("Free CPUs", [("", "", note) for note in picture.notes]),
-        ("Guests", [("free", guest.letter, guest.legend) for guest in picture.guests]))
+         [(ground(owner.pod), owner.letter, owner.legend) for owner in picture.owners]),
+        ("Free CPUs", [(None, "", note) for note in picture.notes]),
+        ("Guests", [(Ground("free"), guest.letter, guest.legend) for guest in picture.guests]))
 
 
-def _swatch(css: str, key: str, y: int) -> str:
-    box = f'<rect class="cpu {css}" x="16" y="{y - 12}" width="28" height="15" rx="2"/>' if css else ""
-    on = " on" * (css == "alarm")
-    return f'{box}<text class="mark{on}" x="30" y="{y}" text-anchor="middle">{escape(key)}</text>'
+def _swatch(under: Ground | None, key: str, x: int, y: int) -> str:
+    """A key with its ground, on a line of text whose base is at y."""
+    box = "" if under is None else under.drawn(x, y - 12, _KEY_W, 15)
+    on = " on" * (under is _ALARM)
+    return f'{box}<text class="mark{on}" x="{x + _KEY_W // 2}" y="{y}" text-anchor="middle">{escape(key)}</text>'
 
 
-def _key(css: str, key: str) -> str:
-    return f'<span class="key {css}">{escape(key) or "&nbsp;"}</span>' if css else escape(key)
+def _key(under: Ground | None, key: str) -> str:
+    """As `_swatch`, in a table."""
+    if under is None:
+        return escape(key)
+    return f'<svg class="key" width="{_KEY_W + 2}" height="17">{_swatch(under, key, 1, 13)}</svg>'
 
 
 def _table(title: str, rows: _Rows) -> str:
     if not rows:
         return ""
-    cells = "".join(f"<tr><td>{_key(css, key)}</td><td>{escape(text)}</td></tr>" for css, key, text in rows)
+    cells = "".join(f"<tr><td>{_key(under, key)}</td><td>{escape(text)}</td></tr>" for under, key, text in rows)
     return f"<h2>{escape(title)}</h2><table>{cells}</table>"

@@ -3,6 +3,7 @@
 Pure; called by cli/map. What stays out: printing (cli).
 """
 
+import re
 from collections.abc import Iterator
 
 from vmpin.reports.map import FREE, OFFLINE, SHARED, Cpu, Picture
@@ -25,8 +26,9 @@ LEGEND = "; ".join(f"{sign}: {what}" for sign, what in (
 
 def lines(picture: Picture, width: int) -> Iterator[Line]:
     """The whole map, wrapped to `width` columns."""
-    yield [("; ".join(f"{name} {value}" for name, value in picture.facts.items() if name != "time"), "")]
-    yield from ([(note, "")] for note in picture.notes)
+    yield from _wrapped("; ".join(f"{name} {value}" for name, value in picture.facts.items()), width)
+    for note in picture.notes:
+        yield from _wrapped(note, width)
     cells = {cpu.number: _cell(cpu) for cpu in picture.cpus()}
     wide = max((len(text) for text, _ in cells.values()), default=0)
     for name, caches in picture.nodes:
@@ -41,18 +43,37 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
                 line += cells_of_core
             yield line
     yield []
-    yield [("; ".join([LEGEND, *(f"{sign}: {what}" for sign, what in LEDGER_SIGNS if picture.notes)]), "dim")]
+    signs = "; ".join([LEGEND, *(f"{sign}: {what}" for sign, what in LEDGER_SIGNS if picture.notes)])
+    yield from _wrapped(signs, width, "dim")
     for owner in picture.owners:
-        yield [(f"{owner.letter:>3} ", style(owner.number)), (owner.legend, "")]
+        yield from _keyed(owner.letter, style(owner.pod), owner.legend, width)
     for guest in picture.guests:
-        yield [(f"{guest.letter:>3} ", "bold"), (guest.legend, "")]
+        yield from _keyed(guest.letter, "bold", guest.legend, width)
     for alarm in picture.alarms():
         yield [(f"  ! {alarm}", COLLISION)]
 
 
-def style(number: int) -> str:
-    """The style of an owner."""
-    return COLOURS[number % len(COLOURS)]
+def _wrapped(text: str, width: int, kind: str = "") -> Iterator[Line]:
+    """Broken after semicolons, else after blanks and after the commas of long CPU lists: a number stays whole."""
+    line = ""
+    for part in re.findall(r"[^;]+;? *", text):
+        for piece in [part] if len(part.rstrip()) <= width else re.findall(r"[^ ,]+[ ,]*", part):
+            if line and len((line + piece).rstrip()) > width:
+                yield [(line.rstrip(), kind)]
+                line = ""
+            line += piece
+    yield [(line.rstrip(), kind)]
+
+
+def _keyed(key: str, kind: str, text: str, width: int) -> Iterator[Line]:
+    """A line of the legend; what does not fit stands below its text."""
+    for number, line in enumerate(_wrapped(text, max(width - 4, 1))):
+        yield [(" " * 4 if number else f"{key:>3} ", kind), *line]
+
+
+def style(pod: int) -> str:
+    """The style of a pod's owners."""
+    return COLOURS[pod % len(COLOURS)]
 
 
 def marks(cpu: Cpu) -> str:
@@ -66,7 +87,7 @@ def marks(cpu: Cpu) -> str:
 
 def _cell(cpu: Cpu) -> tuple[str, str]:
     sign, kind = _SIGNS.get(cpu.kind, ("", "")) if cpu.owner is None or cpu.kind == OFFLINE else (
-        cpu.letters, style(cpu.owner.number))
+        cpu.letters, style(cpu.owner.pod))
     flags = "!" * bool(cpu.collisions) + cpu.flags
     floats = f"~{cpu.floating}" if cpu.floating else ""
     text = " ".join(part for part in (f"{cpu.number:>3} {sign}{flags}", marks(cpu), floats) if part)

@@ -1,7 +1,6 @@
 """`vmpin plan`: the changes that vmpin would make, on this node or on one described in a file. Changes nothing."""
 
 import argparse
-import contextlib
 import textwrap
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, ask, quiet_log
 from vmpin.cli.output import print_data, table
 from vmpin.domain.terminal import printable
-from vmpin.errors import SourceError, UsageError
+from vmpin.errors import UsageError
 
 _ABOUT = """\
 Without --scenario: the system calls that would place every thread now, one line each; none if all threads are in
@@ -84,19 +83,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace) -> int:
+    from vmpin.cli.planned.scenario_file import load_scenario
     from vmpin.config import scenario
-    from vmpin.host.allocator_topology import allocator_topology
-    from vmpin.host.sysfs import Sysfs
-    machine = None
-    with contextlib.suppress(SourceError):  # of no use to a scenario that has a topology
-        machine = allocator_topology(Sysfs())
     previous = None if args.previous is None else scenario.load_previous(Path(args.previous))
-    read = scenario.load(Path(args.scenario), machine)
+    read = load_scenario(args.scenario)
     found: Document = scenario.place_scenario(read, previous).data()
     events: list[Document] = []
     if read.allocation is not None:
         from vmpin.config.scenario_allocation import play
-        events = play(read.allocation)
+        events = play(read.allocation).events
         found["events"] = events
     if args.output == "json":
         print_data(found, "json")

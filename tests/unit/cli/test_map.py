@@ -1,0 +1,69 @@
+"""`vmpin map --scenario`: a node described in a file, drawn as vmpin would place it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmpin.cli.main import main
+
+PLACED = """\
+topology: {online: "0-7", nodes: {0: "0-3", 1: "4-7"}}
+shared_pool: "0-1"
+sandboxes:
+  - id: pod-b
+    vcpus: 4
+    vhost: 1
+    containers:
+      - {id: main, cpuset: "4-5", exclusive: true}
+      - {id: side, cpuset: "6", exclusive: true}
+  - {id: pod-a, vcpus: 2, containers: [{id: only, cpuset: "0-1"}]}
+"""
+GIVEN_OUT = """\
+topology: {online: "0-7", nodes: {0: "0-3", 1: "4-7"}}
+allocate: {reserved: "0"}
+pods: [{pod: shop/web, containers: [{container: web, cpus: 2, policy: exclusive}]}]
+events: [{create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def drawn(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    file = tmp_path / "node.yaml"
+    file.write_text(text)
+    assert main(["map", "--scenario", str(file), *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_scenario_is_drawn_with_its_planned_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = drawn(PLACED, tmp_path, capsys).splitlines()
+    assert lines[0] == "node node.yaml; online 0-7; shared pool 0-1; exclusive 4-6; housekeeping none"
+    assert any("4 A1 a:v1" in line for line in lines), "the VM of a pod has its letter"
+    assert any("6 A2 a:v3" in line for line in lines)
+    assert " A2 pod-b side: CPUs 6 (VM)" in lines
+    assert "  b pod-a: floating, on 0-1; vCPUs 0-1, vhost, emulator on 0-1" in lines
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_scenario_whose_cpus_are_given_out_is_drawn_by_the_ledger(tmp_path: Path,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    text = drawn(GIVEN_OUT, tmp_path, capsys)
+    assert "A shop/web web: CPUs 1-2 (exclusive, runc)" in text
+    assert "B shop/db main: CPUs 4-7 (exclusive, runc)" in text
+    assert "of these 1 CPUs the largest set" in " ".join(text.split())
+
+
+def test_as_a_page_it_has_the_files_name_and_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = drawn(PLACED, tmp_path, capsys, "-o", "html")
+    assert "<title>vmpin map, node.yaml</title>" in page
+    assert '<div class="scroll"><svg' in page, "a phone scrolls it"
+
+
+def test_a_scenario_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", "--scenario", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
