@@ -21,7 +21,8 @@ OPERATOR = {
     # A VM's network devices and their path to the NIC.
     "network": 0,
     # Schemas, completion, manual pages and the rest of the command line.
-    "terminal": 0,
+    # 25: configuration values as the file has them, and that file on request.
+    "terminal": 25,
     # Pages that a phone and a colour-blind reader can read.
     "map": 180,
     # A measured demonstration beside noise.

@@ -1,9 +1,11 @@
-"""`vmpin config`: the effective configuration, with the origin of each value."""
+"""`vmpin config`: the effective configuration, with the origin of each value, and the file that explains every key."""
 
 import argparse
+import sys
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
 from vmpin.cli.output import print_data, table
+from vmpin.domain.terminal import as_written
 
 _ABOUT = """\
 Print every key with its value and origin. Sources of values, each overriding the ones before: the defaults, the file
@@ -11,19 +13,30 @@ Print every key with its value and origin. Sources of values, each overriding th
 refused, and so are variables named VMPIN_… without a key.
 """
 
+_EXAMPLES = """\
+examples:
+  vmpin config                                       every key: what is in force, and why
+  vmpin config --example > /etc/vmpin/vmpin.yaml     a file that explains every key and changes none
+"""
+
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "config", "print the effective configuration with the origin of each value", run,
-                  about=_ABOUT)
+                  about=_ABOUT, epilog=_EXAMPLES)
+    parser.add_argument("--example", action="store_true", help="print the configuration file that comes with vmpin: "
+                        "every key, explained, with its default, commented out")
     output_flag(parser, ("table", "json", "yaml"))
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.example:
+        from vmpin.install import data_files
+        sys.stdout.write(data_files.path("config/vmpin.yaml").read_text(encoding="utf-8"))
+        return 0
     data = load_config(args).data()
     if args.output != "table":
         print_data(data, args.output)
         return 0
     table(["KEY", "VALUE", "FROM"],
-          [[key, "unset" if entry["value"] in (None, "") else entry["value"], entry["from"]]
-           for key, entry in data.items()])
+          [[key, as_written(entry["value"]) or "unset", entry["from"]] for key, entry in data.items()])
     return 0

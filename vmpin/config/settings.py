@@ -258,5 +258,7 @@ def with_values(parsed: Mapping[str, object], origin: Mapping[str, str]) -> Conf
 
 
 def to_plain(value: object) -> object:
-    """A value as JSON and YAML can hold it."""
-    return value if value is None or isinstance(value, bool | float) else str(value)
+    """A value as JSON and YAML can hold it; a number as the file has it: 10, and not 10.0."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if value is None or isinstance(value, int | float) else str(value)

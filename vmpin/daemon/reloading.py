@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from vmpin import log
 from vmpin.config.settings import Config, to_plain, with_values
+from vmpin.domain.terminal import as_written
 from vmpin.errors import ConfigError
 from vmpin.host.unix_sockets import open_to
 
@@ -75,10 +76,7 @@ def changes(old: Config, new: Config) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    found = to_plain(value)
-    if isinstance(found, bool):
-        return str(found).lower()
-    return "unset" if found in (None, "") else str(found)
+    return as_written(to_plain(value)) or "unset"
 
 
 def keep_fixed(old: Config, new: Config) -> Config:

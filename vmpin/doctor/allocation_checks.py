@@ -74,7 +74,7 @@ def _to_give(facts: NodeFacts, kept: CpuSet) -> tuple[int, list[str]]:
     isolated = facts.cpus.isolated & facts.cpus.online - kept
     why = [f"isolated CPUs {isolated} are not counted: cpu-kind.vmpin.io=isolated alone gets them"] if isolated else []
     there = len(facts.cpus.online - kept - isolated)
-    if facts.settings.get("allocate.strict_reserved") == "True" or kept.isdisjoint(facts.cpus.online):
+    if facts.settings.get("allocate.strict_reserved") == "true" or kept.isdisjoint(facts.cpus.online):
         there -= 1
         why.append("one CPU is not counted: the pool keeps it, as no reserved one is in it")
     return there, why

@@ -60,7 +60,7 @@ def _broken_checkpoint(facts: NodeFacts, point: Checkpoint, evidence: Sequence[s
     if configured and configured.lower() != point.policy.lower():
         return bad(f"the kubelet is configured for policy {configured}, its checkpoint is of policy {point.policy}: "
                    "it refuses to start", f"drain the node, remove {point.path}, restart the kubelet", *evidence)
-    if facts.settings.get("watch.kubelet") == "False":
+    if facts.settings.get("watch.kubelet") == "false":
         return warn("the checkpoint is not read (watch.kubelet: false)",
                     "set watch.kubelet: true, unless another file is to decide", *evidence)
     return None

@@ -103,7 +103,7 @@ def pinners(facts: NodeFacts) -> CheckResult:
         return unknown(_BLIND, remedy=_SEE)
     if not kinds:
         return ok("no other program that pins threads or writes cpusets was found")
-    repair = facts.settings.get("policy.runc_repair") == "True"
+    repair = facts.settings.get("policy.runc_repair") == "true"
     if repair and kinds.keys() & {"balloons", "topology-aware", "koordinator", "crane"}:
         return bad(f"{several(kinds)} write cpusets, and so does vmpin (policy.runc_repair)",
                    "set policy.runc_repair: false", *evidence)
@@ -117,7 +117,7 @@ def pinners(facts: NodeFacts) -> CheckResult:
 
 def proc_connector(facts: NodeFacts) -> CheckResult:
     found = facts.connector
-    if facts.settings.get("watch.births") == "False":
+    if facts.settings.get("watch.births") == "false":
         return ok("process events are not used (watch.births: false): new threads are placed at a resync")
     if found.available is None:
         return unknown(f"whether the kernel's process events are available is unknown: {found.why or 'not tried'}",

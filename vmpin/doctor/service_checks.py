@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
+from vmpin.domain.terminal import as_written, number_of
 from vmpin.status.health import alive
 
 _START = "systemctl enable --now vmpin (config/vmpin.service), or the chart (docs/kubernetes.md)"
@@ -61,7 +62,7 @@ def _receives(facts: NodeFacts, up: set[str]) -> bool:
 
 def configuration(facts: NodeFacts) -> CheckResult:
     here = facts.watcher.config
-    evidence = [f"{key} = {entry['value']} ({entry['from']})" for key, entry in here.items()
+    evidence = [f"{key} = {as_written(entry['value'])} ({entry['from']})" for key, entry in here.items()
                 if entry["from"] != "default"]
     its = facts.watcher.about.get("config")
     if not its and facts.watcher.state == "running":
@@ -70,15 +71,16 @@ def configuration(facts: NodeFacts) -> CheckResult:
         return ok(f"{len(evidence)} keys are not at their default", *evidence)
     differing = {key: (entry, here.get(key, {})) for key, entry in its.items()
                  if entry["value"] != here.get(key, {}).get("value")}
-    texts = {key: f"{key}: the watcher has {entry['value']} ({entry['from']}), this command {mine.get('value')} "
-             f"({mine.get('from')})" for key, (entry, mine) in differing.items()}
+    texts = {key: f"{key}: the watcher has {as_written(entry['value'])} ({entry['from']}), this command "
+             f"{as_written(mine.get('value'))} ({mine.get('from')})" for key, (entry, mine) in differing.items()}
     stale = [texts[key] for key, (entry, mine) in differing.items() if not _own_value(entry) and not _own_value(mine)]
     evidence += [line for line in texts.values() if line not in stale]
     if stale:
-        return warn(f"the configuration was changed, and the watcher has not reloaded it: {len(stale)} keys",
+        return warn("the configuration was changed, and the watcher has not reloaded it: "
+                    f"{number_of(len(stale), 'key')}",
                     "systemctl reload vmpin; for paths, watch.nri and watch.kubelet, systemctl restart vmpin", *stale,
                     *evidence)
-    return ok(f"the watcher has the current configuration; {len(here)} keys", *evidence)
+    return ok(f"the watcher has the current configuration; {number_of(len(here), 'key')}", *evidence)
 
 
 def _own_value(entry: Mapping[str, object]) -> bool:

@@ -42,6 +42,11 @@ def human_age(seconds: float) -> str:
     return f"{whole}s"
 
 
+def as_written(value: object) -> str:
+    """A plain value of the configuration as its file has it: true, 10, the text; "" for None."""
+    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+
+
 def pod_name(pod: Mapping[str, Any] | None, unknown: str = "-") -> str:
     """`namespace/pod` of a pod in the status document."""
     return f"{pod['namespace']}/{pod['name']}" if pod else unknown

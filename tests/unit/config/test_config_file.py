@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vmpin.cli.main import main
 from vmpin.config import loading as settings
 from vmpin.config.settings import SETTINGS
 from vmpin.config.table_entry import Setting
@@ -42,6 +43,20 @@ def test_every_key_stands_at_its_default(tmp_path: Path) -> None:
     loaded = settings.load(made, {}, {})
     assert set(loaded.origin.values()) == {str(made)}
     assert loaded.values == {setting.key: setting.parse(setting.default) for setting in SETTINGS}
+
+
+def test_the_command_prints_each_value_as_the_file_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = everything(tmp_path)
+    assert main(["--config", str(made), "config"]) == 0
+    printed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:])
+    written = re.findall(r"^  (\w+): (.*)$", made.read_text(), re.MULTILINE)
+    assert sorted((key.partition(".")[2], value) for key, value in printed.items()) == sorted(
+        (key, value.strip('"') or "unset") for key, value in written)
+
+
+def test_the_command_prints_the_file_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--example"]) == 0
+    assert capsys.readouterr().out == FILE.read_text()
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)

@@ -32,7 +32,7 @@ def test_each_change_is_named_with_both_values(file: Path) -> None:
     new = load(file, "watch: {only: 'b*'}\npolicy: {vhost: 2, exclusive_annotation: x/y}\nproof: {sample_seconds: 5}")
     assert reloading.changes(old, new) == [
         "policy.vhost: 0-1 -> 2", "policy.exclusive_annotation: unset -> x/y", "watch.only: a* -> b*",
-        "watch.qmp: false -> true", "proof.sample_seconds: 10.0 -> 5.0"]
+        "watch.qmp: false -> true", "proof.sample_seconds: 10 -> 5"]
     assert reloading.changes(new, new) == []
 
 

@@ -94,7 +94,7 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none"), kubelet=KubeletConfig(3)), "warn", "owns a CPU"),
     ("kubelet", facts(checkpoint=replace(STATIC, policy="none"), kubelet=KubeletConfig(3),
                       settings={"node.shared_pool": "0-1"}), "ok", "policy none"),
-    ("kubelet", facts(settings={"watch.kubelet": "False"}), "warn", "not read"),
+    ("kubelet", facts(settings={"watch.kubelet": "false"}), "warn", "not read"),
     ("kubelet", facts(checkpoint=replace(STATIC, trouble="CPUs 2 are both")), "warn", "CPUs 2 are both"),
     ("allocation", facts(), "ok", "gives out no CPUs"),
     ("allocation", facts(settings=GIVING), "bad", "is static"),
@@ -107,7 +107,7 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cpus=CpuFacts(
         CpuSet(range(8)), isolated=CpuSet((6, 7)))), "warn", "gives out 7 CPUs, and only 5 are for any request"),
     ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
-        **GIVING, "allocate.strict_reserved": "True"}), "warn", "only 6"),
+        **GIVING, "allocate.strict_reserved": "true"}), "warn", "only 6"),
     ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
         **GIVING, "allocate.reserved": ""}), "ok", "7 are for any request"),
     ("allocation", facts(checkpoint=None, kubelet=KubeletConfig(), settings=GIVING), "unknown", "no kubelet"),
@@ -186,12 +186,12 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),)), "ok", "balloons"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),),
                       settings={"node.shared_pool": "0"}), "warn", "balloons"),
-    ("pinners", facts(daemons=(Daemon("koordinator", "koordlet", 4),), settings={"policy.runc_repair": "True"}), "bad",
+    ("pinners", facts(daemons=(Daemon("koordinator", "koordlet", 4),), settings={"policy.runc_repair": "true"}), "bad",
      "koordinator write"),
     ("pinners", facts(daemons=(Daemon("numad", "numad", 4),)), "warn", "numad"),
     ("proc-connector", facts(connector=ConnectorFacts(False, "CAP_NET_ADMIN is missing")), "warn", "CAP_NET_ADMIN"),
     ("proc-connector", facts(connector=ConnectorFacts()), "unknown", "not tried"),
-    ("proc-connector", facts(connector=ConnectorFacts(False), settings={"watch.births": "False"}), "ok", "not used"),
+    ("proc-connector", facts(connector=ConnectorFacts(False), settings={"watch.births": "false"}), "ok", "not used"),
     # vmpin itself
     ("watcher", facts(watcher=WatcherFacts()), "bad", "no watcher runs"),
     ("watcher", running(hook=False), "bad", "receives no events"),
@@ -210,7 +210,7 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
         {"name": "nri", "up": False, "needed": True, "why": "refused"}]}, "1.2")), "warn", "without nri"),
     ("watcher", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "sources": [
         {"name": "births", "up": False, "needed": False, "why": ""}]}, "1.2")), "ok", "runs"),
-    ("config", configured("auto", "default", "union", "/f"), "warn", "1 keys"),
+    ("config", configured("auto", "default", "union", "/f"), "warn", "1 key"),
     ("config", configured("union", "/f", "union", "/f"), "ok", "current configuration"),
     ("config", configured("union", "flag", "auto", "default"), "ok", "current configuration"),
     ("config", configured("auto", "default", "union", "environment VMPIN_POLICY_VCPUS"), "ok",

@@ -19,6 +19,7 @@ from vmpin.doctor.collect.kata_config import configurations
 from vmpin.doctor.collect.kernel import available, kernel, rights, status_fields
 from vmpin.doctor.collect.own_facts import run_directory
 from vmpin.domain.facts import Checkpoint, ConnectorFacts, CpuFacts, KataSandboxFacts, NodeFacts, Rights, WatcherFacts
+from vmpin.domain.terminal import as_written
 from vmpin.errors import SourceError
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
@@ -58,7 +59,7 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         kata=configurations(files, found), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
-        settings={key: "" if entry["value"] is None else str(entry["value"]) for key, entry in config.data().items()})
+        settings={key: as_written(entry["value"]) for key, entry in config.data().items()})
 
 
 def _mask(proc: Procfs, pid: int | None) -> CpuSet | None:

@@ -69,7 +69,7 @@ def plain(value: object) -> object:
         return sorted(cleaned(str(item)) for item in value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    found = value if isinstance(value, int) else to_plain(value)
+    found = to_plain(value)
     return cleaned(found) if isinstance(found, str) else found
 
 
