@@ -259,7 +259,7 @@ def test_a_reader_that_goes_away_is_no_error(lab: Lab, args: str) -> None:
 
 @pytest.mark.root
 def test_watching_the_status_shows_it_again_and_again(lab: Lab) -> None:
-    command = [*COMMAND, "--config", str(lab.node.config), "status", "--watch", "--interval", "0.1"]
+    command = [*COMMAND, "--config", str(lab.node.config), "status", "--watch", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           env=lab.node.environment) as process:
         assert process.stdout is not None

@@ -22,7 +22,8 @@ OPERATOR = {
     "network": 0,
     # Schemas, completion, manual pages and the rest of the command line.
     # 25: configuration values as the file has them, and that file on request.
-    "terminal": 25,
+    # 225: --watch for every verb that reads, the program's options after each verb, the nearest option to a wrong one.
+    "terminal": 25 + 225,
     # Pages that a phone and a colour-blind reader can read.
     "map": 180,
     # A measured demonstration beside noise.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from vmpin.cli.allocator.ledger_report import ledger_report
-from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb
+from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
 from vmpin.cli.output import print_data, table
 from vmpin.config.settings import Config
@@ -70,6 +70,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--strict", action="store_true", help="exit 1 for every finding, also daemons, kernel "
                         "threads and pause processes")
     direct_flag(parser)
+    watch_flag(parser)
     output_flag(parser, ("table", "json"))
 
 

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,32 @@ def _columns() -> int:
 
 def verb(verbs: Verbs, name: str, summary: str, run: Callable[[argparse.Namespace], int], *, about: str = "",
          epilog: str = "") -> argparse.ArgumentParser:
-    """A verb's parser. The flags --config and --set may follow the verb as well.
+    """A verb's parser.
 
     :param run: carries the verb out, and returns its exit code.
     """
     made: argparse.ArgumentParser = verbs.add_parser(
         name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=named(epilog),
         formatter_class=HelpFormatter)
-    made.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    made.add_argument("--set", metavar="KEY=VALUE", action="append", dest="set_here", default=[],
-                      help=argparse.SUPPRESS)
+    global_options(made)
     made.set_defaults(run=run)
     return made
+
+
+def global_options(parser: argparse.ArgumentParser) -> None:
+    """The program's own options, which may follow a verb as well; only the program's help shows them."""
+    parser.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--set", action="append", dest="set_here", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--version", action=VersionFlag, nargs=0, help=argparse.SUPPRESS)
+
+
+class VersionFlag(argparse.Action):
+    """The option --version."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
+                 **__: object) -> None:
+        from vmpin.cli.shell.help import version
+        parser.exit(version(namespace))
 
 
 def load_config(args: argparse.Namespace) -> Config:
@@ -114,6 +129,29 @@ def direct_flag(parser: argparse.ArgumentParser) -> None:
     """The flag --direct, for verbs that work without the watcher."""
     parser.add_argument("--direct", action="store_true", help=about_this_node(
         "read the node in this process instead of asking the watcher, as if no watcher ran"))
+
+
+def watch_flag(parser: argparse.ArgumentParser) -> None:
+    """The option --watch, of verbs that read (shell.repetition carries it out)."""
+    parser.add_argument("-w", "--watch", nargs="?", type=_interval, const=2.0, metavar="SECONDS", help=about_this_node(
+        "show it again every SECONDS (default: 2), until Ctrl-C"))
+
+
+def _interval(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0.1 <= (seconds := float(text)) <= 86400:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.1 and 86400 (a day)")
+
+
+def without_seconds(arguments: Sequence[str]) -> list[str]:
+    """The command line with `--watch=2` for a --watch that another argument than a number follows: argparse would take
+    the POD of `status --watch POD` for the SECONDS."""
+    found = list(arguments)
+    for at, (each, after) in enumerate(pairwise(arguments)):
+        if each in ("-w", "--watch") and not after.startswith("-") and not after.replace(".", "", 1).isdigit():
+            found[at] = "--watch=2"
+    return found
 
 
 def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, load_config, node_root, output_flag, verb
+from vmpin.cli.common import Verbs, load_config, node_root, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document
 from vmpin.cli.output import Line, print_data, print_styled
 from vmpin.doctor.checks import CHECKS, examine
@@ -61,6 +61,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these (default: all)")
     parser.add_argument("--root", type=node_root, default=Path("/"), metavar="DIR", help="the mount of the node's "
                         "file system, with other programs' configuration (default: /)")
+    watch_flag(parser)
     output_flag(parser, ("text", "wide", "json"))
 
 

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterable
 
-from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb
+from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import print_data
 from vmpin.config.settings import Config
@@ -27,6 +27,7 @@ def add_parser(verbs: Verbs) -> None:
                         "the first digits of a sandbox's id")
     namespace_flag(parser)
     direct_flag(parser)
+    watch_flag(parser)
     output_flag(parser, ("text", "json"))
 
 

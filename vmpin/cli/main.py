@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from vmpin.cli.common import HelpFormatter, VersionFlag, without_seconds
 from vmpin.errors import UsageError, VmpinError
 
 #: The verbs by module, in the order in which help shows them.
@@ -19,8 +20,8 @@ VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "map": "map",
     "doctor": "doctor", "gather": "gather", "plan": "planned.plan", "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
-    "install-hook": "install_hook", "guest": "guest", "reporter": "reporter", "demo": "demo", "help": "help",
-    "version": "help",
+    "install-hook": "setup.install_hook", "guest": "setup.guest", "reporter": "reporter", "demo": "demo",
+    "help": "shell.help", "version": "shell.help",
 }
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
@@ -75,7 +76,10 @@ def _carry_out(arguments: Sequence[str]) -> int:
     """:raises BrokenPipeError: if the reader of the output has ended."""
     try:
         _refuse_unknown(arguments)
-        parsed = _parser(arguments).parse_args(arguments)
+        parsed = _parsed(arguments)
+        if getattr(parsed, "watch", None):
+            from vmpin.cli.shell.repetition import repeat
+            repeat(parsed)
         code: int = parsed.run(parsed)
         sys.stdout.flush()
     except VmpinError as err:
@@ -109,8 +113,26 @@ def _refuse_unknown(arguments: Sequence[str]) -> None:
     """:raises UsageError: for a command that does not exist; argparse would list them all, and guess none."""
     verb = _verb(arguments)
     if verb is not None and verb not in VERBS:
-        from vmpin.cli.help import did_you_mean
+        from vmpin.cli.shell.help import did_you_mean
         raise UsageError(f"there is no command {verb!r}", did_you_mean(verb, VERBS, "`vmpin --help` lists them"))
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """:raises UsageError: for an option or argument that the command does not take."""
+    parser, arguments = _parser(arguments), without_seconds(arguments)
+    parsed, rest = parser.parse_known_args(arguments)
+    if not rest:
+        return parsed
+    from vmpin.cli.shell.grammar import read
+    from vmpin.cli.shell.help import did_you_mean
+    verb = str(_verb(arguments))
+    found = next(each for each in read(parser, "vmpin").commands if each.name == verb)
+    otherwise = f"`vmpin {verb} --help` lists what it takes"
+    if not rest[0].startswith("-"):
+        raise UsageError(f"{verb} takes no argument {rest[0]!r}", otherwise)
+    name = rest[0].partition("=")[0]
+    options = (name for option in (*read(parser, "vmpin").options, *found.options) for name in option.names)
+    raise UsageError(f"{verb} has no option {name}", did_you_mean(name, options, otherwise))
 
 
 def _complain(*lines: str) -> None:
@@ -145,14 +167,13 @@ def _open_closed() -> None:
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     from vmpin.cli.cluster.plugin import KUBECTL, named, program
-    from vmpin.cli.common import HelpFormatter
     examples, name = _EXAMPLES, program()
     if name == KUBECTL:
         from vmpin.cli.cluster.flags import PLUGIN_EXAMPLES as examples
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
     vars(argparse)["_"] = lambda text: text
     parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=named(examples), formatter_class=HelpFormatter)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
                         "exists)")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
@@ -163,13 +184,6 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for module in dict.fromkeys(VERBS.values()) if verb is None else [VERBS[verb]]:
         importlib.import_module(f"vmpin.cli.{module}").add_parser(verbs)
     return parser
-
-
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
-                 **__: object) -> None:
-        from vmpin.cli.help import version
-        parser.exit(version(namespace))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb
+from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb, watch_flag
 from vmpin.cli.control_client import status_document
 from vmpin.cli.output import Line, plain_lines, print_styled
 from vmpin.domain.terminal import printable
@@ -44,6 +44,7 @@ def add_parser(verbs: Verbs) -> None:
     direct_flag(parser)
     parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
         "draw the node described in this YAML file, as vmpin would place it"))
+    watch_flag(parser)
     output_flag(parser, ("text", "svg", "html", "json"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
     cluster.add_flags(parser)
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         return all_nodes.draw(args)
     if args.output == "json":
         raise UsageError("-o json is for --all-nodes", "`vmpin status -o json` has the data of this node")
+    if args.watch and args.output != "text" and args.file is None:
+        raise UsageError(f"-o {args.output} is drawn once", "--watch goes with --file FILE, which it writes again")
     if args.scenario is not None:
         from vmpin.cli.planned.scenario_file import planned_picture
         show(planned_picture(args.scenario), args)

@@ -4,17 +4,13 @@ What stays out: making the status document (vmpin/status), and printing it (text
 """
 
 import argparse
-import gc
 import sys
-import time
 
 from vmpin.cli.cluster import flags as cluster
-from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, sandbox_argument, verb
+from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, sandbox_argument, verb, watch_flag
 from vmpin.cli.control_client import ask_raw, read_status, status_document
 from vmpin.cli.output import print_data
 from vmpin.cli.text.status_text import print_status
-from vmpin.config.settings import Config
 
 _EXAMPLES = """\
 examples:
@@ -22,7 +18,7 @@ examples:
   vmpin status -o wide           with ids, every container and every thread
   vmpin status shop              one sandbox, by its pod: also demo/shop, or -n demo shop
   vmpin status 5f2c -o yaml      by the first digits of its id; everything
-  vmpin status --watch           repeatedly
+  vmpin status --watch           every two seconds; -w 10: every ten
 
 IN PLACE counts the threads whose mask is the decided one. In -o wide, WANTED is the mask that the rules give a thread,
 ACTUAL the mask read from the kernel just now. Verdicts: pinned (each
@@ -38,10 +34,7 @@ def add_parser(verbs: Verbs) -> None:
     sandbox_argument(parser, "only this one")
     output_flag(parser, ("table", "wide", "json", "yaml"))
     direct_flag(parser)
-    parser.add_argument("--watch", action="store_true", help=about_this_node(
-        "show it again every --interval seconds"))
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS",
-                        help=about_this_node("for --watch (default: 2)"))
+    watch_flag(parser)
     cluster.add_flags(parser)
 
 
@@ -50,17 +43,6 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.cli.cluster import all_nodes
         return all_nodes.status(args)
     config = load_config(args)
-    if args.watch:
-        gc.enable()
-    while True:
-        _once(config, args)
-        if not args.watch:
-            return 0
-        sys.stdout.flush()
-        time.sleep(max(args.interval, 0.1))
-
-
-def _once(config: Config, args: argparse.Namespace) -> None:
     if args.output == "json" and args.sandbox is None and not sys.stdout.isatty():
         # The watcher's answer is the document: it is passed on without parsing thousands of threads.
         raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)
@@ -68,12 +50,11 @@ def _once(config: Config, args: argparse.Namespace) -> None:
             print_data(read_status(config), "json")
         else:
             sys.stdout.buffer.write(raw)
-        return
+        return 0
     found = status_document(config, args.sandbox, wide=args.output != "table" or args.sandbox is not None,
                             direct=args.direct, namespace=args.namespace)
-    if args.watch and sys.stdout.isatty() and args.output in ("table", "wide"):
-        print("\x1b[H\x1b[2J", end="")
     if args.output in ("json", "yaml"):
         print_data(found, args.output)
     else:
         print_status(found, wide=args.output == "wide", one=args.sandbox is not None)
+    return 0

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from vmpin.cli.allocator.ledger_report import misplaced_grants
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, sandbox_argument, verb
+from vmpin.cli.common import (
+    Verbs,
+    answering,
+    direct_flag,
+    load_config,
+    output_flag,
+    sandbox_argument,
+    verb,
+    watch_flag,
+)
 from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import VERDICTS, print_data, table
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
@@ -50,6 +59,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help=about_this_node(
         "share of the run time that may have been elsewhere (default: 0)"))
     direct_flag(parser)
+    watch_flag(parser)
     output_flag(parser, ("text", "json"))
     cluster.add_flags(parser)
 

@@ -28,7 +28,7 @@ def test_help_names_the_command_that_is_typed(verb: str, plugin: None, capsys: p
     assert "\n  kubectl vmpin " in said
     assert "\n  vmpin " not in said
     assert "html > node.html" not in said, "an example of one node"
-    for name in ("SANDBOX", "--direct", "--watch", "--interval", "--since", "--tolerate"):
+    for name in ("SANDBOX", "--direct", "--watch", "-w, --watch", "--since", "--tolerate"):
         assert f"\n  {name}" not in said
         assert f"[{name}" not in said
 
@@ -52,8 +52,8 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("words", [
-    ["status", "5f2c"], ["status", "--direct"], ["status", "--watch"], ["verify", "5f2c"],
-    ["verify", "--since", "1h"], ["map", "--direct"]])
+    ["status", "5f2c"], ["status", "--direct"], ["status", "--watch"], ["verify", "5f2c"], ["map", "-w", "9"],
+    ["verify", "--since", "1h"], ["verify", "-w"], ["map", "--direct"]])
 @pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop"], ["-l", "vmpin.io/pool=a"],
                                   ["--context", "x"], ["--kubeconfig", "x"]])
 def test_what_is_about_this_node_does_not_go_with_all(words: list[str], more: list[str],

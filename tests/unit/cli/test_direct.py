@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli import control_client
-from vmpin.cli.main import main
+from vmpin.cli.main import VERBS as ALL
+from vmpin.cli.main import _parser, main
+from vmpin.cli.shell.grammar import read
 from vmpin.config import loading as settings
 from vmpin.errors import WatcherError
 
@@ -62,6 +64,19 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
             control_client.ask_raw(config, {"op": "about"}, deadline=0.05)
         assert caught.value.hint == "read its log: journalctl -u vmpin"
     assert control_client.ask_raw(config, {"op": "about"}) is None
+
+
+def test_each_verb_with_the_flag_is_tried_here() -> None:
+    having = {each.name for each in read(_parser([]), "vmpin").commands
+              if any("--direct" in option.names for option in each.options)}
+    assert having & set(ALL) == {words[0] for words in VERBS} | {"explain"}
+
+
+def test_an_explanation_is_found_without_an_answer_too(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*flags, "explain", "shop"]) != 0
+    assert "--direct reads the node without it" in capsys.readouterr().err
+    assert main([*flags, "explain", "shop", "--direct"]) == 2
+    assert "no VM sandbox 'shop' is on this node" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

@@ -4,7 +4,7 @@ What stays out: the document (status.allocation_report)."""
 
 import argparse
 
-from vmpin.cli.common import Verbs, load_config, output_flag, verb
+from vmpin.cli.common import Verbs, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import print_data, table
 from vmpin.domain.terminal import printable
@@ -29,6 +29,7 @@ it ends, and its next container uses them first)
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "allocations", "show which container was given which CPUs, and what was refused", run,
                   about=_ABOUT, epilog=_EXAMPLES)
+    watch_flag(parser)
     output_flag(parser, ("table", "wide", "json", "yaml"))
 
 

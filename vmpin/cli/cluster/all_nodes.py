@@ -47,7 +47,7 @@ def status(args: argparse.Namespace) -> int:
 
 @answering(UnseenError)
 def verify(args: argparse.Namespace) -> int:
-    _refuse(args, "sandbox", "direct", "since")
+    _refuse(args, "sandbox", "direct", "since", "watch")
     fleet = _read(args)
     if args.output == "json":
         print_data(verify_document(fleet), "json")
@@ -61,7 +61,7 @@ def verify(args: argparse.Namespace) -> int:
 def draw(args: argparse.Namespace) -> int:
     """The map of one node, or a sign for each CPU of many."""
     from vmpin.reports.map.node_pictures import picture_of, strips
-    _refuse(args, "direct")
+    _refuse(args, "direct", "watch")
     if args.output in ("svg", "html") and not args.node:
         raise UsageError(f"-o {args.output} draws one node", "choose it: --node NAME")
     fleet = _read(args, everything=True)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, new_file, verb
+from vmpin.cli.common import Verbs, global_options, new_file, verb
 from vmpin.errors import UsageError
 
 _EPILOG = """\
@@ -17,6 +17,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "guest", "build the agent that pins inside the guest", _build, epilog=_EPILOG)
     actions = parser.add_subparsers(metavar="ACTION", required=True, title="actions")
     build = actions.add_parser("build", help="pack the agent into one file, for Python 3.9 and newer")
+    global_options(build)
     build.add_argument("-o", dest="out", type=new_file, required=True, metavar="FILE", help="the file to write")
 
 

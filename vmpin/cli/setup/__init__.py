@@ -1,0 +1,3 @@
+"""The verbs that set a node or a guest up: `vmpin install-hook`, `vmpin guest`.
+
+What stays out: the files that they write (install)."""
