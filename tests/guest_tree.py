@@ -18,7 +18,7 @@ from vmpin.protocol.frames import parse_ids
 from vmpin.protocol.messages import Applied, ContainerVcpus, VcpuMap
 from vmpin_agent.agent import Agent
 
-#: Starts threads and a child when told to, by lines on its standard input, and answers each with one.
+#: Starts threads and a child on command, by lines on its standard input, and answers each with one.
 _WORKER = """
 import os, subprocess, sys, threading, time
 print("ready", flush=True)
@@ -140,7 +140,7 @@ def made_up_proc(tmp: Path, *workers: Worker) -> Path:
 
 
 def fill(cgroup: Path, *workers: Worker, every: bool = False) -> None:
-    """The files of a made-up cgroup of version 2 tell of these processes. :param every: as made_up_proc lists them."""
+    """The files of a made-up cgroup of version 2 list these processes. :param every: as made_up_proc lists them."""
     write(cgroup, {"cgroup.procs": "".join(f"{pid}\n" for each in workers
                                            for pid in (each.tids() if every else each.pids())),
                    "cgroup.threads": "".join(f"{tid}\n" for each in workers for tid in each.tids())})

@@ -44,14 +44,14 @@ class Server:
                     f'kata_guest_cpu_time{{cpu="{cpu}",item="{item}"}} {times[cpu]}\n'
                     for cpu in range(self.online) for item, times in (("user", self.user), ("idle", self.idle))))
             case "grpc.AgentService", "UpdateContainer":
-                told = MESSAGES.decode("UpdateContainerRequest", request.payload)
+                update = MESSAGES.decode("UpdateContainerRequest", request.payload)
                 # Nothing but the CPUs: what else is there would be changed, too.
-                bare = MESSAGES["UpdateContainerRequest"](container_id=told.container_id)
-                bare.resources.CPU.Cpus = told.resources.CPU.Cpus
+                bare = MESSAGES["UpdateContainerRequest"](container_id=update.container_id)
+                bare.resources.CPU.Cpus = update.resources.CPU.Cpus
                 assert request.payload == bare.SerializeToString()
-                if told.container_id not in self.containers:
+                if update.container_id not in self.containers:
                     return ttrpc.Reply(request.stream, 3, "invalid container id")
-                self.containers[told.container_id] = told.resources.CPU.Cpus
+                self.containers[update.container_id] = update.resources.CPU.Cpus
                 return ttrpc.Reply(request.stream)
             case _:
                 raise AssertionError(request)

@@ -134,7 +134,7 @@ class Machine:
     def account(self, name: str) -> NewbornCounts:
         return self.reconciler.newborn_counts[sandbox(name)]
 
-    def tell(self, name: str, cpus: CpuSet) -> None:
+    def report(self, name: str, cpus: CpuSet) -> None:
         """A hook's word on a container, before there is a VM."""
         container = Container(ContainerId(f"{name}-c"), cpuset=cpus)
         self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
@@ -190,7 +190,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 class Thread:
-    """A thread of this process, which stays until told to end."""
+    """A thread of this process, which stays until it is ended."""
 
     def __init__(self) -> None:
         self._end = threading.Event()

@@ -1,4 +1,4 @@
-"""The other end of an NRI connection, as a container runtime holds it: what a test tells a plugin, and its answers."""
+"""The other end of an NRI connection, at a container runtime: what a test sends to a plugin, and its answers."""
 
 from __future__ import annotations
 

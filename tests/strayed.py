@@ -1,4 +1,4 @@
-"""A node whose VMMs are shells that never sleep, on a real reconciler: one thread each, that anybody can move."""
+"""A node whose VMMs are shells that never sleep, on a real reconciler: one thread each, that a test can move."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The least that could place threads at their birth: the kernel's proc connector in a loop, and a system call for each
 thread of the process `pid`. Run by `newborns`, as a process of its own: `birth_floor.py PID CPU`. With PID 0 it has
-nobody to wait for: it reads every 2 ms what has come since, and is spared by the kernel what vmpin is spared, too.
+no other process to wait for: it reads every 2 ms what has come since, and the kernel spares it what it
+spares vmpin.
 
-Says "ready" when it listens, and is asked to end by SIGTERM.
+Prints "ready" when it listens, and ends at SIGTERM.
 """
 
 import array

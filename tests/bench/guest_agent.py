@@ -1,6 +1,6 @@
 """The agent in a guest: how soon a change of placement is applied there, what it takes at rest, and how long it is.
 
-It is told by the host's own session. What stays out: the guest (guest_node).
+It gets its maps from the host's own session. What stays out: the guest (guest_node).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def at_rest(made: Node, count: int, seconds: float, build: Path) -> list[Figure]
         line = stack.enter_context(socket.socket(socket.AF_UNIX))
         line.settimeout(PATIENCE)
         line.connect(str(guest.socket))
-        _tell(line, guest)
+        _send_maps(line, guest)
         floor = subprocess.Popen([SYSTEM_PYTHON, "-IS", "-c", "import time\nwhile True: time.sleep(1)"],
                                  env=environment())
         try:
@@ -187,8 +187,8 @@ def at_rest(made: Node, count: int, seconds: float, build: Path) -> list[Figure]
             Figure("guest_idle_wakes", woken, "per second", least, 1, "value", more)]
 
 
-def _tell(line: socket.socket, guest: Guest) -> None:
-    """A map of everybody's, to an agent that tells of what changes."""
+def _send_maps(line: socket.socket, guest: Guest) -> None:
+    """A map with every container, to an agent that reports what changes."""
     shares = {str(container): ContainerVcpus((_hw()[cpus()[1]],)) for container in guest.cgroups}
     line.sendall(encode(as_json(Subscribe(1))) + encode(as_json(VcpuMap(2, 1, "bench", shares))))
     decoder = FrameDecoder()

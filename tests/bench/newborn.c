@@ -1,4 +1,4 @@
-/* A stand-in for a QEMU that makes a thread when it is told to, and says how long that one waited for its place.
+/* A stand-in for a QEMU that makes a thread on command, and prints how long that one waited for its place.
  *
  * Has its main thread and CPU 0/KVM. For each line `CPU [NAME]` on standard input a thread is made, which names itself
  * NAME if there is one, and sleeps until it may run on that CPU alone, which its maker looks for: it may have to wait

@@ -33,7 +33,7 @@ _NUMBER = 10_000
 
 
 class Newborn:
-    """A VMM that makes a thread when told to. Its sandbox's CPU is the pool, where its vCPUs go, and by policy
+    """A VMM that makes a thread on command. Its sandbox's CPU is the pool, where its vCPUs go, and by policy
     (`flags`) its other threads have the other one."""
 
     flags = ("--set=watch.resync_seconds=600", f"--set=policy.emulator={cpus()[1]}", "--set=guest.via=off")
@@ -92,7 +92,7 @@ def to_placed(made: Node, machines: Sequence[Machine], build: Path, blocks: int)
     role belongs, and a vCPU, which is known by its name and placed by a pass. The slower of the two counts.
 
     The floor does the first, and knows nothing. Beside them: `taskset -ap` on a VM's threads, and one look for threads
-    with psutil, which is how long a birth waits at least for whoever polls so.
+    with psutil, which is how long a birth waits at least for a program that polls so.
     """
     outside: list[float] = []
     vcpus: list[float] = []
@@ -136,7 +136,7 @@ def storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int) ->
     """What the watcher uses of a CPU while others make 5,000 processes a second, each of which executes a program; if
     the machine cannot make so many, for as many. Threads of a VM are born meanwhile, and every one is to be placed.
 
-    The floor hears of the same, as seldom, and does nothing with it. `forks`: of processes that execute nothing.
+    The floor receives the same events as seldom, and does nothing with it. `forks`: of processes that execute nothing.
     """
     program = compiled("storm", build, "-static")
     births: list[float] = []
@@ -153,13 +153,13 @@ def storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int) ->
             status = ask(made.config(), {"op": "status"})
             if status is None:
                 raise CannotMeasure("the watcher does not answer")
-            told = status["sources"]["births"]
+            counted = status["sources"]["births"]
         with listening(0, 0) as listener:
             least = storm_of([str(program), str(_RATE // 2), str(seconds), "exec"], 2, listener)
     return Figure("fork_storm", executed.at(_RATE), "% of a CPU", least.at(_RATE), 25, "value", {
         "processes_a_second": round(executed.rate), "forks": round(forks.at(_RATE), 3), "forks_a_second":
         round(forks.rate), "seconds": seconds, "births": len(births), "birth_us": round(median(births), 1),
-        "birth_p99_us": round(_p99(births), 1), "overruns": told["overruns"], "events": told["events"]})
+        "birth_p99_us": round(_p99(births), 1), "overruns": counted["overruns"], "events": counted["events"]})
 
 
 class Storm(NamedTuple):
@@ -202,7 +202,7 @@ def _a_moment() -> None:
 
 @contextlib.contextmanager
 def watching(made: Node) -> Iterator[Watcher]:
-    """A watcher that is told of births, and is done with what was there before."""
+    """A watcher that receives birth events, and has placed what was there before."""
     made.forget()
     with Watcher(made, *Newborn.flags) as watcher:
         deadline = time.monotonic() + _PATIENCE
@@ -227,10 +227,10 @@ def listening(pid: int, cpu: int) -> Iterator[int]:
     try:
         assert floor.stdout is not None
         if floor.stdout.readline() != b"ready\n":
-            raise CannotMeasure("the kernel tells the floor of no births")
+            raise CannotMeasure("the kernel reports no births to the floor")
         yield floor.pid
     finally:
-        floor.terminate()  # it has to tell the kernel that it leaves
+        floor.terminate()  # it has to deregister from the kernel's events
         floor.communicate(timeout=_PATIENCE)
 
 

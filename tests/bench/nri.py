@@ -1,7 +1,7 @@
-"""What the container runtime tells over NRI: what it costs an update of the runtime's, how soon the threads are where
-an update wants them, and how long a full list takes.
+"""What the container runtime reports over NRI: what it costs an update of the runtime's, how soon the threads are
+where an update wants them, and how long a full list takes.
 
-The last two are told by a runtime of the benchmark's own, as what is measured is the watcher; the first by a real
+The last two come from a runtime of the benchmark's own, as what is measured is the watcher; the first by a real
 containerd, which is what waits.
 """
 
@@ -122,7 +122,7 @@ def _wait_for_sync(made: Node) -> None:
 
 @contextlib.contextmanager
 def _connected(made: Node) -> Iterator[NriRuntime]:
-    """A new watcher's connection, as far as Configure: it was told of nothing yet, and has loaded what it needs."""
+    """A new watcher's connection, as far as Configure: it received no container yet, and has loaded what it needs."""
     path = made.path / "nri.sock"
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -162,7 +162,7 @@ def _until_set(tids: Sequence[int], mask: frozenset[int]) -> None:
 
 
 def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
-    """A container gets a CPU for itself, and loses it: from before the runtime tells of the update that was done (the
+    """A container gets a CPU for itself, and loses it: from before the runtime reports the update that was done (the
     plugin has it a tenth of a millisecond later) until all threads of its VM are seen where it wants them.
 
     The slower direction counts. The runtime lists a container for each VM, and updates the first one's.
@@ -320,7 +320,7 @@ def sync(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
             made.forget()
             with _connected(made) as runtime:
                 if last.masks() == {frozenset((other,))}:
-                    raise CannotMeasure("the last VM is where it should be before anything was told")
+                    raise CannotMeasure("the last VM is where it should be before anything was reported")
                 tids = last.tids()
                 begin = time.perf_counter()
                 for part in parts:

@@ -73,14 +73,14 @@ def container(sandbox: str, identity: str, pid: int, cpu_list: str, messages: Me
 
 
 def update(sandbox: str, pid: int, cpu_list: str) -> bytes:
-    """The StateChange that tells of a container's update, which has been done."""
+    """The StateChange that reports a container's update, which has been done."""
     event = _LONG["StateChangeEvent"](event=Verb.POST_UPDATE, pod=pod(sandbox, pid, _LONG),
                                       container=container(sandbox, container_of(sandbox), pid, cpu_list, _LONG))
     return bytes(event.SerializeToString())
 
 
 def creation(sandbox: str, identity: str, pid: int, cpu_list: str) -> dict[str, bytes]:
-    """The calls (NRI 0.12's; older ones have the second as a StateChange) that tell of a container's creation."""
+    """The calls (NRI 0.12's; older ones have the second as a StateChange) that report a container's creation."""
     made = container(sandbox, identity, 0, cpu_list)
     made.state = CREATED
     raw = bytes(MESSAGES["EventRequest"](pod=pod(sandbox, pid), container=made).SerializeToString())

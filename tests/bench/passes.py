@@ -52,7 +52,7 @@ def unchanged(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
 def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     """A container gets a CPU for itself, and loses it: from the message as received until its VM's threads are pinned.
 
-    The slower direction counts. Its container is told of by hooks alone, the other sandboxes by Kata's files.
+    The slower direction counts. Its container is reported by hooks alone, the other sandboxes by Kata's files.
     """
     made.forget()
     pool, other = cpus()

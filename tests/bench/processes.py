@@ -101,7 +101,7 @@ def at_rest(made: Node, machines: Sequence[Machine], seconds: float, resync: flo
             assert floor.stdin is not None
             floor.stdin.write(" ".join(str(machine.pid) for machine in machines).encode())
             floor.stdin.close()
-            # By then everybody has been looked for in the guests; from then on it is done every five minutes.
+            # By then every guest has been searched for an agent; from then on it is done every five minutes.
             time.sleep(20 if seconds >= 10 else 0)
             # Both look again at whole multiples of `resync` from now on; the window is as many periods long, and
             # begins and ends in the middle between two.

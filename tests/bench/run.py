@@ -1,7 +1,7 @@
 """Measures vmpin's speed on this machine: `python tests/bench/run.py [--only NAME] [--quick] [-o FILE]`.
 
-Prints a table and writes {"benchmarks": [...]}; a figure beyond its limit is told and is no failure: other machines,
-and other work on this one, are slower. Fails only when something could not be measured.
+Prints a table and writes {"benchmarks": [...]}; a figure beyond its limit is printed and is no failure: other
+machines, and other work on this one, are slower. Fails only when something could not be measured.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Bench:
     def many(self) -> list[Machine]:
         if not self.machines:
             self.machines = self._stack.enter_context(stand_ins(20 if self.quick else 200, self.build))
-            # The first sandbox is one that only hooks and its own command line tell of, as with Kata's runtime-rs.
+            # The first sandbox is one that only hooks and its own command line report, as with Kata's runtime-rs.
             write_kata(self.made, self.machines[1:])
         return self.machines
 

@@ -42,7 +42,7 @@ class _Watched:
 
 
 def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
-    """In turn with the system calls that tell the masks of every thread."""
+    """In turn with the system calls that read the mask of every thread."""
     made.forget()
     reconciler = settled(made, machines)
     pauses: list[float] = []

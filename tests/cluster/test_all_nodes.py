@@ -150,7 +150,7 @@ def test_the_oldest_client_shows_the_same(cluster: Cluster) -> None:
         assert (done.returncode, "no API server is configured" in done.stderr) == (2, True)
 
 
-def test_verify_tells_a_node_that_cannot_be_judged_from_threads_that_are_misplaced(cluster: Cluster) -> None:
+def test_verify_distinguishes_a_node_that_cannot_be_judged_from_misplaced_threads(cluster: Cluster) -> None:
     assert cluster.run("verify", "--all-nodes").returncode == 3
     found = cluster.json("verify", "--all-nodes")
     assert (found["ok"], found["missing"], found["stale"], found["notReady"]) == (

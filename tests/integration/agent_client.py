@@ -138,7 +138,7 @@ class AgentClient:
         return found
 
     def applied(self) -> Applied | None:
-        """What became of the newest map, as last told."""
+        """What became of the newest map, as last reported."""
         return next((each for each in reversed(self.said) if isinstance(each, Applied)), None)
 
     def wait_for(self, states: Mapping[str, str], seconds: float = 0.0) -> Applied:

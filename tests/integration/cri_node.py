@@ -57,7 +57,7 @@ class CriNode(Node):
     # NRI
 
     def connect(self, syncs: int = 1) -> None:
-        """Start the watcher, and wait until containerd told it everything."""
+        """Start the watcher, and wait until containerd reported every container to it."""
         self.start()
         self.wait_for_sync(syncs)
 

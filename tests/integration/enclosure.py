@@ -1,4 +1,4 @@
-"""A pid and mount namespace for processes of a test: they see each other and nobody else, and end together.
+"""A pid and mount namespace for processes of a test: they see each other and no other process, and end together.
 
 Discovery is node-wide, and what containerd starts has ids of its own choosing; in here a watcher sees the test's
 sandboxes and no others. When the `with` ends, or this process, however, no process, mount or zombie is left.

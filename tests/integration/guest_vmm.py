@@ -4,10 +4,10 @@ reached, over hybrid vsock::
     with GuestVmm(node, "a", {10789: "agent"}) as vm:
         vm.sandbox, vm.pid
         vm.ports({10789: "garbage", 1024: "kata"})      # from the next connection on
-        vm.heard("map")                                 # what came, and when
+        vm.received("map")                              # what came, and when
 
 By port: "agent" speaks the protocol of vmpin's agent as it should, "kata" that of Kata's; "garbage", "liar", "flood"
-and "deaf" are what a guest may come to. On any other port nobody listens. For what a real guest does, `RealGuest`.
+and "deaf" are what a guest may come to. Nothing listens on any other port. For what a real guest does, `RealGuest`.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ class GuestVmm:
         return self._process.pid
 
     def ports(self, ports: dict[int, str]) -> None:
-        """Who answers where from now on. The connections there are end."""
-        count = len(self.heard("ports"))
+        """What answers on each port from now on; the present connections end."""
+        count = len(self.received("ports"))
         self._say(ports)
-        wait(lambda: len(self.heard("ports")) > count, lambda: f"it is not ready: {self._log.read_text()}", PATIENCE)
+        wait(lambda: len(self.received("ports")) > count,
+             lambda: f"it is not ready: {self._log.read_text()}", PATIENCE)
 
     def _say(self, ports: dict[int, str]) -> None:
         assert self._process is not None
@@ -88,7 +89,7 @@ class GuestVmm:
         self._process.stdin.write(json.dumps(ports) + "\n")
         self._process.stdin.flush()
 
-    def heard(self, what: str = "") -> list[dict[str, Any]]:
+    def received(self, what: str = "") -> list[dict[str, Any]]:
         """What came, in order: "connect" (port), "map" (message), "unpin", "subscribe", "ping", "call" (method), and
         for Kata's agent "cpus" (container, cpus). `time` is CLOCK_MONOTONIC."""
         *lines, _ = self._log.read_text().split("\n")
@@ -163,8 +164,8 @@ class _Kata(Server):
     def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
         log("call", method=request.method)
         if request.method == "UpdateContainer":
-            told = MESSAGES.decode("UpdateContainerRequest", request.payload)
-            log("cpus", container=told.container_id, cpus=told.resources.CPU.Cpus)
+            update = MESSAGES.decode("UpdateContainerRequest", request.payload)
+            log("cpus", container=update.container_id, cpus=update.resources.CPU.Cpus)
         return super().answer(request)
 
 

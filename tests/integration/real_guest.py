@@ -8,7 +8,7 @@
         guest.load(1.0)                                 # who was busy: guest CPUs, and vCPU threads of the host
 
 Four seconds until it answers (TCG, four vCPUs); an idle one takes a tenth of a core and 300 MB. What the tests want
-of the guest they tell its process 1, tests/lab/guest_control.py, over a virtio-serial port of its own.
+of the guest they command its process 1, tests/lab/guest_control.py, over a virtio-serial port of its own.
 
 vmpin's agent is not in the image: give its file as `agent`, start it with `start_agent()` and speak with it at
 `agent_socket` (virtio-serial, whose guest end /dev/virtio-ports/org.vmpin.agent.0 may be open once) or at `vsock_cid`.
@@ -98,9 +98,9 @@ class GuestEnded(GuestError):
 class Load:
     """How busy each was, as a part of the work there was; what comes to less than a twentieth is left out."""
 
-    #: By the guest's number of a CPU, as its kernel tells.
+    #: By the guest's number of a CPU, as its kernel lists it.
     guest: Mapping[int, float]
-    #: By cpu-index, as the host's kernel tells of the thread.
+    #: By cpu-index, as the host's kernel accounts for the thread.
     host: Mapping[int, float]
 
     def busy(self) -> tuple[set[int], set[int]]:
@@ -306,8 +306,8 @@ class RealGuest(Qemu):
 
     def cpus(self) -> tuple[CpuSet, dict[int, int]]:
         """The guest's online CPUs, and each one's APIC id."""
-        told = self.ask("cpus")
-        return CpuSet.parse(told["online"]), _by_number(told["apicid"])
+        kernel = self.ask("cpus")
+        return CpuSet.parse(kernel["online"]), _by_number(kernel["apicid"])
 
     def online(self, cpu: int, on: bool = True) -> None:
         """Take a CPU of the guest's online, or offline. The guest does it for none by itself."""
@@ -362,6 +362,6 @@ def _work(before: Mapping[int, float], then: Mapping[int, float]) -> float:
     return sum(seconds - before.get(number, 0.0) for number, seconds in then.items()) or 1.0
 
 
-def _by_number(told: Mapping[str, Any]) -> dict[int, Any]:
+def _by_number(kernel: Mapping[str, Any]) -> dict[int, Any]:
     """JSON's keys are strings."""
-    return {int(key): value for key, value in told.items()}
+    return {int(key): value for key, value in kernel.items()}

@@ -237,7 +237,7 @@ class Node:
 
     def container(self, sandbox: str, container: str, cpus: str | None, pid: int = 0,
                   exclusive: bool | None = None) -> None:
-        """A container in the VM, as the hook tells of it: no process of it is on the host."""
+        """A container in the VM, as the hook reports it: no process of it is on the host."""
         more = {} if exclusive is None else {"vmpin/exclusive": str(exclusive).lower()}
         state = self.state(sandbox, container, self.bundle(container, cpus), pid)
         state["annotations"] = {**cri(sandbox, container), **more}

@@ -113,9 +113,9 @@ def test_an_enclosure_shows_its_processes_and_no_others() -> None:
     with Enclosure() as enclosure:
         sleeper = enclosure.popen([need_tool("busybox"), "sleep", "600"])
         with enclosure.inside():
-            told = subprocess.run([*enclosure.enter, "sh", "-c", "echo /proc/[0-9]*"], capture_output=True, text=True,
+            paths = subprocess.run([*enclosure.enter, "sh", "-c", "echo /proc/[0-9]*"], capture_output=True, text=True,
                                   check=True).stdout.split()
-        first, inner, _shell = [int(path.removeprefix("/proc/")) for path in told]
+        first, inner, _shell = [int(path.removeprefix("/proc/")) for path in paths]
         assert first == 1
         assert enclosure.outer(inner) == sleeper.pid
         assert (enclosure.proc / f"{inner}/cmdline").read_bytes().endswith(b"sleep\x00600\0")

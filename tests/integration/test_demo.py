@@ -148,8 +148,8 @@ def test_a_busybox_with_a_loader_is_not_static() -> None:
 def test_the_story_comes_as_data_too(corner: Path) -> None:
     done = subprocess.run([*DEMO, "-o", "json"], capture_output=True, text=True, timeout=300, env=environment(corner))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["ok"]
-    assert len(told["steps"]) == 7
-    assert any("vCPU 2 on CPU" in line for line in told["steps"][2]["said"])
+    shown = json.loads(done.stdout)
+    assert shown["ok"]
+    assert len(shown["steps"]) == 7
+    assert any("vCPU 2 on CPU" in line for line in shown["steps"][2]["said"])
     assert "7/7" in done.stderr

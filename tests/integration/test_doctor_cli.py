@@ -321,11 +321,11 @@ def test_a_report_can_go_to_standard_output_or_nowhere(lab: Lab, tmp_path: Path)
     assert dry.returncode == 0
     assert "  vmpin/status.json" in dry.stdout
     assert list(tmp_path.iterdir()) == []
-    told = json.loads(lab.node.cli("gather", "-o", "json", cwd=tmp_path).stdout)
+    report = json.loads(lab.node.cli("gather", "-o", "json", cwd=tmp_path).stdout)
     (made,) = tmp_path.iterdir()
-    assert (told["file"], told["bytes"]) == (made.name, made.stat().st_size)
+    assert (report["file"], report["bytes"]) == (made.name, made.stat().st_size)
     assert made.name.startswith("vmpin-gather-")
-    assert [piece["name"] for piece in told["pieces"]] == list(unpacked(made.read_bytes()))
+    assert [piece["name"] for piece in report["pieces"]] == list(unpacked(made.read_bytes()))
     refused = lab.node.cli("gather", "--limit", "0", cwd=tmp_path)
     assert (refused.returncode, len(list(tmp_path.iterdir()))) == (2, 1)
 
@@ -334,18 +334,18 @@ def test_a_report_can_go_to_standard_output_or_nowhere(lab: Lab, tmp_path: Path)
 def test_a_report_stays_within_its_limit(lab: Lab, tmp_path: Path) -> None:
     (lab.node.run / "state.json.bad").write_bytes(os.urandom(2 << 20))
     try:
-        told = json.loads(lab.node.cli("gather", "--limit", "1", "--out", str(tmp_path / "r"), "-o", "json").stdout)
+        report = json.loads(lab.node.cli("gather", "--limit", "1", "--out", str(tmp_path / "r"), "-o", "json").stdout)
     finally:
         (lab.node.run / "state.json.bad").unlink()
-    assert sum(piece["bytes"] for piece in told["pieces"]) <= (1 << 20) + 65536
-    assert any(piece["cut"] for piece in told["pieces"])
+    assert sum(piece["bytes"] for piece in report["pieces"]) <= (1 << 20) + 65536
+    assert any(piece["cut"] for piece in report["pieces"])
 
 
 @pytest.mark.root
 def test_a_report_of_a_node_without_a_watcher_says_what_it_lacks(tmp_path: Path) -> None:
     need_root()
     with Node() as node:
-        told = json.loads(node.cli("gather", "--out", str(tmp_path / "r"), "-o", "json").stdout)
+        report = json.loads(node.cli("gather", "--out", str(tmp_path / "r"), "-o", "json").stdout)
         assert not node.run.exists()
-    assert told["missing"]["vmpin/plan.json"] == "no watcher runs"
-    assert "vmpin/state.json" in told["missing"]
+    assert report["missing"]["vmpin/plan.json"] == "no watcher runs"
+    assert "vmpin/state.json" in report["missing"]

@@ -1,7 +1,7 @@
 """vmpin's agent in a real guest: containers' processes run on the vCPUs that the host says, and on no other's.
 
-The agent is told over virtio-serial, and what it says is held against the guest's own kernel and against the CPU time
-of the vCPUs' threads outside. The same under KVM and over AF_VSOCK is in tests/lab/node_tests/test_guest.py.
+The agent gets its maps over virtio-serial, and what it reports is compared with the guest's own kernel and with the
+CPU time of the vCPUs' threads outside. The same under KVM and over AF_VSOCK is in tests/lab/node_tests/test_guest.py.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
 
 def test_the_guest_is_reported_as_it_is(guest: RealGuest, agent: Agent,
                                      container: Callable[..., GuestContainer]) -> None:
-    cid = secrets.token_hex(32)  # what nobody has named is taken for a container if it is called like one
+    cid = secrets.token_hex(32)  # a cgroup that no map names counts as a container if its name is an id
     container(cid, idle=2)
     found = agent.host.inventory()
     assert {cpu.cpu: cpu.hw for cpu in found.cpus if cpu.online} == {0: 0, 1: 1, 2: 2, 3: 3}
@@ -272,8 +272,8 @@ def test_the_workload_can_read_which_are_its_own(guest: RealGuest, agent: Agent,
                                                  container: Callable[..., GuestContainer]) -> None:
     container("main", idle=1)
     agent.host.put({"main": "2-3"}, exclusive=("main",), export=True)
-    told = json.loads(guest.ask("read", path="/run/vmpin/cpus.json"))
-    assert CpuSet.parse(told["containers"]["main"]["own"]) == CpuSet.parse("2-3")
+    written = json.loads(guest.ask("read", path="/run/vmpin/cpus.json"))
+    assert CpuSet.parse(written["containers"]["main"]["own"]) == CpuSet.parse("2-3")
 
 
 def test_what_unpin_leaves_has_no_map(guest: RealGuest, agent: Agent,

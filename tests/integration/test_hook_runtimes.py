@@ -40,7 +40,7 @@ MUTE_MS = 300
 
 @dataclass
 class Collector:
-    """A watcher that writes down what it hears, and says `answer`, or nothing at all."""
+    """A watcher that records what it receives, and answers `answer`, or nothing at all."""
 
     listener: socket.socket
     answer: bytes | None
@@ -91,7 +91,7 @@ def by_stage(messages: list[bytes]) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where one test has its container, its hook and its socket; `name` is nobody else's."""
+    """Where one test has its container, its hook and its socket; `name` is used by no other test."""
 
     top: Path
     name: str
@@ -197,8 +197,8 @@ def test_every_stage_arrives_with_the_state_as_the_runtime_gave_it(runtime: Runt
     assert list(states) == list(HOST_STAGES)
     for stage, state in states.items():
         assert state == (runtime.witness / stage).read_bytes()
-        told = json.loads(state)
-        assert (told["id"], told["bundle"]) == (runtime.machine.name, str(runtime.machine.rootfs.parent))
+        given = json.loads(state)
+        assert (given["id"], given["bundle"]) == (runtime.machine.name, str(runtime.machine.rootfs.parent))
     assert json.loads(states["createRuntime"])["pid"] > 0
     assert json.loads(states["poststop"])["status"] == "stopped"
     assert runtime.machine.spooled() == []

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.root
 
 
 def test_trap_1_katas_qmp_connection_is_left_alone_and_the_vm_confined(node: Node, cpus: tuple[str, str]) -> None:
-    """QEMU serves one QMP client, and that is Kata's shim. So its vCPUs are not told here, and yet confined."""
+    """QEMU serves one QMP client, and that is Kata's shim. So its vCPUs are not identified here, and yet confined."""
     with Qemu(node.id("a"), vcpus=2, debug_threads=False, qmp_sockets=1) as vm, \
             socket.socket(socket.AF_UNIX) as shim:
         shim.connect(vm.qmp_path)

@@ -37,8 +37,8 @@ def test_vmpin_takes_it_for_a_vmm_of_katas(guest: RealGuest) -> None:
     found = classify(argv)
     assert isinstance(found, VmmProcess)
     assert (found.type, found.sandbox) == (VmmType.QEMU, guest.sandbox)
-    told = identify(guest.pid, found.type, argv, guest.threads(), Procfs(), debugfs="/nonexistent")
-    assert (told.found_by, told.complete, told.vcpus) == ("names", True, guest.vcpus())
+    identified = identify(guest.pid, found.type, argv, guest.threads(), Procfs(), debugfs="/nonexistent")
+    assert (identified.found_by, identified.complete, identified.vcpus) == ("names", True, guest.vcpus())
 
 
 def test_what_runs_in_a_container_is_seen_in_the_guest_and_outside(guest: RealGuest) -> None:
@@ -101,7 +101,7 @@ def test_what_the_guest_cannot_do_is_an_error(guest: RealGuest) -> None:
 
 
 def wait_for_busy(guest: RealGuest, cpus: set[int]) -> None:
-    """Until those are busy and nobody else is, in the guest and outside, where vCPUs have the same numbers."""
+    """Until those are busy and no others are, in the guest and outside, where vCPUs have the same numbers."""
     deadline = time.monotonic() + 120
     while (load := guest.load(0.5)).busy() != (cpus, cpus):
         assert time.monotonic() < deadline, f"{cpus} should be busy, and are: {load}"

@@ -92,16 +92,16 @@ class Drive:
         self.cpus = cpus
         self.done: Counter[str] = Counter()
         self.tap = Tap(connect_to(containerd.nri_socket))
-        self._told: queue.Queue[NriEvent] = queue.Queue()
+        self._events: queue.Queue[NriEvent] = queue.Queue()
         self._running: list[Future[None]] = []
-        self._plugin = NriPlugin(self.tap.connect, delivering(self._told.put))
+        self._plugin = NriPlugin(self.tap.connect, delivering(self._events.put))
 
     def run(self, rounds: int, seconds: float) -> None:
         """Until each loop has done so much for so long."""
         pods = [self.containerd.pod(name) for name in ("drifted", "moved", "updated", "created")]
         drifted, moved, updated = (pod.container("main", cpus=self.cpus[0]) for pod in pods[:3])
         self._plugin.start()
-        assert isinstance(self._told.get(timeout=PATIENCE), Synced)
+        assert isinstance(self._events.get(timeout=PATIENCE), Synced)
         end = time.monotonic() + seconds
         loops = [lambda: self._by_cri(drifted), lambda: self._by_nri(moved), lambda: self._update(updated),
                  lambda: self._create(pods[3])]
@@ -144,7 +144,7 @@ class Drive:
             (container.cgroup / "cpuset.cpus").write_text(other)
             self._plugin.reconnect({identity: NriUpdate(CpuSet.parse(own), CpuSet.parse(own))})
             while True:
-                event = self._told.get(timeout=PATIENCE)
+                event = self._events.get(timeout=PATIENCE)
                 if isinstance(event, Synced):
                     break
             assert event.updated == (identity,)

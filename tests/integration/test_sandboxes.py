@@ -80,7 +80,7 @@ def test_a_vm_named_by_state_alone_is_known_by_its_uuid(node: Node, cpus: tuple[
 
 
 def test_a_stale_pid_in_the_state_is_refused(node: Node, cpus: tuple[str, str]) -> None:
-    """The sandbox's VMM has ended, and its pid belongs to somebody else by now."""
+    """The sandbox's VMM has ended, and its pid belongs to another process by now."""
     with Qemu(node.id("other"), vcpus=1) as other, Qemu("ignored", vcpus=1, extra=nameless()) as stranger, \
             subprocess.Popen(["sleep", "600"]) as sleeper:
         try:

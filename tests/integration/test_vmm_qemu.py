@@ -1,4 +1,4 @@
-"""Telling the threads of real QEMUs. QEMU's own word, over its other QMP connection, is the truth."""
+"""Identifying the threads of real QEMUs, compared with QEMU's own answer over its other QMP connection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def look_until_complete(vm: Qemu, procfs: Procfs | None = None, **more: object) 
 
 
 def look_for_iothreads(vm: Qemu) -> set[int]:
-    """One that is not waiting just then (a loaded machine) cannot be told by the order."""
+    """One that is not waiting just then (a loaded machine) cannot be identified by the order."""
     deadline = time.monotonic() + 120
     while not (found := with_role(look(vm), ThreadRole.IOTHREAD)):
         assert time.monotonic() < deadline, vm.threads()
@@ -232,7 +232,7 @@ def test_socket_that_is_in_use_unseen_is_given_up(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_qemu_that_is_late_is_asked_again(tmp_path: Path) -> None:
-    """And what it has not met yet of the first question is no client of somebody else."""
+    """And the unread rest of the first question is not taken for another program's client."""
     with Qemu(debug_threads=False, qmp_sockets=1) as vm:
         asked = Vm(SandboxId("a"), VmmType.QEMU,
                    Process(vm.pid, ThreadId(vm.pid, 0), ThreadRole.EMULATOR, list(vm.argv)))

@@ -1,4 +1,4 @@
-"""Kills at any moment, full disks and damaged files: the watcher loses nothing that a hook told."""
+"""Kills at any moment, full disks and damaged files: the watcher loses nothing that a hook reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_kill_at_any_moment_loses_a_hook_message(node: Node, cpus: tuple[str,
                 vm.sandbox, f"web{number}", node.bundle(f"web{number}", second), vm.pid))]
             alive.add(f"web{number}")
             if number % 3 == 2:
-                # Its bundle stays: only the hook's word tells of its end.
+                # Its bundle stays: only the hook's message reports its end.
                 calls.append(node.call_hook("poststop", node.state(
                     vm.sandbox, f"web{number - 1}", node.bundle(f"web{number - 1}", second))))
                 alive.discard(f"web{number - 1}")

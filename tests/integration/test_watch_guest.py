@@ -1,4 +1,4 @@
-"""The watcher and what answers in a guest's place (guest_vmm): whom it tells what and when, and what status says."""
+"""The watcher and a stand-in for guests (guest_vmm): what it sends to which port and when, and what status shows."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def test_each_change_of_placement_is_pushed(node: Node, cpus: tuple[str, str]) -
         (tid,) = [tid for tid, name in seen(vm.pid).names.items() if name == "fc_vcpu 2"]
 
         for target in (second, first) * 5:
-            count = len(vm.heard("map"))
+            count = len(vm.received("map"))
             node.container(vm.sandbox, "web", target)
             wait(lambda target=target: os.sched_getaffinity(tid) == {int(target)}, "the host")  # type: ignore[misc]
-            wait(lambda count=count: len(vm.heard("map")) > count, "no map comes")  # type: ignore[misc]
-            arrived = vm.heard("map")[count]
+            wait(lambda count=count: len(vm.received("map")) > count, "no map comes")  # type: ignore[misc]
+            arrived = vm.received("map")[count]
             wanted = ["2", "0-1"] if target == second else ["0-2", "0-2"]
             assert [arrived["message"]["containers"][node.id(name)]["hw"] for name in ("web", "logs")] == wanted
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
-        assert len(vm.heard("map")) == guest(node, vm.sandbox)["pushes"]
+        assert len(vm.received("map")) == guest(node, vm.sandbox)["pushes"]
 
 
 
 def place(node: Node, vm: GuestVmm | Qemu, cpus: tuple[str, str]) -> None:
-    """`web` alone on the second CPU, and `logs` where everybody may be; until the host's half of that is done."""
+    """`web` alone on the second CPU, and `logs` on the CPUs of all; until the host's half of that is done."""
     first, second = cpus
     node.container(vm.sandbox, "logs", first)
     node.container(vm.sandbox, "web", second)
@@ -78,10 +78,10 @@ def test_a_guest_that_never_makes_sense_is_dropped_ever_more_seldom(node: Node, 
         def seldom() -> bool:
             """The pauses are 0.1 s at first, then 1.6 s, each a quarter more or less; a change in between, and they
             begin anew."""
-            times = [each["time"] for each in vm.heard("connect")]
+            times = [each["time"] for each in vm.received("connect")]
             return len(times) >= 6 and times[-1] - times[-2] > 1.0
 
-        wait(seldom, lambda: f"{vm.heard()}\n{node.log()}")
+        wait(seldom, lambda: f"{vm.received()}\n{node.log()}")
 
         def all_refused() -> bool:
             """Of a connection that was just made what came of it is not known yet; and of one that a busy machine let
@@ -89,7 +89,7 @@ def test_a_guest_that_never_makes_sense_is_dropped_ever_more_seldom(node: Node, 
             found = guest(node, vm.sandbox)
             return found["refused"] == found["connects"] and int(str(found["connects"])) >= 5
 
-        wait(all_refused, lambda: f"{guest(node, vm.sandbox)}, {len(vm.heard('connect'))} connections")
+        wait(all_refused, lambda: f"{guest(node, vm.sandbox)}, {len(vm.received('connect'))} connections")
         found = guest(node, vm.sandbox)
         assert "protocol" in str(found["last_error"])
         # While a connection lasts they are pending.
@@ -112,7 +112,7 @@ def test_a_guest_that_says_nothing_is_no_agent(node: Node, cpus: tuple[str, str]
         assert states(node, vm.sandbox) == {"web": "no agent", "logs": "no agent"}
 
 
-@pytest.mark.parametrize("port", [True, False], ids=["a port that nobody opens", "no way in"])
+@pytest.mark.parametrize("port", [True, False], ids=["a port that nothing opens", "no way in"])
 def test_no_agent_in_the_image_is_normal(node: Node, cpus: tuple[str, str], port: bool) -> None:
     """With a real QEMU, whose guest never came to open its end."""
     need_tool("qemu-system-x86_64")
@@ -139,14 +139,14 @@ def test_without_ours_katas_agent_is_asked(node: Node, cpus: tuple[str, str]) ->
         node.start()
         place(node, vm, cpus)
         wait_for_states(node, vm.sandbox, {"web": "sent", "logs": "sent"})
-        assert {each["container"]: each["cpus"] for each in vm.heard("cpus")} == {web: "2", logs: "0-1"}
+        assert {each["container"]: each["cpus"] for each in vm.received("cpus")} == {web: "2", logs: "0-1"}
         found = guest(node, vm.sandbox)
         assert (found["by"], found["state"]) == ("kata-agent", "Kata's agent 4.1.0")
         assert "sent" in node.cli("status", "-o", "wide").stdout
-        assert {each["method"] for each in vm.heard("call")} <= {"Version", "GetMetrics", "UpdateContainer"}
+        assert {each["method"] for each in vm.received("call")} <= {"Version", "GetMetrics", "UpdateContainer"}
 
         node.container(vm.sandbox, "web", cpus[0])
-        wait(lambda: vm.heard("cpus")[-1]["cpus"] == "0-2", lambda: vm.heard("cpus"))
+        wait(lambda: vm.received("cpus")[-1]["cpus"] == "0-2", lambda: vm.received("cpus"))
         # As soon as ours is there it knows more.
         vm.ports({1024: "kata", 10789: "agent"})
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
@@ -161,9 +161,9 @@ def test_katas_agent_is_asked_to_give_everything_back(node: Node, cpus: tuple[st
         place(node, vm, cpus)
         wait_for_states(node, vm.sandbox, {"web": "sent", "logs": "sent"})
         assert node.cli("unpin", vm.sandbox).returncode == 0
-        wait(lambda: {each["container"]: each["cpus"] for each in vm.heard("cpus")} == {web: "0-2", logs: "0-2"},
-             lambda: vm.heard("cpus"))
-        assert {each["port"] for each in vm.heard("connect")} == {1024}
+        wait(lambda: {each["container"]: each["cpus"] for each in vm.received("cpus")} == {web: "0-2", logs: "0-2"},
+             lambda: vm.received("cpus"))
+        assert {each["port"] for each in vm.received("connect")} == {1024}
 
 
 def test_what_katas_agent_refuses_by_its_policy_is_reported_once(node: Node, cpus: tuple[str, str]) -> None:
@@ -175,11 +175,11 @@ def test_what_katas_agent_refuses_by_its_policy_is_reported_once(node: Node, cpu
                          each.isprintable() for each in states(node, vm.sandbox).values()),
              lambda: states(node, vm.sandbox))
         # One, or more: on a busy machine the agent's answer to the first may come after the call's time limit.
-        calls = [each["method"] for each in vm.heard("call")]
+        calls = [each["method"] for each in vm.received("call")]
         node.container(vm.sandbox, "web", cpus[0])
         node.wait_for_all(vm.pid, cpus[0])
         time.sleep(2)
-        assert [each["method"] for each in vm.heard("call")] == calls
+        assert [each["method"] for each in vm.received("call")] == calls
         assert sum("refused by policy" in line for line in node.log().splitlines()) == 1, node.log()
 
 
@@ -190,7 +190,8 @@ def test_what_answers_in_place_of_katas_agent_is_dropped(node: Node, cpus: tuple
         node.start()
         place(node, vm, cpus)
         before = by_tid(vm.pid)
-        wait(lambda: len(vm.heard("connect")) >= 4, lambda: f"{vm.heard()}\n{node.log()}", 300)  # 5 s each, if deaf
+        wait(lambda: len(vm.received("connect")) >= 4, lambda: f"{vm.received()}\n{node.log()}",
+             300)  # 5 s each, if deaf
         found = guest(node, vm.sandbox)
         assert found["by"] == ""
         assert found["last_error"]
@@ -199,7 +200,7 @@ def test_what_answers_in_place_of_katas_agent_is_dropped(node: Node, cpus: tuple
         assert by_tid(vm.pid) == before
 
 
-# Who is told nothing
+# Guests that are sent nothing
 
 
 def test_it_is_switched_off_and_on(node: Node, cpus: tuple[str, str]) -> None:
@@ -208,20 +209,20 @@ def test_it_is_switched_off_and_on(node: Node, cpus: tuple[str, str]) -> None:
         node.start()
         place(node, vm, cpus)
         node.resyncs()
-        assert vm.heard("connect") == []
+        assert vm.received("connect") == []
         assert node.sandbox(vm.sandbox)["guest"] is None
         assert states(node, vm.sandbox) == {"web": "-", "logs": "-"}
         assert node.watcher is not None
         for via in "vmpin-agent", "off", "auto":
-            count = len(vm.heard("unpin"))
+            count = len(vm.received("unpin"))
             node.configure(guest={"via": via})
             node.watcher.send_signal(signal.SIGHUP)
-            if via == "off":  # what was told is taken back
-                wait(lambda count=count: len(vm.heard("unpin")) > count, node.log)  # type: ignore[misc]
+            if via == "off":  # what was sent is taken back
+                wait(lambda count=count: len(vm.received("unpin")) > count, node.log)  # type: ignore[misc]
                 wait(lambda: node.sandbox(vm.sandbox)["guest"] is None, node.log)
             else:
                 wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
-        assert {each["port"] for each in vm.heard("connect")} == {10789}
+        assert {each["port"] for each in vm.received("connect")} == {10789}
 
 
 def test_the_guests_of_a_handler_may_be_left_alone(node: Node, cpus: tuple[str, str]) -> None:
@@ -244,7 +245,7 @@ def test_the_guests_of_a_handler_may_be_left_alone(node: Node, cpus: tuple[str, 
             found = node.sandbox(tdx.sandbox)
             assert (found["handler"], found["guest"], found["verdict"]) == ("kata-tdx", None, "pinned")
             assert [each["guest"] for each in found["containers"]] == [None]
-            assert tdx.heard("connect") == []
+            assert tdx.received("connect") == []
         finally:
             runtime.close()
 
@@ -260,13 +261,13 @@ def test_a_watcher_that_was_started_again_sends_it_again(node: Node, cpus: tuple
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
         for end in signal.SIGKILL, signal.SIGTERM, signal.SIGKILL:
             node.stop(end)
-            last = vm.heard("map")[-1]["message"]
-            count = len(vm.heard())
+            last = vm.received("map")[-1]["message"]
+            count = len(vm.received())
             node.start()
-            wait(lambda count=count: [each for each in vm.heard()[count:] if each["what"] == "map"],  # type: ignore[misc]
-                 lambda: f"{vm.heard()[-5:]}\n{node.log()}")
+            wait(lambda count=count: [each for each in vm.received()[count:] if each["what"] == "map"],  # type: ignore[misc]
+                 lambda: f"{vm.received()[-5:]}\n{node.log()}")
             wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
-            now = vm.heard("map")[-1]["message"]
+            now = vm.received("map")[-1]["message"]
             assert now["generation"] > last["generation"]
             assert now["containers"] == last["containers"]
-        assert vm.heard("unpin") == []
+        assert vm.received("unpin") == []

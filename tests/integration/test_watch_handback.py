@@ -106,7 +106,7 @@ def test_the_watcher_reports_by_sd_notify(node: Node, tmp_path: Path) -> None:
         listener.bind(str(path))
         listener.settimeout(PATIENCE)
 
-        def hears(word: bytes) -> bool:
+        def arrives(word: bytes) -> bool:
             """Among others, such as what systemctl shows as the status: as many as there are."""
             deadline = time.monotonic() + PATIENCE
             while word not in listener.recv(1000):
@@ -116,12 +116,12 @@ def test_the_watcher_reports_by_sd_notify(node: Node, tmp_path: Path) -> None:
         watcher = subprocess.Popen([*COMMAND, "--config", str(node.config), "watch"], stderr=subprocess.DEVNULL,
                                    env={**node.environment, "NOTIFY_SOCKET": str(path)})
         try:
-            assert hears(b"READY=1")
+            assert arrives(b"READY=1")
             watcher.send_signal(signal.SIGHUP)
-            assert hears(b"RELOADING=1")
-            assert hears(b"READY=1")
+            assert arrives(b"RELOADING=1")
+            assert arrives(b"READY=1")
             watcher.terminate()
-            assert hears(b"STOPPING=1")
+            assert arrives(b"STOPPING=1")
             assert watcher.wait(PATIENCE) == 0
         finally:
             watcher.kill()

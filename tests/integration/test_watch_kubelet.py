@@ -1,4 +1,4 @@
-"""The watcher beside a kubelet, told of containers by hooks alone: its checkpoint, and PodResources as a witness."""
+"""The watcher beside a kubelet, and hooks alone as a source: its checkpoint, and PodResources as a witness."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checkpoint(node: Node, text: str) -> Path:
     return path
 
 
-def tell(node: Node, vm: Qemu, name: str, cpus: str) -> None:
+def report(node: Node, vm: Qemu, name: str, cpus: str) -> None:
     """As a hook does, with the annotations that name the pod."""
     state = node.state(vm.sandbox, name, node.bundle(name, cpus), vm.pid)
     state["annotations"] = {**cri(vm.sandbox, name, pod="shop"), "io.kubernetes.cri.sandbox-uid": UID}
@@ -52,8 +52,8 @@ def test_the_checkpoint_decides_and_podresources_may_disagree(node: Node) -> Non
         with Qemu(node.id("a"), vcpus=2) as vm:
             kubelet.lists(_pod(web=[int(first)]))
             node.start()
-            tell(node, vm, "web", second)
-            tell(node, vm, "logs", first)
+            report(node, vm, "web", second)
+            report(node, vm, "logs", first)
             node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
             (web, logs) = node.sandbox(vm.sandbox)["containers"]
             assert (web["exclusive_by"], web["kubelet"], logs["exclusive_by"]) == ("kubelet", second, None)
@@ -62,7 +62,7 @@ def test_the_checkpoint_decides_and_podresources_may_disagree(node: Node) -> Non
             wait(lambda: node.sandbox(vm.sandbox)["containers"][0]["disagreement"] == said, node.log)
             assert said in " ".join(node.sandbox(vm.sandbox)["reasons"])
             assert said in node.cli("explain", vm.sandbox).stdout
-            # The kubelet takes the CPUs back: seen by the rename, and nobody owns any.
+            # The kubelet takes the CPUs back: seen by the rename, and no container owns any.
             checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": both, "checksum": 0}))
             node.wait_for_all(vm.pid, both)
             assert node.status()["node"]["owners"] == []
@@ -78,14 +78,14 @@ def test_a_checkpoint_that_is_none_changes_nothing_and_is_counted(node: Node, ba
     checkpoint(node, good)
     with Qemu(node.id("a"), vcpus=1) as vm:
         node.start()
-        tell(node, vm, "web", second)
+        report(node, vm, "web", second)
         node.wait_for_all(vm.pid, second)
         path = checkpoint(node, bad)
         wait(lambda: node.status()["sources"]["kubelet"]["bad"] == 1, node.log)
         node.resyncs()
-        told = node.status()["sources"]["kubelet"]
-        assert (told["exclusive"], told["bad"]) == (second, 1)
-        assert str(path) in told["trouble"]
+        kubelet = node.status()["sources"]["kubelet"]
+        assert (kubelet["exclusive"], kubelet["bad"]) == (second, 1)
+        assert str(path) in kubelet["trouble"]
         assert node.log().count(str(path)) == 1
         assert {"".join(map(str, os.sched_getaffinity(vm.pid)))} == {second}
         checkpoint(node, good)
@@ -103,7 +103,7 @@ def test_cpus_of_pods_that_only_the_kubelet_reports_are_owned(node: Node) -> Non
     assert (owner["sandbox"], owner["container"], owner["cpus"], owner["kind"]) == ("u-1", "web", second, "unseen")
     assert node.status()["node"]["shared_pool"] == first
     with Qemu(node.id("a"), vcpus=1) as vm:
-        tell(node, vm, "logs", union((first, second)))  # the kubelet has not narrowed it yet
+        report(node, vm, "logs", union((first, second)))  # the kubelet has not narrowed it yet
         node.wait_for_all(vm.pid, first)
 
 
@@ -117,7 +117,7 @@ def test_a_shared_vm_whose_cpus_have_become_another_pods_waits_for_its_cgroup(no
         cgroup = node.cpuset_cgroup(second)
         (cgroup / "cgroup.procs").write_text(str(vm.pid))
         node.start()
-        tell(node, vm, "logs", second)
+        report(node, vm, "logs", second)
         node.wait_for_all(vm.pid, second)
         assert node.sandbox(vm.sandbox)["verdict"] == "floating"
         checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": first, "checksum": 0,
@@ -150,8 +150,8 @@ def test_a_checkpoint_that_is_removed_is_used_on_over_a_restart_and_until_anothe
         with Qemu(node.id("a"), vcpus=2) as vm:
             kubelet.lists(_pod(web=[int(second)]))
             node.start()
-            tell(node, vm, "web", second)
-            tell(node, vm, "logs", first)
+            report(node, vm, "web", second)
+            report(node, vm, "logs", first)
             node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
             path.unlink()
             wait(lambda: node.status()["sources"]["kubelet"]["stale"], node.log)

@@ -145,9 +145,9 @@ def test_a_cgroup_that_has_less_is_reported_and_not_fought(node: Node, cpus: tup
                 if thread["tid"] in by_tid(vm.pid)} == {(first, second, False)}
         assert any(f"belong on {first}, and their cpuset cgroup has {second} only" in reason
                    for reason in status["reasons"])
-        told = node.log().count("cannot set thread")
+        logged = node.log().count("cannot set thread")
         node.resyncs()
-        assert node.log().count("cannot set thread") == told, "each refusal is told once"
+        assert node.log().count("cannot set thread") == logged, "each refusal is logged once"
         # A part of it is: the kernel trims.
         node.container(vm.sandbox, "web", union(cpus))
         node.wait_for_log(f"cannot honour {union(cpus)} for ")

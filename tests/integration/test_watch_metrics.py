@@ -66,7 +66,7 @@ class Metered(Node):
                 return True
             return False
 
-        wait(there, "nobody answers a probe")
+        wait(there, "no answer to a probe")
 
     def families(self) -> list[Metric]:
         status, text = self.ask("/metrics")
@@ -179,7 +179,7 @@ def test_a_peer_that_sends_nonsense_affects_no_other(node: Metered) -> None:
                 while client.recv(65536):
                     pass
     mute = [socket.create_connection((HOST, node.where), timeout=PATIENCE) for _ in range(50)]
-    node.sandbox("nobody")  # the command line is answered all the same
+    node.sandbox("none")  # the command line is answered all the same
     for each in mute:
         each.close()
     node.wait_until_served()

@@ -131,7 +131,7 @@ def test_containerd_is_followed_over_its_restarts(node: CriNode, cpus: tuple[str
     pid = other.pid
     node.containerd.kill()
     os.kill(pid, signal.SIGKILL)
-    stays(vm, second)  # nobody to ask is no reason to move
+    stays(vm, second)  # no runtime to ask is no reason to move
     wait(lambda: node.nri()["state"].startswith("not connected"), lambda: node.nri()["state"])
     node.containerd.start()
     node.wait_for_sync(2)

@@ -49,7 +49,7 @@ def test_nri_that_is_switched_off_is_not_used(node: CriNode, cpus: tuple[str, st
 
 
 def test_a_refusal_of_the_plugin_is_logged_once(cpus: tuple[str, str]) -> None:
-    """disable_connections: the socket is not even there in some versions, in others nobody answers."""
+    """disable_connections: the socket is not even there in some versions, in others nothing answers."""
     with Containerd(refuse_plugins=True) as containerd, CriNode(containerd) as node:
         node.configure(node={"shared_pool": cpus[0]}, watch={"nri": "on"})
         node.start()
@@ -79,7 +79,7 @@ def test_a_runtime_that_starts_after_the_watcher_is_found(node: CriNode, cpus: t
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
 def test_the_runtime_may_start_the_watcher_itself(suite: str, cpus: tuple[str, str]) -> None:
     """Pre-installed as an executable: it gets a connected socket and almost no environment, and ends with it. NRI 0.6
-    (trixie) does not tell such a plugin what there is (containerd/nri #43): the watcher asks by itself."""
+    (trixie) does not send such a plugin the list of containers (containerd/nri #43): the watcher asks for it."""
     first, second = cpus
     with Containerd(suite) as containerd, CriNode(containerd) as node:
         node.configure(node={"shared_pool": first})

@@ -52,12 +52,13 @@ def test_a_vm_stays_off_the_cpus_of_a_runc_container(node: CriNode, cpus: tuple[
 @contextlib.contextmanager
 def moved_by_another_plugin(node: CriNode, cpus: str, *containers: str) -> Iterator[None]:
     """A second plugin, which gives containers these CPUs at its own Synchronize."""
-    told: list[NriEvent] = []
-    other = NriPlugin(connect_to(node.containerd.nri_socket), delivering(told.append), name="other", index="10")
+    events: list[NriEvent] = []
+    other = NriPlugin(connect_to(node.containerd.nri_socket), delivering(events.append), name="other", index="10")
     other.reconnect({ContainerId(each): NriUpdate(CpuSet.parse(cpus)) for each in containers})
     other.start()
     try:
-        wait(lambda: any(isinstance(event, Synced) and event.updated for event in told), lambda: f"not moved: {told}")
+        wait(lambda: any(isinstance(event, Synced) and event.updated for event in events),
+             lambda: f"not moved: {events}")
         yield
     finally:
         other.stop(PATIENCE)
@@ -111,7 +112,7 @@ def test_a_vm_floats_on_its_balloon_and_follows_when_that_is_moved(node: CriNode
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
 def test_a_container_that_ends_by_itself_gives_its_cpus_back(suite: str, cpus: tuple[str, str]) -> None:
-    """Nobody asked the runtime to stop it; so with a VMM that was killed. It ends when its CPUs were seen to be its
+    """The runtime was not asked to stop it; so with a VMM that was killed. It ends when its CPUs were seen to be its
     own, however long that took."""
     first, second = cpus
     both = union(cpus)
@@ -151,13 +152,13 @@ def test_runc_pods_are_left_as_they_are(node: CriNode, cpus: tuple[str, str]) ->
 
 
 def drifted(node: CriNode, cpus: tuple[str, str]) -> Callable[[], str]:
-    """A runc container that the kubelet gave the second CPU, and whose cgroup somebody gave the first."""
+    """A runc container that the kubelet gave the second CPU, and whose cgroup got the first from another program."""
     first, second = cpus
     node.configure(node={"shared_pool": None}, watch={"resync_seconds": 0.3})
     node.checkpoint(first, {"uid-1": {"main": second}})
     node.connect()
     main = node.containerd.pod("web", uid="uid-1").container("main", cpus=second)
-    wait(lambda: node.status()["node"]["owners"], lambda: f"nobody owns a CPU: {node.status()}")
+    wait(lambda: node.status()["node"]["owners"], lambda: f"no container owns a CPU: {node.status()}")
     (main.cgroup / "cpuset.cpus").write_text(first)
     return main.cgroup_cpus
 

@@ -1,4 +1,4 @@
-"""The watcher and real guests: told over virtio-serial, and what was done is read from the guest's kernel."""
+"""The watcher and real guests: maps go over virtio-serial, and what was done is read from the guest's kernel."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Inside:
         self._made.append(self.guest.container(self.node.id(name), busy=busy, idle=idle, threads=threads))
         return self._made[-1]
 
-    def tell(self, web: str) -> None:
+    def report(self, web: str) -> None:
         """By a hook: `web` has these CPUs, and `logs` the shared one."""
         self.node.container(self.guest.sandbox, "logs", self.cpus[0])
         self.node.container(self.guest.sandbox, "web", web)
@@ -117,7 +117,7 @@ def test_processes_run_on_the_vcpus_that_back_their_containers_cpus(inside: Insi
     web, logs = inside.container("web", busy=2), inside.container("logs", idle=1)
     inside.start_agent()
     node.start()
-    inside.tell(cpus[1])
+    inside.report(cpus[1])
     inside.wait_for(web="applied", logs="applied")
     own = inside.own()
     assert len(own) == 1
@@ -156,7 +156,7 @@ def test_processes_run_on_the_vcpus_that_back_their_containers_cpus(inside: Insi
 
 @pytest.mark.guest
 def test_they_follow_a_real_containers_cpuset(inside: Inside, cpus: tuple[str, str]) -> None:
-    """Told of by the real hook, and then by nobody: the cgroup's file is seen to change."""
+    """Reported by the real hook, and then by no source: the cgroup's file is seen to change."""
     first, second = cpus
     node, vm = inside.node, inside.guest
     web, logs = inside.container("web", busy=1), inside.container("logs", idle=1)
@@ -187,7 +187,7 @@ def test_a_watcher_that_was_killed_finds_the_guest_as_it_left_it(inside: Inside,
     web, logs = inside.container("web", idle=1), inside.container("logs", idle=1)
     inside.start_agent()
     node.start()
-    inside.tell(cpus[1])
+    inside.report(cpus[1])
     inside.wait_for(web="applied", logs="applied")
     own = inside.own()
     for end in signal.SIGTERM, signal.SIGKILL:
@@ -195,7 +195,7 @@ def test_a_watcher_that_was_killed_finds_the_guest_as_it_left_it(inside: Inside,
         time.sleep(2.5)  # the agent has looked twice
         web.start("idle")
         assert (web.mask(), logs.mask()) == ({str(own)}, {str(ALL - own)})
-        if end == signal.SIGKILL:  # and the agent, too, and somebody was here meanwhile
+        if end == signal.SIGKILL:  # and the agent, too, and masks were changed meanwhile
             inside.kill_agent()
             web.write("cpuset.cpus", "0-3")
             inside.start_agent()
@@ -211,7 +211,7 @@ def test_an_agent_that_was_killed_asks_and_gets_the_map(inside: Inside, cpus: tu
     web, logs = inside.container("web", idle=1), inside.container("logs", idle=1)
     inside.start_agent()
     node.start()
-    inside.tell(cpus[1])
+    inside.report(cpus[1])
     inside.wait_for(web="applied", logs="applied")
     own = inside.own()
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_unpin_takes_the_map_back(inside: Inside, cpus: tuple[str, str]) -> None
     before = {tid: mask & ALL for tid, mask in vm.system().items()}
     inside.start_agent()
     node.start()
-    inside.tell(cpus[1])
+    inside.report(cpus[1])
     inside.wait_for(web="applied", logs="applied")
     own = inside.own()
     assert node.cli("unpin", vm.sandbox).returncode == 0
@@ -252,7 +252,7 @@ def test_an_agent_that_comes_late_is_found(inside: Inside, cpus: tuple[str, str]
     node, vm = inside.node, inside.guest
     web = inside.container("web", idle=1)
     node.start()
-    inside.tell(cpus[1])
+    inside.report(cpus[1])
     node.wait_for_vcpus(vm.pid, {0: cpus[0], 1: cpus[0], 2: cpus[0], 3: cpus[1]}, cpus[0])
     wait(lambda: guest(node, vm.sandbox)["last_error"], node.log)
     assert states(node, vm.sandbox) == {"web": "no agent", "logs": "no agent"}
@@ -286,19 +286,19 @@ def test_the_map_is_sent_and_a_plugged_vcpu_is_used_when_it_is_online(agent_file
         web, logs = inside.container("web", idle=1, threads=1), inside.container("logs", idle=1)
         inside.start_agent()
         node.start()
-        inside.tell(cpus[1])
+        inside.report(cpus[1])
         inside.wait_for(web="applied", logs="applied")
         own = inside.own()
         assert web.mask() == {str(own)}
         pid = int(vm.ask("start", cgroup=logs.cgroup, argv=["/usr/bin/python3.11", "-S", "-E", "-c", _ESCAPES]))
 
-        def told() -> dict[str, object]:
+        def confined() -> dict[str, object]:
             (found,) = [each for each in node.sandbox(vm.sandbox)["containers"] if each["name"] == "logs"]
             return {key: found["guest"][key] for key in ("state", "outside")}
 
         # It is looked for every second, and may be inside just then: vCPUs 0 to 2 share a CPU, so that it may not run
         # between the agent's setting its mask and looking at it.
-        wait(lambda: told() == {"state": "pending", "outside": [pid]}, lambda: f"{pid} is outside: {told()}")
+        wait(lambda: confined() == {"state": "pending", "outside": [pid]}, lambda: f"{pid} is outside: {confined()}")
         wait(lambda: f"(outside: {pid})" in node.cli("status", "-o", "wide").stdout, lambda: f"{pid} is not shown")
         assert states(node, vm.sandbox)["web"] == "applied"
         vm.kill_process(pid)

@@ -26,11 +26,11 @@ pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
 
 #: Some user who is not root, in a group that is given nothing.
-NOBODY = 65534
+OTHER_UID = 65534
 
 
 def ask_as(uid: int, gid: int, path: Path, request: bytes) -> str:
-    """What somebody else gets from a socket, or the name of the error."""
+    """What another user gets from a socket, or the name of the error."""
     script = ("import socket, sys\ns = socket.socket(socket.AF_UNIX)\n"
               "try:\n s.connect(sys.argv[1]); s.sendall(sys.stdin.buffer.read()); s.shutdown(1)\n"
               " print(s.makefile().read())\nexcept OSError as e: print(type(e).__name__)")
@@ -44,18 +44,18 @@ def test_the_sockets_are_roots_alone(node: Node) -> None:
     for name in ("hook.sock", "vmpin.sock"):
         info = (node.run / name).stat()
         assert (stat.S_IMODE(info.st_mode), info.st_uid) == (0o600, 0)
-        assert ask_as(NOBODY, NOBODY, node.run / name, b'{"op": "status"}\n') == "PermissionError\n"
+        assert ask_as(OTHER_UID, OTHER_UID, node.run / name, b'{"op": "status"}\n') == "PermissionError\n"
     assert stat.S_IMODE((node.run / "spool").stat().st_mode) == 0o700
     state = node.state(node.id("a"), "web", node.bundle("web", "0"))
     assert node.hook("createRuntime", state) == b"ok\n"
     wait((node.run / "state.json").exists, "nothing was kept")
     assert stat.S_IMODE((node.run / "state.json").stat().st_mode) == 0o600
-    # Should the mode be loosened by another hand, the peer's uid still tells.
+    # Should the mode be loosened by another hand, the peer's uid is still checked.
     (node.run / "hook.sock").chmod(0o666)
     (node.run / "vmpin.sock").chmod(0o666)
-    assert ask_as(NOBODY, NOBODY, node.run / "hook.sock",
+    assert ask_as(OTHER_UID, OTHER_UID, node.run / "hook.sock",
                   node.message("createRuntime", state)) == "refused: not root\n\n"
-    assert "not permitted to uid" in ask_as(NOBODY, NOBODY, node.run / "vmpin.sock", b'{"op": "unpin"}\n')
+    assert "not permitted to uid" in ask_as(OTHER_UID, OTHER_UID, node.run / "vmpin.sock", b'{"op": "unpin"}\n')
     assert "hook message refused: from uid=65534" in node.log()
 
 
@@ -69,14 +69,14 @@ def test_status_may_be_opened_to_a_group(node: Node) -> None:
     assert (stat.S_IMODE(info.st_mode), info.st_gid) == (0o660, group.gr_gid)
     assert stat.S_IMODE((node.run / "hook.sock").stat().st_mode) == 0o600
     path = node.run / "vmpin.sock"
-    assert json.loads(ask_as(NOBODY, group.gr_gid, path, b'{"op": "status"}\n'))["version"] == 1
+    assert json.loads(ask_as(OTHER_UID, group.gr_gid, path, b'{"op": "status"}\n'))["version"] == 1
     proof = b'{"op": "proof", "since": 60}\n'
-    wait(lambda: json.loads(ask_as(NOBODY, group.gr_gid, path, proof)).get("version") == 1, "it tells no proof")
+    wait(lambda: json.loads(ask_as(OTHER_UID, group.gr_gid, path, proof)).get("version") == 1, "no proof comes")
     for operation in ("plan", "reconcile", "unpin", "pods"):
-        told = json.loads(ask_as(NOBODY, group.gr_gid, path, b'{"op": "%s"}\n' % operation.encode()))
-        assert told == {"error": f"{operation}: not permitted to uid {NOBODY}", "hint": "ask root"}
-    assert ask_as(NOBODY, NOBODY, path, b'{"op": "status"}\n') == "PermissionError\n"
-    assert ask_as(NOBODY, group.gr_gid, node.run / "hook.sock", b"") == "PermissionError\n"
+        answer_of = json.loads(ask_as(OTHER_UID, group.gr_gid, path, b'{"op": "%s"}\n' % operation.encode()))
+        assert answer_of == {"error": f"{operation}: not permitted to uid {OTHER_UID}", "hint": "ask root"}
+    assert ask_as(OTHER_UID, OTHER_UID, path, b'{"op": "status"}\n') == "PermissionError\n"
+    assert ask_as(OTHER_UID, group.gr_gid, node.run / "hook.sock", b"") == "PermissionError\n"
 
 
 def test_the_status_socket_answers_what_changes_nothing_to_a_group_without_a_name(node: Node) -> None:
@@ -93,9 +93,9 @@ def test_the_status_socket_answers_what_changes_nothing_to_a_group_without_a_nam
         for operation in ("about", "plan", "reconcile", "unpin", "unpinning", "nonsense"):
             answer = json.loads(ask_as(uid, gid, path, b'{"op": "%s"}\n' % operation.encode()))
             assert answer["error"] == f"{operation}: not answered on this socket"
-    assert ask_as(NOBODY, NOBODY, path, b'{"op": "status"}\n') == "PermissionError\n"
+    assert ask_as(OTHER_UID, OTHER_UID, path, b'{"op": "status"}\n') == "PermissionError\n"
     path.chmod(0o666)  # should the mode be loosened, the kernel's word on the peer remains
-    assert ask_as(NOBODY, NOBODY, path, b'{"op": "status"}\n') in (
+    assert ask_as(OTHER_UID, OTHER_UID, path, b'{"op": "status"}\n') in (
         "\n", "ConnectionResetError\n", "BrokenPipeError\n")
     with socket.socket(socket.AF_UNIX) as follower:
         follower.settimeout(120)
@@ -152,10 +152,10 @@ def test_the_group_changes_at_sighup(node: Node) -> None:
     assert node.watcher is not None
     path = node.run / "vmpin.sock"
     wrong = "the configuration stays as it was: watch.status_group: no group 'no-such-group'"
-    for group, mode, told in (("daemon", 0o660, "configuration loaded again"), ("no-such-group", 0o660, wrong)):
+    for group, mode, answer_of in (("daemon", 0o660, "configuration loaded again"), ("no-such-group", 0o660, wrong)):
         node.configure(watch={"status_group": group})
         node.watcher.send_signal(signal.SIGHUP)
-        node.wait_for_log(told)
+        node.wait_for_log(answer_of)
         assert stat.S_IMODE(path.stat().st_mode) == mode
         assert path.stat().st_gid == grp.getgrnam("daemon").gr_gid
     node.configure(watch={"status_group": ""})

@@ -92,7 +92,7 @@ def _build(path: Path, make: Callable[[Path, Path], None]) -> None:
 
 
 def _prune(base: Path, kind: str) -> None:
-    """Remove what was not used for longest, if nobody uses it now."""
+    """Remove what was not used for longest, if no process uses it now."""
     used = {}
     for path in base.glob(f"{kind}-????????????"):
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
@@ -136,7 +136,7 @@ def remove(path: Path) -> None:
     shutil.rmtree(path)
 
 
-#: A command in mount and process namespaces of its own: its mounts are nobody else's, and when it or this process
+#: A command in mount and process namespaces of its own: no other process sees its mounts, and when it or this process
 #: ends, however, neither they nor a child of it are left.
 PRIVATELY = ("setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--propagation", "private", "--pid",
              "--fork", "--kill-child", "--mount-proc", "--")

@@ -48,7 +48,7 @@ def main() -> NoReturn:
     _send(port, {"ok": "ready"})
     rest = b""
     while True:
-        # Not a blocking read: nobody being there is end of file, at once, and until somebody is.
+        # Not a blocking read: without a peer it is end of file, at once, and until a peer is there.
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -144,12 +144,12 @@ def start(cgroup: str, work: str = "", argv: list[str] | None = None, log: str =
           cpus: list[int] | None = None) -> int:
     """Start a process in a cgroup ("": where this one is). :param cpus: its mask. :returns: its pid; it runs there."""
     run = argv or [*WORK[work.split()[0]], *work.split()[1:]]
-    begun, tell = os.pipe()  # closed by its exec
+    begun, report = os.pipe()  # closed by its exec
     pid = os.fork()
     if pid:
-        os.close(tell)
-        with open(begun, "rb") as told:
-            trouble = told.read().decode()
+        os.close(report)
+        with open(begun, "rb") as reported:
+            trouble = reported.read().decode()
         if trouble:
             raise RuntimeError(f"{run}: {trouble}")
         return pid
@@ -165,7 +165,7 @@ def start(cgroup: str, work: str = "", argv: list[str] | None = None, log: str =
             os.sched_setaffinity(0, cpus)
         os.execv(run[0], run)
     except BaseException:
-        os.write(tell, traceback.format_exc().encode())
+        os.write(report, traceback.format_exc().encode())
     os._exit(127)
 
 

@@ -30,7 +30,7 @@ PACKAGES = ("busybox-static", "libc6", "zlib1g", "libexpat1", "python3.11-minima
 MODULES = ("virtio_pci", "virtio_console", "vmw_vsock_virtio_transport", "vsock_loopback")
 PYTHON = "usr/bin/python3.11"
 _LIBRARY = "usr/lib/python3.11"
-#: Of the standard library: what nobody runs in a guest, or what needs libraries that are not there.
+#: Of the standard library: what is never run in a guest, or what needs libraries that are not there.
 _WITHOUT = ("config-3.11-x86_64-linux-gnu", "distutils", "idlelib", "lib2to3", "pydoc_data", "sqlite3", "tkinter",
             "turtledemo", "unittest", "xml", "xmlrpc", "wsgiref", "curses", "dbm", "lib-dynload/_bz2*",
             "lib-dynload/_ctypes*", "lib-dynload/_curses*", "lib-dynload/_dbm*", "lib-dynload/_hashlib*",

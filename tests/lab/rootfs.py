@@ -28,7 +28,7 @@ PACKAGES = (
 )
 #: Python packages that Debian does not have, for pip.
 PYTHON = ("qemu.qmp>=0.0.3",)
-#: dpkg: without waiting for the disk, and without what nobody reads here.
+#: dpkg: without waiting for the disk, and without documentation.
 _DPKG = """\
 force-unsafe-io
 path-exclude=/usr/share/doc/*
@@ -44,7 +44,7 @@ def recipe() -> object:
 
 @contextlib.contextmanager
 def rootfs(fresh: bool = False) -> Iterator[Path]:
-    """The root file system, built if it is not there; nobody writes to it."""
+    """The root file system, built if it is not there; nothing writes to it."""
     with cache.entry("rootfs", recipe(), _make, fresh) as path:
         yield path / "root"
 

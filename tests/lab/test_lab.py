@@ -236,10 +236,10 @@ def test_the_node_that_was_asked_for_is_not_another_by_an_environment_variable(
     for name, value in (("VMPIN_LAB_KERNEL", "6.1"), ("VMPIN_LAB_SEED", "8")):
         monkeypatch.setenv(name, value)
     node.write_job(tmp_path / "job", Variant(Kernel.V6_12), "", {"VMPIN_LAB_SOAK_STEPS": "5"})
-    told = subprocess.run(["sh", "-c", '. "$1"; echo $VMPIN_LAB_KERNEL $VMPIN_LAB_SEED '
+    printed = subprocess.run(["sh", "-c", '. "$1"; echo $VMPIN_LAB_KERNEL $VMPIN_LAB_SEED '
                            "$VMPIN_LAB_SOAK_STEPS", "sh", tmp_path / "job/lab/run"], capture_output=True, text=True,
                           check=True, env={}).stdout
-    assert told == "6.12 8 5\n"
+    assert printed == "6.12 8 5\n"
 
 
 class Recipes:

@@ -1,7 +1,7 @@
 /* A stand-in for a VMM that does on command what VMMs do: threads come and go, and it sets masks of its own.
  *
- * What it is (a QEMU, a Firecracker, a virtiofsd, a shim) others tell by its command line; it makes as many vCPU
- * threads as `-smp N` says. VMM_LISTEN in the environment is a bound socket to listen on: whoever connects then sees
+ * Its command line shows what it is (a QEMU, a Firecracker, a virtiofsd, a shim); it makes as many vCPU
+ * threads as `-smp N` says. VMM_LISTEN in the environment is a bound socket to listen on: a client that connects then sees
  * that it is this process that listens; who accepts is another matter. Answers each byte on standard input with one on standard output, and ends when that ends:
  *   v  a vCPU more           w  a worker thread more       x  the newest worker less
  *   s  a hundred threads that end at once                  f  ten processes that end at once

@@ -25,7 +25,7 @@ STATE = b'{"id":"c1","annotations":{"a":"\xff\xfe\x00"}}\n\r\n x'
 class Watcher:
     """Listens, reads whole messages and gives each the same answer; None is to hold the connection, mute.
 
-    :param late: not before whoever asked has gone.
+    :param late: not before the caller has gone.
     """
 
     def __init__(self, path: Path, answer: bytes | None = b"ok\n", late: bool = False) -> None:

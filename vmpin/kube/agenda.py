@@ -69,7 +69,7 @@ class Agenda:
         self._drift = DriftReports()
         self._pace = TokenBucket(WRITE_BURST, WRITE_SECONDS, now)
         self._reported, self._reports = NOTHING, False
-        self._heard, self._late = now, False  #: When the watcher reported last, and whether that is too long ago.
+        self._report_time, self._late = now, False  #: When the watcher reported last; whether that is late.
         self._pods = Pods()
         self._states: dict[str, tuple[PodPinning, float]] = {}  #: By uid, since when the state is this one.
         self._settled: dict[str, PodPinning] = {}  #: By uid, the last that was worth an Event.
@@ -95,8 +95,8 @@ class Agenda:
 
     def observe(self, reported: ReportedNode, reports: bool, pods: Pods, now: float, clock: float) -> None:
         """What is so now. :param reports: whether the watcher's connection is up."""
-        self._heard = now if reports else self._heard
-        self._late = now - self._heard >= AWAY_AFTER
+        self._report_time = now if reports else self._report_time
+        self._late = now - self._report_time >= AWAY_AFTER
         self._reported, self._reports, self._pods = reported, reports, pods
         # The one that runs, where a pod's sandbox was made again.
         by_uid = {each.uid: each for each in sorted(reported.sandboxes.values(), key=lambda one: one.runs) if each.uid}
@@ -283,7 +283,7 @@ class Agenda:
         ends += [since + UNSETTLED_AFTER - now for state, since in self._states.values()
                  if not state.state.settled and since + UNSETTLED_AFTER > now]
         if not self._reports and not self._late:
-            ends.append(self._heard + AWAY_AFTER - now)
+            ends.append(self._report_time + AWAY_AFTER - now)
         if (drift := self._drift.due(now)) is not None:
             ends.append(drift - now)
         waits = self._next_event(now) is not None or self._pace.wait(now)

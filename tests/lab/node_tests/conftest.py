@@ -16,7 +16,7 @@ from lab.variant import Cgroup, Kernel, Topology, Variant
 from vmpin.host.sysfs import Sysfs
 
 #: What is for another node: most tests count on all eight CPUs, the soak on cgroup v2. What a real
-#: containerd tells is the same on every kernel, and takes two minutes.
+#: containerd reports is the same on every kernel, and takes two minutes.
 _ELSEWHERE = (["test_few_cpus.py"] if os.environ["VMPIN_LAB_TOPOLOGY"] == Topology.FULL else
               [f"test_{each}.py" for each in (
                   "allocate", "changes", "clock", "drift_causes", "faults", "guest", "guest_chain", "hotplug",

@@ -100,20 +100,20 @@ class KataRuntime:
         """From CRI's CreateContainer to the end of StartContainer."""
         self._ids[name] = secrets.token_hex(32)
         self._call("CreateContainer", name, cpus, CREATED)
-        self._tell(Verb.POST_CREATE, name, cpus, CREATED)
+        self._report(Verb.POST_CREATE, name, cpus, CREATED)
         # Task create: vCPUs first, then the cgroup, then the state (virtcontainers/sandbox.go, CreateContainer).
         for number in vcpus:
             self.vm.plug(number)
         self.cpus[name] = cpus
         self._write()
-        self._tell(Verb.START, name, cpus, CREATED)
-        self._tell(Verb.POST_START, name, cpus, RUNNING)
+        self._report(Verb.START, name, cpus, CREATED)
+        self._report(Verb.POST_START, name, cpus, RUNNING)
 
     def fail(self, name: str, cpus: str) -> None:
         """A creation that comes to nothing."""
         self._ids[name] = secrets.token_hex(32)
         self._call("CreateContainer", name, cpus, CREATED)
-        self._tell(Verb.REMOVE, name, cpus, CREATED)
+        self._report(Verb.REMOVE, name, cpus, CREATED)
 
     def update(self, name: str, cpus: str) -> None:
         request = MESSAGES["UpdateContainerRequest"](pod=self._pod, container=self._container(name, self.cpus[name]))
@@ -121,14 +121,14 @@ class KataRuntime:
         assert self.nri.call("UpdateContainer", request).code == 0
         self.cpus[name] = cpus
         self._write()
-        self._tell(Verb.POST_UPDATE, name, cpus, RUNNING)
+        self._report(Verb.POST_UPDATE, name, cpus, RUNNING)
 
     def end(self, name: str) -> None:
         """Its process has ended: the task is deleted before anything is reported. Its vCPUs stay."""
         cpus = self.cpus.pop(name)
         self._write()
         self._call("StopContainer", name, cpus, RUNNING)
-        self._tell(Verb.REMOVE, name, cpus, RUNNING)
+        self._report(Verb.REMOVE, name, cpus, RUNNING)
 
     def unplug(self, vcpus: Iterable[int]) -> None:
         """As Kata does when an update takes CPU time away."""
@@ -147,5 +147,5 @@ class KataRuntime:
             pod=self._pod, container=self._container(name, cpus, state)))
         assert (reply.code, reply.payload) == (0, b"")
 
-    def _tell(self, event: int, name: str, cpus: str, state: int) -> None:
+    def _report(self, event: int, name: str, cpus: str, state: int) -> None:
         assert self.nri.state_change(event, self._pod, self._container(name, cpus, state)).code == 0

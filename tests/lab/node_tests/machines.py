@@ -31,7 +31,7 @@ from vmpin.reconcile.reconciler import Reconciler
 
 #: Everything here is slow: each instruction is emulated, and the build machine is shared.
 PATIENCE = 180.0
-#: vmpin's defaults; the node is nobody else's, so they are used as they are.
+#: vmpin's defaults; nothing else uses the node, so they are used as they are.
 RUN = Path("/run/vmpin")
 KATA_GO = Path("/run/vc")
 KATA_RS = Path("/run/kata")

@@ -1,4 +1,4 @@
-"""A VM that begins while a watcher runs which looks by itself every ten minutes only: what the kernel tells is enough,
+"""A VM that begins while a watcher runs that resyncs every ten minutes only: the kernel's events are enough,
 for vhost workers and KVM's helpers too, on a kernel that makes threads of the VMM of them and on one that does not.
 """
 
@@ -22,8 +22,8 @@ def source_state(vmpin: Vmpin, watcher: Watcher) -> str:
 
 
 def events_of_a_bare_listener() -> int:
-    """What a member of the connector's group hears that did not ask for anything: whether somebody is still counted
-    as a listener."""
+    """What a member of the connector's group receives that did not ask for anything: whether one is still counted as a
+    listener."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as group:
         group.bind((0, 1))
         group.setblocking(False)
@@ -69,7 +69,7 @@ def test_a_vcpu_without_a_name_is_identified_by_kvm_soon_after_its_creation(nest
         source_state(vmpin, watcher)
         vm = nested_vm(vcpus=1, maxcpus=4, debug_threads=False)
         until(lambda: [mask(tid) for tid in vm.vcpus()] == [CpuSet([pool])], lambda: vm.masks())
-        until(lambda: mask(vm.pid) == CpuSet([pool, first]), lambda: f"told apart: {vm.masks()}")
+        until(lambda: mask(vm.pid) == CpuSet([pool, first]), lambda: f"identified: {vm.masks()}")
         added = vm.add_vcpu()
         tid = vm.vcpu_tids()[added]
         until(lambda: mask(tid) == CpuSet([pool]), lambda: f"vCPU {added} on {pool}: {vm.masks()}")

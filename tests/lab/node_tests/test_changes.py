@@ -193,13 +193,13 @@ def test_a_cgroup_narrowed_and_widened_again_is_followed(vm: NestedVm, cgroup: C
         # Every thread loses some CPUs and keeps others.
         cgroup.set("1,3-4")
         wait_in_cgroup(vm, ["1", "3"], "1")
-        threads = told_as_it_is(vm, vmpin)
+        threads = threads_as_they_are(vm, vmpin)
         assert {thread["wanted"] for thread in threads if not thread["ok"]} == {"0-1"}
 
         # vCPU 1 loses its only one: nothing that it could be given is left.
         cgroup.set("0-2")
         wait_in_cgroup(vm, ["0-1", "0-2"], "0-1")
-        (pinned,) = (thread for thread in told_as_it_is(vm, vmpin) if thread["vcpu"] == 1)
+        (pinned,) = (thread for thread in threads_as_they_are(vm, vmpin) if thread["vcpu"] == 1)
         assert (pinned["wanted"], pinned["actual"], pinned["ok"]) == ("3", "0-2", False)
         assert vmpin.json("verify", code=1)["ok"] is False
 
@@ -217,7 +217,7 @@ def wait_in_cgroup(vm: NestedVm, vcpus: list[str], others: str) -> None:
     until(there, lambda: f"vCPUs on {vcpus}, the rest on {others}; have {places(vm)}, {vm.masks()}")
 
 
-def told_as_it_is(vm: NestedVm, vmpin: Vmpin) -> list[dict[str, object]]:
+def threads_as_they_are(vm: NestedVm, vmpin: Vmpin) -> list[dict[str, object]]:
     """The threads by status, which has what the kernel has, not what was asked for, and does not call it well."""
     found = vmpin.status(vm)
     assert {thread["tid"]: thread["actual"] for thread in found["threads"]} == {

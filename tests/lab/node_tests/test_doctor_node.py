@@ -24,7 +24,7 @@ def test_the_doctor_knows_the_node_and_the_watcher(variant: Variant, nested_vm: 
     kata.write(vm, {"main": own})
     with watcher:
         until(lambda: vmpin.status(vm)["verdict"] == "pinned", lambda: str(vmpin.status(vm)))
-        until(lambda: findings(vmpin, "proc-connector")["proc-connector"]["level"] == "ok", "births to be told")
+        until(lambda: findings(vmpin, "proc-connector")["proc-connector"]["level"] == "ok", "births to be reported")
         found = findings(vmpin, "privileges", "namespaces", "kernel", "cpus", "cgroups", "proc-connector", "watcher",
                          "config", "resync", "run-directory", "state-file", "vcpu-threads", "sandboxes", "collisions")
         levels = {name: finding["level"] for name, finding in found.items()}

@@ -15,7 +15,7 @@ __all__ = ["cgroup", "vm"]
 
 @pytest.fixture(autouse=True)
 def _slow(vmpin: Vmpin) -> None:
-    """Nothing is looked at unless a file is written or somebody asks for it."""
+    """Nothing is inspected unless a file is written or a client asks for it."""
     vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=600, watch__births=False)
 
 

@@ -1,8 +1,8 @@
 """The whole chain: what the CRI says of a container becomes where its busy threads run, in the guest and on the node.
 
-A real containerd starts the pod's VM, under KVM, which boots Linux with vmpin's agent in it; NRI tells the watcher,
-and that tells the agent over AF_VSOCK. Only Kata's part in the guest is the test's own: it makes the containers'
-cgroups.
+A real containerd starts the pod's VM, under KVM, which boots Linux with vmpin's agent in it; NRI reports to the
+watcher, and that sends to the agent over AF_VSOCK. Only Kata's part in the guest is the test's own: it makes the
+containers' cgroups.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
 
 
 def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: PodGuest) -> None:
-    """AF_VSOCK tells who calls: from within it is not CID 2."""
+    """AF_VSOCK shows the caller's CID: from within it is not 2."""
     with AgentClient.vsock(CID, patience=SLOW) as host:
         assert host.inventory().python.startswith("3.11")
     assert guest.call_agent_from_within() == "refused"
@@ -189,7 +189,7 @@ def test_from_the_cri_to_the_guests_threads(node: CriNode, guest: PodGuest) -> N
     assert f"vsock, CID {CID}" in found["guest"]["state"]
     check(guest, {2: 2, 3: 3}, "0-3")
 
-    # Other CPUs for the same vCPUs: nothing is to be told to the guest.
+    # Other CPUs for the same vCPUs: nothing is to be sent to the guest.
     pushes = found["guest"]["pushes"]
     main.update(cpus="4-5")
     wait_for(node, guest, {0: "0-1", 1: "0-1", 2: "4", 3: "5"}, (in_main, "2-3"))

@@ -105,14 +105,14 @@ def test_a_vcpu_that_is_not_identified_yet_moves_no_other(nested_vm: StartsVms, 
         until(lambda: vmpin.status(vm)["verdict"] == "waiting", "the watcher to miss a vCPU")
         wait_for(vm, {0: "2", 1: "3", 6: "0-3", 7: "0-1"}, "0-3")
         vm.qmp("cont")
-        until(lambda: vmpin.status(vm)["verdict"] == "pinned", "every vCPU to be told")
+        until(lambda: vmpin.status(vm)["verdict"] == "pinned", "every vCPU to be identified")
         wait_for(vm, {0: "2", 1: "3", 6: "0-1", 7: "0-1"}, "0-1")
 
 
 @pytest.mark.usefixtures("pool")
 def test_a_busy_vcpu_stays_on_its_cpu_when_the_watcher_begins_anew(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
                                                                    watcher: Watcher, tmp_path: Path) -> None:
-    """vCPU 0 never waits, and nothing tells the second watcher which thread it is: KVM's debugfs is out of its sight,
+    """vCPU 0 never waits, and nothing shows the second watcher which thread it is: KVM's debugfs is out of its sight,
     as on a node without it."""
     vm = nested_vm(vcpus=2, debug_threads=False, guest=Guest.SERVES)
     kata.write(vm, {"pinned": "2-3"})
@@ -128,7 +128,7 @@ def test_a_busy_vcpu_stays_on_its_cpu_when_the_watcher_begins_anew(nested_vm: St
         assert places(vm) == {0: "2", 1: "3"}
         assert vmpin.status(vm)["verdict"] == "pinned"
     (vmpin.config().paths.state_file).unlink()
-    with watcher:  # so there is nothing that tells, indeed
+    with watcher:  # so there is nothing that shows it, indeed
         until(lambda: vmpin.status(vm)["verdict"] in ("waiting", "degraded"), "a vCPU to be missed")
 
 

@@ -53,7 +53,7 @@ def misplace(vm: NestedVm, cpus: str) -> None:
 def test_no_thread_of_a_busy_sandbox_runs_on_anothers_cpus(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
                                                           watcher: Watcher) -> None:
     # The watcher is there from the beginning, and has nothing to do yet: to start one beside busy VMs takes long here.
-    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=1, watch__only="nobody")
+    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=1, watch__only="none")
     with watcher:
         one = nested_vm(vcpus=2, vhost_net=1, vhost_vsock=True, iothreads=["io1"], guest=Guest.BUSY)
         two = nested_vm(vcpus=2, vhost_net=1, vhost_vsock=True, iothreads=["io1"], guest=Guest.BUSY)

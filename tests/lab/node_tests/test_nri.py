@@ -34,7 +34,7 @@ def node(containerd: Containerd) -> Iterator[CriNode]:
 
 
 class Kubelet:
-    """The static CPU manager: it writes who owns what, and only then tells the containers."""
+    """The static CPU manager: it writes the owners first, and updates the containers after that."""
 
     def __init__(self, node: CriNode) -> None:
         self.node = node
@@ -68,18 +68,18 @@ class Kubelet:
         self._write()
         made = pod.create(name, cpus=cpus)
         self._own[made] = self._given.pop(name)
-        self._tell()
+        self._report()
         return made.start()
 
     def end(self, container: Container) -> None:
         container.remove()
         if self._own.pop(container, None):
             self._write()
-            self._tell()
+            self._report()
         else:
             self._shared.remove(container)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for container in self._shared:
             container.update(cpus=self.pool)
 
@@ -104,7 +104,7 @@ def test_vm_pods_and_runc_pods_share_a_node(node: CriNode) -> None:
     assert node.status()["node"]["collisions"] == []
     assert node.cli("verify").returncode == 0
 
-    # A second VM; nobody is on anybody's CPUs.
+    # A second VM; no thread is on another container's CPUs.
     other = containerd.pod("other", VM, vcpus=2, uid="uid-other")
     kubelet.start(other, "main", "uid-other", "6-7")
     node.wait_for_vcpus(other.pid, {0: "6", 1: "7"}, "6-7")
@@ -175,7 +175,7 @@ def test_a_runc_container_has_its_cpuset_and_the_vm_its_cgroup(node: CriNode) ->
     vm = containerd.pod("vm", VM, vcpus=2)
     kubelet.start(vm, "side")
     node.wait_for_all(vm.pid, "0-3,6-7")
-    wait(lambda: node.status()["node"]["owners"], "nobody owns a CPU")
+    wait(lambda: node.status()["node"]["owners"], "no container owns a CPU")
     (owner,) = node.status()["node"]["owners"]
     assert Path(owner["cgroup"]) == own.cgroup
     assert containerd.outer(owner["init"]) == own.pid

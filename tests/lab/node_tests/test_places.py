@@ -174,7 +174,7 @@ def test_no_role_goes_onto_another_sandboxs_cpus_whatever_its_policy(vm: NestedV
 ], ids=["by default", "shared, housekeeping", "a list, off"])
 def test_virtiofsd_and_shim_go_by_their_policies(policies: Mapping[str, str], places: tuple[str, str], vm: NestedVm,
                                                  place: PlacementCache) -> None:
-    """Processes with the command lines of both; what they are is told by that."""
+    """Processes with the command lines of both; that is how they are identified."""
     shared_dir = f"--shared-dir=/run/kata-containers/shared/sandboxes/{vm.sandbox}/shared"
     with (subprocess.Popen(["virtiofsd", "-c", "read _", shared_dir], executable="/bin/sh",
                            stdin=subprocess.PIPE) as virtiofsd,

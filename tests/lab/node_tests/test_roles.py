@@ -1,4 +1,4 @@
-"""Which thread is which: each strategy on its own tells what QEMU itself says, on real VMs under KVM."""
+"""Which thread is which: each strategy on its own finds what QEMU itself reports, on real VMs under KVM."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def named() -> Iterator[NestedVm]:
         yield vm
 
 
-def told(vm: NestedVm, procfs: Procfs | None = None, debugfs: str = NOWHERE,
+def identify_threads(vm: NestedVm, procfs: Procfs | None = None, debugfs: str = NOWHERE,
          answer: qmp.QmpAnswer | None = None) -> Identified:
     return identify(vm.pid, VmmType.QEMU, vm.argv, vm.threads(), procfs or Procfs(), debugfs=debugfs, qmp=answer)
 
@@ -86,7 +86,7 @@ def own_roles(vm: NestedVm) -> dict[int, ThreadRole]:
 def test_names_alone_identify_every_role(named: NestedVm) -> None:
     found = read_names(VmmType.QEMU, named.pid, dict(named.threads()), iothread_ids(named.argv))
     assert found.vcpus == named.vcpus()
-    identified = told(named, Hidden(calls=True, fds=True))
+    identified = identify_threads(named, Hidden(calls=True, fds=True))
     assert (identified.found_by, identified.complete) == ("names", True)
     assert identified.vcpus == named.vcpus()
     assert roles(identified) == own_roles(named)
@@ -97,7 +97,7 @@ def test_kvm_run_alone_identifies_every_vcpu_that_waits(unnamed: NestedVm) -> No
     assert sorted(fds.values()) == [0, 1, 2, 4, 5, 6]
     found, running = kvm.in_kvm_run(Procfs(), unnamed.pid, unnamed.vcpus(), fds)
     assert (as_qemu_counts(unnamed, found), running) == (unnamed.vcpus(), [])
-    identified = told(unnamed)
+    identified = identify_threads(unnamed)
     assert (identified.found_by, identified.complete) == ("kvm_run", True)
     assert identified.vcpus == unnamed.vcpus()
 
@@ -105,7 +105,7 @@ def test_kvm_run_alone_identifies_every_vcpu_that_waits(unnamed: NestedVm) -> No
 def test_debugfs_alone_identifies_every_vcpu(unnamed: NestedVm) -> None:
     found = kvm.from_debugfs("/sys/kernel/debug", unnamed.pid)
     assert as_qemu_counts(unnamed, found) == unnamed.vcpus()
-    identified = told(unnamed, Hidden(calls=True), debugfs="/sys/kernel/debug")
+    identified = identify_threads(unnamed, Hidden(calls=True), debugfs="/sys/kernel/debug")
     assert (identified.found_by, identified.complete) == ("debugfs", True)
     assert identified.vcpus == unnamed.vcpus()
 
@@ -114,18 +114,18 @@ def test_qmp_alone_identifies_every_vcpu_and_iothread(unnamed: NestedVm) -> None
     answer = asked(unnamed)
     assert dict(answer.vcpus) == unnamed.vcpus()
     assert answer.iothreads == unnamed.iothreads()
-    identified = told(unnamed, Hidden(calls=True, fds=True), answer=answer)
+    identified = identify_threads(unnamed, Hidden(calls=True, fds=True), answer=answer)
     assert (identified.found_by, identified.complete) == ("qmp", True)
     assert roles(identified) == own_roles(unnamed)
 
 
 def test_unnamed_iothreads_are_identified_by_their_order_as_by_qmp(unnamed: NestedVm) -> None:
-    assert roles(told(unnamed)) == own_roles(unnamed)
+    assert roles(identify_threads(unnamed)) == own_roles(unnamed)
     assert len(unnamed.iothreads()) == 2
 
 
 def test_without_evidence_no_role_is_guessed(unnamed: NestedVm) -> None:
-    identified = told(unnamed, Hidden(calls=True, fds=True))
+    identified = identify_threads(unnamed, Hidden(calls=True, fds=True))
     assert (identified.found_by, identified.complete, identified.vcpus) == ("none", False, {})
 
 
@@ -138,19 +138,19 @@ def test_busy_vcpus_are_identified_by_debugfs_where_kvm_run_cannot(nested_vm: St
         found, running = kvm.in_kvm_run(procfs, vm.pid, busy, kvm.vcpu_fds(procfs, vm.pid))
         return found, set(running)
 
-    # A busy vCPU sleeps within KVM_RUN now and then (a page of its memory is fetched): that look tells it after all.
-    until(lambda: seen() == ({}, busy), lambda: f"a look at vCPUs {busy} that are all running: {seen()}")
-    until(lambda: not told(vm).complete, "a look that cannot tell every vCPU")
+    # A busy vCPU sleeps within KVM_RUN now and then (to fetch a page of its memory): that read identifies it.
+    until(lambda: seen() == ({}, busy), lambda: f"a read of vCPUs {busy} that are all running: {seen()}")
+    until(lambda: not identify_threads(vm).complete, "a read that cannot identify every vCPU")
     looks: list[Identified] = []
 
-    def told_by_debugfs() -> bool:
-        """Whatever told them, it is right; of debugfs' word there is need while a busy one runs."""
-        looks.append(told(vm, debugfs="/sys/kernel/debug"))
+    def complete_by_debugfs() -> bool:
+        """Whatever identified them, it is right; debugfs is needed while a busy one runs."""
+        looks.append(identify_threads(vm, debugfs="/sys/kernel/debug"))
         assert looks[-1].complete
         assert looks[-1].vcpus == vm.vcpus()
         return looks[-1].found_by == "debugfs"
 
-    until(told_by_debugfs, lambda: f"a look in which debugfs tells them: {looks[-1]}")
+    until(complete_by_debugfs, lambda: f"a read in which debugfs identifies them: {looks[-1]}")
 
 
 @pytest.mark.parametrize("which", ["named", "unnamed"])

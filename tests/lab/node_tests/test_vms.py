@@ -38,9 +38,9 @@ def test_reconcile_puts_every_thread_in_its_place(nested_vm: StartsVms, kata: Ka
     rest = {tid: found for tid, found in vm.masks().items() if tid not in vcpus.values()}
     assert set(vm.vhost_tids()) <= rest.keys()
     assert set(rest.values()) == {CpuSet([pool])}
-    told = vmpin.threads(vm)
-    assert told.keys() == vm.all_threads().keys()
-    assert sorted(tid for tid, thread in told.items() if thread["role"] == "vhost") == sorted(vm.vhost_tids())
+    shown = vmpin.threads(vm)
+    assert shown.keys() == vm.all_threads().keys()
+    assert sorted(tid for tid, thread in shown.items() if thread["role"] == "vhost") == sorted(vm.vhost_tids())
     assert vmpin.json("reconcile")["operations"] == []
 
 

@@ -34,9 +34,9 @@ def test_a_guest_that_keeps_its_map_is_exit_code_1(word: str, code: int, output:
 def test_a_sandbox_that_does_not_have_all_its_masks_is_exit_code_1(output: str,
                                                                    capsys: pytest.CaptureFixture[str]) -> None:
     assert finish(argparse.Namespace(output=output), {"operations": [], "kept": ["pod-a"]}, "nothing to restore") == 1
-    told = capsys.readouterr().out
-    assert "pod-a" in told
-    assert "nothing to restore" not in told
+    printed = capsys.readouterr().out
+    assert "pod-a" in printed
+    assert "nothing to restore" not in printed
 
 
 def operation(what: str, **more: str) -> dict[str, object]:

@@ -51,7 +51,7 @@ def test_the_table_names_pods_and_fits_into_80_columns(capsys: pytest.CaptureFix
     assert not any(ID[:12] in line for line in lines)
 
 
-def test_two_sandboxes_of_a_pod_are_told_apart_by_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_sandboxes_of_a_pod_are_distinguished_by_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, sandbox(ID, "db"), sandbox(OTHER, "db"), sandbox("x", "y", pod=None))
     assert [line.split("  ")[0] for line in lines[2:5]] == [
         "shop/db (5f2c5f2c5f2c)", "shop/db (77aa77aa77aa)", "x"]

@@ -59,8 +59,9 @@ def test_the_file_beats_the_default_the_environment_the_file_and_a_flag_all(tmp_
     """)
     environment = {"VMPIN_LOG_LEVEL": "warning", "VMPIN_POLICY_VCPUS": "off", "PATH": "/bin"}
     found = settings.load(path, environment, {"policy.vcpus": "auto", "watch.qmp": "yes"})
-    told = {key: (value, found.origin[key]) for key, value in found.values.items() if found.origin[key] != "default"}
-    assert told == {
+    changed = {key: (value, found.origin[key]) for key, value in found.values.items()
+               if found.origin[key] != "default"}
+    assert changed == {
         "watch.resync_seconds": (5.0, str(path)),
         "policy.vhost": (ThreadPolicy.SHARED, str(path)),
         "log.level": ("warning", "environment VMPIN_LOG_LEVEL"),

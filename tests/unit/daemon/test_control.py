@@ -60,6 +60,6 @@ def test_the_status_is_the_document(machine: Machine, request_: dict[str, bool])
 def test_the_status_of_a_sandbox_that_is_not_known_is_an_error(machine: Machine) -> None:
     machine.vmm("a")
     machine.resync()
-    assert answer(machine, op="status", sandbox="nobody")["error"] == "no sandbox 'nobody' is known"
+    assert answer(machine, op="status", sandbox="none")["error"] == "no sandbox 'none' is known"
     assert [entry["id"] for entry in answer(machine, op="status", sandbox=sandbox("a"))["sandboxes"]] == [
         sandbox("a")]

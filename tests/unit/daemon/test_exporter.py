@@ -39,7 +39,7 @@ from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.headcount import Headcount
 from vmpin.status.health import SourceHealth
 
-#: A pod's name that is no Unicode, and quotes: it comes from whoever calls the hook.
+#: A pod's name that is no Unicode, and quotes: it comes from the caller of the hook.
 ODD = 'po"d\n\udcff'
 
 

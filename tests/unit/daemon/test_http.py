@@ -1,4 +1,4 @@
-"""HTTP as far as it goes, and that no client costs anybody anything but its own connection."""
+"""HTTP as far as it goes, and that a client costs no more than its own connection."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_no_bytes_make_it_fail(head: bytes) -> None:
 
 
 def test_the_answer_to_too_much_arrives_all_the_same() -> None:
-    """Bytes that nobody read would make the kernel reset the connection."""
+    """Unread bytes would make the kernel reset the connection."""
     async def main() -> None:
         async with serving() as port:
             for _ in range(5):
-                told = await asyncio.to_thread(say, port, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 3000)
-                assert told.startswith(b"HTTP/1.1 431 ")
+                answered = await asyncio.to_thread(say, port, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 3000)
+                assert answered.startswith(b"HTTP/1.1 431 ")
 
     asyncio.run(main())
 

@@ -60,7 +60,7 @@ def test_a_waiter_is_woken_by_one_that_is_due_sooner() -> None:
         made.checked([A])
         waiting = asyncio.create_task(made.due())
         await asyncio.sleep(0.01)
-        made.restart([A])  # something is told of it again
+        made.restart([A])  # something is reported of it again
         async with asyncio.timeout(120):
             assert await waiting == [A]
 

@@ -161,16 +161,16 @@ def test_a_kernels_version_is_read_from_its_release(tmp_path: Path, release: str
     (Rights("x", 1, 0, frozenset(("CAP_NET_ADMIN",)), user_ns=True, pid_ns=False), "own pid namespace"),
     (Rights("x", 1, 0, frozenset(("CAP_NET_ADMIN",)), user_ns=False, pid_ns=True), "own user namespace")])
 def test_process_events_take_rights(found: Rights, why: str) -> None:
-    told = available(found)
-    assert told.available is False
-    assert why in told.why
+    shown = available(found)
+    assert shown.available is False
+    assert why in shown.why
 
 
 def test_a_running_watchers_report_on_process_events_counts(tmp_path: Path) -> None:
     config = made_up(tmp_path, "proc/\nsys/\n")
-    sources = [{"name": "births", "up": False, "needed": False, "why": "told so"}]
+    sources = [{"name": "births", "up": False, "needed": False, "why": "reported so"}]
     facts = looked(config, tmp_path, state="running", pid=1, about={"sources": sources})
-    assert facts.connector == ConnectorFacts(False, "told so")
+    assert facts.connector == ConnectorFacts(False, "reported so")
 
 
 # The run directory
@@ -217,7 +217,7 @@ def test_the_holder_of_the_lock_is_found_without_trying_it(own: Config) -> None:
     assert own.paths.lock_file.exists()
     assert lock_holder(own, Procfs()) is None
     with own.paths.lock_file.open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # whoever it is
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # by any holder
         assert lock_holder(own, Procfs()) == os.getpid()
 
 

@@ -53,25 +53,25 @@ def test_nri_that_the_watcher_lacks_is_worse_when_it_was_asked_for() -> None:
     lost = status()
     lost["sources"]["nri"] = {"state": "not connected: refused", "events": 0, "last_error": "invalid plugin events"}
     assert verdict("nri", facts(status=lost)).level is Level.WARN
-    told = verdict("nri", facts(status=lost, settings={"watch.nri": "on"}))
-    assert told.level is Level.BAD
-    assert any("invalid plugin events" in line for line in told.evidence)
+    judged = verdict("nri", facts(status=lost, settings={"watch.nri": "on"}))
+    assert judged.level is Level.BAD
+    assert any("invalid plugin events" in line for line in judged.evidence)
 
 
 def test_nri_at_another_socket_is_named() -> None:
     elsewhere = containerd(nri_socket="/run/x/nri.sock")
-    told = verdict("nri", facts(status={}, nri_socket=False, engines=(elsewhere,)))
-    assert "set paths.nri" in told.remedy
-    assert "/run/x/nri.sock" in told.remedy
+    judged = verdict("nri", facts(status={}, nri_socket=False, engines=(elsewhere,)))
+    assert "set paths.nri" in judged.remedy
+    assert "/run/x/nri.sock" in judged.remedy
 
 
 def test_a_core_with_two_owners_is_named_only_where_the_policy_allows_it() -> None:
     owners = [{"sandbox": "a", "container": "x", "cpus": "2"}, {"sandbox": "b", "container": "y", "cpus": "3"}]
     split = facts(cpus=CpuFacts(CpuSet.parse("0-3"), cores=(CpuSet.parse("0-1"), CpuSet.parse("2-3"))),
                   status=status(owners=owners))
-    told = verdict("kubelet-options", split)
-    assert told.level is Level.WARN
-    assert "core 2-3: a/x, b/y" in told.evidence
+    judged = verdict("kubelet-options", split)
+    assert judged.level is Level.WARN
+    assert "core 2-3: a/x, b/y" in judged.evidence
     options = {"cpuManagerPolicyOptions": FoundSetting({"full-pcpus-only": "true"}, "/c.yaml")}
     assert verdict("kubelet-options", replace(split, kubelet=KubeletConfig(7, options))).level is Level.OK
     one = status(owners=[{**owners[0], "cpus": "2-3"}])
@@ -81,9 +81,9 @@ def test_a_core_with_two_owners_is_named_only_where_the_policy_allows_it() -> No
 def test_katas_pinning_names_the_file_the_handler_and_who_may_switch_it_on() -> None:
     pinning = kata(readers=("kata-qemu", "kata-clh"), runtime__enable_vcpus_pinning=True)
     passing = handler(annotations=("io.katacontainers.*",))
-    told = verdict("kata-pinning", facts(kata=(pinning,), engines=(containerd(passing),)))
-    assert told.evidence[0] == "/k.toml: runtime.enable_vcpus_pinning = true (handlers kata-qemu, kata-clh)"
-    assert "handler kata-qemu passes the annotation" in told.evidence[1]
+    judged = verdict("kata-pinning", facts(kata=(pinning,), engines=(containerd(passing),)))
+    assert judged.evidence[0] == "/k.toml: runtime.enable_vcpus_pinning = true (handlers kata-qemu, kata-clh)"
+    assert "handler kata-qemu passes the annotation" in judged.evidence[1]
     closed = facts(kata=(kata(),), engines=(containerd(handler(annotations=("other/*",))),))
     assert verdict("kata-pinning", closed).evidence == ()
     crio = facts(kata=(kata(),), engines=(containerd(handler(annotations=None)),))
@@ -121,8 +121,8 @@ def test_irqbalance_names_exclusive_cpus_that_it_may_use() -> None:
 ])
 def test_the_run_directory_is_looked_at(changes: dict[str, Any], level: str) -> None:
     good = facts()
-    told = verdict("run-directory", replace(good, run=replace(good.run, **changes)))
-    assert told.level == level, told
+    judged = verdict("run-directory", replace(good, run=replace(good.run, **changes)))
+    assert judged.level == level, judged
 
 
 def test_old_messages_in_the_spool_are_right_where_no_watcher_runs() -> None:
@@ -134,8 +134,8 @@ def test_old_messages_in_the_spool_are_right_where_no_watcher_runs() -> None:
     ((5, 15), "kernel threads beside"), ((6, 3), "kernel threads beside"), ((6, 4), "are threads of the VMM (since"),
     ((6, 12), "vmpin finds both"), ((7, 0), "vmpin finds both")])
 def test_where_vhost_workers_live_follows_from_the_version(version: tuple[int, int], words: str) -> None:
-    told = verdict("kernel", facts(kernel=Kernel("x", version)))
-    assert any(words in line for line in told.evidence)
+    judged = verdict("kernel", facts(kernel=Kernel("x", version)))
+    assert any(words in line for line in judged.evidence)
 
 
 @pytest.mark.parametrize("document", [
@@ -172,8 +172,8 @@ def test_several_names_are_some_and_a_number() -> None:
 
 
 def test_lines_are_folded_under_themselves_and_steer_no_terminal() -> None:
-    told = facts(status=status(collisions=[{"cpu": 2, "what": "\x1b[2J" + "word " * 40}]))
-    lines = ["".join(word for word, _ in line) for line in text(examine(told, ["collisions"]), False, 60)]
+    judged = facts(status=status(collisions=[{"cpu": 2, "what": "\x1b[2J" + "word " * 40}]))
+    lines = ["".join(word for word, _ in line) for line in text(examine(judged, ["collisions"]), False, 60)]
     assert max(map(len, lines)) <= 60
     assert "\x1b" not in "".join(lines)
     assert lines[0].startswith("bad     collisions  1 exclusive CPUs are open")
@@ -181,7 +181,7 @@ def test_lines_are_folded_under_themselves_and_steer_no_terminal() -> None:
     assert lines[2].startswith("            word ")
     assert lines[-1] == "1 bad"
     assert any(line.startswith("          → vmpin audit") for line in lines)
-    unfolded = ["".join(word for word, _ in line) for line in text(examine(told, ["collisions"]), False)]
+    unfolded = ["".join(word for word, _ in line) for line in text(examine(judged, ["collisions"]), False)]
     assert max(map(len, unfolded)) > 150
 
 

@@ -79,7 +79,7 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("cgroups", facts(cgroups="none"), "bad", "no cpuset"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "2"}))), "warn", "1 VMMs"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "0-7"}))), "ok", "v2"),
-    # who tells
+    # sources
     ("kubelet", facts(checkpoint=None), "bad", "has no checkpoint"),
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig()), "unknown", "no kubelet"),
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig(3)), "warn", "no CPU manager"),
@@ -246,12 +246,12 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("collisions", facts(status=status(disagreements=[{"container": "c", "what": "x"}])), "warn", "disagree"),
 ])
 def test_a_check_judges(check: str, found: NodeFacts, level: str, says: str) -> None:
-    told = verdict(check, found)
-    assert (told.level, says in told.what) == (level, True), told
-    if told.level in (Level.WARN, Level.BAD):
-        assert told.remedy, "what is not right comes with what to do"
-    if told.level is Level.OK:
-        assert not told.remedy
+    judged = verdict(check, found)
+    assert (judged.level, says in judged.what) == (level, True), judged
+    if judged.level in (Level.WARN, Level.BAD):
+        assert judged.remedy, "what is not right comes with what to do"
+    if judged.level is Level.OK:
+        assert not judged.remedy
 
 
 NOT_ROOT = Rights("this command", 5, 1000, frozenset(), user_ns=True, pid_ns=True)
@@ -283,5 +283,5 @@ DENIED = "/etc/x: Permission denied"
     ("privileges", facts(watcher=WatcherFacts("hidden", None, "permission denied"), rights=NOT_ROOT)),
     ("sandboxes", facts(status={})), ("vcpu-threads", facts(status={}))])
 def test_what_was_not_looked_at_is_never_called_right_nor_wrong(check: str, found: NodeFacts) -> None:
-    told = verdict(check, found)
-    assert told.level is Level.UNKNOWN, told
+    judged = verdict(check, found)
+    assert judged.level is Level.UNKNOWN, judged

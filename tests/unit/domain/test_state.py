@@ -154,9 +154,9 @@ def test_a_reported_pod_and_vmm_stay_until_another_report() -> None:
      [seen("2", Source.NRI), cpuset_seen("4", Source.NRI, 40), cpuset_seen("6", Source.CGROUP, 50)], "6"),
     ("what an earlier life had is over",
      [seen("2", Source.KATA), ContainerStopped(POD, MAIN, 20), seen("4", time=21)], "4"),
-    ("who told no cpuset is overruled by anyone", [seen(None, Source.KATA), seen("4", time=11)], "4"),
+    ("a source without a cpuset is overruled by any other", [seen(None, Source.KATA), seen("4", time=11)], "4"),
     ("and by an update", [seen(None, Source.KATA), cpuset_seen("4", Source.BUNDLE)], "4"),
-    ("nobody told any", [seen(None, Source.KATA), seen("", time=11)], None),
+    ("no source reported any", [seen(None, Source.KATA), seen("", time=11)], None),
 ])
 def test_a_cpuset_is_the_last_report_of_the_best_source(what: str, events: list[Event], expect: str | None) -> None:
     assert cpus_after(*events) == expect, what
@@ -206,7 +206,7 @@ def test_the_source_of_a_cpuset_is_kept_with_it() -> None:
 
 
 def test_a_late_report_of_a_source_counts_all_the_same() -> None:
-    """Kata writes its file before the runtime tells of the update, and the file is read after that."""
+    """Kata writes its file before the runtime reports the update, and the file is read after that."""
     state = after([seen("2", Source.KATA), seen("4", Source.NRI, time=40), seen("4", Source.KATA, time=39)])
     assert {source: str(word.cpuset) for source, word in main(state).reports.items()} == {
         Source.KATA: "4", Source.NRI: "4"}
@@ -236,7 +236,7 @@ def lives(*events: Event) -> bool:
 @pytest.mark.parametrize(("what", "events", "alive"), [
     ("stopped", [seen(), ContainerStopped(POD, MAIN, 20)], False),
     ("stopped twice", [seen(), ContainerStopped(POD, MAIN, 20), ContainerStopped(POD, MAIN, 21)], False),
-    ("its creation is told late", [ContainerStopped(POD, MAIN, 20), seen(time=10)], False),
+    ("its creation is reported late", [ContainerStopped(POD, MAIN, 20), seen(time=10)], False),
     ("and once more", [ContainerStopped(POD, MAIN, 20), seen(time=10), seen(time=19)], False),
     ("in the same nanosecond, in order", [seen(time=20), ContainerStopped(POD, MAIN, 20)], False),
     ("in the same nanosecond, out of order", [ContainerStopped(POD, MAIN, 20), seen(time=20)], False),

@@ -31,8 +31,8 @@ def test_a_cpu_finds_its_core_cache_and_node() -> None:
 
 
 def test_groups_are_sorted_and_repeats_and_empty_ones_dropped() -> None:
-    told_by_each_cpu = [cpus("2-3"), cpus("0-1"), cpus("0-1"), cpus("2-3"), EMPTY]
-    built = Topology.build(cpus("0-3"), cores=told_by_each_cpu, caches=told_by_each_cpu,
+    by_each_cpu = [cpus("2-3"), cpus("0-1"), cpus("0-1"), cpus("2-3"), EMPTY]
+    built = Topology.build(cpus("0-3"), cores=by_each_cpu, caches=by_each_cpu,
                            nodes={7: cpus("2-3"), 2: EMPTY, 0: cpus("0-1")})
     assert built.cores == built.caches == (cpus("0-1"), cpus("2-3"))
     assert list(built.nodes) == [0, 7]

@@ -172,11 +172,11 @@ def test_it_answers_a_ping_and_an_inventory(tmp_path: Path, both: tuple[Worker, 
     assert isinstance(pong, Pong)
     assert pong.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert pong.uptime > 0
-    told = made.answer(InventoryRequest(2))
-    assert isinstance(told, Inventory)
-    assert [(each.id, each.cgroup, each.processes) for each in told.containers] == [(ID, f"/x-{ID}.scope", 1)]
-    assert told.cgroup == "v2"
-    assert {each.cpu for each in told.cpus if each.online} >= {0, 1}
+    answered = made.answer(InventoryRequest(2))
+    assert isinstance(answered, Inventory)
+    assert [(each.id, each.cgroup, each.processes) for each in answered.containers] == [(ID, f"/x-{ID}.scope", 1)]
+    assert answered.cgroup == "v2"
+    assert {each.cpu for each in answered.cpus if each.online} >= {0, 1}
 
 
 def test_a_subscriber_is_sent_the_containers(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
@@ -251,16 +251,16 @@ def test_a_program_may_read_its_cpus(tmp_path: Path, both: tuple[Worker, Worker]
     plain(tmp_path, a=one, b=two)
     made = agent(tmp_path)
     put(made, {"a": "0", "b": "1"}, 7, exclusive=("a",), export=True)
-    told = tmp_path / "run/cpus.json"
-    assert json.loads(told.read_text()) == {"generation": 7, "containers": {
+    answered = tmp_path / "run/cpus.json"
+    assert json.loads(answered.read_text()) == {"generation": 7, "containers": {
         "a": {"own": "0", "shared": "1"}, "b": {"own": "", "shared": "1"}}}
-    assert told.stat().st_mode & 0o777 == 0o644
+    assert answered.stat().st_mode & 0o777 == 0o644
     made.answer(VcpuMap(None, 8, "pod", {"a": ContainerVcpus((0,), True, CpuSet([14, 15])),
                                          "b": ContainerVcpus((1,))}, export=True))
-    assert json.loads(told.read_text()) == {"generation": 8, "containers": {
+    assert json.loads(answered.read_text()) == {"generation": 8, "containers": {
         "a": {"own": "0", "shared": "1", "host": "14-15"}, "b": {"own": "", "shared": "1"}}}
     put(made, {"a": "0"}, 9)
-    assert not told.exists()
+    assert not answered.exists()
 
 
 # Hostile input

@@ -214,11 +214,11 @@ def test_where_a_real_cgroup_refuses_threads_are_pinned(tmp_path: Path) -> None:
         code = ("import json, sys\nfrom guest_tree import agent, put\nfrom pathlib import Path\n"
                 "from vmpin.protocol.messages import as_json\nmade = agent(Path(sys.argv[1]), '/sys/fs/cgroup')\n"
                 "print(json.dumps(as_json(put(made, {sys.argv[2]: '1'}))))")
-        told = subprocess.run(["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", sys.executable,
+        ran = subprocess.run(["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", sys.executable,
                                "-c", code, str(tmp_path), ID], capture_output=True, text=True, timeout=120, check=True,
                               env={**os.environ, "PYTHONPATH": f"{root}:{root / 'guest'}:{root / 'tests'}"})
-        assert '"state": "applied", "cgroup": null' in told.stdout
-        assert "Permission denied" in told.stdout
+        assert '"state": "applied", "cgroup": null' in ran.stdout
+        assert "Permission denied" in ran.stdout
         assert (place / "cpuset.cpus").read_text() == "0-1\n"
         assert one.masks() == {"1"}
         agent(tmp_path, "/sys/fs/cgroup").answer(Unpin())

@@ -39,12 +39,12 @@ def test_every_thread_is_pinned_and_the_ones_born_later_too(tmp_path: Path, both
     applied = put(made, {"a": "0", "b": "1"})
     assert states(applied) == {"a": "applied", "b": "applied"}
     assert (one.masks(), two.masks()) == ({"0"}, {"1"})
-    told = applied.containers["a"]
-    assert (told.processes, told.threads, told.cgroup, str(told.effective)) == (1, 6, None, "0")
+    reported = applied.containers["a"]
+    assert (reported.processes, reported.threads, reported.cgroup, str(reported.effective)) == (1, 6, None, "0")
     os.sched_setaffinity(two.pid, {0, 1})
     two.threads(2)
     fill(root / "b", two)
-    assert made.check(False) == []  # nothing new to be told: it is put right
+    assert made.check(False) == []  # nothing new to report: it is put right
     assert two.masks() == {"1"}
 
 
@@ -154,9 +154,9 @@ def test_a_container_that_ends_in_the_middle_is_no_error(tmp_path: Path, both: t
     for name in "cgroup.procs", "cgroup.threads":
         (root / "a" / name).unlink()
     (root / "a").rmdir()
-    (told,) = made.check(False)
-    assert isinstance(told, Applied)
-    assert states(told) == {"a": "unknown"}
+    (reported,) = made.check(False)
+    assert isinstance(reported, Applied)
+    assert states(reported) == {"a": "unknown"}
 
 
 def test_a_vcpu_is_used_once_it_is_online(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
@@ -172,14 +172,14 @@ def test_a_vcpu_is_used_once_it_is_online(tmp_path: Path, both: tuple[Worker, Wo
     assert "vCPU 7 is not online" in applied.containers["a"].error
     assert one.masks() == {"0-1"}
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7})})
-    told = made.check(True)
-    assert told[0] == GuestEvent("cpus", CpuSet([0, 1]))
-    assert isinstance(told[-1], Applied)
-    assert states(told[-1]) == {"a": "applied"}
+    reported = made.check(True)
+    assert reported[0] == GuestEvent("cpus", CpuSet([0, 1]))
+    assert isinstance(reported[-1], Applied)
+    assert states(reported[-1]) == {"a": "applied"}
     assert one.masks() == {"1"}
     write(tmp_path, {**cpu_files("0", "0-1"), "proc/cpuinfo": cpuinfo({0: 0})})
-    (told_last,) = (each for each in made.check(False) if isinstance(each, Applied))
-    assert told_last.containers["a"].state == "pending"
+    (last,) = (each for each in made.check(False) if isinstance(each, Applied))
+    assert last.containers["a"].state == "pending"
     assert one.masks() == {"1"}
 
 

@@ -178,7 +178,7 @@ def test_before_a_pong_nothing_else_is_an_answer(says: bytes) -> None:
 
 
 def never_ends() -> Talk:
-    """Valid messages, as fast as they are taken, and as dear as they can be: more containers than anybody asked about,
+    """Valid messages, as fast as they are taken, and as dear as they can be: more containers than were asked about,
     and CPU lists that are long when written out."""
     outcome = {"state": "applied", "wanted": "0-8190:1/2", "effective": ",".join(map(str, range(0, 300, 2)))}
     dear = frame(json.dumps({"v": 1, "type": "applied", "generation": 1, "containers": {

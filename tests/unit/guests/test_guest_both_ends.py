@@ -79,7 +79,7 @@ async def session(place: Path) -> AsyncIterator[tuple[Guest, AgentSession]]:
 
 
 def ids() -> tuple[int, int]:
-    """The hardware ids of CPUs 0 and 1, as the guest's agent is told them."""
+    """The hardware ids of CPUs 0 and 1, as the guest's agent receives them."""
     known = {cpu.cpu: cpu.hw for cpu in CpuReader().read().cpus}
     first, second = known[0], known[1]
     assert first is not None

@@ -132,7 +132,7 @@ def test_a_container_given_cpus_before_a_refusal_is_not_left_alone() -> None:
             assert server.containers == {"c1": "2-3", "c2": ""}
             assert [(said.state, said.wanted) for said in ours.reports.values()] == [
                 ("sent", CpuSet((2, 3))), ("left alone", CpuSet())]
-            ours.push(KataWish(BOOT, ONE))  # nobody can tell it any more
+            ours.push(KataWish(BOOT, ONE))  # it cannot be sent any more
             assert (ours.reports[C1].state, ours.reports[C1].wanted) == ("sent", CpuSet((2, 3)))
     run(test())
 
@@ -221,7 +221,7 @@ def test_what_was_given_is_taken_back() -> None:
             count = len(server.calls)
             await asyncio.sleep(0.5)
             assert len(server.calls) == count  # no agent is asked for nothing
-            # A vCPU more: it is everybody's.
+            # A vCPU more: it is every container's.
             ours.push(KataWish(GuestVcpus({**BOOT.hw, VcpuId(7): 7}, 4, 8)))
             server.user, server.idle, server.online = [0.0] * 5, [0.0] * 5, 5
             await until(lambda: server.containers == {"c1": "0-4", "c2": "0-4", "c3": ""})

@@ -1,4 +1,4 @@
-"""The guests of a node: who is told what and when, over hybrid vsock as Firecracker has it."""
+"""The guests of a node: what each is sent and when, over hybrid vsock as Firecracker has it."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
 
 
 def test_a_socket_without_a_listener_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    class Nobody:
+    class Unanswered:
         async def open(self, port: int) -> Stream:
             raise NotListening(111, "no process listens", "here")
 
     async def test() -> None:
-        made = AgentSession("pod-a", lambda: [Nobody()], 10789, timeouts=QUICK)
+        made = AgentSession("pod-a", lambda: [Unanswered()], 10789, timeouts=QUICK)
         task = asyncio.create_task(made.run())
         await until(lambda: made.text == "no process listens")
         await asyncio.sleep(0.5)
@@ -147,7 +147,7 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
                 if len(slept) == 25:
                     wake.set()
                 if len(slept) < 30:
-                    raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("nobody")
+                    raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("none")
         for at, seconds in enumerate(slept[:26]):
             assert 0.74 <= seconds / (0.1 * 2 ** at if at < 7 else 300.0) <= 1.26
         assert slept[26] < 0.13  # woken, and after the attempt that came of it
@@ -157,7 +157,7 @@ def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch:
         async for attempt in attempts(wake, timeouts):
             with attempt:
                 if len(slept) < 12:
-                    raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("nobody")
+                    raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("none")
         assert slept[10] > 70
         assert slept[11] < 2.1  # it was there a moment ago
         slept.clear()

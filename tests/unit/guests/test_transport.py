@@ -77,7 +77,7 @@ def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
         async with serving(vmm(answer)) as path:
             with pytest.raises(OSError) as caught:
                 await HybridVsock(str(path), ME).open(1024)
-            # The end is how a VMM says that nobody listens in the guest.
+            # The end is how a VMM shows that nothing listens in the guest.
             assert isinstance(caught.value, NotListening) == (answer == b"")
     run(test())
 

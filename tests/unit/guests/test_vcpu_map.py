@@ -1,4 +1,4 @@
-"""What a guest is told, from a placement."""
+"""What a guest is sent, from a placement."""
 
 from __future__ import annotations
 

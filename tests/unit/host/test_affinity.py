@@ -43,7 +43,7 @@ def thread_of(pid: int, tid: int) -> VmThread:
 
 
 class Worker:
-    """A thread of this process that waits until it is told to end."""
+    """A thread of this process that waits until it is ended."""
 
     def __init__(self) -> None:
         self._end = threading.Event()
@@ -314,7 +314,7 @@ def test_threads_that_end_at_any_moment_are_pinned_or_gone() -> None:
 def test_a_thread_of_another_user_is_not_permitted(child: subprocess.Popen[bytes]) -> None:
     need_root()
     known = thread_of(child.pid, child.pid)
-    with as_nobody(), pytest.raises(NotPermitted, match="not permitted"):
+    with as_unprivileged(), pytest.raises(NotPermitted, match="not permitted"):
         pin(PROC, known, ONE)
     assert affinity.get(child.pid) == ALLOWED.frozen()
 
@@ -335,18 +335,18 @@ def test_a_kernel_thread_is_found_as_its_own_process() -> None:
 def test_no_number_is_the_callers() -> None:
     assert affinity.get(0) is None
     assert affinity.get(-1) is None
-    nobody = VmThread(ThreadId(0, 0), ThreadRole.EMULATOR, "", 0)
+    unprivileged = VmThread(ThreadId(0, 0), ThreadRole.EMULATOR, "", 0)
     with pytest.raises(ThreadGone):
-        pin(PROC, nobody, ONE)
+        pin(PROC, unprivileged, ONE)
 
 
 @contextmanager
-def as_nobody() -> Iterator[None]:
+def as_unprivileged() -> Iterator[None]:
     """This thread without root's rights. The system call itself: libc's seteuid changes every thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     setresuid = {"x86_64": 117, "aarch64": 147}[os.uname().machine]
-    minus_one, nobody = ctypes.c_long(-1), ctypes.c_long(65534)
-    assert libc.syscall(ctypes.c_long(setresuid), minus_one, nobody, minus_one) == 0
+    minus_one, unprivileged = ctypes.c_long(-1), ctypes.c_long(65534)
+    assert libc.syscall(ctypes.c_long(setresuid), minus_one, unprivileged, minus_one) == 0
     try:
         yield
     finally:

@@ -97,7 +97,7 @@ def test_lost_events_are_reported(inotify: Inotify, tmp_path: Path) -> None:
     files = [os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in "ab"]
     try:
         for turn in range(limit + 10):
-            os.pwrite(files[turn % 2], b"x", 0)  # two files: the same event twice in a row is told once
+            os.pwrite(files[turn % 2], b"x", 0)  # two files: the same event twice in a row is reported once
     finally:
         for fd in files:
             os.close(fd)
@@ -122,12 +122,12 @@ def test_a_closed_one_holds_no_descriptor(tmp_path: Path) -> None:
 def test_an_event_loop_is_woken(inotify: Inotify, tmp_path: Path) -> None:
     async def wait() -> list[InotifyEvent]:
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[list[InotifyEvent]] = loop.create_future()
-        loop.add_reader(inotify.fd, lambda: None if told.done() else told.set_result(inotify.read()))
+        arrived: asyncio.Future[list[InotifyEvent]] = loop.create_future()
+        loop.add_reader(inotify.fd, lambda: None if arrived.done() else arrived.set_result(inotify.read()))
         loop.call_later(0.02, (tmp_path / "new").touch)
         try:
             async with asyncio.timeout(120):
-                return await told
+                return await arrived
         finally:
             loop.remove_reader(inotify.fd)
 

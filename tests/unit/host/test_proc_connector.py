@@ -1,4 +1,4 @@
-"""The kernel's proc connector, heard for real."""
+"""The kernel's proc connector, with its real events."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_program_is_reported_and_its_fork_is_filtered_out(connector: ProcConne
 @pytest.mark.parametrize(("release", "events"), [("6.1.0-25-amd64", None), ("5.14.0-427.el9", None), ("odd", None),
                                                  ("6.6.1", FORK | EXEC | COMM), ("10.0", FORK | EXEC | COMM)])
 def test_an_old_kernel_is_asked_as_it_understands(release: str, events: int | None) -> None:
-    """Although somebody listens, so that what it did not understand would be heard as well."""
+    """Although another socket listens, so that what it did not understand would arrive as well."""
     if (linux(os.uname().release) or (0, 0)) < (6, 6) and events is not None:
         lacking("needs Linux 6.6")
     made = ProcConnector(release=release)
@@ -128,7 +128,7 @@ def test_a_message_of_another_sender_than_the_kernel_is_dropped(connector: ProcC
 
 
 def test_leaving_is_sent_once(connector: ProcConnector) -> None:
-    """The kernel counts who listens, and makes events for whoever did not say that he leaves."""
+    """The kernel counts listeners, and makes events for one that did not deregister."""
     # No public way in: the kernel shows nowhere whom it counts, so what is sent to it is taken by another socket.
     real = connector._socket
     connector._socket, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -157,7 +157,7 @@ try:
 except SourceError as err:
     print(err.why)
 else:
-    print("heard")
+    print("received")
 """
 
 
@@ -172,7 +172,7 @@ def tried(*wrap: str, network: str | Path = "/nonexistent") -> str:
 
 @pytest.mark.usefixtures("connector")
 def test_in_namespaces_of_its_own_the_error_names_the_one_at_fault() -> None:
-    """Although somebody listens whose events it would get, too."""
+    """Although a listener is there whose events it would get, too."""
     assert tried("unshare", "--pid", "--fork") == "it takes the machine's own pid namespace"
     assert tried("unshare", "--pid", "--fork", "--mount-proc") == "it takes the machine's own pid namespace"
     assert tried("unshare", "--net").startswith(
@@ -182,7 +182,7 @@ def test_in_namespaces_of_its_own_the_error_names_the_one_at_fault() -> None:
 
 @pytest.mark.usefixtures("connector")
 def test_from_another_network_namespace_the_machines_is_entered() -> None:
-    assert tried("unshare", "--net", network=f"/proc/{os.getpid()}/ns/net") == "heard"
+    assert tried("unshare", "--net", network=f"/proc/{os.getpid()}/ns/net") == "received"
 
 
 def test_what_is_missing_is_reported(tmp_path: Path) -> None:

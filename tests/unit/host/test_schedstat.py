@@ -108,7 +108,7 @@ def test_a_thread_that_waits_for_its_cpu_is_seen_waiting(host: Schedstat, spinne
 
 def test_each_move_to_another_cpu_is_counted(host: Schedstat, spinner: subprocess.Popen[bytes]) -> None:
     if not host.counts_migrations:
-        pytest.skip("this kernel does not tell migrations")
+        pytest.skip("this kernel does not count migrations")
     pid, cpus = spinner.pid, sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")

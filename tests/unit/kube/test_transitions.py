@@ -79,13 +79,13 @@ def test_drift_is_reported_once_in_ten_minutes_with_its_number() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 300), st.integers(0, 5)), max_size=60))
 def test_every_repair_is_reported_once_and_no_two_events_come_close(steps: list[tuple[float, int]]) -> None:
-    drift, now, total, told, last = DriftReports(), 0.0, 0, 0, float("-inf")
+    drift, now, total, reported, last = DriftReports(), 0.0, 0, 0, float("-inf")
     drift.event("u", repairs(tuned=0), now)
     for pause, more in steps:
         now, total = now + pause, total + more
         found = drift.event("u", repairs(tuned=total), now)
         if found is not None:
             assert now - last >= DRIFT_PAUSE
-            told, last = told + int(found.message.split()[0]), now
-            assert told == total
-    assert told <= total
+            reported, last = reported + int(found.message.split()[0]), now
+            assert reported == total
+    assert reported <= total

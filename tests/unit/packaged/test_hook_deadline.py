@@ -76,7 +76,7 @@ def test_a_backlog_that_is_full_is_a_mute_watcher(place: Place) -> None:
 
 @contextlib.contextmanager
 def never_ending(data: bytes) -> Iterator[int]:
-    """A pipe with `data` in it that nobody closes."""
+    """A pipe with `data` in it that is never closed."""
     reading, writing = os.pipe()
     os.write(writing, data)
     try:

@@ -108,8 +108,8 @@ def test_the_installed_hook_runs(installed: Path, tmp_path: Path) -> None:
     hook = json.loads(registration.read_text())["hook"]
     assert hook["path"] == str(tmp_path / "hooks.d" / "vmpin-hook")
     assert stat.S_IMODE(os.stat(hook["path"]).st_mode) == 0o755
-    told = _run(hook["path"], *hook["args"][1:], cwd=tmp_path, stdin='{"id":"c1"}')
-    assert told.returncode == 0
+    ran = _run(hook["path"], *hook["args"][1:], cwd=tmp_path, stdin='{"id":"c1"}')
+    assert ran.returncode == 0
     (kept,) = (tmp_path / "spool").iterdir()
     assert kept.read_text().endswith('\n{"id":"c1"}')
 

@@ -118,7 +118,7 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
     make_tree(tree, f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/b\n")
     (found,) = evidence.explain(vm, change)
     assert found == (Cause.CPUSET, f"the VMM was moved from cgroup {tree}/cgroup/cpuset/a to {tree}/cgroup/cpuset/b")
-    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]  # that was told
+    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]  # that was reported
 
 
 def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tmp_path: Path) -> None:

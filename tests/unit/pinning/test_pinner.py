@@ -22,7 +22,7 @@ A = SandboxId("a")
 
 
 class Worker:
-    """A thread that makes another when it is told to, with its own mask, as those of QEMU's pool do."""
+    """A thread that makes another on command, with its own mask, as those of QEMU's pool do."""
 
     def __init__(self) -> None:
         self._again: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -63,7 +63,7 @@ class Pool:
             A: OriginalMasks().remember(self.main.id, [(self.main, self.had)])})
         #: How many workers come right after a listing.
         self.to_come = 0
-        #: Whether anybody knows that they are the sandbox's.
+        #: Whether they are known to be the sandbox's.
         self.known = True
 
     def listing(self) -> list[tuple[VmThread, ThreadId]]:

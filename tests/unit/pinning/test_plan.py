@@ -23,7 +23,7 @@ def thread(tid: int, role: ThreadRole, vcpu: int | None = None) -> VmThread:
 
 
 def placement(**others: str | None) -> Placement:
-    """vCPU 0 on CPU 4, vCPU 1 left alone, the others on 4-5 unless told."""
+    """vCPU 0 on CPU 4, vCPU 1 left alone, the others on 4-5 unless given."""
     where: dict[ThreadRole, CpuSet | None] = {
         role: None if others.get(role.value, "") is None else cpus(others.get(role.value) or "4-5")
              for role in ThreadRole if role is not ThreadRole.VCPU}

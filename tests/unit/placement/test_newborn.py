@@ -41,7 +41,7 @@ def own(*sandboxes: SandboxState, node: Node = NODE) -> Ownership:
 
 
 @pytest.mark.parametrize(("known", "expected"), [
-    (None, "0-1"),  # nobody told of it: the shared pool
+    (None, "0-1"),  # no source reported it: the shared pool
     (state(), "0-1"),
     (state(None), "0-1"),
     (state("2-3"), "2-3"),

@@ -133,7 +133,7 @@ def test_shares_are_by_largest_remainder_with_at_least_one_each(
      guest((0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 1, 0), (4, 0, 1), (5, 0, 1), (6, 1, 1), (7, 1, 1)), "4-7,12-15",
      node(cores=["4,12", "5,13", "6,14", "7,15"], nodes=["4-5,12-13", "6-7,14-15"]),
      {0: "4", 1: "12", 2: "5", 3: "13", 4: "6", 5: "14", 6: "7", 7: "15"}),
-    ("a guest that tells nothing: ascending", vcpus(0, 1, 2, 3), "4-5,12-13",
+    ("a guest that reports nothing: ascending", vcpus(0, 1, 2, 3), "4-5,12-13",
      node(cores=["4,12", "5,13"], nodes=["0-7", "8-15"]), {0: "4", 1: "5", 2: "12", 3: "13"}),
     ("siblings where the host has none left: ascending", guest((0, 0, None), (1, 0, None)), "4-5",
      node(cores=["4,12", "5,13"]), {0: "4", 1: "5"}),
@@ -156,7 +156,7 @@ def test_among_equals_siblings_nodes_then_ascending(
      {0: "0-1", 1: "4", 2: "5"}),
     ("two that claim one CPU: one of them moves", {0: "4", 1: "4"}, (0, 1), "4-5", {0: "5", 1: "4"}),
     ("from a mask of its own to one-to-one", {0: "4-5", 1: "4-5"}, (0, 1), "4-5", {0: "4", 1: "5"}),
-    ("a CPU that went to nobody", {0: "9", 1: "0-1"}, (0, 1), "4", {0: "4", 1: "0-1"}),
+    ("a CPU that went to no vCPU", {0: "9", 1: "0-1"}, (0, 1), "4", {0: "4", 1: "0-1"}),
 ])
 def test_previous_pairs_stay_and_few_vcpus_move(
         what: str, before: dict[int, str], ids: tuple[int, ...], mine: str, expect: dict[int, str]) -> None:

@@ -322,7 +322,7 @@ def test_nothing_is_left_open(received: Received) -> None:
 
 
 def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received: Received) -> None:
-    """The kernel would make events for nobody until it boots again."""
+    """The kernel would make events for no listener until it boots again."""
     async def possible() -> None:
         async with running(received):
             pass

@@ -1,4 +1,4 @@
-"""What a process writes into its command line, and how often, costs nobody else anything: counted, not timed."""
+"""What a process writes into its command line, and how often, costs other sandboxes nothing: counted, not timed."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     machine.placer.handle([Exec(began, vmm.pid)])
     assert (account.reported, account.born_inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
     assert machine.reconciler.tally.placement_latency.total == account.placed == len(tids(vmm))
-    machine.tell("a", machine.other)  # its masks change, and nothing is outside
+    machine.report("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()
     assert machine.account("a").outside == len(tids(vmm))
 
@@ -132,7 +132,7 @@ def test_a_thread_found_late_within_its_cpus_was_never_outside(machine: Machine,
     machine.placer.after_pass(machine.reconciler.resync(full=True))  # the emulator threads are put elsewhere
     assert mask(vmm) == machine.other
     assert mask(by_name(vmm, "CPU 1/KVM")) == machine.pool
-    machine.tell("a", machine.other)  # and now the others, too
+    machine.report("a", machine.other)  # and now the others, too
     assert {mask(tid) for tid in tids(vmm)} == {machine.other}
     assert machine.reconciler.newborn_counts == {}
 

@@ -50,7 +50,7 @@ def test_a_vmm_without_any_report_goes_to_the_shared_pool_at_its_exec(machine: M
 
 
 def test_a_vmm_whose_containers_are_known_goes_to_their_cpus(machine: Machine) -> None:
-    machine.tell("a", machine.other)
+    machine.report("a", machine.other)
     vmm = machine.vmm("a")
     machine.executed(vmm)
     assert mask(vmm) == machine.other
@@ -64,7 +64,7 @@ def test_it_is_placed_before_any_pass(machine: Machine, name: str) -> None:
 
 
 def test_other_programs_are_left_alone(machine: Machine) -> None:
-    others = [machine.process("sleep"), machine.process("qemu-system-x86_64", "-name", "somebody-elses"),
+    others = [machine.process("sleep"), machine.process("qemu-system-x86_64", "-name", "another-programs"),
               machine.process("qemu-system-x86_64", "-name", "sandbox-x" + PREFIX), machine.process(SHIM, "-id", "x")]
     follow_up = machine.executed(*others, os.getpid(), 2, 1 << 22)
     assert {mask(each) for each in others} == {machine.both}
@@ -72,7 +72,7 @@ def test_other_programs_are_left_alone(machine: Machine) -> None:
 
 
 def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Machine) -> None:
-    machine.tell("a", machine.other)
+    machine.report("a", machine.other)
     machine.reconciler.reduce([SuspensionChanged(sandbox("a"), True)])
     machine.reconciler.reconcile([sandbox("a")])
     vmm = machine.vmm("a")
@@ -81,7 +81,7 @@ def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Mach
 
 
 def test_a_second_vmm_of_a_sandbox_is_left_alone_from_its_exec_on(machine: Machine) -> None:
-    """Anybody can write such a command line."""
+    """Any process can write such a command line."""
     vmm = machine.vmm("a")
     machine.executed(vmm)
     second = machine.vmm("a")
@@ -138,7 +138,7 @@ def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machi
 
 
 def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_with_it(machine: Machine) -> None:
-    """QEMU's -daemonize forks twice; whoever forks on and on does not keep the watcher from the others."""
+    """QEMU's -daemonize forks twice; a process that forks on and on does not keep the watcher from the others."""
     vmm = machine.vmm("a", script="exec 3<&0; fork() { if [ $1 = 30 ]; then echo .; read line <&3; else"
                                   " fork $(($1 + 1)) & wait; fi; }; fork 0")
     assert vmm.stdout is not None
@@ -188,7 +188,7 @@ def test_a_helper_belongs_to_the_vm_that_comes_later(machine: Machine) -> None:
     assert machine.reconciler.inventory.vms == {}
     vmm = machine.vmm("a")
     machine.executed(vmm)
-    machine.tell("a", machine.other)
+    machine.report("a", machine.other)
     vm = machine.reconciler.inventory.vms[sandbox("a")]
     assert [process.pid for process in vm.helpers] == [shim.pid]
     assert (mask(shim), mask(vmm)) == (machine.other, machine.other)
@@ -199,7 +199,7 @@ def test_a_helper_belongs_to_the_vm_that_comes_later(machine: Machine) -> None:
 
 def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path) -> None:
     """Events, passes and another watcher's first look find the shim; none of them sets a mask."""
-    machine.tell("a", machine.other)
+    machine.report("a", machine.other)
     shim = machine.crowd(crowd, SHIM, "-namespace", "k8s.io", "-id", sandbox("a"))
     tid = next(tid for tid in tids(shim) if tid != shim.pid)
     follow_up = machine.executed(shim)
@@ -242,7 +242,7 @@ def test_a_shim_goes_by_its_policy_once_its_vmm_runs(machine: Machine, rule: str
 def test_a_shim_counts_every_cpu_until_its_vmm_runs(
         machine: Machine, shim_program: Path, crowd: Path, action: str) -> None:
     """At its start, when it checks annotations, and when it loads its configuration; its VMM is placed at its exec."""
-    machine.tell("a", machine.other)
+    machine.report("a", machine.other)
     with Shim(shim_program, sandbox("a"), machine.both.frozen(), action) as shim:
         machine.executed(shim.pid)
         machine.resync()

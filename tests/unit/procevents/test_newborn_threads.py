@@ -1,4 +1,4 @@
-"""Threads that are born and named: each in its place, ahead of the pass where it can be told."""
+"""Threads that are born and named: each in its place, ahead of the pass where its role is known."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Ma
 def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crowd: Path) -> None:
     """Beside one that has the exclusive CPU: where the others float."""
     machine.configure(emulator="sandbox")
-    machine.tell("a", machine.other)
+    machine.report("a", machine.other)
     vmm = machine.running(crowd, vcpus=1)
     assert mask(by_name(vmm, "CPU 0/KVM")) == machine.other
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
@@ -141,7 +141,7 @@ def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: 
 
 def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine: Machine, crowd: Path) -> None:
     """One vCPU for two exclusive CPUs may use both; of two each has its own."""
-    machine.tell("a", machine.both)
+    machine.report("a", machine.both)
     vmm = machine.running(crowd, vcpus=1)
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("a-c"), cpuset=machine.both,
                                                                      exclusive=True),
@@ -201,7 +201,7 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
     names = [Comm(time.monotonic_ns(), tid, vmm.pid, f"CPU {number}/KVM") for number in range(2, 500)]
     follow_up = machine.placer.handle(names)
     assert asked == [2]
-    machine.reconciler.reconcile(follow_up.now, scan=False)  # reads the name as it is, and nobody is a newcomer then
+    machine.reconciler.reconcile(follow_up.now, scan=False)  # reads the name as it is, and no thread is new then
     machine.reconciler.reconcile(follow_up.now, scan=False)
     machine.placer.handle(names)
     assert asked == [2, 2]
@@ -210,7 +210,7 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
 def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
     """The pool is vCPU 0's, vCPU 1 has the exclusive CPU, and all other threads may be on both."""
     machine.configure(emulator="sandbox", iothreads="sandbox", vhost="sandbox")
-    machine.tell("a", machine.other)
+    machine.report("a", machine.other)
     vmm = machine.running(crowd)
     machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
                                              Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
@@ -269,7 +269,7 @@ def test_a_thread_that_has_ended_is_counted_and_no_more(machine: Machine, crowd:
     assert (account.reported, account.ended, account.placed) == (1, 1, 0)
 
 
-def test_a_thread_of_whoever_has_a_dead_vmms_number_is_left_alone(machine: Machine, crowd: Path) -> None:
+def test_a_thread_of_another_process_with_a_dead_vmms_number_is_left_alone(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     process = machine.reconciler.inventory.vms[sandbox("a")].vmm
     process.id = ThreadId(vmm.pid, process.id.starttime - 1)  # so this one has its number
@@ -331,7 +331,7 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_reported(machin
     assert vmm.stdout is not None
     inventory, proc = machine.reconciler.inventory, machine.reconciler.proc
     first = int(vmm.stdout.readline())
-    machine.tell("a", machine.pool)
+    machine.report("a", machine.pool)
     machine.reconciler.resync(full=True)
     vm = inventory.vms[sandbox("a")]
 
@@ -352,7 +352,7 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_reported(machin
 
     assert seen() == {vmm.pid, first}
     second = another()
-    assert seen() == {vmm.pid, second}  # nobody tells
+    assert seen() == {vmm.pid, second}  # no event reports it
     inventory.forks_reported = True
     third = another()
     assert seen() == {vmm.pid, second}
@@ -382,6 +382,6 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     assert machine.reconciler.tally.pins.total() == 0
     assert machine.reconciler.newborn_counts == {}
     assert machine.reconciler.originals.masks == {}  # kept once it is managed: what is set by hand until then counts
-    machine.tell("a", machine.pool)
+    machine.report("a", machine.pool)
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.pool,) * 3
     assert machine.reconciler.placement_cache.unmanaged == set()

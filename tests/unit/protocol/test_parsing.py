@@ -139,8 +139,8 @@ def test_too_long_a_message_is_not_sent() -> None:
 def test_unknown_fields_are_ignored_and_missing_ones_are_nothing() -> None:
     assert parse_request({"v": 1, "type": "ping", "id": 1, "colour": ["blue"]}) == Ping(1)
     assert parse_answer({"v": 1, "type": "applied", "generation": 3}) == Applied(None, 3, {})
-    told = parse_request({"v": 1, "type": "map", "generation": 1, "containers": {"a": {"hw": "1", "later": {}}}})
-    assert told == VcpuMap(None, 1, "", {"a": ContainerVcpus((1,))})
+    parsed = parse_request({"v": 1, "type": "map", "generation": 1, "containers": {"a": {"hw": "1", "later": {}}}})
+    assert parsed == VcpuMap(None, 1, "", {"a": ContainerVcpus((1,))})
 
 
 @pytest.mark.parametrize("parse", [parse_request, parse_answer])
@@ -191,11 +191,11 @@ def test_an_outcome_that_is_wrong_is_refused(field: str, value: object) -> None:
 
 
 def test_text_comes_out_printable_and_short() -> None:
-    told = parse_answer({"v": 1, "type": "error", "error": "\x1b[2J\ud800\n" + "x" * 1000})
-    assert isinstance(told, Failure)
-    assert told.error.startswith("\\x1b[2J\\ud800\\nxxx")
-    assert told.error.isprintable()
-    assert len(told.error) == 400
+    parsed = parse_answer({"v": 1, "type": "error", "error": "\x1b[2J\ud800\n" + "x" * 1000})
+    assert isinstance(parsed, Failure)
+    assert parsed.error.startswith("\\x1b[2J\\ud800\\nxxx")
+    assert parsed.error.isprintable()
+    assert len(parsed.error) == 400
     assert clean("abc", 3) == "abc"
 
 

@@ -1,5 +1,5 @@
 """The owner of the ledger, beside a model of a runtime: what is in the file when an answer goes out, and that a kill
-between any two steps leaves no CPU to two containers, and none to nobody."""
+between any two steps leaves no CPU to two containers, and none without an owner."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Runtime:
                         assert box.cpus.isdisjoint(other.cpus), (box, other)
 
     def settled(self) -> None:
-        """After a list, and what is due after it: everything that runs has its CPUs, and every CPU is somebody's."""
+        """After a list, and what is due after it: everything that runs has its CPUs, and every CPU has an owner."""
         for _ in self.by_cri():
             pass
         self.check()

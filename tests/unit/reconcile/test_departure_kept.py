@@ -38,7 +38,7 @@ def test_what_threads_had_is_kept_while_they_live_whatever_they_are_taken_for(tm
         both = node.here | node.there
         node.move(vm, both)
         assert node.repair(vm) == 1
-        reconciler.resync()  # a shell is nobody's VMM
+        reconciler.resync()  # a shell is no VMM
         assert vm.sandbox not in reconciler.inventory.vms
         assert reconciler.all_sandboxes() == [vm.sandbox]
         assert len(reconciler.unpin(reconciler.all_sandboxes())) == 1

@@ -1,4 +1,4 @@
-"""Nobody outside the package reaches through the reconciler: readers have the view, and it changes nothing."""
+"""No module outside the package reaches through the reconciler: readers have the view, and it changes nothing."""
 
 from __future__ import annotations
 

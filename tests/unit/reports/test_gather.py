@@ -127,8 +127,8 @@ def test_what_another_program_said_in_an_error_is_cleaned(tmp_path: Path) -> Non
     facts = collect_facts(config, tmp_path, WatcherFacts(why=said), {"sandboxes": [],
                                                                      "sources": {"nri": {"last_error": said}}})
     pieces = report.collect(config, facts, {"findings": [said]}, f"{said}\n")
-    told = [piece.name for piece in pieces.all() if b"cannot pull" in piece.data]
-    assert told == ["vmpin/doctor.json", "vmpin/doctor.txt", "vmpin/status.json", "vmpin/watcher.json"]
+    naming = [piece.name for piece in pieces.all() if b"cannot pull" in piece.data]
+    assert naming == ["vmpin/doctor.json", "vmpin/doctor.txt", "vmpin/status.json", "vmpin/watcher.json"]
     assert not [piece.name for piece in pieces.all() if b"hush" in piece.data and piece.name.startswith("vmpin/")]
 
 

@@ -87,12 +87,12 @@ def test_vcpus_on_one_cpu_are_shown_in_ranges() -> None:
 
 
 def test_a_collision_has_the_names_of_the_legend_and_is_reported_once_for_many_cpus() -> None:
-    told = document()
+    shown = document()
     sandbox, container, unknown = "5e" * 32, "c0" * 32, "f" * 64
-    told["sandboxes"][0].update(id=sandbox, containers=[{"id": container, "name": "web"}])
+    shown["sandboxes"][0].update(id=sandbox, containers=[{"id": container, "name": "web"}])
     what = f"exclusive to {unknown} of pod-b, but in the shared cpuset of {container} of {sandbox}"
-    told["node"]["collisions"] = [{"cpu": cpu, "what": what} for cpu in (5, 2, 6)]
-    assert list(picture(told, NODE).alarms()) == [
+    shown["node"]["collisions"] = [{"cpu": cpu, "what": what} for cpu in (5, 2, 6)]
+    assert list(picture(shown, NODE).alarms()) == [
         "CPUs 2,5-6: exclusive to ffffffffffff of pod-b, but in the shared cpuset of web of shop/web"]
 
 

@@ -129,7 +129,7 @@ def thread(actual: str, vcpu: int | None = None, role: str = "emulator") -> dict
 
 
 def crowded(cpus: int, ids: bool = True) -> Picture:
-    """Every CPU another container's, and of many kinds: from nobody there to a crowd, floating and not, in collision
+    """Every CPU another container's, and of many kinds: from empty to crowded, floating and not, in collision
     and not, and each guest with one CPU for all that does not float."""
     sandboxes: list[dict[str, Any]] = []
     for number in range(cpus):
@@ -179,15 +179,15 @@ def test_marks_that_do_not_fit_end_after_a_whole_one() -> None:
             names[cpu] = int(text.said)
         elif cpu is not None and "mark" in text.css and not text.said.startswith("~"):
             shown.setdefault(cpu, []).append(text.said)
-    told = {cpu.number: marks(cpu) for cpu in drawn.cpus()}
+    marked = {cpu.number: marks(cpu) for cpu in drawn.cpus()}
     cut = 0
     for box, number in names.items():
         said = "".join(shown.get(box, [])).replace(" ", "")
-        whole = told[number].replace(" ", "")
+        whole = marked[number].replace(" ", "")
         if said != whole:
             cut += 1
             assert said.endswith("…")
-            pieces = [each.replace(" ", "") for each in re.findall("[^ ,]+[ ,]?", told[number])]
+            pieces = [each.replace(" ", "") for each in re.findall("[^ ,]+[ ,]?", marked[number])]
             assert said[:-1] in ["".join(pieces[:count]) for count in range(len(pieces))]
     assert 0 < cut < 192
 

@@ -77,7 +77,7 @@ def test_in_whatever_form_an_option_has_it(option: str, value: str, kept: str) -
 @pytest.mark.parametrize("text", ["token" * 20000, "token=" * 20000, 'token="' * 20000, "eyJ" * 40000, "a= " * 40000,
                                   "://" * 40000, "x://" + "a" * 100000, "bearer " * 20000, "-" * 100000])
 def test_no_text_takes_long(text: str) -> None:
-    """A line is somebody else's: it is looked at a few times, not once for each of its characters."""
+    """Lines come from other programs: each is scanned a few times, not once for each of its characters."""
     assert effort(lambda: (cleaned(text), command_line(["qemu", "-x", text])), 1) < 400
 
 

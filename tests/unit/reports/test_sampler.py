@@ -42,7 +42,7 @@ def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
     sampler = Sampler(node.reconciler.view)
     before = process_ran(vm.vmm.pid)
     sampler.round()
-    assert node.account(vm) == RunAccount()  # what it ran before is nobody's to tell
+    assert node.account(vm) == RunAccount()  # what it ran before cannot be read
     run_for(0.3, vm.vmm.pid)
     sampler.round()
     after, found = process_ran(vm.vmm.pid), node.account(vm)
@@ -173,7 +173,7 @@ def test_what_is_born_while_it_is_looked_at_counts_from_its_birth(node: Spinners
     sampler.round()
     found = node.account(vm)
     assert found.placed > 0.19 * SECOND
-    assert found.certain == 0  # where it began, nobody knows
+    assert found.certain == 0  # where it began is unknown
 
 
 def test_threads_that_ended_between_two_samples_are_reported_as_unseen(node: Spinners) -> None:

@@ -125,7 +125,7 @@ def test_katas_own_pinning_is_reported(disk: Disk) -> None:
     ({"io.kubernetes.cri.container-type": "container"}, False, True),
     ({"io.katacontainers.pkg.oci.container_type": "pod_sandbox"}, True, True),
     ({"io.kubernetes.cri.container-type": "container"}, True, False),
-    # Nobody says what it is: with the sandbox's id, and others beside it, it is the sandbox's own.
+    # No annotation shows what it is: with the sandbox's id, and others beside it, it is the sandbox's own.
     ({}, False, True),
     (None, False, True),
     # And without others (ctr, podman), it is the one that works.
@@ -302,14 +302,14 @@ def test_a_container_whose_id_is_no_id_is_no_container(disk: Disk, cid: object) 
     assert shown(disk.only()) == {"c1": "3"}
 
 
-@pytest.mark.parametrize(("annotation", "said", "heard"), [
+@pytest.mark.parametrize(("annotation", "said", "read"), [
     ("vmpin.io/exclusive", "true", True), ("vmpin.io/exclusive", "false", False), ("vmpin.io/exclusive", "yes", None),
     ("", "true", None), ("other", "true", None)])
 def test_a_container_declares_its_cpus_its_own_where_that_is_heeded(annotation: str, said: str,
-                                                                    heard: bool | None) -> None:
+                                                                    read: bool | None) -> None:
     state = {"Config": {"ContainerConfigs": [{"ID": "web", "Annotations": {"vmpin.io/exclusive": said}}]}}
     (container,) = parse_go(SID, json.dumps(state).encode(), AGO, annotation).containers or ()
-    assert container.exclusive is heard
+    assert container.exclusive is read
 
 
 @pytest.mark.parametrize("cpus", ["garbage", "5-1", "0-99999999", 3, True, ["2"], {"a": 1}, None])

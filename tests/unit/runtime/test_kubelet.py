@@ -121,7 +121,7 @@ def test_fnv_is_fnv() -> None:
 
 @pytest.mark.parametrize(("content", "checksum"), [
     ({"policyName": "none", "defaultCPUSet": "4-6"}, 354655845),
-    # the same as the oldest kubelets wrote it, which nothing else tells from the others
+    # the same as the oldest kubelets wrote it, which nothing else distinguishes from the others
     ({"policyName": "none", "defaultCPUSet": "1-3"}, 1694838852),
     ({"policyName": "none", "defaultCPUSet": ""}, 3242152201),
     # without pod entries, but by a kubelet that has them

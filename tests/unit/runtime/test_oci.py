@@ -142,7 +142,7 @@ def test_the_largest_state_is_let_through() -> None:
     ("Kata runtime-rs: the pid is the VMM's main thread", "createContainer",
      {"ociVersion": "1.1.0", "id": CID, "status": "creating", "pid": 4121, "bundle": f"{TASKS}/{CID}",
       "annotations": CRI_CONTAINER}, CID, SID, 4121, False),
-    ("Kata alone under ctr: no annotation tells a sandbox", "createContainer",
+    ("Kata alone under ctr: no annotation marks a sandbox", "createContainer",
      {"ociVersion": "1.1.0", "id": "c", "status": "creating", "pid": 4121, "bundle": "/b/c"}, "c", "c", 4121, False),
     ("the least there can be", "prestart", {"id": "c"}, "c", "c", 0, False),
     ("nulls", "prestart", {"id": "c", "pid": None, "bundle": None, "annotations": None}, "c", "c", 0, False),

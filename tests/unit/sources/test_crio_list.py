@@ -26,7 +26,7 @@ CREATED, UPDATED = "4-5", "6-7"
 
 
 class Node:
-    """A reconciler that hears a runtime, without a process of its own to look at."""
+    """A reconciler that receives a runtime's events, without a process of its own to inspect."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,8 +34,8 @@ class Node:
         self.name = "cri-o"
         (path / "run").mkdir()
         self.runtimes = NriRuntimes()
-        self._told: queue.Queue[NriEvent] = queue.Queue()
-        self.plugin = NriPlugin(self.runtimes.connect, delivering(self._told.put))
+        self._events: queue.Queue[NriEvent] = queue.Queue()
+        self.plugin = NriPlugin(self.runtimes.connect, delivering(self._events.put))
         self.begin()
         self.plugin.start()
 
@@ -49,8 +49,8 @@ class Node:
                                  lambda: self.plugin)
         self.reconciler.nri_connected(True)
 
-    def hear(self) -> NriEvent:
-        event = self._told.get(timeout=PATIENCE)
+    def receive(self) -> NriEvent:
+        event = self._events.get(timeout=PATIENCE)
         if isinstance(event, Synced):  # the peer of every connection is this process
             assert event.runtime == os.getpid()
             event = event._replace(runtime=self.pid)
@@ -62,7 +62,7 @@ class Node:
         """The runtime lists the container with these CPUs; None: it is not there yet."""
         runtime = self.runtimes.next()
         runtime.begin([pod()], [container(cpus=cpus)] if cpus else [], self.name)
-        self.hear()
+        self.receive()
         return runtime
 
     def restarted(self, runtime: NriRuntime, cpus: str) -> NriRuntime:
@@ -72,7 +72,7 @@ class Node:
     def reconnected(self, runtime: NriRuntime, cpus: str) -> NriRuntime:
         """The connection was lost, and the runtime is the same process."""
         runtime.close()
-        assert self.hear() == Disconnected()
+        assert self.receive() == Disconnected()
         return self.connected(cpus)
 
     def cpus(self) -> str:
@@ -103,7 +103,7 @@ def updated(node: Node) -> NriRuntime:
     runtime = node.connected()
     for event, cpus in (Verb.POST_START, CREATED), (Verb.POST_UPDATE, UPDATED):
         assert runtime.state_change(event, pod(), container(cpus=cpus)).code == 0
-        node.hear()
+        node.receive()
         assert node.cpus() == cpus
     return runtime
 
@@ -153,5 +153,5 @@ def test_a_runc_container_is_not_given_the_cpus_of_a_list(node: Node) -> None:
     assert node.repaired() == []
     # What the runtime reports as it happens is another matter.
     assert runtime.state_change(Verb.POST_UPDATE, pod(), container(cpus="2-3")).code == 0
-    node.hear()
+    node.receive()
     assert node.repaired() == [ContainerId("c1")]

@@ -1,4 +1,4 @@
-"""What NRI tells, as events: with processes that are real, and a state that knows some of it already."""
+"""NRI's messages as events: with real processes, and a state that has some of it already."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vmpin.wire.nri_enums import Verb
 
 @pytest.fixture
 def process() -> Iterator[int]:
-    """A process that is nobody's VMM."""
+    """A process that is no VMM."""
     with subprocess.Popen(["sleep", "600"]) as made:
         yield made.pid
         made.kill()
@@ -135,7 +135,7 @@ def test_a_list_reports_all_that_is_there() -> None:
 def test_what_a_list_leaves_out_has_ended_while_disconnected() -> None:
     state = after([Synced((pod(), pod(id_="pod2"), pod(id_="pod3")), (
         container(C1, "2"), container(C2, "3", pod_="pod2"), container("c3", "4", pod_="pod2")), 7)])
-    # A container that only a hook told of is not the runtime's to end.
+    # A container that only a hook reported is not the runtime's to end.
     state = reduce(state, ContainerSeen(SandboxId("pod3"), Container(ContainerId("c4"), cpuset=CpuSet([5])),
                                         Source.BUNDLE, 7))
     events = translated(Synced((), (container("c3", "4", pod_="pod2"),), 9), state)

@@ -87,7 +87,7 @@ def nested(root: Path, pid: int, inside: str = "\t7") -> None:
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_vmm_that_follows_one_that_has_just_ended_is_no_double(tmp_path: Path, caplog: pytest.LogCaptureFixture,
                                                                  ended: bool) -> None:
-    """Its program is told of before anybody has looked for the other one again."""
+    """Its exec is reported before the process table was scanned for the other one again."""
     for pid in (4000, 4001):
         process(tmp_path, pid, "qemu-system-x86", "qemu-system-x86_64", "-name", "sandbox-a", "-smp", "1", start=pid)
         if pid == 4000:

@@ -60,7 +60,7 @@ def identified_vcpus(vm: Vm) -> dict[int, int]:
 
 
 def test_a_vcpu_that_is_plugged_again_is_identified_though_it_was_read_before_kvm_run(tmp_path: Path) -> None:
-    """Of its number there is one that was unplugged, so that nobody seems to be missing."""
+    """Of its number there is one that was unplugged, so that none seems to be missing."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2", debugfs=True)
     qemu.vcpu(0)
     inventory = qemu.inventory()
@@ -124,7 +124,7 @@ def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_pa
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.vcpu(0)
     qemu.vcpu(1)
-    qemu.thread(4009, "7 0x0 0x0")  # somebody who might be it
+    qemu.thread(4009, "7 0x0 0x0")  # a thread that might be it
     first = qemu.inventory()
     vm = first.vms[POD]
     assert identified_vcpus(vm) == {4001: 0, 4002: 1}
@@ -133,7 +133,7 @@ def test_an_unplugged_vcpu_is_not_missed_though_qemu_keeps_its_descriptor(tmp_pa
     assert (vm.vcpus_identified, identified_vcpus(vm)) == (True, {4001: 0})
     assert qemu.inventory(first).vms[POD].vcpus_identified
     assert not qemu.inventory().vms[POD].vcpus_identified
-    # Plugged in again, and unplugged while nobody looked.
+    # Plugged in again, and unplugged between two reads.
     qemu.thread(4010, "16 0xb 0xae80 0x0")
     assert first.refresh(vm)
     assert identified_vcpus(vm) == {4001: 0, 4010: 1}
@@ -213,7 +213,7 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
 
 def test_a_reported_thread_is_searched_until_it_is_found(tmp_path: Path,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where births are told, nobody lists the threads of a process that has as many as before."""
+    """Where births are reported, the threads of a process that has as many as before are not listed."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.thread(4001, "running", "CPU 0/KVM")
     inventory = qemu.inventory()

@@ -20,7 +20,7 @@ VMMS = [
     ("/opt/kata/bin/qemu-system-x86_64-snp-experimental -name sandbox-a1", QEMU, "a1"),
     ("/usr/bin/kvm -name sandbox-a1 -name sandbox-b2", QEMU, "b2"),
     ("/usr/bin/kvm -name sandbox-a1 -name debug-threads=on", QEMU, "a1"),
-    # somebody else's
+    # another program's
     ("qemu-system-x86_64 -name guest=debian12,debug-threads=on -cdrom /run/kata/a1/x.iso", QEMU, None),
     ("qemu-system-x86_64 -m 64", QEMU, None),
     ("qemu-system-x86_64 -name", QEMU, None),

@@ -44,14 +44,14 @@ def test_what_is_sent_is_cut_where_the_go_side_would_break() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=40)), max_size=8), st.data())
-def test_every_split_gives_the_same_streams(told: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    raw = b"".join(struct.pack(">II", connection, len(payload)) + payload for connection, payload in told)
+def test_every_split_gives_the_same_streams(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    raw = b"".join(struct.pack(">II", connection, len(payload)) + payload for connection, payload in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     demux = Demux()
     found: list[tuple[int, bytes]] = []
     for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         found += demux.feed(raw[begin:end])
-    assert streams(found) == streams((connection, payload) for connection, payload in told if payload)
+    assert streams(found) == streams((connection, payload) for connection, payload in sent if payload)
 
 
 def test_byte_by_byte_is_a_split_as_well() -> None:

@@ -19,15 +19,15 @@ def test_a_table_makes_every_kind_of_field() -> None:
                 many=9:Inner* one=10:Inner labels=11:map numbers=12:int64* words=13:string*
         Inner   text=1 again=2:Outer
     """)
-    told = table["Outer"](a="x", b=b"\xff", c=True, d=-1, e=-(2**63), f=2**32 - 1, g=2**64 - 1, h=0.5,
+    sent = table["Outer"](a="x", b=b"\xff", c=True, d=-1, e=-(2**63), f=2**32 - 1, g=2**64 - 1, h=0.5,
                           many=[table["Inner"](text="y")], labels={"k": "v"}, numbers=[1, 300], words=["p", "q"])
-    told.one.again.a = "deep"
-    read = table.decode("Outer", told.SerializeToString())
-    assert read == told
+    sent.one.again.a = "deep"
+    read = table.decode("Outer", sent.SerializeToString())
+    assert read == sent
     assert dict(read.labels) == {"k": "v"}
     assert read.one.again.a == "deep"
     assert not read.many[0].HasField("again")
-    assert b"\x62\x03\x01\xac\x02" in told.SerializeToString()  # numbers are packed, as proto3 has them
+    assert b"\x62\x03\x01\xac\x02" in sent.SerializeToString()  # numbers are packed, as proto3 has them
 
 
 def test_two_tables_may_have_the_same_package() -> None:
@@ -47,23 +47,23 @@ def test_a_message_is_read_as_containerd_sends_it() -> None:
     container = (b"\x0a\x01c" b"\x12\x03pod" b"\x1a\x03app" b"\x20\x03" b"\x3a\x05sleep"  # args, which we do not know
                  b"\x5a" + bytes([len(cpu) + 2]) + b"\x1a" + bytes([len(cpu)]) + cpu + b"\x60\x7b")
     raw = b"\x08\x09" b"\x12" + bytes([len(pod)]) + pod + b"\x1a" + bytes([len(container)]) + container
-    told = MESSAGES.decode("StateChangeEvent", raw)
-    assert told.event == Verb.POST_UPDATE
-    assert (told.pod.id, told.pod.name, told.pod.uid, told.pod.namespace, dict(told.pod.labels), told.pod.pid) == (
+    sent = MESSAGES.decode("StateChangeEvent", raw)
+    assert sent.event == Verb.POST_UPDATE
+    assert (sent.pod.id, sent.pod.name, sent.pod.uid, sent.pod.namespace, dict(sent.pod.labels), sent.pod.pid) == (
         "pod", "web", "u", "default", {"k": "v"}, 1234)
-    assert (told.container.id, told.container.pod_sandbox_id, told.container.name, told.container.state) == (
+    assert (sent.container.id, sent.container.pod_sandbox_id, sent.container.name, sent.container.state) == (
         "c", "pod", "app", nri_enums.RUNNING)
-    assert (told.container.linux.resources.cpu.cpus, told.container.pid) == ("2-3", 123)
-    assert b"\x3a\x05sleep" in told.SerializeToString()  # what is not known is kept
+    assert (sent.container.linux.resources.cpu.cpus, sent.container.pid) == ("2-3", 123)
+    assert b"\x3a\x05sleep" in sent.SerializeToString()  # what is not known is kept
 
 
 def test_devices_and_environment_are_read_as_containerd_sends_them() -> None:
     """Container: env 8, linux 11; LinuxContainer: devices 2; LinuxDevice: path 1, type 2, major 3, minor 4, mode 5."""
     device = b"\x0a\x08/dev/gpu" b"\x12\x01c" b"\x18\xe2\x01" b"\x20\x80\x01" b"\x2a\x03\x08\xb6\x03"
     linux = b"\x12" + bytes([len(device)]) + device
-    told = MESSAGES.decode("Container", b"\x42\x03A=1" b"\x42\x03B=\xff" b"\x5a" + bytes([len(linux)]) + linux)
-    assert list(told.env) == [b"A=1", b"B=\xff"]  # not UTF-8: not a reason to refuse the message
-    [found] = told.linux.devices
+    sent = MESSAGES.decode("Container", b"\x42\x03A=1" b"\x42\x03B=\xff" b"\x5a" + bytes([len(linux)]) + linux)
+    assert list(sent.env) == [b"A=1", b"B=\xff"]  # not UTF-8: not a reason to refuse the message
+    [found] = sent.linux.devices
     assert (found.path, found.type, found.major, found.minor) == (b"/dev/gpu", b"c", 226, 128)
 
 

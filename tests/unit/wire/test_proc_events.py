@@ -1,4 +1,4 @@
-"""The proc connector's messages: as the kernel makes them, as nobody should, and the filter as the kernel runs it."""
+"""The proc connector's messages: as the kernel makes them, malformed, and the filter as the kernel runs it."""
 
 from __future__ import annotations
 

@@ -68,22 +68,22 @@ def test_an_error_has_a_code_and_a_text() -> None:
 def test_a_request_is_protobuf(request: Call) -> None:
     raw = encode(request)
     assert TtrpcDecoder().feed(raw) == [request]
-    told = PROTO.decode("Request", raw[10:])
-    assert (told.service, told.method, told.payload, told.timeout_nano) == request[1:]
-    assert told.SerializeToString() == raw[10:]
+    message = PROTO.decode("Request", raw[10:])
+    assert (message.service, message.method, message.payload, message.timeout_nano) == request[1:]
+    assert message.SerializeToString() == raw[10:]
 
 
 @given(responses)
 def test_a_response_is_protobuf(response: Reply) -> None:
     raw = encode(response)
     assert TtrpcDecoder().feed(raw) == [response]
-    told = PROTO.decode("Response", raw[10:])
-    assert (told.status.code, told.status.message, told.payload) == response[1:]
+    message = PROTO.decode("Response", raw[10:])
+    assert (message.status.code, message.status.message, message.payload) == response[1:]
 
 
 def test_what_is_not_known_is_skipped() -> None:
-    told = PROTO["Request"](service="s", method="m", metadata=[PROTO["KeyValue"](key="a", value="b")])
-    body = told.SerializeToString() + b"\x49" + bytes(8) + b"\x55" + bytes(4) + b"\x78\x05"  # fields 9, 10 and 15
+    message = PROTO["Request"](service="s", method="m", metadata=[PROTO["KeyValue"](key="a", value="b")])
+    body = message.SerializeToString() + b"\x49" + bytes(8) + b"\x55" + bytes(4) + b"\x78\x05"  # fields 9, 10 and 15
     assert TtrpcDecoder().feed(framed(1, 1, body, flags=0xFF)) == [Call(1, "s", "m")]
     # A field of ours with the wrong wire type is one we do not know either, as protobuf has it.
     assert TtrpcDecoder().feed(framed(1, 1, b"\x08\x01")) == [Call(1, "", "")]
@@ -96,14 +96,14 @@ def test_messages_of_other_types_are_skipped() -> None:
 
 
 @given(st.lists(st.one_of(requests, responses), max_size=5), st.data())
-def test_every_split_gives_the_same_messages(told: list[Call | Reply], data: st.DataObject) -> None:
-    raw = b"".join(map(encode, told))
+def test_every_split_gives_the_same_messages(message: list[Call | Reply], data: st.DataObject) -> None:
+    raw = b"".join(map(encode, message))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     decoder = TtrpcDecoder()
     found: list[Call | Reply] = []
     for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         found += decoder.feed(raw[begin:end])
-    assert found == told
+    assert found == message
 
 
 def test_a_message_too_long_is_refused_with_its_header() -> None:
@@ -115,7 +115,7 @@ def test_a_message_too_long_is_refused_with_its_header() -> None:
         with pytest.raises(WireError, match="5242880 bytes long, at most 4194304"):
             decoder.feed(b"\0")
         with pytest.raises(WireError, match="5242880"):
-            decoder.feed(encode(Reply(1)))  # where it would begin, nobody can tell
+            decoder.feed(encode(Reply(1)))  # where it would begin cannot be found
     with pytest.raises(WireError, match="at most 10 "):
         TtrpcDecoder(limit=10).feed(framed(1, 1, bytes(11)))
 

@@ -1,4 +1,4 @@
-"""What nobody would send: random, cut, changed and hostile bytes, a hundred thousand and more each run.
+"""What no peer would send: random, cut, changed and hostile bytes, a hundred thousand and more each run.
 
 Nothing but WireError may come of it, and no more memory than the limits. In CI always the same bytes.
 """
@@ -107,8 +107,8 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     messages = whole()
     calls = [message[10:] for message in messages]
-    told = [(message.method, message.payload) for raw in messages for message in ttrpc.TtrpcDecoder().feed(raw)
-            if isinstance(message, ttrpc.Call)]
+    whole_calls = [(message.method, message.payload) for raw in messages for message in ttrpc.TtrpcDecoder().feed(raw)
+                   if isinstance(message, ttrpc.Call)]
 
     def raw(chance: random.Random) -> bytes:
         depth = chance.random()
@@ -118,7 +118,7 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
             body = spoilt(chance, calls)
             header = struct.pack(">IIBB", len(body), chance.randrange(8), chance.choice([1, 1, 1, 2, 3]), 0)
             return mux.frames(chance.choice([1, 1, 2]), header + body)
-        method, payload = chance.choice(told)
+        method, payload = chance.choice(whole_calls)
         payload = spoilt(chance, [payload or b"x"])
         return mux.frames(1, ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, method, payload)))
 
