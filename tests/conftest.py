@@ -13,8 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from documents import recorded
 from hypothesis import settings
 from lab.boots import BEFORE_A_RELEASE, IN_CI, LOCK, Background, Nodes
+
+from vmpin.cli import main as command
 
 settings.register_profile("desk", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
@@ -35,6 +38,18 @@ def _logging_as_before() -> Iterator[None]:
     yield
     root.setLevel(before[0])
     ours.setLevel(before[1])
+
+
+@pytest.fixture(autouse=True)
+def _documents_as_their_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each JSON document of a command that is run within this process is checked (documents.py)."""
+    carry_out = command._carry_out
+
+    def carried_out(arguments: Sequence[str]) -> int:
+        with recorded(arguments):
+            return carry_out(arguments)
+
+    monkeypatch.setattr(command, "_carry_out", carried_out)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from documents import checked_output
 from kube_given import NODE, entry, reported
 from need import lacking
 
@@ -57,8 +58,10 @@ class Cluster:
         return dict(made.body)
 
     def run(self, *words: str, token: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self._started([sys.executable, "-m", "vmpin.cli.main", *words], {
+        done = self._started([sys.executable, "-m", "vmpin.cli.main", *words], {
             "KUBECONFIG": str(self.server.kubeconfig(token)), **environment})
+        checked_output(words, done.stdout)
+        return done
 
     def run_with(self, package: Path, *words: str) -> subprocess.CompletedProcess[str]:
         """With another version of the package kubernetes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from documents import checked_output
 from real_node import COMMAND
 
 VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "gather", "plan", "reconcile", "unpin",
@@ -17,8 +18,10 @@ ESCAPE = "\x1b[2J\x07"
 def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """A command that needs no watcher."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
-    return subprocess.run([*COMMAND, *args], env={**clean, **(env or {})}, stdin=subprocess.DEVNULL,
+    done = subprocess.run([*COMMAND, *args], env={**clean, **(env or {})}, stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=120)
+    checked_output(args, done.stdout)
+    return done
 
 
 def refused(done: subprocess.CompletedProcess[str], *parts: str, code: int = 2) -> None:

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
+from documents import checked_output
 from need import lacking, need_root
 from process_masks import seen
 from runtime_bundle import Bundle, cri, remove_cgroup, stripped_text
@@ -158,8 +159,10 @@ class Node:
     # The command line
 
     def cli(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*COMMAND, "--config", str(self.config), *args], env=self.environment,
+        done = subprocess.run([*COMMAND, "--config", str(self.config), *args], env=self.environment,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, **more)
+        checked_output(args, done.stdout)
+        return done
 
     def data(self, *args: str, code: int = 0) -> Any:
         """A command's JSON."""

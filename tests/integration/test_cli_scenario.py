@@ -29,7 +29,7 @@ sandboxes:
 
 
 PLACED = {
-    "sandboxes": [{
+    "version": 1, "sandboxes": [{
         "id": "pod-a", "mask": "0-3,8-9", "verdict": "pinned", "reasons": [],
         "vcpus": [{"id": 0, "cpus": "0-1,8-9", "container": None}, {"id": 1, "cpus": "2", "container": "main"},
                   {"id": 2, "cpus": "3", "container": "main"}],

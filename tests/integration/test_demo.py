@@ -14,6 +14,7 @@ from glob import glob
 from pathlib import Path
 
 import pytest
+from documents import checked
 from machine_wide import alone_with
 from need import lacking, need_root, need_tool
 
@@ -149,7 +150,7 @@ def test_the_story_comes_as_data_too(corner: Path) -> None:
     done = subprocess.run([*DEMO, "-o", "json"], capture_output=True, text=True, timeout=300, env=environment(corner))
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
-    assert shown["ok"]
+    checked("demo", shown)
     assert len(shown["steps"]) == 7
     assert any("vCPU 2 on CPU" in line for line in shown["steps"][2]["said"])
     assert "7/7" in done.stderr

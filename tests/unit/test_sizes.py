@@ -23,7 +23,8 @@ OPERATOR = {
     # Schemas, completion, manual pages and the rest of the command line.
     # 25: configuration values as the file has them, and that file on request.
     # 225: --watch for every verb that reads, the program's options after each verb, the nearest option to a wrong one.
-    "terminal": 25 + 225,
+    # 25: schemas of -o json, and printing them.
+    "terminal": 25 + 225 + 25,
     # Pages that a phone and a colour-blind reader can read.
     "map": 180,
     # A measured demonstration beside noise.

@@ -156,7 +156,8 @@ def without_seconds(arguments: Sequence[str]) -> list[str]:
 
 def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:
     parser.add_argument("-o", "--output", choices=choices, default=choices[0], metavar="FORMAT",
-                        help=f"{', '.join(choices)} (default: {choices[0]})")
+                        help=f"{', '.join(choices)} (default: {choices[0]})"
+                        + "; its members: vmpin help json" * ("json" in choices))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
-from vmpin.cli.output import print_data, table
+from vmpin.cli.output import VERSION, print_data, table
 from vmpin.domain.terminal import as_written
 
 _ABOUT = """\
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     data = load_config(args).data()
     if args.output != "table":
-        print_data(data, args.output)
+        print_data({"version": VERSION, **data}, args.output)
         return 0
     table(["KEY", "VALUE", "FROM"],
           [[key, as_written(entry["value"]) or "unset", entry["from"]] for key, entry in data.items()])

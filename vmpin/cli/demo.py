@@ -10,7 +10,7 @@ import sys
 from types import FrameType
 
 from vmpin.cli.common import Verbs, output_flag, verb
-from vmpin.cli.output import print_data
+from vmpin.cli.output import VERSION, print_data
 
 _ABOUT = """\
 Shows on this machine what vmpin does: a real QEMU as a sandbox's VM, the real watcher, and two containers that a real
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), Stage(found) as stage:
         play(stage)
     if as_json:
-        print_data({"ok": True, "steps": stage.story}, "json")
+        print_data({"version": VERSION, "ok": True, "steps": stage.story}, "json")
     return 0
 
 

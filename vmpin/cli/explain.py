@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
-from vmpin.cli.output import print_data
+from vmpin.cli.output import VERSION, print_data
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if any(grant["sandbox"] == meant.sandbox.id for grant in grants):
         texts += _of_grants(config, meant.container or meant.sandbox.id)
     if args.output == "json":
-        print_data({"sandbox": meant.sandbox.id, "sentences": texts}, "json")
+        print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": texts}, "json")
     else:
         for sentence in texts:
             print(printable(sentence))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from vmpin.cli.common import Verbs, load_config, new_file, node_root, output_flag, verb
 from vmpin.cli.control_client import ask
-from vmpin.cli.output import plain_lines, print_data
+from vmpin.cli.output import VERSION, plain_lines, print_data
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError, VmpinError
@@ -146,7 +146,7 @@ def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
     found = pieces.all()
     to = sys.stderr if out == "-" else sys.stdout
     if args.output == "json" and out != "-":
-        print_data({"file": out or None, "bytes": os.stat(out).st_size if out else None,
+        print_data({"version": VERSION, "file": out or None, "bytes": os.stat(out).st_size if out else None,
                     "pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut} for piece in found],
                     "missing": pieces.missing}, "json")
         return

@@ -10,6 +10,11 @@ VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waitin
             "off": "dim", "yes": "green", "no": "red"}
 
 
+#: Of each document that a command makes itself; counted up when a member goes away or changes its meaning. Those of
+#: the watcher, doctor and audit have their own (docs/json.md).
+VERSION = 1
+
+
 def print_data(data: object, output: str) -> None:
     """As JSON (indented for a person) or YAML."""
     if output == "yaml":

@@ -21,7 +21,7 @@ from vmpin.cli.common import (
     watch_flag,
 )
 from vmpin.cli.control_client import Document, status_document
-from vmpin.cli.output import VERDICTS, print_data, table
+from vmpin.cli.output import VERDICTS, VERSION, print_data, table
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     grants = misplaced_grants(config, args.direct, chosen)
     good = not drift and not collisions and not grants and (past is None or elsewhere(past) <= tolerated)
     if args.output == "json":
-        print_data({"ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
+        print_data({"version": VERSION, "ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
                     "collisions": collisions, "unmanaged": unmanaged,
                     **({} if grants is None else {"grants": grants}),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.domain.model import ContainerId
 from vmpin.errors import UsageError, WatcherError
-from vmpin.status.allocation_report import AllocatorView, allocation_report, explanations
+from vmpin.status.allocation_report import VERSION, AllocatorView, allocation_report, explanations
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dic
     if answer.refusal:
         raise UsageError(answer.refusal.removeprefix("vmpin: "), "nothing was changed")
     after = answer.ledger.grants[grant.container]
-    return {"container": grant.container, "before": str(grant.cpus), "cpus": str(after.cpus),
+    return {"version": VERSION, "container": grant.container, "before": str(grant.cpus), "cpus": str(after.cpus),
             "policy": str(after.policy), "notes": list(answer.notes),
             "updates": [{"container": update.container, "cpus": str(update.cpus), "name": _name(ledger, update[0])}
                         for update in answer.updates]}

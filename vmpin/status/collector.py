@@ -207,20 +207,20 @@ def when(seconds: float) -> str:
 
 def outcome(report: PassReport) -> dict[str, object]:
     """The operations of a pass, for `vmpin reconcile`."""
-    return {"vms": report.vms, "operations": [_result(result) for result in report.results],
+    return {"version": VERSION, "vms": report.vms, "operations": [_result(result) for result in report.results],
             "seconds": round(report.seconds, 6)}
 
 
 def planned(view: NodeView, report: PassReport) -> dict[str, object]:
     """The operations that a pass would carry out, and the unmanaged VMs, for `vmpin plan`."""
-    return {"operations": [_operation(result.operation) for result in report.results],
+    return {"version": VERSION, "operations": [_operation(result.operation) for result in report.results],
             "unmanaged": sorted(view.unmanaged)}
 
 
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
     """The restored masks, for `vmpin unpin`.
     :param kept: sandboxes in which some threads do not have their original masks."""
-    return {"operations": [_result(result) for result in results], "kept": sorted(kept)}
+    return {"version": VERSION, "operations": [_result(result) for result in results], "kept": sorted(kept)}
 
 
 def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterable[SetAffinity],
@@ -231,7 +231,7 @@ def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterab
     wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms
             and (state := view.sandboxes.get(sandbox)) is not None and not state.suspended]
-    return {"dry_run": True, "operations": [_operation(operation) for operation in operations],
+    return {"version": VERSION, "dry_run": True, "operations": [_operation(operation) for operation in operations],
             "held": sorted(held), "guests": sorted(guests)}
 
 

@@ -25,7 +25,7 @@ from vmpin.config import loading as config
 
 def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:
     return {"tid": 7, "role": "vcpu", "name": "CPU 0/KVM", "vcpu": 0, "wanted": wanted, "actual": actual,
-            "ok": wanted in (None, actual)}
+            "ok": wanted in (None, actual), "cgroup": None}
 
 
 def sandbox(name: str, *threads: dict[str, Any], verdict: str = "pinned") -> dict[str, Any]:

@@ -69,7 +69,8 @@ def test_the_command_removes_and_says_so_as_json(tmp_path: Path, capsys: pytest.
     hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
     command("--hooks-dir", str(tmp_path), "--remove", "-o", "json")
     removed = [str(tmp_path / "50-vmpin-poststop.json"), str(tmp_path / "vmpin-hook")]
-    assert json.loads(capsys.readouterr().out) == {"dry_run": False, "written": [], "removed": removed}
+    assert json.loads(capsys.readouterr().out) == {
+        "version": 1, "dry_run": False, "written": [], "removed": removed}
     command("--hooks-dir", str(tmp_path), "--remove")
     assert capsys.readouterr().out == "nothing to do\n"
 

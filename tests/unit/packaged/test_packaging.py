@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_files_that_are_no_modules(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"vmpin/py.typed", "vmpin-0.1.0.dist-info/licenses/LICENSE"} <= names
-    for directory in "hooks", "config", "guest":
+    for directory in "hooks", "config", "guest", "docs":
         ours = {f"vmpin/data/{path.relative_to(ROOT)}" for path in (ROOT / directory).rglob("*")
                 if path.is_file() and "__pycache__" not in path.parts}
         assert ours
@@ -88,7 +88,7 @@ def test_it_is_installed_as_a_plugin_of_kubectl_too(installed: Path, tmp_path: P
 def test_config(installed: Path, tmp_path: Path) -> None:
     ran = _run(installed, "config", "-o", "json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert set(json.loads(ran.stdout)) == {setting.key for setting in SETTINGS}
+    assert set(json.loads(ran.stdout)) == {"version", *(setting.key for setting in SETTINGS)}
 
 
 def test_plan_of_a_scenario(installed: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, ask, quiet_log
-from vmpin.cli.output import print_data, table
+from vmpin.cli.output import VERSION, print_data, table
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 
@@ -87,7 +87,7 @@ def _scenario(args: argparse.Namespace) -> int:
     from vmpin.config import scenario
     previous = None if args.previous is None else scenario.load_previous(Path(args.previous))
     read = load_scenario(args.scenario)
-    found: Document = scenario.place_scenario(read, previous).data()
+    found: Document = {"version": VERSION, **scenario.place_scenario(read, previous).data()}
     events: list[Document] = []
     if read.allocation is not None:
         from vmpin.config.scenario_allocation import play

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.cli.common import Verbs, directory, new_file, output_flag, verb
+from vmpin.cli.output import VERSION
 from vmpin.doctor.hook_checks import CRIO_DEFAULT
 from vmpin.errors import UsageError
 from vmpin.install import base_spec, file_operations, hook_options, hook_script, hooks_directory
@@ -123,7 +124,8 @@ def _report(args: argparse.Namespace, operations: list[file_operations.Operation
     if args.output == "json":
         written = [str(each.path) for each in operations if isinstance(each, file_operations.WriteFile)]
         removed = [str(each.path) for each in operations if isinstance(each, file_operations.RemoveFile)]
-        print(json.dumps({"dry_run": args.dry_run, "written": written, "removed": removed}, indent=2), file=out)
+        found = {"version": VERSION, "dry_run": args.dry_run, "written": written, "removed": removed}
+        print(json.dumps(found, indent=2), file=out)
         return
     for each in operations:
         expected = isinstance(each, file_operations.WriteFile) == (not args.remove)

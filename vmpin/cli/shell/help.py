@@ -1,4 +1,4 @@
-"""`vmpin help` and `vmpin version`. The topics are the pages of docs/, which travel in the wheel.
+"""`vmpin help` and `vmpin version`. The topics are the pages of docs/, which travel in the wheel, as do the schemas.
 
 What stays out: each command's own help (argparse, cli.common).
 """
@@ -17,6 +17,8 @@ examples:
   vmpin help                the topics
   vmpin help placement      one of them
   vmpin help status         the same as `vmpin status --help`
+  vmpin help --schema status
+                            the members of `vmpin status -o json`, as a JSON Schema; without a name: the list
 """
 
 
@@ -24,6 +26,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list that "
                         "`vmpin help` prints")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of TOPIC's -o json, or list the "
+                        "schemas (`vmpin help json`)")
     verb(verbs, "version", "print the version", version)
 
 
@@ -41,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Of a page and a command of the same name, the page: the other is the command's --help."""
     from vmpin.cli.main import VERBS, main
     from vmpin.install import data_files
+    if args.schema:
+        return _schema(data_files.path("docs/schemas"), args.topic)
     pages = {page.stem: page for page in sorted(data_files.path("docs").glob("*.md"))}
     if args.topic is None:
         _list(pages)
@@ -51,6 +57,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UsageError(f"no command and no topic is called {args.topic!r}",
                          did_you_mean(args.topic, [*VERBS, *pages], "`vmpin help` lists the topics"))
+    return 0
+
+
+def _schema(directory: Path, name: str | None) -> int:
+    """Print a schema as it is, or the names of all with their titles."""
+    import json
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in directory.glob("*.json")}
+    if name is None:
+        for each, text in sorted(texts.items()):
+            print(f"{each:18} {json.loads(text)['title']}")
+    elif name in texts:
+        print(texts[name], end="")
+    else:
+        raise UsageError(f"there is no schema {name!r}",
+                         did_you_mean(name, texts, "`vmpin help --schema` lists them"))
     return 0
 
 
