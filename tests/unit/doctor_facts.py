@@ -70,7 +70,8 @@ def status(*sandboxes: dict[str, Any], **node: Any) -> dict[str, Any]:
 
 def sandbox(name: str = "a", **changes: Any) -> dict[str, Any]:
     return {"id": name, "vmm": {"type": "qemu", "pid": 9}, "mask": "2-3", "verdict": "pinned", "reasons": [],
-            "found_by": "names", "cgroup": None, "guest": None, "containers": [], "threads": [], **changes}
+            "found_by": "names", "cgroup": None, "guest": None, "containers": [], "threads": [],
+            "pod": None, "network": None, **changes}
 
 
 def verdict(name: str, found: NodeFacts) -> CheckResult:

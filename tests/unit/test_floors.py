@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {
     "cpuset": 0, "log": 0,
     "errors": 1, "domain": 1, "protocol": 1,
-    "wire": 2, "placement": 2, "allocation": 2, "kube": 2,
+    "wire": 2, "placement": 2, "allocation": 2, "kube": 2, "network": 2,
     "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
     "sources": 5, "pinning": 5, "demo": 5,
@@ -41,7 +41,7 @@ AT_THE_ROOT = {"__init__", "cpuset", "errors", "log"}
 #: What is shared with the guest: the standard library alone, Python 3.9.
 SHARED = ("cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
-PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet",
+PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet", "network",
               "config.plain_yaml",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.allocation_report",
@@ -49,7 +49,7 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "al
               "reports.residency.usage",
               "doctor.checks", "doctor.allocation_checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
-              "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
+              "doctor.network_checks", "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
         "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "struct", "types", "typing"}
@@ -57,12 +57,12 @@ PURE = {"__future__", "abc", "bisect", "collections", "dataclasses", "datetime",
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "qemu": {"vmm.qmp"},
            "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus", "status.allocation_metrics"},
-           "psutil": {"host.daemons", "doctor.collect.own_facts"},
+           "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"host.netns_reader"},
            "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed",
          "guests", "daemon"}
-PROCESSES = {"install.file_operations", "install.hook_script"}
+PROCESSES = {"install.file_operations", "install.hook_script", "host.netns"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path
            for path in sorted((ROOT / "vmpin").rglob("*.py")) if path != ROOT / "vmpin" / "__init__.py"}

@@ -19,7 +19,7 @@ OPERATOR = {
     # Foreign seconds by the minute, and the report of them.
     "isolation": 0,
     # A VM's network devices and their path to the NIC.
-    "network": 0,
+    "network": 1_100,
     # Schemas, completion, manual pages and the rest of the command line.
     # 25: configuration values as the file has them, and that file on request.
     # 225: --watch for every verb that reads, the program's options after each verb, the nearest option to a wrong one.

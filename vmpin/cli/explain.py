@@ -9,6 +9,7 @@ from vmpin.cli.output import VERSION, print_data
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
+from vmpin.host.procfs import Procfs
 from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
 
 _EXAMPLES = """\
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     vms = {each.id for each in known}
     what = "VM sandbox" if config.allocate.mode == "off" else "pod of a VM, or with CPUs that vmpin gave it,"
     meant = the_one_meant(args.sandbox, args.namespace, [*known, *_without_vm(grants, vms)], what)
-    texts = _of_sandbox(found, meant) if meant.sandbox.id in vms else []
+    texts = _of_sandbox(config, found, meant) if meant.sandbox.id in vms else []
     if any(grant["sandbox"] == meant.sandbox.id for grant in grants):
         texts += _of_grants(config, meant.container or meant.sandbox.id)
     if args.output == "json":
@@ -50,10 +51,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_sandbox(found: Document, meant: Meant) -> list[str]:
+def _of_sandbox(config: Config, found: Document, meant: Meant) -> list[str]:
     from vmpin.status.explain import container_sentences, sentences
     entry = entry_of(found, meant)
-    return container_sentences(found, entry, meant.container) if meant.container else sentences(found, entry)
+    if meant.container:
+        return container_sentences(found, entry, meant.container)
+    from vmpin.status.vm_networks import add_networks
+    add_networks([entry], Procfs(config.paths.proc), str(config.paths.sys))
+    return sentences(found, entry)
 
 
 def _grants(config: Config) -> list[Document]:

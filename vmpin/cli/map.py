@@ -62,11 +62,14 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.cli.planned.scenario_file import planned_picture
         show(planned_picture(args.scenario), args)
         return 0
+    from vmpin.host.procfs import Procfs
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map import picture
+    from vmpin.status.vm_networks import add_networks
     config = load_config(args)
-    show(picture(status_document(config, None, direct=args.direct), Sysfs(config.paths.sys).topology(),
-                 _ledger(config, args.direct), os.uname().nodename), args)
+    found = status_document(config, None, direct=args.direct)
+    add_networks(found["sandboxes"], Procfs(config.paths.proc), str(config.paths.sys))
+    show(picture(found, Sysfs(config.paths.sys).topology(), _ledger(config, args.direct), os.uname().nodename), args)
     return 0
 
 

@@ -15,6 +15,7 @@ from vmpin.domain.facts import NodeFacts, WatcherFacts
 from vmpin.errors import UsageError, VmpinError, WatcherError
 from vmpin.host.procfs import Procfs
 from vmpin.status.about import version
+from vmpin.status.vm_networks import add_networks
 
 
 def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:
@@ -53,12 +54,17 @@ def ask_status(config: Config, watcher: WatcherFacts) -> tuple[Document, str]:
         if watcher.state in ("running", "hidden"):  # a mute one would cost a second deadline
             found = ask(config, {"op": "status", "wide": True})
             if found is not None:
-                return found, ""
+                return _with_networks(config, found), ""
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # the checks report problems
         try:
-            return read_status(config, wide=True), ""
+            return _with_networks(config, read_status(config, wide=True)), ""
         finally:
             logging.disable(before)
     except (VmpinError, OSError, ValueError) as err:
         return {}, str(err)
+
+
+def _with_networks(config: Config, found: Document) -> Document:
+    add_networks(found["sandboxes"], Procfs(config.paths.proc), str(config.paths.sys))
+    return found

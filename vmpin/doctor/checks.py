@@ -12,6 +12,7 @@ from vmpin.doctor import (
     cluster_checks,
     hook_checks,
     kata_checks,
+    network_checks,
     node_checks,
     rival_checks,
     service_checks,
@@ -50,6 +51,8 @@ CHECKS = (
     Check("vcpu-threads", "whether the VMs' vCPU threads are identified", service_checks.vcpu_threads),
     Check("guests", "whether the guests' agents answer", service_checks.guests),
     Check("sandboxes", "misplaced threads, and degraded sandboxes", service_checks.sandboxes),
+    Check("network", "vhost workers and iothreads far from their NIC or disk; queues without a vCPU",
+          network_checks.network),
     Check("collisions", "exclusive CPUs that others may use", service_checks.collisions))
 
 

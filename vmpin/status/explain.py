@@ -9,6 +9,7 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.kube.untrusted_pod import untrusted_sentences
+from vmpin.network.network_text import network_sentences
 
 
 def container_sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: str) -> list[str]:
@@ -24,7 +25,8 @@ def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[s
     """The sentences of one sandbox: VM, containers, mask, threads, problems, and untrusted text about its pod."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
-            *_trouble(document, sandbox), *untrusted_sentences(sandbox.get("untrusted"))]
+            *network_sentences(sandbox.get("network")), *_trouble(document, sandbox),
+            *untrusted_sentences(sandbox.get("untrusted"))]
 
 
 def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:

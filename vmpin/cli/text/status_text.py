@@ -113,6 +113,7 @@ def _print_sandbox(sandbox: Document, title: str, now: str) -> None:
         print(printable(reason))
     if drift := sandbox["drift"]:
         print(f"threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
+    _print_network(sandbox)
     _print_untrusted(sandbox)
     if wrong := [thread for thread in threads if not thread["ok"]]:
         _print_threads(wrong)
@@ -139,6 +140,17 @@ def _print_untrusted(sandbox: Document) -> None:
         from vmpin.kube.untrusted_pod import untrusted_sentences
         for sentence in untrusted_sentences(sandbox["untrusted"]):
             print(f"  {printable(sentence)}")
+
+
+def _print_network(sandbox: Document) -> None:
+    """What was found of its network, where that was looked at."""
+    if network := sandbox.get("network"):
+        from vmpin.network.network_text import COLUMNS as NETWORK_COLUMNS
+        from vmpin.network.network_text import rows
+        if network["devices"]:
+            table(NETWORK_COLUMNS, rows(network))
+        for text in (*([f"network {network['why']}"] if network["why"] else []), *network["warnings"]):
+            print(f"  {printable(text)}")
 
 
 def _print_threads(threads: list[Document]) -> None:
@@ -171,6 +183,7 @@ def _print_everything(sandbox: Document) -> None:
         print(f"  threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
+    _print_network(sandbox)
     _print_untrusted(sandbox)
     if sandbox["threads"]:
         _print_threads(sandbox["threads"])

@@ -13,6 +13,7 @@ from typing import Any
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
+from vmpin.network.network_text import summary
 from vmpin.reports.ledger_holders import LedgerMap
 
 #: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
@@ -55,6 +56,7 @@ class MapGuest:
     mask: str
     #: Threads that may run on more CPUs than one: "vCPUs 0-1, 5 emulator on 0-1,7".
     floats: tuple[str, ...]
+    network: str = ""
 
     @property
     def letter(self) -> str:
@@ -63,7 +65,8 @@ class MapGuest:
     @property
     def legend(self) -> str:
         """The text for the legend. Without a mask it is not placed, but its threads are still on CPUs."""
-        return "; ".join([f"{self.title}: {self.verdict}" + f", on {self.mask}" * bool(self.mask), *self.floats])
+        parts = [f"{self.title}: {self.verdict}" + f", on {self.mask}" * bool(self.mask), *self.floats]
+        return "; ".join([*parts, f"network {self.network}"] if self.network else parts)
 
 
 @dataclass(frozen=True)
@@ -259,5 +262,5 @@ def _guests(vms: Sequence[Mapping[str, Any]], pods: Mapping[str, int],
                 floats.append(f"{', '.join(roles)} on {mask}")
                 floating.update(dict.fromkeys(mask, len(there)))
         guests.append(MapGuest(pods[sandbox["id"]], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
-                               sandbox["mask"] or "", tuple(floats)))
+                               sandbox["mask"] or "", tuple(floats), printable(summary(sandbox.get("network")))))
     return tuple(guests), pinned, floating

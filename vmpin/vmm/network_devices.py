@@ -1,0 +1,148 @@
+"""The network devices that a VMM has open, by its descriptors and QEMU's command line; and the disks.
+
+A tap's descriptor names its interface (/proc/PID/fdinfo, `iff`), a macvtap's device node its ifindex; a vhost-user
+device is found on QEMU's command line alone. What stays out: the interfaces' namespace (host.netns), the path from
+there (network.nic_path), and which worker serves which queue (network.vhost_order). Called by status.vm_networks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from vmpin.domain.vm_network import VmNetDevice
+from vmpin.host.procfs import Procfs, read_file
+from vmpin.network.vhost_order import VhostQueues
+from vmpin.vmm.qemu_cmdline import ON, chardev_sockets, keyvals, option_values, options_of
+
+#: Descriptors read of one process.
+_MOST_FDS = 65536
+#: A device node may be removed once it is open.
+_MACVTAP = re.compile(r"/dev/tap([1-9][0-9]{0,8})(?: \(deleted\))?")
+_VHOST = re.compile(r"/dev/vhost-([a-z]+)(?: \(deleted\))?")
+_VSOCK_DRIVER = re.compile(r"vhost-vsock-.+")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+class OpenDevices(NamedTuple):
+    """`queues` has the vhost queues of each device, `other_vhost` the number of vhost devices of other kinds that are
+    on the command line: with them the order of workers is inferred. None for a number that cannot be had."""
+
+    devices: tuple[VmNetDevice, ...]
+    queues: tuple[VhostQueues, ...]
+    other_vhost: int | None
+
+
+class _Netdev(NamedTuple):
+    """A `-netdev tap` of QEMU's command line."""
+
+    fds: frozenset[int]
+    name: str
+    vhost: bool
+
+
+def open_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> OpenDevices:
+    """A VMM's network devices, those of its command line first, in its order. :raises PermissionError: where its
+    descriptors may not be read."""
+    taps: dict[VmNetDevice, list[int]] = {}
+    vhost: dict[str, int] = {}
+    for fd, target in _descriptors(proc, pid):
+        if target == "/dev/net/tun" and (name := _interface(proc, pid, fd)):
+            taps.setdefault(VmNetDevice("tap", name, 0), []).append(fd)
+        elif found := _MACVTAP.fullmatch(target):
+            taps.setdefault(VmNetDevice("macvtap", "", 0, ifindex=int(found[1])), []).append(fd)
+        elif found := _VHOST.fullmatch(target):
+            vhost[found[1]] = vhost.get(found[1], 0) + 1
+    given = list(_netdevs(argv))
+    order = {device: next((at for at, netdev in enumerate(given) if netdev.name == device.name != ""
+                           or not netdev.fds.isdisjoint(fds)), None) for device, fds in taps.items()}
+    cold = sorted((device for device, at in order.items() if at is not None), key=lambda device: order[device] or 0)
+    plugged = [device for device, at in order.items() if at is None]
+    queues = {device: len(taps[device]) if given[order[device] or 0].vhost else 0 for device in cold}
+    left = vhost.get("net", 0) - sum(queues.values())
+    fits = left == sum(len(taps[device]) for device in plugged)
+    queues |= {device: len(taps[device]) if fits else 0 for device in plugged}
+    known = left in (0, sum(queues[device] for device in plugged)) and vhost.keys() <= {"net", "vsock"}
+    others = vhost.get("vsock", 0) if known and vhost.get("vsock", 0) == _vsock_devices(argv) else None
+    devices = [device._replace(queues=len(taps[device]), vhost=queues[device]) for device in (*cold, *plugged)]
+    users = _vhost_user(argv)
+    return OpenDevices((*devices, *users), (*(VhostQueues(queues[device], device in plugged)
+                                              for device in (*cold, *plugged)), *(VhostQueues(0) for _ in users)),
+                       others)
+
+
+def disk_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> frozenset[tuple[int, int]]:
+    """The block devices (major, minor) that a VMM has open as disks; of image files, those they lie on, if its command
+    line names the file (-drive, -blockdev)."""
+    files = {name for text in option_values(argv, "drive", "blockdev") for name in _file_names(text)}
+    found = set()
+    for fd, target in _descriptors(proc, pid):
+        try:
+            info = os.stat(f"{proc.root}/{pid}/fd/{fd}") if target.startswith("/") else None
+        except OSError:
+            continue
+        if info is not None and (stat.S_ISBLK(info.st_mode) or (stat.S_ISREG(info.st_mode) and target in files)):
+            device = info.st_rdev if stat.S_ISBLK(info.st_mode) else info.st_dev
+            found.add((os.major(device), os.minor(device)))
+    return frozenset(found)
+
+
+def _file_names(text: str) -> Iterator[str]:
+    """The image files in a -drive or -blockdev, which as JSON has them at any depth."""
+    try:
+        given = [json.loads(text)] if text.startswith("{") else [dict(keyvals(text, "file"))]
+    except (ValueError, RecursionError):
+        return
+    for each in given:  # grows
+        if isinstance(each, dict):
+            given.extend(each.values())
+            yield from (value for key, value in each.items() if isinstance(value, str)
+                        and key.rpartition(".")[2] in ("file", "filename"))
+
+
+def _descriptors(proc: Procfs, pid: int) -> Iterator[tuple[int, str]]:
+    """Every descriptor with what it points to, ascending. :raises PermissionError:"""
+    try:
+        names = os.listdir(f"{proc.root}/{pid}/fd")
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for fd in sorted(map(int, names[:_MOST_FDS])):
+        yield fd, proc.fd_link(pid, fd)
+
+
+def _interface(proc: Procfs, pid: int, fd: int) -> str:
+    """The interface of a tap's descriptor, "" for one without (drivers/net/tun.c, tun_chr_show_fdinfo)."""
+    for line in (read_file(f"{proc.root}/{pid}/fdinfo/{fd}", 4096) or b"").split(b"\n"):
+        if line.startswith(b"iff:"):
+            return line.removeprefix(b"iff:").strip().decode("utf-8", "backslashreplace")
+    return ""
+
+
+def _netdevs(argv: Sequence[str]) -> Iterator[_Netdev]:
+    for value in option_values(argv, "netdev"):
+        given = options_of(value, "type")
+        if given.get("type") == "tap":
+            fds = [*given.get("fds", "").split(":"), given.get("fd", "")]
+            vhost = given.get("vhost") in ON or "vhostfds" in given or "vhostfd" in given
+            yield _Netdev(frozenset(int(fd) for fd in fds if _NUMBER.fullmatch(fd)), given.get("ifname", ""), vhost)
+
+
+def _vhost_user(argv: Sequence[str]) -> list[VmNetDevice]:
+    chardevs: Mapping[str, Mapping[str, str]] = chardev_sockets(argv)
+    found = []
+    for value in option_values(argv, "netdev"):
+        given = options_of(value, "type")
+        if given.get("type") == "vhost-user":
+            queues = given.get("queues", "1")
+            found.append(VmNetDevice("vhost-user", chardevs.get(given.get("chardev", ""), {}).get("path", ""),
+                                     int(queues) if _NUMBER.fullmatch(queues) else 1))
+    return found
+
+
+def _vsock_devices(argv: Sequence[str]) -> int:
+    return sum(_VSOCK_DRIVER.fullmatch(options_of(value, "driver").get("driver", "")) is not None
+               for value in option_values(argv, "device"))
