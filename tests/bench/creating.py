@@ -44,7 +44,7 @@ class _Runtime:
             self.create(f"old-{number}", 2 if number < EXCLUSIVE else 0)
 
     def create(self, name: str, size: int) -> float:
-        """Milliseconds until its answer is there."""
+        """Milliseconds of our own until its answer is there."""
         pod = MESSAGES["PodSandbox"](id=f"pod-{name}", name=name, namespace="bench", uid=name, annotations={
             "cpu-policy.vmpin.io": "exclusive"} if size else {})
         made = MESSAGES["Container"](id=name, pod_sandbox_id=pod.id, name="main", state=CREATED)
@@ -66,10 +66,10 @@ class _Runtime:
         self._stream += 2
         data = mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Call(
             self._stream, nri_messages.PLUGIN_SERVICE, method, message.SerializeToString())))
-        begin = time.perf_counter()
+        begin = time.thread_time()  # CPU time: what else the machine does is no part of it, and nothing is waited for
         items = self._session.feed(data)
         answer = next(items)
-        took = (time.perf_counter() - begin) * 1000
+        took = (time.thread_time() - begin) * 1000
         assert isinstance(answer, bytes)
         for _ in items:
             pass

@@ -87,7 +87,10 @@ def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
     """The updates for containers that have to lose CPUs, or whose own CPUs have changed, and for the call's container,
     whose is the last. CPUs that a container is yet to lose are added to no other but the call's: in every prefix of
     the updates no container gets a CPU that is still another's."""
-    wanted = due(machine, ledger, options)
+    return _shrinking(machine, due(machine, ledger, options), call)
+
+
+def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: ContainerId | None) -> list[SideUpdate]:
     leaving = [(grant.container, grant.written - cpus) for grant, cpus in wanted if grant.policy not in _SHARED]
     found = []
     for grant, cpus in wanted:
@@ -105,7 +108,10 @@ def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
 
 def all_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
     """Every update that is due: those of `shrinking`, and then what containers get back."""
-    first = shrinking(machine, ledger, options)
+    wanted = due(machine, ledger, options)
+    if not wanted:
+        return ()  # after most answers: they have carried everything
+    first = _shrinking(machine, wanted, None)
     later = due(machine, applied(ledger, first), options)
     return (*first, *(SideUpdate(grant.container, cpus) for grant, cpus in later))
 
