@@ -65,7 +65,9 @@ class CpuWish(NamedTuple):
 
 class CpuQuery(NamedTuple):
     """What the search is asked: `size` CPUs out of the free ones, `keep` among them (it is not free). `near`: NUMA
-    nodes of devices. `spread_nodes`: where more than one node is needed, the same number of CPUs from each."""
+    nodes of devices. `spread_nodes`: where more than one node is needed, the same number of CPUs from each. `present`:
+    of a container that moves, those of the free CPUs that it has: of sets that are as good for it (the cost as far as
+    `partial_cores`) the one that holds the most of them."""
 
     size: int
     align: Alignment = Alignment.NODE
@@ -74,6 +76,7 @@ class CpuQuery(NamedTuple):
     spread_nodes: bool = False
     near: frozenset[int] = frozenset()
     keep: CpuSet = EMPTY
+    present: CpuSet = EMPTY
 
 
 class CpuCost(NamedTuple):

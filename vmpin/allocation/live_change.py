@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 from vmpin.allocation.admission import about, observed
 from vmpin.allocation.allocation_options import AllocationOptions
-from vmpin.allocation.cpu_request import CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
+from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
 from vmpin.allocation.eligibility import OWN, PolicyRuling, allowed_cpus, brings_cpus, near_nodes, query_of, ruling
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.placing import balanced, numa_node, room_for
 from vmpin.allocation.pool_cpus import all_updates
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import Answer, SideUpdate
-from vmpin.allocation.search.best_set import best_cpus, best_part
+from vmpin.allocation.search.best_set import best_cpus
 from vmpin.allocation.texts.annotations import AskedCpus, changed
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import EMPTY, CpuSet
@@ -85,7 +85,7 @@ def _fits(machine: Topology, grant: Grant, other: Grant, options: AllocationOpti
 
 def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | Refusal:
     """The CPUs of a grant whose wish has changed, its present ones among the choice: as good as the best set there is,
-    and of all such sets that are tried, the one that keeps the most of them."""
+    and of all such sets the one that keeps the most of them."""
     room = room_for(machine, ledger, grant, options)
     if isinstance(room, Refusal):
         return room
@@ -95,28 +95,5 @@ def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
     free = room.free | room.lapsed
     allowed = room_for(machine, ledger.without([grant.container]), grant, options)
     own = grant.cpus & allowed.free & machine.online if not isinstance(allowed, Refusal) else EMPTY
-    best = best_cpus(machine, free | own, query)
-    if isinstance(best, Refusal):
-        return best
-    kept = max(_keeping(machine, free | own, own, query, best), key=lambda cpus: (len(cpus & own), [-n for n in cpus]))
-    return kept - group
-
-
-def _keeping(machine: Topology, free: CpuSet, own: CpuSet, query: CpuQuery, best: FoundCpus) -> list[CpuSet]:
-    """The best set, and those as good that keep all of the present CPUs, or those in one node or cache."""
-    found = [best.cpus]
-    parts = {own & best.cpus, own, *(own & machine.cache_of(cpu) for cpu in own),
-             *(own & node for node in machine.nodes.values())}
-    for part in sorted(parts, key=list):
-        if len(query.keep | part) > query.size:
-            other = best_part(machine, free, part, query)
-        else:
-            other = best_cpus(machine, free, query._replace(keep=query.keep | part))
-        if not isinstance(other, Refusal) and _main(other.cost) == _main(best.cost):
-            found.append(other.cpus)
-    return found
-
-
-def _main(cost: CpuCost) -> tuple[int, ...]:
-    """What the container itself notices of the cost; the rest is what is left for others."""
-    return (cost.nodes, cost.distance, cost.away, cost.caches, cost.partial_cores)
+    found = best_cpus(machine, free | own, query._replace(present=own))
+    return found if isinstance(found, Refusal) else found.cpus - group

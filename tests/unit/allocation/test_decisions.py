@@ -275,6 +275,16 @@ def test_a_live_change_moves_as_little_as_possible() -> None:
     assert "gone" in node.refusal
 
 
+def test_of_sets_as_good_the_one_that_keeps_most_of_the_present_cpus_is_moved_to() -> None:
+    caches = [CpuSet((n, n + 1)) for n in range(0, 10, 2)]
+    node = Played(AllocationOptions(AllocationMode.ON), MACHINE.build(CpuSet(range(10)), caches=caches))
+    node.create("a", 4, EXCLUSIVE)
+    apart = node.ledger.grants[ContainerId("a")]._replace(cpus=cpus("2,4,6,8"))
+    node.ledger = node.ledger.with_grants(apart)
+    node.call(set_policy, ContainerId("a"), {"align": "cache"})
+    assert node.ledger.grants[ContainerId("a")].cpus == cpus("2-5"), "two caches, and two of its CPUs in them"
+
+
 def test_switching_off_gives_shared_containers_all_cpus() -> None:
     node = Played()
     node.create("web")

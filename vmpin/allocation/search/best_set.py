@@ -96,7 +96,8 @@ def _asked(topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) ->
     choice = (choice & topology.online) - query.keep
     some = usable(choice, query, groups)
     choice &= some
-    return _Asked(groups, (free & topology.online) - query.keep, choice, some, query, CostCode(query.align, choice))
+    code = CostCode(query.align, choice, query.present)
+    return _Asked(groups, (free & topology.online) - query.keep, choice, some, query, code)
 
 
 def _best(topology: Topology, free: CpuSet, choice: CpuSet, query: CpuQuery) -> FoundCpus | Refusal:

@@ -1,9 +1,10 @@
 """A cost, and the CPUs that it is of, as one whole number: adding numbers adds costs and unites sets, and the smaller
 number is the better set.
 
-The parts of a cost (`CpuCost`) lie in fields, the first to compare in the highest. Below them lies, taken away, a
-number with a bit for each CPU that may be taken, the lowest CPU in the highest: among sets of one size, the one with
-the lowest CPUs has the greatest. Used by search_space and best_set.
+The parts of a cost (`CpuCost`) lie in fields, the first to compare in the highest; among them one that no cost shows,
+for the CPUs that a container would have to move to. Below them lies, taken away, a number with a bit for each CPU that
+may be taken, the lowest CPU in the highest: among sets of one size, the one with the lowest CPUs has the greatest.
+Used by search_space and best_set.
 """
 
 from __future__ import annotations
@@ -24,24 +25,32 @@ def cost_order(alignment: Alignment) -> tuple[str, ...]:
     return (*first, *(name for name in CpuCost._fields if name not in first))
 
 
-class CostCode:
-    """The code for the CPUs that may be taken."""
+#: After what the container itself notices of its CPUs, and before what is left for others.
+_MOVED, _BEFORE = "moved", "broken_nodes"
 
-    def __init__(self, alignment: Alignment, choice: CpuSet) -> None:
-        self._order = cost_order(alignment)
+
+class CostCode:
+    """The code for the CPUs that may be taken. :param present: as `CpuQuery.present`."""
+
+    def __init__(self, alignment: Alignment, choice: CpuSet, present: CpuSet) -> None:
+        parts = cost_order(alignment)
+        at = parts.index(_BEFORE)
+        self._order = (*parts[:at], _MOVED, *parts[at:])
         self._cpus = list(choice)[::-1]  # by bit
         self._cpu_bits = len(self._cpus)
         self._bit = {cpu: 1 << bit for bit, cpu in enumerate(self._cpus)}
         fields = len(self._order)
+        ones = {name: 1 << (self._cpu_bits + _FIELD * (fields - 1 - at)) for at, name in enumerate(self._order)}
+        moved = ones.pop(_MOVED)
+        self._new = dict.fromkeys(choice - present, moved) if present else {}
         #: One of each part.
-        self.one = CpuCost(*(1 << (self._cpu_bits + _FIELD * (fields - 1 - self._order.index(name)))
-                             for name in CpuCost._fields))
+        self.one = CpuCost(**ones)
         #: Greater than twice each cost: no set at all.
         self.never = 1 << (self._cpu_bits + _FIELD * (fields + 1))
 
     def cpu(self, cpu: int) -> int:
-        """What one CPU adds by its number."""
-        return -self._bit[cpu]
+        """What one CPU adds by itself."""
+        return self._new.get(cpu, 0) - self._bit[cpu]
 
     def parts(self, code: int) -> int:
         """The cost without the CPUs; costs compare as these numbers do."""
@@ -54,6 +63,7 @@ class CostCode:
     def cost(self, code: int) -> CpuCost:
         parts = self.parts(code)
         by_name = {name: parts >> (_FIELD * place) & _MASK for place, name in enumerate(reversed(self._order))}
+        del by_name[_MOVED]
         return CpuCost(**by_name)
 
     def cpus(self, code: int) -> CpuSet:

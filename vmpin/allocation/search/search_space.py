@@ -203,9 +203,9 @@ class SearchSpace(Generic[Entry]):
                                  if not core.cpus.isdisjoint(self._some)], self._most)
 
     def _core_table(self, core: CoreGroup) -> Sequence[Entry]:
-        """Of one core: its lowest CPUs first, as they differ in nothing else."""
+        """Of one core: its best CPUs first, the lowest of those that differ in nothing else."""
         code, kept, width = self._code, len(core.cpus & self._query.keep), len(core.cpus)
-        numbers = [code.cpu(cpu) for cpu in core.cpus & self._choice]
+        numbers = sorted(code.cpu(cpu) for cpu in core.cpus & self._choice)
         away = code.one.away if self._query.near and core.node not in self._query.near else 0
         table = []
         for taken in range(min(len(numbers), self._most) + 1):

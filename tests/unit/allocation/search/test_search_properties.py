@@ -35,6 +35,22 @@ def test_the_best_set_is_the_one_that_trying_all_finds(case: Case) -> None:
     event(f"{every[0].cost.nodes} nodes")
 
 
+@MANY
+@given(cases(), st.data())
+def test_of_sets_as_good_for_it_a_container_moves_to_the_one_that_keeps_most_of_its_cpus(case: Case,
+                                                                                         data: st.DataObject) -> None:
+    topology, free, query = case
+    present = CpuSet(data.draw(st.sets(st.sampled_from(sorted(free)), max_size=query.size))) if free else EMPTY
+    every = legal_sets(*case)
+    if not every:
+        return
+    own = cost_order(query.align).index("broken_nodes")
+    as_good = [each for each in every if each.parts[:own] == every[0].parts[:own]]
+    best = min(as_good, key=lambda each: (-len(cpu_set(each) & present), each))
+    assert best_cpus(topology, free, query._replace(present=present)) == FoundCpus(cpu_set(best), best.cost)
+    event(f"another set: {best != every[0]}")
+
+
 @st.composite
 def clustered(draw: st.DrawFn) -> Case:
     """Many small nodes, two or three in a socket: several sorts of nodes, each with more than one."""
