@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from documents import recorded
+from failed import FAILED
 from hypothesis import settings
 from lab.boots import BEFORE_A_RELEASE, IN_CI, LOCK, Background, Nodes
 
@@ -50,6 +51,14 @@ def _documents_as_their_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
             return carry_out(arguments)
 
     monkeypatch.setattr(command, "_carry_out", carried_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport,
+                                                                                          pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = report.failed or (call.when != "setup" and item.stash.get(FAILED, False))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from agent_client import PATIENCE, AgentClient
 from real_guest import GuestContainer, RealGuest, built_agent, image
+from shared_guest import SharedGuest
 from vsock_device import vsock_device
 from waiting import wait
 
@@ -33,9 +34,14 @@ def agent_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def guest(agent_file: Path) -> Iterator[RealGuest]:
-    with image() as built, RealGuest(built, agent=agent_file) as made:
+def shared(agent_file: Path) -> Iterator[SharedGuest]:
+    with SharedGuest(lambda built: RealGuest(built, agent=agent_file)) as made:
         yield made
+
+
+@pytest.fixture
+def guest(shared: SharedGuest, request: pytest.FixtureRequest) -> Iterator[RealGuest]:
+    yield from shared.lent(request)
 
 
 class Agent:

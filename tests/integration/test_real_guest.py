@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from real_guest import GuestError, RealGuest, image
+from real_guest import GuestError, RealGuest
+from shared_guest import SharedGuest
 from waiting import wait
 
 from vmpin.cpuset import CpuSet
@@ -19,9 +20,14 @@ pytestmark = [pytest.mark.guest, pytest.mark.root]
 
 
 @pytest.fixture(scope="module")
-def guest() -> Iterator[RealGuest]:
-    with image() as built, RealGuest(built, vcpus=4) as made:
+def shared() -> Iterator[SharedGuest]:
+    with SharedGuest(lambda built: RealGuest(built, vcpus=4)) as made:
         yield made
+
+
+@pytest.fixture
+def guest(shared: SharedGuest, request: pytest.FixtureRequest) -> Iterator[RealGuest]:
+    yield from shared.lent(request)
 
 
 def test_it_has_booted(guest: RealGuest) -> None:

@@ -16,6 +16,7 @@ from guest_states import guest, states, wait_for_states
 from process_masks import seen
 from real_guest import GuestContainer, RealGuest, built_agent, image
 from real_node import Node
+from shared_guest import SharedGuest
 from waiting import wait
 
 from vmpin.cpuset import CpuSet
@@ -35,9 +36,14 @@ def agent_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def real(agent_file: Path) -> Iterator[RealGuest]:
-    with image() as built, RealGuest(built, f"t{secrets.token_hex(5)}-vm", agent=agent_file) as made:
+def shared(agent_file: Path) -> Iterator[SharedGuest]:
+    with SharedGuest(lambda built: RealGuest(built, f"t{secrets.token_hex(5)}-vm", agent=agent_file)) as made:
         yield made
+
+
+@pytest.fixture
+def real(shared: SharedGuest, request: pytest.FixtureRequest) -> Iterator[RealGuest]:
+    yield from shared.lent(request)
 
 
 class Inside:
