@@ -134,6 +134,9 @@ class Node:
         assert sandbox == self.id
         return self.report
 
+    def following(self) -> int:
+        return 1
+
     def allocator_view(self) -> AllocatorView | None:
         return self.allocator
 

@@ -37,6 +37,9 @@ class _Watched:
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         return None
 
+    def following(self) -> int:
+        return 1
+
     def allocator_view(self) -> AllocatorView | None:
         return None
 

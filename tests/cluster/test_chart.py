@@ -119,6 +119,11 @@ def test_the_alerts_and_the_dashboard_are_those_of_the_repository(built: Program
     assert found["PrometheusRule"]["spec"] == yaml.safe_load((ROOT / "config/alerts.yaml").read_text())
     shown = json.loads(found["ConfigMap"]["data"]["vmpin.json"])
     assert shown == json.loads((ROOT / "config/grafana.json").read_text())
+    text = objects(built, "{prometheusRule: {enabled: true, runbookBase: 'https://wiki.example/vmpin/'}}")
+    rules = next(each["spec"] for each in yaml.safe_load_all(text) if each["kind"] == "PrometheusRule")
+    links = {rule["alert"]: rule["annotations"]["runbook_url"] for group in rules["groups"] for rule in group["rules"]}
+    assert links["VmpinDrift"] == "https://wiki.example/vmpin/alerts.md#vmpindrift"
+    assert all(link.startswith("https://wiki.example/vmpin/alerts.md#") for link in links.values())
     assert found["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
 
 

@@ -17,7 +17,7 @@ from vmpin.allocation.ledger import Grant
 from vmpin.allocation.pool_cpus import pool
 from vmpin.allocation.runtime_call import Answer
 from vmpin.config.timeouts import Timeouts
-from vmpin.daemon.pool_updates import PoolUpdates
+from vmpin.daemon.allocator.pool_updates import PoolUpdates
 from vmpin.domain.model import ContainerId
 from vmpin.host.allocator_topology import allocator_topology, device_nodes
 from vmpin.host.sysfs import Sysfs

@@ -77,7 +77,9 @@ class Control:
             self._asked.handed_pods.admit()
         if (allocating := self._asked.allocating) is not None and allocating.live is not None:
             allocating.live.take(request)
-        return _encoded({"pods": self._asked.handed_pods.take(request)}) + b"\n"
+        answer = _encoded({"pods": self._asked.handed_pods.take(request)}) + b"\n"
+        self._asked.view.counters.pod_reports += 1
+        return answer
 
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:
         """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes

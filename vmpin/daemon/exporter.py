@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
     task's failures, `guest` returns a guest's report, None where no map is sent to it, `allocator_view` what is given
-    out, None with `allocate.mode` off."""
+    out, None with `allocate.mode` off; `following` counts the clients that do."""
 
     view: NodeView
     resynced: float
@@ -52,6 +52,8 @@ class ExportedWatcher(Protocol):
     def guest(self, sandbox: SandboxId, /) -> GuestReport | None: ...
 
     def allocator_view(self) -> AllocatorView | None: ...
+
+    def following(self) -> int: ...
 
 
 class Exporter:
@@ -117,7 +119,7 @@ class Exporter:
         collector.facts = ScrapeData(watched.view, count, tuple(watched.source_health()), self._guests(),
                                      watched.restarts, time.time() - time.monotonic() + watched.resynced,
                                      len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox,
-                                     watched.allocator_view())
+                                     watched.following(), watched.allocator_view())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

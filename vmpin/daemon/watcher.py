@@ -333,6 +333,10 @@ class Watcher:
         """What is given out; None where nothing is."""
         return None if self.allocating is None else self.allocating.view()
 
+    def following(self) -> int:
+        """How many clients follow the node's changes."""
+        return len(self.followers)
+
     def allocated(self) -> dict[str, str] | None:
         """As `Allocating.brief`, for followers."""
         return None if self.allocating is None else self.allocating.brief()

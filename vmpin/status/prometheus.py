@@ -6,6 +6,7 @@ counting (domain.counters, headcount) and HTTP (daemon). Imported only for metri
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -52,6 +53,7 @@ class ScrapeData(NamedTuple):
     resynced: float  #: Unix time of the last resync, in seconds.
     tasks: int  #: Tasks of the watcher's loop.
     per_sandbox: bool
+    followers: int = 0
     allocator: AllocatorView | None = None  #: With `allocate.mode` observe or on.
 
 
@@ -62,13 +64,15 @@ class NodeCollector(Collector):
         self.facts: ScrapeData | None = None
         self._version = version()
         self._process = ProcessCollector(registry=None)
+        self._host = os.uname().nodename
 
     def collect(self) -> Iterator[Metric]:
         if self.facts is None:
             return
         yield _gauge("vmpin_build_info", "The running version, always 1.", {self._version: 1}, "version")
-        yield _gauge("vmpin_node_info", "The node that it runs on, by the kernel's boot id, always 1.",
-                     {self.facts.view.boot_id: 1}, "boot_id")
+        yield _gauge("vmpin_node_info", "The node that it runs on, by its name and the kernel's boot id, always 1.",
+                     {(self.facts.view.config.kubernetes.node or self._host, self.facts.view.boot_id): 1},
+                     "node", "boot_id")
         yield from _state(self.facts)
         yield from _counts(self.facts)
         yield from _ran(self.facts.view.ledger)
@@ -113,6 +117,7 @@ def _state(facts: ScrapeData) -> Iterator[Metric]:
                  {state: states[state] for state in GUEST_STATES}, "state")
     yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.", view.saved)
     yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", facts.tasks)
+    yield _gauge("vmpin_followers", "Clients that follow the node's changes; vmpin reporter is one.", facts.followers)
     yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", facts.resynced)
 
 
@@ -140,6 +145,8 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
                    "resync.", tally.overruns)
     yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.",
                    {result: tally.hooks[result] for result in ("taken", "refused")}, "result")
+    yield _counter("vmpin_pod_reports_total", "Requests in which vmpin reporter described the node's pods.",
+                   tally.pod_reports)
     yield _counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
                    "runtime and were ignored.", tally.disputed)
     yield _counter("vmpin_passes_total", "Passes, by reason.", tally.passes, "why")

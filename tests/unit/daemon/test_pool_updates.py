@@ -13,7 +13,7 @@ import pytest
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.pool_updates import TRIES, PoolUpdates
+from vmpin.daemon.allocator.pool_updates import TRIES, PoolUpdates
 from vmpin.domain.events import Source
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology

@@ -1,5 +1,4 @@
-"""The allocator's tasks in the watcher that only some nodes need: changed annotations.
+"""The allocator's tasks in the watcher: CRI calls for what no answer has carried, and changed annotations.
 
-What stays out: the allocator and its CRI calls (daemon.allocating, daemon.pool_updates). Imported by
-daemon.allocating.
+What stays out: the allocator itself (daemon.allocating). Imported by daemon.allocating.
 """
