@@ -47,12 +47,17 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "al
               "status.health", "status.allocation_report",
               "reports.audit", "reports.cpu_owners", "reports.ledger_holders", "reports.redact", "reports.map",
               "reports.residency.usage",
+              "reports.isolation.cpu_intervals", "reports.isolation.isolation_books",
+              "reports.isolation.isolation_shares", "reports.isolation.isolation_advice",
+              "reports.isolation.isolation_report", "reports.isolation.isolation_text",
+              "reports.isolation.isolation_page",
               "doctor.checks", "doctor.allocation_checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
               "doctor.network_checks", "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
-PURE = {"__future__", "abc", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
-        "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "struct", "types", "typing"}
+PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
+        "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "struct", "textwrap", "types",
+        "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "qemu": {"vmm.qmp"},
            "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},

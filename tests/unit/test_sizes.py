@@ -17,7 +17,7 @@ OPERATOR = {
     # A live view in the terminal.
     "top": 0,
     # Foreign seconds by the minute, and the report of them.
-    "isolation": 0,
+    "isolation": 2_150,
     # A VM's network devices and their path to the NIC.
     "network": 1_100,
     # Schemas, completion, manual pages and the rest of the command line.

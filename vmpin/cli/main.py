@@ -17,8 +17,9 @@ from vmpin.errors import UsageError, VmpinError
 
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
-    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit", "map": "map",
-    "doctor": "doctor", "gather": "gather", "plan": "planned.plan", "allocations": "allocator.allocations",
+    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit",
+    "isolation": "books.isolation", "map": "map", "doctor": "doctor", "gather": "gather", "plan": "planned.plan",
+    "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
     "install-hook": "setup.install_hook", "guest": "setup.guest", "reporter": "reporter", "demo": "demo",
     "help": "shell.help", "version": "shell.help",

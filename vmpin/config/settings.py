@@ -71,6 +71,11 @@ class PathSettings(NamedTuple):
         return self.run / "proof"
 
     @property
+    def isolation_file(self) -> Path:
+        """What was foreign on exclusive CPUs."""
+        return self.run / "isolation"
+
+    @property
     def ledger_file(self) -> Path:
         """The CPUs that the allocator has given out."""
         return self.run / "ledger.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from vmpin.domain.model import SandboxId
@@ -25,7 +26,7 @@ _OTHER_VERSION = "are vmpin and its watcher the same version?"
 #: Bytes of a request, but of untrusted_pod.OPERATION's.
 MAX_REQUEST = 65536
 #: What changes nothing, and is answered to members of watch.status_group.
-READING = ("status", "proof", "follow")
+READING = ("status", "proof", "isolation", "follow")
 
 
 class Control:
@@ -58,10 +59,8 @@ class Control:
                 return self._asked.followers.stream(request.get("kubelet") is True)
             if operation == "status":
                 return self._status(request, only)
-            if operation == "allocations" and request.get("explain") is not None:
-                from vmpin.daemon.allocation_answers import explained
-
-                return _encoded(await explained(self._asked.allocating, str(request["explain"]))) + b"\n"
+            if (long := self._long(str(operation), request)) is not None:
+                return _encoded(await long) + b"\n"
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
                 wanted = list(self._asked.view.sandboxes) if only is None else [only]
@@ -71,6 +70,18 @@ class Control:
         except VmpinError as err:
             answer = {"error": str(err), "hint": err.hint}
         return _encoded(answer) + b"\n"
+
+    def _long(self, operation: str, request: dict[str, object]) -> Awaitable[dict[str, object]] | None:
+        """An answer during which the watcher goes on with its other work; None where the operation has none."""
+        if operation == "isolation":
+            from vmpin.daemon.samples.isolation_answers import isolation
+
+            return isolation(self._asked, request)
+        if operation == "allocations" and request.get("explain") is not None:
+            from vmpin.daemon.allocation_answers import explained
+
+            return explained(self._asked.allocating, str(request["explain"]))
+        return None
 
     def _take_pods(self, request: dict[str, object], admitted: bool) -> bytes:
         if not admitted:

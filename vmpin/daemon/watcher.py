@@ -29,7 +29,7 @@ from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
 from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
-from vmpin.daemon.sampling import Sampling
+from vmpin.daemon.samples.sampling import Sampling
 from vmpin.daemon.supervision import Source, SupervisedTasks, notify_watchdog
 from vmpin.daemon.turns import Rationed
 from vmpin.domain.model import SandboxId
@@ -100,7 +100,7 @@ class Watcher:
         self.guest = self.guests.report
         self.followers = Followers(self, self.guests.data, timeouts)
         self.handed_pods = HandedPods(timeouts)
-        self._passes = Passes(reconciler, self.guests, self.hooks, self._proc_events, self.followers.touch, timeouts)
+        self._passes = Passes(reconciler, self.guests, self.hooks, self._proc_events, self._passed, timeouts)
         self.about: About | None = None  #: None until it is ready.
 
     async def run(self) -> None:
@@ -142,6 +142,10 @@ class Watcher:
         teardown.give_all_back(self.reconciler)
         if teardown.forget(self.view.config, self.reconciler):
             logger.info("stopped; threads have their masks from before, and nothing is left")
+
+    def _passed(self) -> None:
+        self.followers.touch()
+        self.sampling.touch()
 
     def _sources(self, directory: RunDirectory) -> dict[str, Source]:
         """The tasks, by the names that metrics and logs have."""

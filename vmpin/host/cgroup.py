@@ -20,6 +20,18 @@ logger = logging.getLogger(__name__)
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
+def usage(path: str) -> int | None:
+    """CPU time in ns of the cgroup whose file that is (`Cgroups.usage_file`); None where it is gone. In version 2 the
+    kernel keeps it for every cgroup, its controllers aside."""
+    raw = read_file(path, 4096)
+    if not raw:
+        return None
+    if path.endswith("/cpu.stat"):
+        name, value = raw.split(b"\n", 1)[0].split()
+        return int(value) * 1000 if name == b"usage_usec" else None
+    return int(raw)
+
+
 class Layout(enum.StrEnum):
     """Which hierarchies are mounted, as `vmpin status` shows it."""
 
@@ -96,6 +108,22 @@ class Cgroups:
         except CpuSetError as err:
             logger.debug("ignored cgroup=%s: %s", path, err)
             return None
+
+    def usage_file(self, pid: int) -> str | None:
+        """The file that counts the CPU time of a process's cgroup and all below it; None for a topmost one, which
+        belongs to no container, and for what is hidden or gone."""
+        raw = read_file(f"{self.proc.root}/{pid}/cgroup")
+        found = None
+        for line in os.fsdecode(raw or b"").split("\n"):
+            number, _, rest = line.partition(":")
+            controllers, _, cgroup = rest.partition(":")
+            if "cpuacct" in controllers.split(","):  # v1: its directory is named as its controllers are
+                path = _Mount(f"{self.root}/{controllers}").locate(cgroup)
+                return None if path is None or not cgroup.strip("/") else f"{path}/cpuacct.usage"
+            if number == "0" and not controllers and self._v2 is not None and cgroup.strip("/"):
+                path = self._v2.locate(cgroup)
+                found = None if path is None or self.is_top(path) else f"{path}/cpu.stat"
+        return found
 
     def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
         """The cgroup's directory, and the hierarchy that rules: v1 where the cpuset controller is in it."""

@@ -119,13 +119,14 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
         return SavedState(), set_file_aside(path, err, set_aside)
 
 
-def set_file_aside(path: Path, err: Exception, aside: bool) -> str:
-    """Rename a file that cannot be used to `NAME.bad`, if `aside`. :returns: what is wrong and what was done."""
+def set_file_aside(path: Path, err: Exception, aside: bool, then: str = "the state is rebuilt from what runs") -> str:
+    """Rename a file that cannot be used to `NAME.bad`, if `aside`. :returns: what is wrong and what was done.
+    :param then: what follows."""
     if aside:
         _, named = beside(path)
         with suppress(OSError):
             os.replace(path, named)
-            return f"{path}: {err}: set aside as {named.name}, the state is rebuilt from what runs"
+            return f"{path}: {err}: set aside as {named.name}, {then}"
     return f"{path}: {err}: its content is not used"
 
 

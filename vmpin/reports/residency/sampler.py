@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
@@ -34,6 +35,23 @@ SHARE = 0.01
 def _ticks() -> int:
     """Clock ticks since boot (CLOCK_BOOTTIME, as start times are)."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+class RunListener(Protocol):
+    """Is called with what each sample finds (reports.isolation.isolation_observer)."""
+
+    def ran(self, sandbox: SandboxId, spent: int, cpu: int, stayed: bool, place: CpuSet | None) -> None:
+        """A thread ran `spent` ns and was on `cpu` in the end. :param stayed: it was there all the time.
+        :param place: its placement at the sample before; None also where that has changed."""
+
+    def unplaced(self, sandbox: SandboxId, spent: int) -> None:
+        """A process ran, by its own clock, so much more than its threads; less, below zero."""
+
+    def sampled(self, sandbox: SandboxId) -> None:
+        """All threads of a VM have been sampled."""
+
+    def round_ended(self) -> None:
+        """All VMs have been sampled."""
 
 
 @dataclass(slots=True)
@@ -67,8 +85,9 @@ class Sampler:
     :param keep: the file in which the books survive a restart; None for no file.
     """
 
-    def __init__(self, view: NodeView, keep: Path | None = None) -> None:
+    def __init__(self, view: NodeView, keep: Path | None = None, listener: RunListener | None = None) -> None:
         self.view = view
+        self.listener = listener
         self.ledger = view.ledger
         self.keep = keep
         self.host = Schedstat(view.proc)
@@ -131,6 +150,8 @@ class Sampler:
             del self._books[each]
         self._away = {each for each in (self._away | gone) - self._books.keys() if process_ran(each.tid) is not None}
         self.ledger.end([sandbox for sandbox in self.ledger.sandboxes if sandbox not in vms])
+        if self.listener is not None:
+            self.listener.round_ended()
         if self.ledger.due(time.time()):
             self.ledger.mark(time.time())
             self.save()
@@ -143,6 +164,13 @@ class Sampler:
         for thread in vm.kernel_threads:
             books = self._books.get(thread.id) or self._open(thread.id, None)
             self._threads(vm.sandbox, books, (thread,), placement)
+        if self.listener is not None:
+            self.listener.sampled(vm.sandbox)
+
+    def sample(self, sandbox: SandboxId) -> None:
+        """Sample one VM at once, if there is one."""
+        if (vm := self.view.vms.get(sandbox)) is not None:
+            self._sample(vm)
 
     def _process(self, sandbox: SandboxId, process: Process, placement: Placement | None) -> None:
         clock = process_ran(process.pid)
@@ -158,6 +186,8 @@ class Sampler:
         if clock is not None and books.begun is not None:
             unseen = clock - books.begun - books.booked
             self.ledger.of(sandbox).unseen += unseen - books.unseen
+            if self.listener is not None:
+                self.listener.unplaced(sandbox, unseen - books.unseen)
             books.unseen = unseen
 
     def _open(self, process: ThreadId, clock: int | None) -> _Books:
@@ -204,6 +234,8 @@ class Sampler:
         account.waited += now.waited - meter.waited
         moves = None if migrations is None or meter.migrations is None else migrations - meter.migrations
         account.migrations += moves or 0
+        if self.listener is not None:
+            self.listener.ran(sandbox, spent, cpu, moves == 0, place if place == meter.place else None)
         if place is None:
             account.free += spent
         elif cpu in place:

@@ -1,0 +1,177 @@
+"""The isolation report end to end: threads that burn an exclusive CPU of a VM or of a container, under a real watcher.
+
+The machine's other work runs on these CPUs, too: so foreign time has a lower bound here, and what the owner ran an
+upper one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from need import lacking
+from real_node import Node
+from test_watch_proof import Busy
+from waiting import wait
+
+from vmpin.host.schedstat import Schedstat
+
+pytest_plugins = ["given"]
+pytestmark = pytest.mark.root
+
+
+class Burner:
+    """A foreign process of one thread that never sleeps, on one CPU. `ran` is its CPU time, in seconds."""
+
+    def __init__(self, cpu: str, directory: Path) -> None:
+        program = directory / "burner"
+        if not program.exists():
+            shutil.copy("/bin/sh", program)
+        self._process = subprocess.Popen([program, "-c", "while :; do :; done"], stdin=subprocess.DEVNULL)
+        self.pid = self._process.pid
+        os.sched_setaffinity(self.pid, {int(cpu)})
+        os.setpriority(os.PRIO_PROCESS, self.pid, -10)  # other tests' processes have less of the CPU
+
+    def __enter__(self) -> Burner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def ran(self) -> float:
+        return time.clock_gettime(~self.pid << 3 | 2)
+
+    def run_for(self, seconds: float) -> None:
+        end = self.ran + seconds
+        wait(lambda: self.ran >= end, "it does not run")
+
+
+@pytest.fixture
+def sampled(node: Node, cpus: tuple[str, str]) -> Node:
+    if not Schedstat().precise:
+        lacking("needs a kernel with schedstat")
+    node.configure(node={"shared_pool": cpus[0]}, proof={"sample_seconds": 0.1})
+    return node
+
+
+def pods(node: Node, *args: str, code: int = 0) -> Any:
+    return node.data("isolation", "--all", *args, code=code)["pods"]
+
+
+def of(node: Node, sandbox: str) -> Any:
+    return next((pod for pod in pods(node) if pod["sandbox"] == sandbox), None)
+
+
+def foreign(pod: Any) -> float:
+    return float(sum(pod["parts"][name]["seconds"] for name in ("kernel", "others", "unidentified")))
+
+
+def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled: Node,
+                                                                         cpus: tuple[str, str]) -> None:
+    with Busy(sampled.id("a")) as vm:
+        sampled.start()
+        sampled.container(vm.sandbox, "web", cpus[1])
+        wait(lambda: of(sampled, vm.sandbox), "its CPUs are not read")
+        alone, before = of(sampled, vm.sandbox), vm.ran
+        with Burner(cpus[1], sampled.top) as burner:
+            vm.run_for(0.1)
+            burner.run_for(1.0)
+            wait(lambda: any(each["name"] == "burner" for each in of(sampled, vm.sandbox)["thieves"]),
+                 lambda: str(of(sampled, vm.sandbox)))
+            burnt, own = burner.ran, vm.ran - before
+            found = of(sampled, vm.sandbox)
+        assert (found["kind"], found["cpus"], found["ended"]) == ("vm", cpus[1], False)
+        # All that the burner ran, but for what readings are imprecise by, was foreign; and what the VM ran was not.
+        assert foreign(found) - foreign(alone) > burnt - 0.1
+        cpu_time = found["cpu_seconds"] - alone["cpu_seconds"]
+        assert foreign(found) - foreign(alone) < cpu_time - own + 0.1
+        assert found["bounds"]["least"] <= found["parts"]["had"]["seconds"] <= found["bounds"]["most"] + 0.001
+        assert sum(part["share"] for part in found["parts"].values()) == pytest.approx(1, abs=1e-5)
+        assert found["worst"]["cpu"] == int(cpus[1])
+        assert found["foreign_by_cpu"][0]["cpu"] == int(cpus[1])
+        thief = next(each for each in found["thieves"] if each["name"] == "burner")
+        assert thief["kind"] in ("host", "container")  # this test may run in a container itself
+        text = sampled.cli("isolation", vm.sandbox, "--since", "1h").stdout
+        assert text.startswith("tests/pod had ")
+        assert "worst minute: " in text
+        assert "what to do: " in text
+        assert max(map(len, text.splitlines())) <= 80
+        assert sampled.cli("isolation", "--all", "--slo", "99.99").returncode == 1
+        assert sampled.cli("isolation", vm.sandbox, "--slo", "0.001").returncode == 0
+        page = sampled.cli("isolation", vm.sandbox, "-o", "html").stdout
+        assert page.startswith("<!doctype html>")
+        assert not re.search(r"(src|href)=|https?://", page)
+        metrics = sampled.data("status")  # the watcher goes on
+        assert metrics["watcher"]
+
+
+def test_a_restart_is_a_gap_and_a_damaged_file_begins_anew(sampled: Node, cpus: tuple[str, str]) -> None:
+    with Busy(sampled.id("a")) as vm:
+        sampled.start()
+        sampled.container(vm.sandbox, "web", cpus[1])
+        wait(lambda: of(sampled, vm.sandbox), "its CPUs are not read")
+        vm.run_for(0.3)
+        before = of(sampled, vm.sandbox)
+        assert sampled.stop() == 0
+        file = sampled.run / "isolation"
+        assert file.stat().st_mode & 0o777 == 0o600
+        time.sleep(1.5)
+        sampled.start()
+        wait(lambda: of(sampled, vm.sandbox), "its CPUs are not read")
+        after = of(sampled, vm.sandbox)
+        assert after["since"] == before["since"]
+        assert after["parts"]["unseen"]["seconds"] - before["parts"]["unseen"]["seconds"] > 1.4
+        assert after["share"]["least"] < after["share"]["had"]
+        assert any("had no samples" in text for text in after["limits"])
+        # Half of the time was not seen, so no objective between the bounds is kept or missed.
+        between = 100 * (after["share"]["least"] + after["share"]["most"]) / 2
+        assert sampled.cli("isolation", vm.sandbox, "--slo", f"{between:.2f}").returncode == 3
+        # Killed at any moment, then damaged.
+        sampled.stop(signal.SIGKILL)
+        file.write_bytes(file.read_bytes()[:-3] + b"abc")
+        sampled.start()
+        wait(lambda: of(sampled, vm.sandbox), "its CPUs are not read")
+        assert (sampled.run / "isolation.bad").exists()
+        assert "isolation.bad, the books of isolation begin anew" in sampled.log()
+        anew = of(sampled, vm.sandbox)
+        assert anew["parts"]["unseen"]["seconds"] > 1.4  # the VM was there: not seen, and not clean
+
+
+def test_containers_without_a_vm_are_read_by_their_cgroup(sampled: Node, cpus: tuple[str, str]) -> None:
+    sampled.start()
+    made = sampled.real("crun", sampled.id("pod"), "busy", cpus[1])
+    made.run()
+    found = wait(lambda: of(sampled, sampled.id("pod")), sampled.log)
+    assert (found["kind"], found["cpus"]) == ("runc", cpus[1])
+    with Burner(cpus[1], sampled.top) as burner:
+        burner.run_for(0.5)
+        burnt = burner.ran
+    now = of(sampled, sampled.id("pod"))
+    assert foreign(now) - foreign(found) > burnt - 0.1
+
+
+@pytest.mark.parametrize(("args", "said"), [
+    (["--all", "--since", "yesterday"], "--since yesterday: is no duration"),
+    (["--all", "--since", "2d"], "--since 2d: the books of isolation go back 24 hours"),
+    (["--all", "--slo", "x"], "--slo x: is no percentage"), ([], "give a pod, or --all"),
+    (["shop", "--all"], "give a pod, or --all"), (["shop"], "no pod with exclusive CPUs in that time 'shop'")])
+def test_arguments_that_are_none_are_refused(node: Node, args: list[str], said: str) -> None:
+    node.start()
+    done = node.cli("isolation", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_without_a_watcher_the_past_is_unknown(node: Node) -> None:
+    done = node.cli("isolation", "--all")
+    assert done.returncode == 3
+    assert "only a watcher records what runs on exclusive CPUs" in done.stderr

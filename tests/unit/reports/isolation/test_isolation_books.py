@@ -1,0 +1,183 @@
+"""The books by the minute: what is kept, what is dropped, and whose it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmpin.cpuset import CpuSet
+from vmpin.reports.isolation.cpu_intervals import Interval
+from vmpin.reports.isolation.isolation_advice import ThiefKind
+from vmpin.reports.isolation.isolation_books import (
+    COLUMNS,
+    FORMER,
+    MAX_OWNERS,
+    MAX_THIEVES,
+    MINUTE,
+    MINUTES,
+    IsolationBooks,
+    OwnerBook,
+    Theft,
+    Thief,
+)
+from vmpin.reports.isolation.isolation_shares import (
+    account_of,
+    foreign_by_cpu,
+    period,
+    thefts,
+    unseen_in,
+    worst_minute,
+)
+
+SECOND = 10**9
+MS = 10**6
+BACKUP, SCAN = Thief(ThiefKind.HOST, "backup", "backup.service"), Thief(ThiefKind.HOST, "scan", "scan.service")
+
+
+def found(elapsed: float = 10, foreign: float = 0, cpus: tuple[int, ...] = (2,)) -> Interval:
+    each = int(foreign * SECOND) // len(cpus)
+    return Interval(int(elapsed * SECOND), dict.fromkeys(cpus, each), 0, 0, 0, 0)
+
+
+def a_day_long(cpus: tuple[int, ...] = (2,), step: int = 1) -> OwnerBook:
+    book = OwnerBook("owner", 0)
+    book.take(CpuSet(cpus))
+    book.begin(0, 0)
+    for minute in range(1, MINUTES + 200, step):
+        book.book(minute * MINUTE, found(60, 0.6, cpus))
+    return book
+
+
+def test_more_than_a_day_is_dropped_and_the_size_is_bounded() -> None:
+    book = a_day_long()
+    assert MINUTES <= len(book) < MINUTES + 61
+    assert {len(column) for column in (*book.columns.values(), *book.by_cpu.values())} == {len(book)}
+    assert book.first + len(book) - 1 == MINUTES + 199
+    assert account_of(book, book.first, MINUTES + 199).foreign == 600 * len(book)
+
+
+def test_512_cpus_take_a_few_bytes_a_minute() -> None:
+    book = a_day_long(tuple(range(512)), 41)
+    size = sum(column.itemsize * len(column) for column in (*book.columns.values(), *book.by_cpu.values()))
+    assert size <= 4 * (MINUTES + 61) * (512 + len(COLUMNS))
+    assert max(book.columns["seen"]) == 60_000 * 512  # no cell overflows
+
+
+def test_a_gap_counts_as_not_seen() -> None:
+    book = OwnerBook("owner", 0)
+    book.take(CpuSet([2, 3]))
+    book.book(1 * MINUTE, found(60, 0, (2, 3)))
+    book.book(10 * MINUTE, found(60, 0, (2, 3)))
+    span = period(book, 0, 10 * MINUTE)
+    assert span is not None
+    account = account_of(book, span.first, span.last)
+    assert unseen_in(book, account, span.end - span.begin) == 8 * 60_000 * 2
+
+
+def test_an_owner_that_has_ended_is_reported_up_to_its_last_reading() -> None:
+    books = IsolationBooks()
+    book = books.of("owner", 5 * MINUTE, 1, 5 * MINUTE)
+    book.book(6 * MINUTE, found(60))
+    books.end(set(), 90 * MINUTE)
+    span = period(book, 0, 100 * MINUTE)
+    assert span is not None
+    assert (span.begin, span.end) == (5 * MINUTE, 6 * MINUTE)
+    assert period(book, 50 * MINUTE, 100 * MINUTE) is None  # it was over by then
+    books.end(set(), 90 * MINUTE + MINUTES * MINUTE)
+    assert books.owners
+    books.end(set(), 91 * MINUTE + MINUTES * MINUTE)
+    assert not books.owners
+
+
+def test_an_id_that_another_vm_has_begins_anew_and_the_same_one_goes_on() -> None:
+    books = IsolationBooks()
+    book = books.of("owner", MINUTE, 77, MINUTE)
+    book.book(2 * MINUTE, found(60, 30))
+    assert books.of("owner", 3 * MINUTE, 77, 3 * MINUTE) is book
+    other = books.of("owner", 3 * MINUTE, 78, 3 * MINUTE)
+    assert other is not book
+    assert account_of(other, 0, 10).foreign == 0
+
+
+def test_cpus_that_change_their_owner_stay_in_the_former_owners_sum() -> None:
+    book = OwnerBook("owner", 0)
+    book.take(CpuSet([2, 3]))
+    book.book(MINUTE, found(60, 4, (2, 3)))
+    book.take(CpuSet([3]))
+    book.book(2 * MINUTE, found(60, 1, (3,)))
+    book.take(CpuSet([4]))
+    book.book(3 * MINUTE, found(60, 5, (4,)))
+    assert foreign_by_cpu(book, 0, 3) == {FORMER: 5000, 4: 5000}
+    assert len(book.by_cpu) == 2
+    assert account_of(book, 0, 3).foreign == 10_000
+
+
+def test_the_worst_minute_has_its_cpu_and_its_foremost_thief() -> None:
+    book = OwnerBook("owner", 0)
+    book.take(CpuSet([2, 3]))
+    book.begin(0, 20 * MS)
+    for minute, spent in ((1, 1), (2, 20), (3, 2)):
+        book.book(minute * MINUTE, Interval(MINUTE, {2: spent * SECOND // 10, 3: spent * SECOND}, 0, 0, 0, 0))
+    for thief, spent in ((SCAN, 3), (BACKUP, 2), (BACKUP, 2)):
+        book.met(2 * MINUTE, [Theft(thief, 3, spent * SECOND)], ThiefKind.KERNEL)
+    book.met(3 * MINUTE, [Theft(SCAN, 3, SECOND)], ThiefKind.KERNEL)
+    worst = worst_minute(book, 0, 3)
+    assert worst is not None
+    assert (worst.minute, worst.cpu, worst.thief, worst.theft) == (2, 3, BACKUP, 4000)
+    assert worst.account.others == 7000
+    assert thefts(book, 0, 3) == {BACKUP: 4000, SCAN: 1000}
+
+
+def test_without_foreign_time_above_the_imprecision_no_minute_is_the_worst() -> None:
+    book = OwnerBook("owner", 0)
+    book.take(CpuSet([2]))
+    book.begin(0, 20 * MS)
+    book.book(MINUTE, found(60, 0.02))
+    assert worst_minute(book, 0, 1) is None
+    book.book(2 * MINUTE, found(60, 0.03))
+    assert worst_minute(book, 0, 2) is not None
+
+
+def test_many_thieves_take_bounded_room_and_old_ones_are_forgotten() -> None:
+    book = OwnerBook("owner", 0)
+    for number in range(3 * MAX_THIEVES):
+        book.met(number * MINUTE, [Theft(Thief(ThiefKind.HOST, f"t{number}", ""), 2, SECOND)], ThiefKind.KERNEL)
+    assert len(book.thieves) == MAX_THIEVES
+    assert next(iter(thefts(book, 0, 3))).name == "t0"
+    for number in range(MINUTES + 100, MINUTES + 200):  # by then the first minutes are gone
+        book.met(number * MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+    assert BACKUP in book.thieves
+    assert max(book.columns["thief"]) <= len(book.thieves)
+
+
+def test_a_kernel_thread_is_booked_apart() -> None:
+    book = OwnerBook("owner", 0)
+    book.met(MINUTE, [Theft(Thief(ThiefKind.KERNEL, "kworker/2:1", ""), 2, SECOND), Theft(BACKUP, 2, 2 * SECOND)],
+             ThiefKind.KERNEL)
+    account = account_of(book, 0, 1)
+    assert (account.kernel, account.others) == (1000, 2000)
+
+
+def test_owners_that_have_ended_make_room_first() -> None:
+    books = IsolationBooks()
+    for number in range(MAX_OWNERS):
+        books.of(f"o{number}", number, 0, number)
+    books.end({f"o{number}" for number in range(MAX_OWNERS) if number != 7}, MAX_OWNERS)
+    books.of("new", MAX_OWNERS, 0, MAX_OWNERS)
+    assert len(books.owners) == MAX_OWNERS
+    assert "o7" not in books.owners
+
+
+@pytest.mark.parametrize("since", [-5, 0, 10**18])
+def test_an_owner_never_began_before_the_machine_nor_in_the_future(since: int) -> None:
+    book = IsolationBooks().of("owner", 5 * MINUTE, 0, since)
+    assert 0 <= book.since <= 5 * MINUTE
+
+
+def test_time_without_exclusive_cpus_is_watched_and_nothing_is_missed() -> None:
+    book = OwnerBook("owner", 0)
+    book.take(CpuSet([2]))
+    book.book(MINUTE, found(60))
+    book.idle(2 * MINUTE, MINUTE)
+    account = account_of(book, 0, 2)
+    assert (account.watched, account.seen) == (120_000, 60_000)
+    assert unseen_in(book, account, 2 * MINUTE) == 0

@@ -1,0 +1,70 @@
+"""Samples where threads run, and what was foreign on exclusive CPUs, in slices between which the loop's other work has
+its turn.
+
+What stays out: a sample (reports/residency, reports/isolation). Called by the watcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reports.isolation.isolation_observer import IsolationObserver
+from vmpin.reports.residency.sampler import BREATH, SLICE, Sampler
+
+logger = logging.getLogger(__name__)
+
+
+class Sampling:
+    """`sampler` and `observer` are None while no samples are taken (`proof.sample_seconds`)."""
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._reconciler = reconciler
+        self.sampler: Sampler | None = None
+        self.observer: IsolationObserver | None = None
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            config = self._reconciler.view.config
+            seconds = config.proof.sample_seconds
+            if not seconds:
+                if self.sampler is not None:
+                    self._reconciler.report_strays(None)
+                    self.sampler.close()
+                    if self.observer is not None:
+                        self.observer.save()
+                    self.sampler = self.observer = None
+                await asyncio.sleep(config.watch.resync_seconds)
+                continue
+            if self.sampler is None or self.observer is None:
+                view = self._reconciler.view
+                self.observer = IsolationObserver(view, config.paths.isolation_file)
+                self.sampler = Sampler(view, config.paths.proof_file, self.observer)
+                self._reconciler.report_strays(self.sampler.strayed)
+                self.touch()
+            pause = self.sampler.turn(seconds)
+            while pause > BREATH and self.observer.visit(SLICE):  # noqa: ASYNC110  # each step is work, and no wait
+                await asyncio.sleep(BREATH)
+            await asyncio.sleep(pause)
+
+    def touch(self) -> None:
+        """Read the exclusive CPUs that have other owners since the last pass, so that what comes is theirs."""
+        if self.sampler is None or self.observer is None:
+            return
+        with contextlib.suppress(OSError):  # the next round begins with it
+            for sandbox in self.observer.refresh():
+                self.sampler.sample(sandbox)
+                self.observer.begin(sandbox)
+
+    def close(self) -> None:
+        """Take the last sample, and write the books."""
+        if self.sampler is None:
+            return
+        try:
+            self.sampler.close()
+            if self.observer is not None:
+                self.observer.save()
+        except Exception as err:  # whatever it is, the watcher ends in order
+            logger.error("the last sample failed: %r", err)

@@ -1,0 +1,118 @@
+"""The time between two readings of an owner's exclusive CPUs: how much of it others than the owner's threads had.
+
+Of each CPU the kernel counts the idle time, and of each thread the time that it ran. What a CPU was neither idle nor
+running the owner's threads, something foreign had it: other threads, the kernel, interrupts. So no foreign thread is
+read for that. Pure; times are nanoseconds. What stays out: reading (isolation_observer) and sums (isolation_books).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from vmpin.cpuset import CpuSet
+
+
+class CpuTimes(NamedTuple):
+    """Of one CPU since boot: idle (waiting for a disk included), handling interrupts, and taken by the hypervisor."""
+
+    idle: int
+    interrupts: int
+    steal: int
+
+
+class CpuReading(NamedTuple):
+    """An owner's exclusive CPUs at one moment (CLOCK_MONOTONIC). A CPU that is offline is left out."""
+
+    at: int
+    cpus: Mapping[int, CpuTimes]
+
+
+class OwnRun:
+    """Run time of an owner's threads since the last reading, by how sure it is that they had the owner's exclusive
+    CPUs `cpus`."""
+
+    __slots__ = ("certain", "inside", "likely", "outside")
+
+    def __init__(self) -> None:
+        self.certain: dict[int, int] = {}  #: On that exclusive CPU, without any doubt.
+        self.inside = 0  #: On the exclusive CPUs, but it is unknown on which.
+        self.likely = 0  #: Last seen on one of them, and allowed elsewhere.
+        self.outside = 0  #: Last seen elsewhere, and allowed on one of them.
+
+    def add(self, spent: int, cpu: int, stayed: bool, place: CpuSet | None, cpus: CpuSet) -> None:
+        """Count run time of a thread.
+        :param cpu: where it was last. :param stayed: the kernel has counted no change of CPU since the last reading.
+        :param place: the CPUs that it was given; None where it was left alone. :param cpus: the exclusive ones."""
+        there = cpu in cpus
+        if stayed:
+            if there:
+                self.certain[cpu] = self.certain.get(cpu, 0) + spent
+        elif there and place is not None and place <= cpus:
+            self.inside += spent
+        elif there:
+            self.likely += spent
+        elif place is None or not cpus.isdisjoint(place):
+            self.outside += spent
+
+    def add_unplaced(self, spent: int, confined: bool) -> None:
+        """Count run time of which no CPU was seen: of threads that ended between two readings, of a whole container.
+        :param confined: it may run on the exclusive CPUs alone."""
+        if confined:
+            self.inside += spent
+        else:
+            self.likely += spent
+
+
+class Interval(NamedTuple):
+    """What was found between two readings. `foreign` is by CPU, and may be below zero by what reading is imprecise;
+    its sum may really be smaller by `less`, or larger by `more` (which are no less imprecise)."""
+
+    elapsed: int
+    foreign: Mapping[int, int]
+    less: int
+    more: int
+    interrupts: int
+    steal: int
+
+    @property
+    def seen(self) -> int:
+        """CPU time of all the CPUs."""
+        return self.elapsed * len(self.foreign)
+
+
+def interval(before: CpuReading, after: CpuReading, own: OwnRun) -> Interval | None:
+    """What happened between two readings of the same owner; None where they are not of the same CPUs, or a counter
+    went back, as after a CPU was offline."""
+    elapsed = after.at - before.at
+    if elapsed <= 0 or before.cpus.keys() != after.cpus.keys() or not after.cpus:
+        return None
+    busy, interrupts, steal = {}, 0, 0
+    for cpu, now in after.cpus.items():
+        then = before.cpus[cpu]
+        idle, taken = now.idle - then.idle, now.steal - then.steal
+        if idle < 0 or taken < 0 or now.interrupts < then.interrupts:
+            return None
+        busy[cpu] = elapsed - idle - taken
+        interrupts += now.interrupts - then.interrupts
+        steal += taken
+    rest = {cpu: spent - own.certain.get(cpu, 0) for cpu, spent in busy.items()}
+    floating = own.inside + own.likely
+    # Of a thread that moves, no file shows on which of the CPUs it ran: it is spread over those that were busy. The
+    # sum of all CPUs does not depend on that.
+    parts = spread(floating, [max(0, spent) for spent in rest.values()])
+    foreign = {cpu: spent - part for (cpu, spent), part in zip(rest.items(), parts, strict=True)}
+    # Whether a thread's run time includes time that the hypervisor took depends on the kernel's configuration.
+    return Interval(elapsed, foreign, own.outside, own.likely + steal, interrupts, steal)
+
+
+def spread(amount: int, weights: Sequence[int]) -> list[int]:
+    """The amount in whole parts by weight, evenly where all weights are 0; their sum is the amount."""
+    total = sum(weights)
+    found, given, seen = [], 0, 0
+    for index, weight in enumerate(weights, start=1):
+        seen += weight
+        upto = amount * seen // total if total else amount * index // len(weights)
+        found.append(upto - given)
+        given = upto
+    return found

@@ -1,0 +1,143 @@
+"""The isolation report as a person reads it, at 80 columns. Pure; called by cli. What stays out: the figures
+(isolation_report), and the HTML page (isolation_page)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vmpin.domain.terminal import human_age, number_of, pod_name, printable, short_id
+
+PARTS = {"had": "had for itself", "kernel": "the kernel had", "others": "others had",
+         "unidentified": "not identified", "hypervisor": "the hypervisor had", "unseen": "not seen"}
+SLO = {"kept": "kept", "missed": "missed", "undecided": "undecided: it lies between the bounds"}
+TABLE = ("POD", "CPUS", "FOR ITSELF", "AT LEAST", "KERNEL", "OTHERS", "NOT SEEN")
+#: Of a line, in the narrowest terminal.
+WIDTH = 80
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def title(pod: Mapping[str, Any]) -> str:
+    return pod_name(pod["pod"], short_id(pod["sandbox"]))
+
+
+def percent(share: float) -> str:
+    """Rounded, and neither up to 100 nor down to 0."""
+    text = f"{100 * share:.3f}"
+    if text == "100.000" and share < 1:
+        text = "99.999"
+    return f"{'<0.001' if text == '0.000' and share > 0 else text} %"
+
+
+def seconds(spent: float) -> str:
+    return f"{spent:.2f} s" if spent < 100 else f"{spent:.0f} s"
+
+
+def row(pod: Mapping[str, Any], objective: bool) -> list[str]:
+    """In the order of TABLE, and of SLO if there is one."""
+    parts, share = pod["parts"], pod["share"]
+    return [title(pod), pod["cpus"] or "-", percent(share["had"]), percent(share["least"]),
+            *(percent(parts[name]["share"]) for name in ("kernel", "others", "unseen")),
+            *([pod["slo"]] if objective else [])]
+
+
+def headline(pod: Mapping[str, Any]) -> str:
+    """`demo/shop had 99.912 % of its 3 exclusive CPUs 2-4 for itself, during 24h until …`"""
+    count = cpu_count(pod["cpus"])
+    cpus = f"its {number_of(count, 'exclusive CPU')} {pod['cpus']}" if count else "its former exclusive CPUs"
+    ended = ", when it ended" if pod["ended"] else ""
+    return (f"{title(pod)} had {percent(pod['share']['had'])} of {cpus} for itself, in {human_age(pod['seconds'])} "
+            f"until {pod['until']}{ended}")
+
+
+def cpu_count(cpus: str) -> int:
+    """How many CPUs a list names."""
+    parts = [part.partition("-") for part in cpus.split(",") if part]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in parts)
+
+
+def bounds(pod: Mapping[str, Any]) -> str:
+    return f"at least {percent(pod['share']['least'])}, at most {percent(pod['share']['most'])}"
+
+
+def worst_sentence(pod: Mapping[str, Any]) -> str:
+    worst = pod["worst"]
+    if worst is None:
+        return "no minute had foreign time above what readings are imprecise by"
+    where = "" if worst["cpu"] is None else f", most on CPU {worst['cpu']}"
+    return (f"worst minute: {worst['minute']}: {percent(worst['share'])} of its CPUs' time was not its own "
+            f"({seconds(worst['seconds'])}{where})")
+
+
+def thief_sentence(worst: Mapping[str, Any]) -> str:
+    thief = worst["thief"]
+    return "thief: not identified" if thief is None else f"thief: {thief['title']}, {seconds(thief['seconds'])}"
+
+
+def drift_sentence(pod: Mapping[str, Any]) -> str:
+    """"" without drift."""
+    drift = pod["drift"]
+    if not drift or not drift["repairs"]:
+        return ""
+    counts = ", ".join(f"{count} by {cause}" for cause, count in drift["repairs"].items())
+    why = f"; the last time: {drift['why']}" if drift["why"] else ""
+    return f"drift: threads put back since the watcher met it: {counts}{why}"
+
+
+def curve(pod: Mapping[str, Any]) -> str:
+    """What was not the pod's over the period, one sign for each part; a dot where nothing was seen."""
+    return "".join("·" if each["share"] is None else _BLOCKS[min(7, int((1 - each["share"]) * 79.99))]
+                   for each in pod["bins"])
+
+
+def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iterator[str]:
+    """The report of one pod."""
+    yield from _wrapped(headline(pod), width, "")
+    yield f"  ({bounds(pod)})"
+    yield ""
+    for name, text in PARTS.items():
+        part = pod["parts"][name]
+        yield f"  {text:<20}{percent(part['share']):>11}  {seconds(part['seconds']):>10}"
+    by_cpu = [each for each in pod["foreign_by_cpu"] if each["seconds"]]
+    if by_cpu:
+        yield from _wrapped("foreign by CPU: " + ", ".join(
+            f"{'former' if each['cpu'] is None else each['cpu']}: {seconds(each['seconds'])}" for each in by_cpu),
+            width, "  ")
+    yield f"  over time ({_BLOCKS[0]} none, {_BLOCKS[-1]} 9 % or more foreign): {curve(pod)}" \
+        if len(pod["bins"]) < width - 50 else f"  over time:  {curve(pod)}"
+    yield ""
+    yield from _worst(pod, width, "  ")
+    yield from _thieves(pod["thieves"], width)
+    if drift := drift_sentence(pod):
+        yield from _wrapped(drift, width, "  ")
+    yield "  what sampling could not see:"
+    for text in pod["limits"]:
+        yield from _wrapped(f"- {text}", width, "    ")
+    if slo is not None:
+        yield f"  SLO {slo:g} %: {SLO[pod['slo']]}"
+
+
+def worst_lines(pod: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
+    """The worst minute of one of several pods."""
+    yield from _wrapped(title(pod), width, "")
+    yield from _worst(pod, width, "  ")
+
+
+def _worst(pod: Mapping[str, Any], width: int, indent: str) -> Iterator[str]:
+    yield from _wrapped(worst_sentence(pod), width, indent)
+    if pod["worst"] is not None:
+        yield from _wrapped(thief_sentence(pod["worst"]), width, f"{indent}  ")
+        yield from _wrapped(f"what to do: {pod['worst']['advice']}", width, f"{indent}  ")
+
+
+def _thieves(thieves: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
+    if len(thieves) > 1:
+        yield "  in the whole period, at least:"
+        for thief in thieves:
+            yield from _wrapped(f"{seconds(thief['seconds'])}  {thief['title']}", width, "    ")
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(printable(text), width, initial_indent=indent, subsequent_indent=indent + "  ",
+                         break_long_words=True, break_on_hyphens=False)
