@@ -33,6 +33,7 @@ _EXAMPLES = """\
 examples:
   vmpin map
   vmpin map -o html > node.html
+  vmpin map -o html --file node.html --watch 10     a page that a browser loads again every ten seconds
   vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
   vmpin map -o svg --file node.svg
 """
@@ -88,7 +89,7 @@ def show(found: "Picture", args: argparse.Namespace) -> None:
         show_lines(lines(found, width(args)), args)
     else:
         from vmpin.reports.map import svg
-        _write(svg.svg(found) if args.output == "svg" else svg.html(found), args)
+        _write(svg.svg(found) if args.output == "svg" else svg.html(found, args.watch), args)
 
 
 def show_lines(lines: Iterable[Line], args: argparse.Namespace) -> None:
@@ -108,7 +109,14 @@ def _write(text: str, args: argparse.Namespace) -> None:
     if args.file is None:
         sys.stdout.write(text)
         return
+    file = Path(args.file)
+    # A page that is written again is read by a browser meanwhile.
+    again = args.watch and not file.is_symlink() and (file.is_file() or not file.exists())
+    made = file.with_name(f".{file.name}.{os.getpid()}") if again else file
     try:
-        Path(args.file).write_text(text, encoding="utf-8")
+        made.write_text(text, encoding="utf-8")
+        made.replace(file)
     except OSError as err:
+        if again:
+            made.unlink(missing_ok=True)
         raise UsageError(f"cannot write {args.file}: {err.strerror}", "give another place: --file FILE") from err

@@ -67,3 +67,25 @@ def test_as_a_page_it_has_the_files_name_and_no_time(tmp_path: Path, capsys: pyt
 def test_a_scenario_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["map", "--scenario", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err
+
+
+def test_a_page_that_is_watched_is_replaced_whole_and_loaded_again(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    file, page = tmp_path / "node.yaml", tmp_path / "node.html"
+    file.write_text(PLACED)
+    page.write_text("an older one")
+    before = page.stat().st_ino
+
+    def enough(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", enough)  # a leaf: Ctrl-C while it waits for the next one
+    main(["map", "--scenario", str(file), "-o", "html", "--file", str(page), "--watch", "7"])
+    assert '<meta http-equiv="refresh" content="7">' in page.read_text()
+    assert page.stat().st_ino != before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["node.html", "node.yaml"]
+    link = tmp_path / "link.html"
+    link.symlink_to(page)
+    main(["map", "--scenario", str(file), "-o", "html", "--file", str(link), "--watch", "8"])
+    assert link.is_symlink(), "what somebody has put there stays"
+    assert 'content="8"' in page.read_text()
