@@ -60,6 +60,17 @@ class NetworkSpace:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
+    def as_kata(self, peer: str, node: int) -> None:
+        """Interfaces as Kata's tcfilter model has them: eth0, a veth whose `peer` is in the namespace of the process
+        `node`, and tap0_kata; tc redirects what one of them receives to the other."""
+        self(f"ip link add eth0 type veth peer name {peer} netns {node}")
+        self("ip tuntap add mode tap multi_queue name tap0_kata")
+        for here, there in (("eth0", "tap0_kata"), ("tap0_kata", "eth0")):
+            self(f"ip link set {here} up")
+            self(f"tc qdisc add dev {here} handle ffff: ingress")
+            self(f"tc filter add dev {here} parent ffff: protocol all u32 match u32 0 0 "
+                 f"action mirred egress redirect dev {there}")
+
     def end(self) -> None:
         self.holder.kill()
         self.holder.wait()
@@ -101,17 +112,10 @@ class NetworkNode(NetworkSpace):
         return made
 
     def kata(self, bridge: str = "") -> NetworkSpace:
-        """A sandbox as Kata's tcfilter model has it: eth0, a veth whose peer vethN is on the node (in `bridge`), and
-        tap0_kata; tc redirects what one of them receives to the other."""
+        """A sandbox as Kata's, whose veth's peer on the node is vethPID (in `bridge`)."""
         made = self.sandbox()
         peer = f"veth{made.pid}"
-        made(f"ip link add eth0 type veth peer name {peer} netns {self.pid}")
-        made("ip tuntap add mode tap multi_queue name tap0_kata")
-        for here, there in (("eth0", "tap0_kata"), ("tap0_kata", "eth0")):
-            made(f"ip link set {here} up")
-            made(f"tc qdisc add dev {here} handle ffff: ingress")
-            made(f"tc filter add dev {here} parent ffff: protocol all u32 match u32 0 0 "
-                 f"action mirred egress redirect dev {there}")
+        made.as_kata(peer, self.pid)
         if bridge:
             self(f"ip link set {peer} master {bridge}")
         return made

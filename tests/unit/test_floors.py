@@ -62,12 +62,12 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "qemu": {"vmm.qmp"},
            "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus", "status.allocation_metrics"},
-           "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"host.netns_reader"},
+           "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"host.links.netns_reader"},
            "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed",
          "guests", "daemon"}
-PROCESSES = {"install.file_operations", "install.hook_script", "host.netns"}
+PROCESSES = {"install.file_operations", "install.hook_script", "host.links.netns"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path
            for path in sorted((ROOT / "vmpin").rglob("*.py")) if path != ROOT / "vmpin" / "__init__.py"}

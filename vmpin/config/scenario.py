@@ -176,7 +176,7 @@ class _Reader(ScenarioValues):
         return Policy.of(rules)
 
     def sandbox(self, value: object, at: str, valid: CpuSet) -> ScenarioSandbox:
-        keys = self.mapping(value, at, ("id", "vcpus", "iothreads", "vhost", "containers"))
+        keys = self.mapping(value, at, ("id", "vcpus", "iothreads", "vhost", "nic_node", "containers"))
         sandbox = SandboxId(self.id(keys.get("id"), f"{at}.id"))
         containers: dict[ContainerId, Container] = {}
         for place_at, entry in self.items(keys.get("containers"), f"{at}.containers"):
@@ -184,8 +184,9 @@ class _Reader(ScenarioValues):
             if container.id in containers:
                 raise self.wrong(f"{place_at}.id", f"{container.id!r} is there twice")
             containers[container.id] = container
+        nic = None if keys.get("nic_node") is None else self.count(keys["nic_node"], f"{at}.nic_node")
         return ScenarioSandbox(PlacementRequest(sandbox, self.vcpus(keys.get("vcpus", 0), f"{at}.vcpus"),
-                                       tuple(containers.values())),
+                                       tuple(containers.values()), nic_node=nic),
                                self.count(keys.get("iothreads", 0), f"{at}.iothreads"),
                                self.count(keys.get("vhost", 0), f"{at}.vhost"))
 

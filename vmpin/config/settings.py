@@ -106,7 +106,8 @@ class PolicySettings(NamedTuple):
         "spare_vcpus", "sandbox",
         "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping")
     iothreads: ThreadPolicy | CpuSet = _rule("iothreads", "apart", f"QEMU's iothreads: {_ROLE_RULES}")
-    vhost: ThreadPolicy | CpuSet = _rule("vhost", "apart", f"vhost workers: {_ROLE_RULES}")
+    vhost: ThreadPolicy | CpuSet = _rule("vhost", "apart", f"vhost workers: {_ROLE_RULES}; or near (those of "
+                                         "apart's CPUs that are on the NUMA node of the VM's NIC)")
     emulator: ThreadPolicy | CpuSet = _rule("emulator", "apart", f"all other VMM threads: {_ROLE_RULES}")
     virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", "apart", f"virtiofsd: {_ROLE_RULES}")
     shim: ThreadPolicy | CpuSet = _rule("shim", "apart", f"the sandbox's Kata shim: {_ROLE_RULES}")

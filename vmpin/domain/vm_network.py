@@ -1,7 +1,7 @@
 """The network's side of a VM as plain data: links of a namespace, the VM's devices with their queues and vhost
 workers, and the path from each to the node's NIC.
 
-What stays out: reading links (host.netns) and descriptors (vmm.network_devices), and finding the path (network).
+What stays out: reading links (host.links.netns) and descriptors (vmm.network_devices), and finding the path (network).
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ class ThreadPolicy(enum.StrEnum):
     SANDBOX = "sandbox"
     SHARED = "shared"
     HOUSEKEEPING = "housekeeping"
+    #: Of the CPUs of `apart` those on the NUMA node of the VM's NIC; else all of them. For vhost workers alone.
+    NEAR = "near"
     OFF = "off"
 
 
@@ -80,9 +82,10 @@ _RULES: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {
 def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPolicy | CpuSet:
     """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
     rules = _RULES.get(key, ThreadPolicy)
-    if str(value) in list(rules):
+    known = [rule for rule in rules if rule is not ThreadPolicy.NEAR or key == "vhost"]
+    if str(value) in known:
         return rules(str(value))
-    may = ", ".join(rules)
+    may = ", ".join(known)
     if rules is ThreadPolicy and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
         may += " or a CPU list"
         try:

@@ -107,7 +107,8 @@ class Placement(_Decision):
 class PlacementRequest(NamedTuple):
     """One sandbox to place. `vcpus_identified` is False when some vCPU thread is not identified among the VM's
     threads; `identification_pending` when that is so for a short time only, as in a VM that boots or has just got a
-    vCPU. `container_ended`: one of its containers has ended lately."""
+    vCPU. `container_ended`: one of its containers has ended lately. `nic_node`: the host's NUMA node
+    of its NIC, None where that is not known."""
 
     id: SandboxId
     vcpus: tuple[Vcpu, ...]
@@ -115,6 +116,7 @@ class PlacementRequest(NamedTuple):
     vcpus_identified: bool = True
     identification_pending: bool = False
     container_ended: bool = False
+    nic_node: int | None = None
 
 
 def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
@@ -140,7 +142,7 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     unserved = unserved if request.vcpus_identified else ""  # a vCPU that is identified later may be for them
     if unserved:
         reasons.append(unserved)
-    others = {role: _other(role, candidates, policy, request.vcpus_identified, reasons) for role in _OTHERS}
+    others = {role: _other(role, candidates, policy, request, reasons) for role in _OTHERS}
     verdict = _verdict(request, claim, places, policy, lost, bool(shortage or unserved), reasons)
     return Placement(request.id, mask, verdict, tuple(dict.fromkeys(reasons)), places, others, containers,
                      _waiting(request, own, allowed), claim.pending)
@@ -274,14 +276,19 @@ def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[Vc
                    "and it may use every one of them")
 
 
-def _other(role: ThreadRole, candidates: CandidateCpus, policy: Policy, identified: bool,
+def _other(role: ThreadRole, candidates: CandidateCpus, policy: Policy, request: PlacementRequest,
            reasons: list[str]) -> CpuSet | None:
     """Where the threads of a role other than the vCPUs go; None leaves them alone."""
     rule = policy.rule(role)
-    if not identified and policy.vcpus is not VcpuRule.OFF and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
+    unsure = not request.vcpus_identified and policy.vcpus is not VcpuRule.OFF
+    if unsure and role not in (ThreadRole.VIRTIOFSD, ThreadRole.SHIM):
         return candidates.allowed  # any of these threads may be a vCPU
     if rule is _APART:
         return candidates.shared_part or candidates.allowed
+    if rule is ThreadPolicy.NEAR:
+        apart = candidates.shared_part or candidates.allowed
+        near = EMPTY if request.nic_node is None else candidates.node.topology.nodes.get(request.nic_node, EMPTY)
+        return (apart & near) or apart
     if rule is ThreadPolicy.OFF:
         return None
     if rule is ThreadPolicy.SANDBOX:

@@ -40,6 +40,7 @@ from vmpin.sources.disk import DiskSources
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
+from vmpin.vmm.vm_nics import VmNics
 
 if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
@@ -71,8 +72,10 @@ class NodeState:
                                             saved.kubelet if config.watch.kubelet else None)
         self.disagreements = SourceDisagreements()
         self.requests = RuntimeRequests()
+        self.nics = VmNics(self.proc, str(config.paths.sys))
         self.placement_cache = PlacementCache(
-            config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous)
+            config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous,
+            self.nics.numa_node)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements = self.placement_cache.placements
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, lambda: self.ledger.drift,

@@ -11,7 +11,7 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
-from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
+from vmpin.domain.model import ContainerState, SandboxId, ThreadId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_kubelet_assignments
 from vmpin.placement.rules import UNMANAGED, Placement, PlacementRequest, Verdict, place, place_before_vm
@@ -23,11 +23,14 @@ logger = logging.getLogger(__name__)
 
 class PlacementCache:
     """Owns ownership and placements: it alone changes them.
-    :param previous: the placements that were made before, as a state file has them."""
+    :param previous: the placements that were made before, as a state file has them.
+    :param nic_node: the NUMA node of a VM's NIC, by its VMM's main thread."""
 
     def __init__(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
-                 previous: Mapping[SandboxId, Previous]) -> None:
+                 previous: Mapping[SandboxId, Previous],
+                 nic_node: Callable[[ThreadId], int | None] = lambda main: None) -> None:
         self.config = config
+        self._nic_node = nic_node
         self.kubelet = kubelet
         #: What the allocator has given out; None where it gives nothing.
         self.granted: GrantedCpus | None = None
@@ -180,7 +183,8 @@ class PlacementCache:
     def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
         request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet, self.granted),
-                                   vm.vcpus_identified, vm.identification_pending, ended)
+                                   vm.vcpus_identified, vm.identification_pending, ended,
+                                   self._nic_node(vm.vmm.id))
         return place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:

@@ -25,6 +25,7 @@ from vmpin.host import boottime
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
 from vmpin.pinning.restoration import Restoration
+from vmpin.placement.policy import ThreadPolicy
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.node_state import NodeState
@@ -207,6 +208,8 @@ class Reconciler(NodeState):
 
     def _place(self) -> set[SandboxId]:
         """Place the sandboxes that changed. :returns: those whose placement is another than before."""
+        self.placement_cache.dirty |= self.nics.refresh(
+            self.inventory.vms, self.inventory.process_table.round, self.config.policy.vhost is ThreadPolicy.NEAR)
         return self.placement_cache.place(self.state, self.inventory.vms, self.pinner.recheck, self.failures.record)
 
     def unpin(self, sandboxes: Iterable[SandboxId], leaving: bool = False) -> list[Result]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
+    from vmpin.network.near_nic import NearNic
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Node, Ownership
@@ -93,6 +94,11 @@ class NodeView:
     @property
     def placements(self) -> Mapping[SandboxId, Placement]:
         return self._state.placements
+
+    @property
+    def nics(self) -> Mapping[ThreadId, NearNic]:
+        """The NUMA nodes of VMs' NICs by the VMM's main thread, with policy.vhost: near; {} with any other."""
+        return self._state.nics.found
 
     @property
     def unmanaged(self) -> AbstractSet[SandboxId]:

@@ -175,6 +175,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
                         guest, sandbox.id in view.unmanaged, boottime.wall_offset(), view.granted,
+                        near=None if vm is None or (nic := view.nics.get(vm.vmm.id)) is None else nic._asdict(),
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         birth=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),

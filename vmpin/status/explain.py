@@ -147,6 +147,12 @@ _ROLES = {"iothread": "an iothread", "vhost": "a vhost worker", "kvm": "a helper
 
 
 def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[str, str]) -> str:
+    if thread["role"] == "vhost" and policy["vhost"] == "near":
+        nic = sandbox.get("near") or {"numa_node": None, "why": "its NIC was not looked for"}
+        where = ("on its NIC's NUMA node, which is not known" if nic["numa_node"] is None else
+                 f"on NUMA node {nic['numa_node']} of its NIC")
+        return (f"policy vhost: near puts it on those of the sandbox's CPUs that are not exclusive and {where} "
+                f"({nic['why']}), else on all that are not exclusive, else on the sandbox mask")
     if thread["role"] != "vcpu":
         key = {"iothread": "iothreads", "kvm": "emulator"}.get(thread["role"], thread["role"])
         what = {"apart": "the sandbox's CPUs that are not exclusive, else the sandbox mask",

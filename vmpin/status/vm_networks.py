@@ -1,6 +1,6 @@
 """The network's side of each VM of a status document, as the member `network` of its sandbox.
 
-Reads the VMMs' descriptors, and their network namespaces through a child process (host.netns): for commands that
+Reads the VMMs' descriptors, and their network namespaces through a child process (host.links.netns): for commands that
 root runs (status -o wide, explain, map, doctor, gather), never for the watcher. What stays out: the path
 (network.nic_path), and the text about it (network.network_text).
 """
@@ -15,8 +15,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadId
 from vmpin.domain.vm_network import NamespaceLinks, NicPath, VmNetwork
 from vmpin.errors import SourceError
-from vmpin.host.device_nodes import DeviceNodes, default_routes
-from vmpin.host.netns import NamespacesRead, read_namespaces
+from vmpin.host.links.device_nodes import DeviceNodes, default_routes
+from vmpin.host.links.netns import NamespacesRead, read_namespaces
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.network.network_text import warnings

@@ -38,6 +38,7 @@ def test_cpus_are_two_sockets_of_two_cores_of_two_threads(variant: Variant) -> N
 def test_memory_is_two_numa_nodes(variant: Variant) -> None:
     node = Path("/sys/devices/system/node")
     assert read(node / "online") == "0-1"
+    assert sorted(read(f"/sys/class/net/eth{number}/device/../numa_node") for number in (0, 1)) == ["0", "1"]
     cpus = [read(node / f"node{number}/cpulist") for number in (0, 1)]
     assert cpus == (["0,2", "4"] if variant.topology is Topology.NOSMT else ["0-3", "4-7"])
 

@@ -127,6 +127,7 @@ BOX = ("sandboxes", 0, "containers", 0)
     (("sandboxes", 0, "iothreads"), -1, "sandboxes[0].iothreads", "-1 is no number"),
     (("sandboxes", 0, "iothreads"), False, "sandboxes[0].iothreads", "False is no number"),
     (("sandboxes", 0, "vhost"), 10 ** 9, "sandboxes[0].vhost", "1000000000 is no number"),
+    (("sandboxes", 0, "nic_node"), "eth0", "sandboxes[0].nic_node", "'eth0' is no number"),
     # containers
     ((*BOX, "exclusive"), "yes", "sandboxes[0].containers[0].exclusive", "'yes' is neither true nor false"),
     ((*BOX, "exclusive"), 1, "sandboxes[0].containers[0].exclusive", "1 is neither true nor false"),
@@ -139,6 +140,10 @@ BOX = ("sandboxes", 0, "containers", 0)
     (("policy", "spare_vcpus"), "off", "policy", "spare_vcpus: 'off' is none of sandbox, shared, housekeeping"),
     (("policy", "iothreads"), "", "policy",
      "iothreads: '' is none of apart, sandbox, shared, housekeeping, off or a CPU list"),
+    (("policy", "iothreads"), "near", "policy",
+     "iothreads: 'near' is none of apart, sandbox, shared, housekeeping, off or a CPU list"),
+    (("policy", "vhost"), "far", "policy",
+     "vhost: 'far' is none of apart, sandbox, shared, housekeeping, near, off or a CPU list"),
     (("policy", "iothreads"), True, "policy", "iothreads: True is none of"),
     (("policy", "emulator"), ["sandbox"], "policy", "emulator: ['sandbox'] is none of"),
     (("policy",), "auto", "policy", "'auto' is no mapping"),

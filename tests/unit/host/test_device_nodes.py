@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.host.device_nodes import DeviceNodes, default_routes
+from vmpin.host.links.device_nodes import DeviceNodes, default_routes
 from vmpin.host.procfs import Procfs
 
 #: As on a server: a NIC on node 1, a virtio NIC below PCI, an NVMe disk with a partition, and dm-0 over two of them.

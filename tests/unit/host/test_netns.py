@@ -15,7 +15,7 @@ from waiting import wait
 
 from vmpin.domain.model import ThreadId
 from vmpin.domain.vm_network import NetLink
-from vmpin.host.netns import MOST_BYTES, NamespacesRead, read_namespaces
+from vmpin.host.links.netns import MOST_BYTES, NamespacesRead, read_namespaces
 from vmpin.host.procfs import Procfs
 
 
@@ -110,7 +110,7 @@ def test_any_bytes_may_be_a_name(node: NetworkNode) -> None:
 def test_without_the_capability_the_reason_is_reported(node: NetworkNode) -> None:
     pod = node.sandbox()
     child = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-m",
-             "vmpin.host.netns_reader"]
+             "vmpin.host.links.netns_reader"]
     assert read_namespaces(node.proc, [pod.main], child).trouble == "needs CAP_SYS_ADMIN (run it as root)"
 
 

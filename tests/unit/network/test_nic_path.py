@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from vmpin.domain.vm_network import Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
-from vmpin.host.netns import namespace_links
+from vmpin.host.links.netns import namespace_links
 from vmpin.network.nic_path import path_of_device
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data/network/node.json").read_text())

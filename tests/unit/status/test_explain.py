@@ -33,3 +33,25 @@ def test_a_container_has_its_cpus_and_the_threads_that_back_them() -> None:
                         "runtime over NRI; in the guest it has vCPUs 0-1.")
     assert [sentence.split(" is ")[0] for sentence in found[1:]] == ["Thread 10 (t)", "Thread 11 (t)"]
     assert set(found) <= set(sentences(DOCUMENT, SANDBOX))
+
+
+def test_vhost_workers_that_are_near_name_their_nic() -> None:
+    policy = {**DOCUMENT, "policy": {**DOCUMENT["policy"], "vhost": "near"}}
+    worker = {**thread(14, None, "4"), "role": "vhost"}
+    nic = {"numa_node": 1, "why": "veth5 leads to eno1"}
+    found = sentences(policy, {**SANDBOX, "threads": [worker], "near": nic})
+    (text,) = (sentence for sentence in found if sentence.startswith("Thread 14"))
+    assert text == (
+        "Thread 14 (t) is a vhost worker and belongs on 4: policy vhost: near puts it on those of the sandbox's CPUs "
+        "that are not exclusive and on NUMA node 1 of its NIC (veth5 leads to eno1), else on all that are not "
+        "exclusive, else on the sandbox mask.")
+    unknown = {"numa_node": None, "why": "the node has no NIC that its links show"}
+    (text,) = (sentence for sentence in sentences(policy, {**SANDBOX, "threads": [worker], "near": unknown})
+               if sentence.startswith("Thread 14"))
+    assert "on its NIC's NUMA node, which is not known (the node has no NIC that its links show)" in text
+
+
+def test_what_was_found_of_its_network_is_in_sentences() -> None:
+    network = {"why": "not inspected: needs CAP_SYS_ADMIN", "devices": [], "disks": [], "warnings": ["It is far"]}
+    found = sentences(DOCUMENT, {**SANDBOX, "network": network})
+    assert found[-2:] == ["Its network was not inspected: needs CAP_SYS_ADMIN.", "It is far."]

@@ -30,6 +30,7 @@ a scenario:
       vcpus: 3              # or [{id: 0, core: 0, node: 0}, …]
       iothreads: 1
       vhost: 2
+      nic_node: 1           # the NUMA node of its NIC, for policy {vhost: near}
       containers:
         - {id: main, cpuset: "2-3", exclusive: true}
         - {id: sidecar, cpuset: "0-1,8-9"}

@@ -1,4 +1,4 @@
-"""The child process that enters network namespaces and prints their links: `python -m vmpin.host.netns_reader`.
+"""The child process that enters network namespaces and prints their links: `python -m vmpin.host.links.netns_reader`.
 
 Standard input has the request, standard output the answer, both JSON (`netns` is the other end). It is a process of
 its own, so that no thread of vmpin's ever is in another namespace, and so that pyroute2 is loaded here alone. A

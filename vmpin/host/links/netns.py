@@ -39,7 +39,7 @@ def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequen
     :param command: the child's, in place of `netns_reader`."""
     request = {"proc": proc.root, "seconds": int(deadline) + 1,
                "processes": [list(each) for each in processes[:MOST_PROCESSES]]}
-    raw, why = _asked(command or [sys.executable, "-m", "vmpin.host.netns_reader"], json.dumps(request).encode(),
+    raw, why = _asked(command or [sys.executable, "-m", "vmpin.host.links.netns_reader"], json.dumps(request).encode(),
                       deadline)
     if why:
         return NamespacesRead(trouble=why)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from vmpin.domain.vm_network import NamespaceLinks, NetLink
+from vmpin.network.near_nic import NearNic, near_nic
+
+BRIDGE = NetLink(3, "br0", "bridge")
+NUMA = {"pci/a": 0, "pci/b": 1}
+A, B = NetLink(1, "a", device="pci/a"), NetLink(2, "b", device="pci/b")
+
+
+def node(*links: NetLink, routes: tuple[int, ...] = ()) -> NamespaceLinks:
+    return NamespaceLinks({link.ifindex: link for link in links}, default_routes=routes)
+
+
+def veth(ifindex: int, namespace: int, master: int = 0) -> NetLink:
+    return NetLink(ifindex, f"veth{ifindex}", "veth", 2, namespace, master)
+
+
+def test_the_veth_into_the_sandbox_leads_to_the_nic() -> None:
+    links = node(A, B._replace(master=3), BRIDGE, veth(5, 7, master=3), veth(6, 8), routes=(1,))
+    assert near_nic(7, (), links, NUMA) == NearNic(1, "veth5 leads to b")
+    assert near_nic(8, (), links, NUMA) == NearNic(0, "veth6 leads to a, by the default route")
+
+
+def test_a_tap_of_the_node_is_where_the_path_begins() -> None:
+    links = node(A, B._replace(master=3), BRIDGE, NetLink(5, "tap5", "tun", master=3))
+    assert near_nic(None, ["tap5"], links, NUMA) == NearNic(1, "tap5 leads to b")
+
+
+def test_interfaces_that_lead_to_several_nodes_have_none() -> None:
+    links = node(A, B._replace(master=3), BRIDGE, veth(5, 7, master=3), veth(6, 7), routes=(1,))
+    assert near_nic(7, (), links, NUMA) == NearNic(None, "its interfaces lead to NICs on several NUMA nodes")
+
+
+def test_without_a_way_the_node_counts_that_all_nics_are_on() -> None:
+    for sandbox in (None, 9):
+        assert near_nic(sandbox, (), node(B, BRIDGE), NUMA) == NearNic(1, "all NICs of the node are on it")
+        assert near_nic(sandbox, (), node(A, B), NUMA).numa_node is None
+        assert near_nic(sandbox, (), node(BRIDGE), NUMA) == NearNic(
+            None, "the node has no NIC that its links show")
+
+
+def test_a_nic_whose_node_is_not_known_gives_none() -> None:
+    odd = NetLink(4, "odd", device="usb/1-1", master=3)
+    assert near_nic(7, (), node(odd, BRIDGE, veth(5, 7, master=3)), NUMA).numa_node is None
+    assert near_nic(None, (), node(B, odd), NUMA).numa_node is None

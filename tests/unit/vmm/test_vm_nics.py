@@ -1,0 +1,71 @@
+"""When the NIC of a VM is read. It is this machine's own network that is read, and a VM is a process of the test."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.host.links import node_links
+from vmpin.host.procfs import Procfs
+from vmpin.vmm.process_table import ROUNDS
+from vmpin.vmm.virtual_machine import Process, Vm
+from vmpin.vmm.vm_nics import VmNics
+
+POD, OTHER = SandboxId("pod"), SandboxId("other")
+
+
+@pytest.fixture
+def nics() -> VmNics:
+    return VmNics(Procfs(), "/sys")
+
+
+def vm(sandbox: SandboxId, late: int = 0) -> Vm:
+    stat = Procfs().thread_stat(os.getpid(), os.getpid())
+    assert stat is not None
+    main = ThreadId(os.getpid(), stat.starttime + late)
+    return Vm(sandbox, VmmType.QEMU, Process(main.tid, main, ThreadRole.EMULATOR, []))
+
+
+def test_with_another_policy_nothing_is_read_or_loaded(nics: VmNics, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("vmpin.host.links.node_links", "vmpin.network.near_nic", "vmpin.wire.rtnetlink"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert nics.refresh({POD: vm(POD)}, 0, wanted=False) == set()
+    assert nics.numa_node(vm(POD).vmm.id) is None
+    assert not {"vmpin.host.links.node_links", "vmpin.network.near_nic"} & sys.modules.keys()
+
+
+def test_a_new_vm_is_read_once_and_again_at_its_turn(nics: VmNics) -> None:
+    vms = {POD: vm(POD)}
+    assert nics.refresh(vms, 1, wanted=True) == {POD}
+    first = nics.found
+    assert nics.refresh(vms, 2, wanted=True) == set()
+    assert nics.found is first
+    assert nics.refresh(vms, ROUNDS, wanted=True) == set()  # read, and the same
+    assert nics.found is not first
+    vms[OTHER] = vm(OTHER, late=1)
+    assert nics.refresh(vms, ROUNDS + 1, wanted=True) == {OTHER}
+    assert nics.refresh({OTHER: vms[OTHER]}, 2 * ROUNDS, wanted=True) == set()
+    assert list(nics.found) == [vms[OTHER].vmm.id]
+
+
+def test_a_policy_that_is_near_no_longer_has_all_placed_again(nics: VmNics) -> None:
+    vms = {POD: vm(POD)}
+    nics.refresh(vms, 1, wanted=True)
+    assert nics.refresh(vms, 2, wanted=False) == {POD}
+    assert (nics.found, nics.refresh(vms, 3, wanted=False)) == ({}, set())
+
+
+def test_links_that_cannot_be_read_are_logged_once(nics: VmNics, monkeypatch: pytest.MonkeyPatch,
+                                                   caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(node_links, "links_request", lambda: b"\0" * 16)  # the kernel answers nothing
+    monkeypatch.setattr(node_links, "_PATIENCE", 0.05)
+    vms = {POD: vm(POD)}
+    for turn in (1, ROUNDS, 2 * ROUNDS):
+        nics.refresh(vms, turn, wanted=True)
+    assert nics.numa_node(vms[POD].vmm.id) is None
+    assert nics.found[vms[POD].vmm.id].why.startswith("the node's links cannot be read: rtnetlink: ")
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "the node's links cannot be read, and with policy.vhost"]
