@@ -76,7 +76,7 @@ def _node(server: ApiServer, number: int) -> None:
 def _sandbox(node: int, number: int) -> dict[str, Any]:
     """One in 25 is degraded."""
     own, identifier = f"{4 + 2 * number}-{5 + 2 * number}", f"{node * 1000 + number:064x}"
-    bad = {"verdict": "degraded", "reasons": ["1 vCPUs for 2 exclusive CPUs"]} if number % 25 == 0 else {}
+    bad = {"verdict": "degraded", "reasons": ["1 vCPU for 2 exclusive CPUs"]} if number % 25 == 0 else {}
     return entry(f"server-7d4b9c6f8-{number:05}", id=identifier, mask=f"0-3,{own}",
                  vcpus={"0": "0-3", "1": str(4 + 2 * number), "2": str(5 + 2 * number)}, containers=[
                      {"name": "server", "cpus": own, "exclusive": True, "vcpus": "1-2", "guest": "applied"},

@@ -114,7 +114,7 @@ def test_a_change_is_shown_by_condition_and_event(server: ApiServer, package: Pa
     node.peer.report(node.entry(name, verdict="degraded", vcpus={"0": "4-5"}, reasons=["no one-to-one"]))
     until(lambda: node.shows(name, "PinningDegraded"), node.log())
     assert (node.condition(name) or {})["message"] == (
-        "1 vCPUs for 2 exclusive CPUs: raise default_maxvcpus to at least 2; no one-to-one")
+        "1 vCPU for 2 exclusive CPUs: raise default_maxvcpus to at least 2; no one-to-one")
     node.peer.report(node.entry(name))
     until(lambda: node.shows(name, "Pinned"), node.log())
     until(lambda: len(node.events(name)) == 3, node.log())

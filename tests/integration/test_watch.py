@@ -85,7 +85,7 @@ def test_two_exclusive_cpus(node: Node, cpus: tuple[str, str], vcpus: int, expec
         node.wait_for_vcpus(vm.pid, wanted[expected], both)
         status = wait(lambda: (found := node.sandbox(vm.sandbox))["verdict"] == verdict and found, verdict)
         if verdict == "degraded":
-            assert status["reasons"] == ["1 vCPUs for 2 exclusive CPUs: no one-to-one, each exclusive container has "
+            assert status["reasons"] == ["1 vCPU for 2 exclusive CPUs: no one-to-one, each exclusive container has "
                                          "its own share of the vCPUs"]
         else:
             assert status["reasons"] == []

@@ -110,7 +110,7 @@ def run_directory(facts: NodeFacts) -> CheckResult:
     oldest = f", the oldest {found.oldest:.0f} s" if found.spooled else ""
     evidence = [f"{found.path}: uid {found.uid}, mode {found.mode:04o}, {found.file_system}",
                 f"{found.free >> 20} MiB and {found.inodes} inodes free",
-                f"{found.spooled} messages in the spool{oldest}"]
+                f"{number_of(found.spooled, 'message')} in the spool{oldest}"]
     if found.read_only:
         return bad(f"{found.path} is mounted read-only", "remount it, or set paths.run elsewhere", *evidence)
     if found.mode & 0o022 or found.uid != 0:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet, union
+from vmpin.domain.terminal import number_of
 from vmpin.kube.api_request import ApiRequest, apply, pod_path
 from vmpin.kube.identifiers import CONDITION
 from vmpin.kube.pod_record import PodRecord
@@ -112,7 +113,7 @@ def _remedy(found: SandboxPinning) -> list[str]:
     wanted, there = len(exclusive_cpus(found)), len(found.vcpus)
     if found.verdict != "degraded" or not 0 < there < wanted:
         return []
-    return [f"{there} vCPUs for {wanted} exclusive CPUs: raise default_maxvcpus to at least {wanted}"]
+    return [f"{number_of(there, 'vCPU')} for {wanted} exclusive CPUs: raise default_maxvcpus to at least {wanted}"]
 
 
 def _cut(text: str) -> str:

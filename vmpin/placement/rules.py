@@ -21,6 +21,7 @@ from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
+from vmpin.domain.terminal import number_of
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
 from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.vcpus import CandidateCpus, Previous, VcpuPlacement, place_vcpus
@@ -173,8 +174,8 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
     if not claim.cpus or policy.vcpus is not VcpuRule.AUTO:
         return Verdict.FLOATING
     if claim.creating and sum(each.pinned for each in places) < len(claim.cpus):
-        reasons.append(f"{len(places)} vCPUs for {len(claim.cpus)} exclusive CPUs, while a container is created that "
-                       "more may come with")
+        reasons.append(f"{number_of(len(places), 'vCPU')} for {len(claim.cpus)} exclusive CPUs, while a container "
+                       "is created that more may come with")
         return Verdict.WAITING
     return Verdict.PINNED
 

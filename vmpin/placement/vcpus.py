@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, Vcpu, VcpuId, named
+from vmpin.domain.terminal import number_of
 from vmpin.placement.matching import match
 from vmpin.placement.ownership import CpuClaims, Node, Ownership
 from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
@@ -210,11 +211,12 @@ class _Placer(NamedTuple):
         for_shared = 1 if self.claims.shared else 0
         if count < len(groups) + for_shared:
             self.reasons.append(
-                f"{count} vCPUs for {wants} exclusive CPUs, fewer than the {len(groups) + for_shared} groups of "
-                "containers to keep apart: every vCPU floats on the sandbox mask")
+                f"{number_of(count, 'vCPU')} for {wants} exclusive CPUs, fewer than the "
+                f"{len(groups) + for_shared} groups of containers to keep apart: every vCPU floats on the "
+                "sandbox mask")
             return tuple(VcpuPlacement(vcpu.id, allowed) for vcpu in self.vcpus)
-        self.reasons.append(f"{count} vCPUs for {wants} exclusive CPUs: no one-to-one, each exclusive container has "
-                            "its own share of the vCPUs")
+        self.reasons.append(f"{number_of(count, 'vCPU')} for {wants} exclusive CPUs: no one-to-one, each exclusive "
+                            "container has its own share of the vCPUs")
         # By container, None for all shared ones.
         sizes = share(count - for_shared, {container: len(cpus) for container, cpus in groups.items()})
         floating = self.floating() if for_shared else EMPTY

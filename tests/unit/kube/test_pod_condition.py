@@ -22,7 +22,7 @@ from vmpin.kube.pod_record import Pods, record_of
     ({}, PinState.PINNED, "True",
      "2 of 3 vCPUs have a CPU of their own (4-5), and all threads are within CPUs 0-1,4-5"),
     ({"verdict": "floating", "mask": "0-1"}, PinState.FLOATING, "True", "its threads share CPUs 0-1"),
-    ({"verdict": "degraded", "vcpus": {"0": "4-5"}, "reasons": ["1 vCPUs for 2 exclusive CPUs: no one-to-one"]},
+    ({"verdict": "degraded", "vcpus": {"0": "4-5"}, "reasons": ["1 vCPU for 2 exclusive CPUs: no one-to-one"]},
      PinState.DEGRADED, "False", "raise default_maxvcpus to at least 2"),
     ({"verdict": "degraded", "reasons": ["3 of 9 threads are misplaced"]}, PinState.DEGRADED, "False",
      "3 of 9 threads are misplaced"),

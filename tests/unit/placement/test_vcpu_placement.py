@@ -78,7 +78,7 @@ COUNTS = [
             "the sandbox mask",)),
     Counts("one vCPU for one container with two CPUs", (MAIN,), (0,), Policy(), {0: "4-5"}, {"main": [0]},
            Verdict.DEGRADED,
-           ("1 vCPUs for 2 exclusive CPUs: no one-to-one, each exclusive container has its own share of the vCPUs",)),
+           ("1 vCPU for 2 exclusive CPUs: no one-to-one, each exclusive container has its own share of the vCPUs",)),
     Counts("union: every vCPU on S", (MAIN, SIDE), (0, 1, 2), Policy(vcpus=VcpuRule.UNION),
            {0: "0-1,4-5", 1: "0-1,4-5", 2: "0-1,4-5"}, {"main": [0, 1, 2], "side": [0, 1, 2]}, Verdict.FLOATING),
     Counts("off: left alone", (MAIN, SIDE), (0, 1), Policy(vcpus=VcpuRule.OFF),
