@@ -109,3 +109,33 @@ def test_a_name_that_steers_terminals_is_escaped(story: Story) -> None:
         assert "\\x1b[2J\\x07" in story("status", "-o", "wide", "--direct")
     finally:
         subprocess.run([*story.node.argv("ip"), "link", "set", name, "name", "cni0"], check=True)
+
+
+#: Opens the character device of a macvtap, as a runtime does, and lets QEMU have it: in a /dev of its own, as the
+#: machine's is left alone.
+_WITH_MACVTAP = """
+mount -t sysfs sysfs /sys
+dev=$(cat /sys/class/net/mvt0/tap*/dev)
+number=$(cat /sys/class/net/mvt0/ifindex)
+cp -a /dev/null /dev/zero /dev/urandom "$1" && mount --bind "$1" /dev
+mknod "/dev/tap$number" c "${dev%:*}" "${dev#*:}"
+shift
+exec "$@" -netdev tap,id=m0,fd=9 -device virtio-net-pci,netdev=m0,romfile= 9<>"/dev/tap$number"
+"""
+
+
+def test_a_macvtap_is_found_by_its_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    with NetworkNode(tmp_path) as node:
+        node("ip link add name up0 type veth peer name up1")
+        pod = node.sandbox()
+        node(f"ip link add link up0 name mvt0 netns {pod.pid} type macvtap mode bridge")
+        script = ["unshare", "--mount", "sh", "-ec", _WITH_MACVTAP, "sh", str(tmp_path / "dev")]
+        with Qemu(program=pod.argv(*script, need_tool("qemu-system-x86_64"))) as vm:
+            node.show(vm.pid)
+            (sandbox,) = json.loads(Story(node, vm, tmp_path)("status", "--network", "-o", "json", "--direct"))[
+                "sandboxes"]
+    (device,) = sandbox["network"]["devices"]
+    assert (device["kind"], device["name"], device["queues"], device["vhost"]) == ("macvtap", "", 1, 0)
+    assert [(hop["name"], hop["kind"], hop["namespace"]) for hop in device["path"]] == [
+        ("mvt0", "macvtap", "sandbox"), ("up0", "veth", "node"), ("up1", "veth", "node")]

@@ -12,7 +12,7 @@ from vmpin.domain.facts import KataConfig, NodeFacts
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
 _READ = "run this as root; correct the named file"
 #: Policies that keep a thread within its sandbox's CPUs, which every cgroup allows.
-_INSIDE = ("apart", "sandbox", "off")
+_INSIDE = ("apart", "sandbox", "near", "off")
 
 
 def kata(facts: NodeFacts) -> CheckResult:

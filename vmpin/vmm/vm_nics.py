@@ -29,6 +29,7 @@ class VmNics:
     def __init__(self, proc: Procfs, sys_root: str) -> None:
         self._proc, self._sys_root = proc, sys_root
         self.found: dict[ThreadId, NearNic] = {}
+        self._turn = 0
         self._trouble = ""
 
     def numa_node(self, vmm: ThreadId) -> int | None:
@@ -46,9 +47,12 @@ class VmNics:
             self.found.clear()
             return changed
         mains = {vm.vmm.id: vm for vm in vms.values()}
-        if turn % ROUNDS and mains.keys() <= self.found.keys():
+        again = turn % ROUNDS == 0 and turn != self._turn
+        due = mains if again else {main: vm for main, vm in mains.items() if main not in self.found}
+        if not due:
             return set()
-        before, self.found = self.found, self._read(mains)
+        before, self._turn = self.found, turn
+        self.found = {main: nic for main, nic in before.items() if main in mains} | self._read(due)
         return {vm.sandbox for main, vm in mains.items() if self.found.get(main) != before.get(main)}
 
     def _read(self, mains: Mapping[ThreadId, Vm]) -> dict[ThreadId, NearNic]:

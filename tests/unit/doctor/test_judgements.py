@@ -164,6 +164,7 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("kata-vcpus", facts(kata=(kata(runtime__static_sandbox_resource_mgmt=True),),
                          engines=(replace(containerd(handler()), name="crio"),)), "warn", "default_vcpus"),
     ("kata-cgroup", facts(kata=(kata(),)), "ok", "every cgroup allows"),
+    ("kata-cgroup", facts(kata=(kata(),), status={}, settings={"policy.vhost": "near"}), "ok", "every cgroup allows"),
     ("kata-cgroup", facts(kata=(kata(),), status={}, settings={"policy.emulator": "housekeeping"}), "warn",
      "keeps emulator on"),
     ("kata-cgroup", facts(kata=(kata(),), status={}, cgroups="v1", settings={"policy.emulator": "shared"}), "ok",
