@@ -43,7 +43,7 @@ class AgentClient:
         self._line = line
         self._decoder = FrameDecoder()
         self._ids = itertools.count(1)
-        self._patience = patience
+        self.patience = patience
         self._generation = 0
         #: Everything that came, the newest last.
         self.said: list[AgentMessage] = []
@@ -120,7 +120,7 @@ class AgentClient:
 
     def until(self, wanted: Callable[[AgentMessage], object], what: str, seconds: float = 0.0) -> AgentMessage:
         """The first message from now on that is wanted. :raises TimeoutError: when none comes, with the last ones."""
-        deadline = time.monotonic() + (seconds or self._patience)
+        deadline = time.monotonic() + (seconds or self.patience)
         while True:
             for answer in self._receive(deadline, what):
                 if wanted(answer):

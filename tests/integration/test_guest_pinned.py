@@ -265,10 +265,10 @@ def test_garbage_on_the_port_is_survived(guest: RealGuest, agent: Agent,
         assert time.monotonic() < deadline
         with contextlib.suppress(TimeoutError):
             agent.host.send(b"")
-            agent.host._patience = 20.0
+            agent.host.patience = 20.0
             agent.host.subscribe()
             break
-    agent.host._patience = PATIENCE
+    agent.host.patience = PATIENCE
     wait_for_masks(main, "1")
     agent.host.put({"main": "2"})
     wait_for_masks(main, "2")

@@ -40,12 +40,12 @@ class Cluster:
         for write in self.agenda.due(self.node, self.now, 1000.0 + self.now):
             writes.append(write)
             if self.status == 200:
-                self._take(write)
+                self.take(write)
             reads = write.request.method == "GET"  # of a topology: there is none
             self.agenda.done(write, 404 if reads else self.status, self.now)
         return writes
 
-    def _take(self, write: Write) -> None:
+    def take(self, write: Write) -> None:
         body: Any = write.request.body
         if write.pod is not None and write.kind in ("condition", "annotation"):
             self.put(as_written(self.pods[write.pod.uid], write.request))

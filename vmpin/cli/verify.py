@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
     found = status_document(config, args.sandbox, direct=args.direct, namespace=args.namespace)
     if found["watcher"] is None:
-        _refuse_blind(config)
+        refuse_blind(config)
     threads = [(sandbox["id"], thread) for sandbox in found["sandboxes"] for thread in sandbox["threads"]]
     drift = [(sandbox, thread) for sandbox, thread in threads if not thread["ok"]]
     chosen = None if args.sandbox is None else found["sandboxes"][0]["id"]
@@ -134,7 +134,7 @@ def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:
             + (f" ({left} of them are left alone)" if left else ""))
 
 
-def _refuse_blind(config: Config) -> None:
+def refuse_blind(config: Config) -> None:
     """Refuse a check without a watcher if this process cannot read everything that belongs into the answer.
 
     :raises UnseenError:

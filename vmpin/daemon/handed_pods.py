@@ -7,7 +7,7 @@ form (kube.untrusted_pod), and the peers that are admitted (the status socket)."
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
@@ -17,16 +17,16 @@ from vmpin.kube.untrusted_pod import OPERATION, UntrustedPod, decode
 
 
 class HandedPods:
-    """Replaced as a whole by each request."""
+    """Replaced as a whole by each request. :param clock: a steady one, in seconds."""
 
-    def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
-        self._timeouts = timeouts
+    def __init__(self, timeouts: Timeouts = TIMEOUTS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeouts, self._clock = timeouts, clock
         self._pods: Mapping[str, UntrustedPod] = {}
-        self._admitted = self._taken = float("-inf")  #: By time.monotonic().
+        self._admitted = self._taken = float("-inf")  #: By the clock.
 
     def admit(self) -> None:
         """Count a request, before its work. :raises WatcherError: when another one came just now."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._admitted < self._timeouts.handed_pause:
             raise WatcherError(f"{OPERATION}: came less than {self._timeouts.handed_pause:g} s after another",
                                "send it again later")
@@ -35,12 +35,12 @@ class HandedPods:
     def take(self, request: Mapping[str, Any]) -> int:
         """:returns: how many pods it has. :raises WireError: then those before stay."""
         self._pods = decode(request)
-        self._taken = time.monotonic()
+        self._taken = self._clock()
         return len(self._pods)
 
     def data(self, pod: Pod | None) -> dict[str, object] | None:
         """What the status shows of a pod; None where nothing is known, or not any more."""
-        if time.monotonic() - self._taken >= self._timeouts.handed_kept:
+        if self._clock() - self._taken >= self._timeouts.handed_kept:
             self._pods = {}
         found = None if pod is None else self._pods.get(pod.uid)
         return None if found is None else found.data()

@@ -194,7 +194,7 @@ class Pinner:
         _log_refusals(refusals)
         self.drift_tracker.record_repairs(results)
         for sandbox, shown in pinned.items():
-            logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, len(shown), _shown(shown),
+            logger.info("pinned sandbox=%s threads=%d mask=%s verdict=%s", sandbox, len(shown), shown_masks(shown),
                         placements[sandbox].verdict)
         return results
 
@@ -263,7 +263,7 @@ def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> 
                      got, why, more)
 
 
-def _shown(masks: Iterable[CpuSet]) -> str:
+def shown_masks(masks: Iterable[CpuSet]) -> str:
     """The different masks among these, for the log: `2|3|0-1,4-7`."""
     different = sorted(set(masks), key=lambda cpus: (len(cpus), cpus.bits))
     return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")

@@ -19,10 +19,11 @@ MOST_ASKED = 300.0
 
 
 class Pauses:
-    """Of one loop. :param stopping: ends each pause."""
+    """Of one loop. :param stopping: ends each pause. :param enough: as LASTED."""
 
-    def __init__(self, stopping: threading.Event, first: float = FIRST, longest: float = LONGEST) -> None:
-        self._stopping = stopping
+    def __init__(self, stopping: threading.Event, first: float = FIRST, longest: float = LONGEST,
+                 enough: float = LASTED) -> None:
+        self._stopping, self._enough = stopping, enough
         self._backoff = Backoff(first, longest)
 
     def after(self, err: VmpinError, level: int = logging.WARNING) -> None:
@@ -33,8 +34,8 @@ class Pauses:
 
     def lasted(self, seconds: float) -> None:
         """A connection was well for so long."""
-        if seconds >= LASTED:
-            self._backoff.reset()
+        if seconds >= self._enough:
+            self.reset()
 
     def reset(self) -> None:
         self._backoff.reset()

@@ -32,14 +32,13 @@ DEADLINE = 10.0
 
 
 class PodHandover:
-    """`run` is a thread's."""
+    """`run` is a thread's. :param pauses: after errors."""
 
     def __init__(self, path: Path, stream: StatusStream, watch: PodWatch, stopping: threading.Event,
-                 pause: float = PAUSE, again: float = AGAIN) -> None:
+                 pause: float = PAUSE, again: float = AGAIN, pauses: Pauses | None = None) -> None:
         self._path, self._stream, self._watch, self._stopping = path, stream, watch, stopping
         self._pause, self._again = pause, again
-        self._woken = threading.Event()
-        self._pauses = Pauses(stopping)
+        self._woken, self._pauses = threading.Event(), pauses or Pauses(stopping)
 
     def wake(self) -> None:
         """The watcher's report or a pod changed."""

@@ -30,15 +30,14 @@ EXPIRED = (410, 504)
 
 class PodWatch:
     """`run` is a thread's. :param changed: called in it after each change. :param watch_seconds: as above.
-    :param untrusted: keep pods' untrusted text, too. :param asks: as `record_of` has it."""
+    :param untrusted: keep pods' untrusted text, too. :param asks: as for `record_of`. :param pauses: after errors."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,
                  watch_seconds: int = WATCH_SECONDS, untrusted: bool = False,
-                 asks: Callable[[str], bool] | None = None) -> None:
+                 asks: Callable[[str], bool] | None = None, pauses: Pauses | None = None) -> None:
         self._server, self._node, self._changed, self._stopping = server, node, changed, stopping
         self._seconds = watch_seconds
-        self._untrusted, self._asks = untrusted, asks
-        self._pauses = Pauses(stopping)
+        self._untrusted, self._asks, self._pauses = untrusted, asks, pauses or Pauses(stopping)
         self._lock = threading.Lock()
         self._pods: dict[str, PodRecord] = {}
         self._first = True

@@ -26,13 +26,13 @@ MAX_LINE = 64 << 20
 
 class StatusStream:
     """`run` is a thread's. :param changed: called in it after each line and each loss of the connection.
-    :param kubelet: whether the kubelet's configuration is asked for, too."""
+    :param kubelet: whether the kubelet's configuration is asked for, too. :param pauses: after errors."""
 
     def __init__(self, path: Path, changed: Callable[[], None], stopping: threading.Event,
-                 kubelet: bool = False) -> None:
+                 kubelet: bool = False, pauses: Pauses | None = None) -> None:
         self._path, self._changed, self._stopping = path, changed, stopping
         self._request = b'{"op":"follow","kubelet":true}\n' if kubelet else b'{"op":"follow"}\n'
-        self._pauses = Pauses(stopping, longest=5.0)
+        self._pauses = pauses or Pauses(stopping, longest=5.0)
         #: What was reported last, and whether the connection is up; one assignment each, so no lock.
         self.reported: ReportedNode = NOTHING
         self.up = False

@@ -62,15 +62,15 @@ class NestedVm(Qemu):
     :param vhost_vsock: a vsock device, whose worker has the same name.
     """
 
-    _number = 0
+    number = 0
 
     def __init__(self, sandbox: str = "", *, vhost_net: int = 0, vhost_vsock: bool = False, guest: Guest | None = None,
                  **more: Any) -> None:
         extra = list(more.pop("extra", ()))
         self.taps = []
         for index in range(vhost_net):
-            NestedVm._number += 1
-            name = f"tap{NestedVm._number}"
+            NestedVm.number += 1
+            name = f"tap{NestedVm.number}"
             self.taps.append(name)
             extra += ["-netdev", f"tap,id=net{index},ifname={name},script=no,downscript=no,vhost=on",
                       "-device", f"virtio-net-pci,netdev=net{index},romfile="]

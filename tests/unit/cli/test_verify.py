@@ -19,7 +19,7 @@ import pytest
 from need import need_root
 
 from vmpin.cli import main as command
-from vmpin.cli.verify import _refuse_blind
+from vmpin.cli.verify import refuse_blind
 from vmpin.config import loading as config
 
 
@@ -150,7 +150,7 @@ def _read_as_another_user(place: Path, closed: str) -> None:
             os.setgroups([])
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
-            _refuse_blind(given)
+            refuse_blind(given)
         except Exception as err:
             said = str(err)
         os.write(writing, said.encode())

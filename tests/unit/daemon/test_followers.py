@@ -28,14 +28,14 @@ pytest_plugins = ["given_unit"]
 class Watched:
     """As much of a watcher as followers take; its reconciler is real."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, beat: float = 600.0) -> None:
         self.machine = machine
         self.view = machine.reconciler.view
         self.resynced = float("inf")
         self.sources: tuple[SourceHealth, ...] = ()
         self.given: dict[str, str] | None = None
         # No line without a change, and no pause after one.
-        self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=600.0))
+        self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=beat))
 
     def source_health(self) -> Iterable[SourceHealth]:
         return self.sources
@@ -143,13 +143,13 @@ def test_the_kubelets_configuration_is_read_for_a_client_that_asks_for_it(
         async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as first:
             assert (await first.line())["node"]["kubelet"] == {}
             await first.close()
-        watched.followers._timeouts = Timeouts(follow_calm=0.001, follow_beat=0.01)  # a client that is gone is noticed
+        watched = Watched(machine, beat=0.01)  # a client that is gone is noticed
         async with serving(tmp_path / "s", watched):
             for _ in range(3):
                 async with await Client().connect(tmp_path / "s", op="follow", kubelet=True) as second:
                     assert (await second.line())["node"]["kubelet"] == {"topologyManagerPolicy": "none"}
                 async with asyncio.timeout(120):
-                    while len(watched.followers) or watched.followers._sent or watched.followers._node:  # noqa: ASYNC110
+                    while len(watched.followers):  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
             assert len(read) == 1
     asyncio.run(main())

@@ -39,7 +39,7 @@ def test_what_is_forbidden_is_tried_again_later_and_said_once(kind: str) -> None
         for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
             status = 403 if write.kind == kind else 200
             if status == 200:
-                cluster._take(write)
+                cluster.take(write)
             said.append(cluster.agenda.done(write, status, cluster.now))
         cluster.now += 5
     (text,) = [each for each in said if each]
@@ -100,7 +100,7 @@ def _written(cluster: Cluster, status: dict[str, int], times: int = 1) -> Counte
                 cluster.agenda.put_off(write, cluster.now)
                 break  # the round ends, and another follows
             if code == 200:
-                cluster._take(write)
+                cluster.take(write)
             cluster.agenda.done(write, code, cluster.now)
         cluster.now += 1
     return found

@@ -96,6 +96,7 @@ def test_what_is_remembered_is_bounded() -> None:
     limits = EventLimits("x", 0.0)
     for number in range(MEMORY + 50):
         limits.admit(str(number), "web", notice(), number * 10.0, 0.0)
+    # No public way in: nothing shows how much is remembered.
     assert max(len(table) for table in (limits._pods, limits._similar, limits._recorded)) == MEMORY
 
 

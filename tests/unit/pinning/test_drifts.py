@@ -15,7 +15,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import VmThread
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
-from vmpin.pinning.pinner import SHOWN, _shown
+from vmpin.pinning.pinner import SHOWN, shown_masks
 from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.rules import Placement
 
@@ -48,8 +48,8 @@ def test_the_log_has_the_masks_that_were_set(node: Spinners, caplog: pytest.LogC
     assert node.repair(vm) == 1
     (record,) = log(caplog, "pinned")
     assert record.message == f"pinned sandbox={vm.sandbox} threads=1 mask={node.there} verdict=floating"
-    assert _shown([CpuSet.parse(text) for text in ("0-1,4-7", "3", "2", "3")]) == "2|3|0-1,4-7"
-    assert _shown([CpuSet([cpu]) for cpu in range(20)]).count("|") == SHOWN
+    assert shown_masks([CpuSet.parse(text) for text in ("0-1,4-7", "3", "2", "3")]) == "2|3|0-1,4-7"
+    assert shown_masks([CpuSet([cpu]) for cpu in range(20)]).count("|") == SHOWN
 
 
 def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:

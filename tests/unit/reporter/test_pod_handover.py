@@ -46,8 +46,8 @@ class Given:
         self.made = socket.socket(socket.AF_UNIX)
         self.made.bind(os.fspath(path))
         self.made.listen()
-        self.handover = PodHandover(path, cast(StatusStream, self), cast(PodWatch, self), self.stopping, 0.001, again)
-        self.handover._pauses = Pauses(self.stopping, 0.001, 0.002)
+        self.handover = PodHandover(path, cast(StatusStream, self), cast(PodWatch, self), self.stopping, 0.001, again,
+                                    Pauses(self.stopping, 0.001, 0.002))
         self.threads = [threading.Thread(target=run, daemon=True) for run in (self._serve, self.handover.run)]
 
     def pods(self) -> Pods:

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import pytest
+from counted_pauses import CountedPauses
 
 from vmpin.errors import ClusterError
-from vmpin.reporter import loop_pauses
 from vmpin.reporter.api_server import ApiServer
-from vmpin.reporter.loop_pauses import Pauses
 from vmpin.reporter.pod_watch import PodWatch
 
 BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "2"}}}
@@ -22,8 +21,8 @@ class Server:
 
     def __init__(self, *events: Mapping[str, Any]) -> None:
         self.events, self.stopping = events, threading.Event()
-        self.watch = PodWatch(cast(ApiServer, self), "node", lambda: None, self.stopping)
-        self.watch._pauses = Pauses(self.stopping, 0.001, 0.01)
+        self.pauses = CountedPauses(self.stopping)
+        self.watch = PodWatch(cast(ApiServer, self), "node", lambda: None, self.stopping, pauses=self.pauses)
 
     def pods(self, node: str, version: str) -> tuple[list[Mapping[str, Any]], str]:
         return [], "1"
@@ -37,9 +36,8 @@ class Server:
 
 @pytest.mark.parametrize(("events", "pauses"), [((), 6), ((BOOKMARK,), 1)])
 def test_a_watch_that_was_never_answered_has_not_lasted_however_long_it_took(
-        monkeypatch: pytest.MonkeyPatch, events: tuple[Mapping[str, Any], ...], pauses: int) -> None:
-    monkeypatch.setattr(loop_pauses, "LASTED", 0.0)
+        events: tuple[Mapping[str, Any], ...], pauses: int) -> None:
     server = Server(*events)
     server.watch.run()
     assert server.watch.lists == 1
-    assert server.watch._pauses._backoff.state.attempt_number == pauses + 1
+    assert server.pauses.in_a_row == pauses

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from counted_pauses import CountedPauses
 from kube_given import entry, line, node_part
 
 from vmpin.reporter.loop_pauses import Pauses
@@ -21,9 +22,8 @@ class Followed:
 
     def __init__(self, path: Path) -> None:
         self.stopping, self.changed = threading.Event(), threading.Event()
-        self.stream = StatusStream(path, self.changed.set, self.stopping)
-        # The pauses of a test.
-        self.stream._pauses = Pauses(self.stopping, 0.001, 0.002)
+        self.stream = StatusStream(path, self.changed.set, self.stopping,
+                                   pauses=Pauses(self.stopping, 0.001, 0.002))
         self.made = socket.socket(socket.AF_UNIX)
         self.made.bind(os.fspath(path))
         self.made.listen()
@@ -85,13 +85,19 @@ def test_a_directory_that_was_removed_under_a_mount_is_lost(tmp_path: Path) -> N
     status.mkdir()
     place = os.open(status, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        changed = threading.Event()
-        stream = StatusStream(Path(f"/proc/self/fd/{place}/vmpin.sock"), changed.set, threading.Event())
-        stream._pauses = Pauses(threading.Event(), 0.001, 0.002)
-        assert not stream._removed()
+        changed, stopping = threading.Event(), threading.Event()
+        pauses = CountedPauses(stopping)
+        stream = StatusStream(Path(f"/proc/self/fd/{place}/vmpin.sock"), changed.set, stopping, pauses=pauses)
+        thread = threading.Thread(target=stream.run, daemon=True)
+        thread.start()
+        end = time.monotonic() + 120
+        while pauses.tries < 3:  # no watcher is there, and the directory is
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        assert thread.is_alive()
         status.rmdir()
         status.mkdir()  # by another watcher, which no mount shows
-        stream.run()
+        thread.join(120)
         assert stream.lost
         assert changed.is_set()
     finally:
