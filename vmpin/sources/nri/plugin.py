@@ -138,7 +138,7 @@ class NriPlugin:
                 try:
                     return self._serve(stream, session)
                 finally:
-                    if session.synced:
+                    if session.listed:
                         self.queue.put(Disconnected())
         except WireError as err:
             self.counters.refused += 1
@@ -157,7 +157,7 @@ class NriPlugin:
         # A plugin that the runtime started may never get a list (containerd 1.7: containerd/nri#43).
         list_by = time.monotonic() + LIST_DEADLINE if self.can_reconnect else None
         while not self._stopping.is_set() and not (session.closing and stream.flushed):
-            left = None if list_by is None or session.synced else list_by - time.monotonic()
+            left = None if list_by is None or session.listed else list_by - time.monotonic()
             if left is not None and left <= 0:
                 return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
             data = stream.receive(left)
@@ -167,7 +167,7 @@ class NriPlugin:
                 break
             if data and not self._process(stream, session, data):
                 return "more events came than were taken: everything is listed again"
-            if data and session.synced:
+            if data and session.listed:
                 self._report_up(session.runtime)
         return session.ending()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from vmpin.allocation.runtime_call import SideUpdate
@@ -55,6 +56,16 @@ STORES = ("containerd ",)
 _REGISTRATION = 1  #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
 
 
+class ConnectionState(Enum):
+    """How far a connection has come; the value is why it ended, if it ended there."""
+
+    REGISTERING = ("the runtime closed the connection at once: it takes no plugins from outside (NRI's "
+                   "disable_connections), or none of this name and index; see its log")
+    CONFIGURED = ("{runtime} closed the connection before it listed anything: it does not want the events "
+                  "asked for ({events:#x}), or has failed; see its log")  #: The runtime has sent its name and version.
+    LISTED = "{runtime} closed the connection"  #: The list of pods and containers is complete.
+
+
 class NriSession:
     """The state of one connection. Configure may come before the reply to RegisterPlugin.
     :param logged: kinds of odd data that were logged already; added to, so that a reconnect does not log them again.
@@ -69,11 +80,9 @@ class NriSession:
         self.counters = counters
         #: "containerd v2.1.9", from Configure on.
         self.runtime = ""
-        self.configured = False
-        self.synced = False
-        self.refusal = ""  #: The runtime's reason for refusing this plugin.
-        #: Nothing more comes: the plugin was refused, or the runtime shuts down.
-        self.closing = False
+        self.state = ConnectionState.REGISTERING
+        #: Why nothing more comes (the plugin was refused, or the runtime shuts down); "" while something may.
+        self.closing = ""
         self._logged, self._updates, self._peer = logged, updates, peer
         self._answers = None if decisions is None else CallAnswers(decisions)
         self._demux = mux.Demux()
@@ -89,6 +98,11 @@ class NriSession:
         return mux.frames(mux.RUNTIME, ttrpc.encode(ttrpc.Call(
             _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin", asked.SerializeToString())))
 
+    @property
+    def listed(self) -> bool:
+        """Whether the runtime has listed everything."""
+        return self.state is ConnectionState.LISTED
+
     def feed(self, data: bytes) -> Iterator[bytes | NriEvent]:
         """Process received bytes. Yields answers to send and events, an answer before the events of its call.
         :raises WireError: when they are not NRI; the connection is of no more use."""
@@ -100,7 +114,7 @@ class NriSession:
             for message in decoder.feed(payload):
                 if connection == mux.PLUGIN and isinstance(message, ttrpc.Call):
                     for item in self._called(message):
-                        if self._answers is not None and self.synced and isinstance(item, PodEvent | ContainerEvent):
+                        if self._answers is not None and self.listed and isinstance(item, PodEvent | ContainerEvent):
                             self._answers.take(item)
                         yield item
                 elif connection == mux.RUNTIME and isinstance(message, ttrpc.Reply):
@@ -110,21 +124,11 @@ class NriSession:
 
     def ending(self) -> str:
         """Why the connection ends now, and what to do about it."""
-        if self.refusal:
-            return f"the runtime refused the plugin: {self.refusal}"
-        if self.closing:
-            return f"{self.runtime or 'the runtime'} shuts its plugins down"
-        if self.synced:
-            return f"{self.runtime} closed the connection"
-        if self.configured:
-            return (f"{self.runtime} closed the connection before it listed anything: it does not want the events "
-                    f"asked for ({EVENTS:#x}), or has failed; see its log")
-        return ("the runtime closed the connection at once: it takes no plugins from outside (NRI's "
-                "disable_connections), or none of this name and index; see its log")
+        return self.closing or self.state.value.format(runtime=self.runtime, events=EVENTS)
 
     def _called(self, request: ttrpc.Call) -> Iterator[bytes | NriEvent]:
         """Answer a call of the runtime's, then yield what it reports. An empty answer agrees to everything."""
-        if self._answers is not None and self.synced and METHODS.get(request.method) in DECIDED:
+        if self._answers is not None and self.listed and METHODS.get(request.method) in DECIDED:
             yield from self._decide(request, self._answers)
             return
         now = boottime.now()
@@ -136,11 +140,12 @@ class NriSession:
                 yield _answer(request, MESSAGES["ConfigureResponse"](events=EVENTS))
                 message = MESSAGES.decode("ConfigureRequest", request.payload)
                 self.runtime = plain(f"{message.runtime_name} {message.runtime_version}".strip(), 120) or "a runtime"
-                self.configured = True
+                if not self.listed:
+                    self.state = ConnectionState.CONFIGURED
             case "Synchronize":
                 yield from self._synchronize(request, now)
             case "Shutdown":
-                self.closing = True
+                self.closing = self.closing or f"{self.runtime or 'the runtime'} shuts its plugins down"
                 yield _answer(request)
             case "StateChange":
                 yield _answer(request)
@@ -182,7 +187,7 @@ class NriSession:
 
     def _registered(self, response: ttrpc.Reply) -> None:
         if response.stream == _REGISTRATION and response.code:
-            self.refusal, self.closing = f"code {response.code}: {plain(response.message, 300)}", True
+            self.closing = f"the runtime refused the plugin: code {response.code}: {plain(response.message, 300)}"
 
     def _synchronize(self, request: ttrpc.Call, now: int) -> Iterator[bytes | NriEvent]:
         """Collect the parts of a list; the last one is answered with the updates, and yields `Synced`."""
@@ -201,7 +206,7 @@ class NriSession:
         yield _answer(request, MESSAGES["SynchronizeResponse"](more=part.more, update=updates.values()))
         if not part.more:
             self._parts, self._listed, self._listed_bytes = [], 0, 0
-            self.synced = True
+            self.state = ConnectionState.LISTED
             self.counters.syncs += 1
             self.counters.events += 1
             yield Synced(pods, listed, now, tuple(repaired), self._peer, stored=self.runtime.startswith(STORES))
