@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli.main import main
+from vmpin.install import data_files
 
 PLACED = """\
 topology: {online: "0-7", nodes: {0: "0-3", 1: "4-7"}}
@@ -89,3 +90,10 @@ def test_a_page_that_is_watched_is_replaced_whole_and_loaded_again(tmp_path: Pat
     main(["map", "--scenario", str(file), "-o", "html", "--file", str(link), "--watch", "8"])
     assert link.is_symlink(), "what somebody has put there stays"
     assert 'content="8"' in page.read_text()
+
+
+def test_the_picture_in_the_readme_is_drawn_today(capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = data_files.path("docs/pictures")
+    assert main(["map", "--scenario", str(pictures / "node.yaml"), "-o", "svg"]) == 0
+    assert capsys.readouterr().out == (pictures / "map.svg").read_text(), "draw it again: docs/pictures/node.yaml"
+    assert "docs/pictures/map.svg" in (Path(__file__).parents[3] / "README.md").read_text()
