@@ -24,7 +24,8 @@ OPERATOR = {
     # 25: configuration values as the file has them, and that file on request.
     # 225: --watch for every verb that reads, the program's options after each verb, the nearest option to a wrong one.
     # 25: schemas of -o json, and printing them.
-    "terminal": 25 + 225 + 25,
+    # 550: completion in bash, zsh and fish of what the parsers have and of pods.
+    "terminal": 25 + 225 + 25 + 550,
     # Pages that a phone and a colour-blind reader can read.
     "map": 190,
     # A measured demonstration beside noise.
@@ -98,7 +99,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 33: the search on 16 nodes in 8 sockets.
 #: 32: cgroups are read back at a container's start; a long explanation holds up no other answer.
 #: 14: the node after a scenario's last event, for its map.
-ALLOCATOR_TOTAL = 14 + 5_000 + 18 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12 + 88 + 33 + 32
+#: 26: the pods of the ledger, for completion too (moved from cli/explain).
+ALLOCATOR_TOTAL = 14 + 5_000 + 18 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12 + 88 + 33 + 32 + 26
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]

@@ -1,16 +1,15 @@
 """`vmpin explain`: why each thread of a sandbox has its CPUs. What stays out: the sentences (status.explain)."""
 
 import argparse
-from collections.abc import Iterable
 
+from vmpin.cli.allocator.ledger_report import grants_of, without_vm
 from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import VERSION, print_data
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import printable
-from vmpin.errors import UsageError
 from vmpin.host.procfs import Procfs
-from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
+from vmpin.status.pod_arguments import Meant, the_one_meant
 
 _EXAMPLES = """\
 examples:
@@ -35,11 +34,11 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     found = status_document(config, None, direct=args.direct)
-    grants = [] if args.direct or config.allocate.mode == "off" else _grants(config)
+    grants = [] if args.direct else grants_of(config)
     known = named_sandboxes(found)
     vms = {each.id for each in known}
     what = "VM sandbox" if config.allocate.mode == "off" else "pod of a VM, or with CPUs that vmpin gave it,"
-    meant = the_one_meant(args.sandbox, args.namespace, [*known, *_without_vm(grants, vms)], what)
+    meant = the_one_meant(args.sandbox, args.namespace, [*known, *without_vm(grants, vms)], what)
     texts = _of_sandbox(config, found, meant) if meant.sandbox.id in vms else []
     if any(grant["sandbox"] == meant.sandbox.id for grant in grants):
         texts += _of_grants(config, meant.container or meant.sandbox.id)
@@ -59,27 +58,6 @@ def _of_sandbox(config: Config, found: Document, meant: Meant) -> list[str]:
     from vmpin.status.vm_networks import add_networks
     add_networks([entry], Procfs(config.paths.proc), str(config.paths.sys))
     return sentences(found, entry)
-
-
-def _grants(config: Config) -> list[Document]:
-    """The allocator's; [] without a watcher, which alone gives out CPUs, and before the runtime has listed its
-    containers."""
-    try:
-        found = ask(config, {"op": "allocations"})
-    except UsageError:
-        return []
-    return [] if found is None else list(found["grants"])
-
-
-def _without_vm(grants: Iterable[Document], vms: set[str]) -> list[NamedSandbox]:
-    """The pods of the ledger that are no VM sandboxes of the status document."""
-    pods: dict[str, list[Document]] = {}
-    for grant in grants:
-        if grant["sandbox"] not in vms:
-            pods.setdefault(grant["sandbox"], []).append(grant)
-    return [NamedSandbox(sandbox, many[0]["namespace"], many[0]["pod"], [(each["id"], each["container"])
-                                                                         for each in many])
-            for sandbox, many in pods.items()]
 
 
 def _of_grants(config: Config, id: str) -> list[str]:

@@ -10,10 +10,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from vmpin.cli.common import HelpFormatter, VersionFlag, without_seconds
 from vmpin.errors import UsageError, VmpinError
+
+if TYPE_CHECKING:
+    from vmpin.cli.shell.grammar import Command
 
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
@@ -22,7 +25,7 @@ VERBS = {
     "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
     "install-hook": "setup.install_hook", "guest": "setup.guest", "reporter": "reporter", "demo": "demo",
-    "help": "shell.help", "version": "shell.help",
+    "help": "shell.help", "version": "shell.help", "completion": "shell.completion",
 }
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
@@ -76,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(arguments: Sequence[str]) -> int:
     """:raises BrokenPipeError: if the reader of the output has ended."""
     try:
+        if arguments[:1] == ["__complete"]:
+            from vmpin.cli.shell.names import print_names
+            return print_names(arguments[1:])
         _refuse_unknown(arguments)
         parsed = _parsed(arguments)
         if getattr(parsed, "watch", None):
@@ -124,16 +130,21 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parsed, rest = parser.parse_known_args(arguments)
     if not rest:
         return parsed
-    from vmpin.cli.shell.grammar import read
     from vmpin.cli.shell.help import did_you_mean
-    verb = str(_verb(arguments))
-    found = next(each for each in read(parser, "vmpin").commands if each.name == verb)
+    whole, verb = grammar(arguments), str(_verb(arguments))
+    found = next(each for each in whole.commands if each.name == verb)
     otherwise = f"`vmpin {verb} --help` lists what it takes"
     if not rest[0].startswith("-"):
         raise UsageError(f"{verb} takes no argument {rest[0]!r}", otherwise)
     name = rest[0].partition("=")[0]
-    options = (name for option in (*read(parser, "vmpin").options, *found.options) for name in option.names)
+    options = (name for option in (*whole.options, *found.options) for name in option.names)
     raise UsageError(f"{verb} has no option {name}", did_you_mean(name, options, otherwise))
+
+
+def grammar(arguments: Sequence[str] = ()) -> "Command":
+    """What the parsers take: all of it, or for a command line what concerns its verb."""
+    from vmpin.cli.shell.grammar import read
+    return read(_parser(arguments), "vmpin")
 
 
 def _complain(*lines: str) -> None:

@@ -7,6 +7,7 @@ take one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -102,3 +103,35 @@ def _by_name(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Itera
 def _container_by_id(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
     for each in sandboxes:
         yield from (Meant(each, id) for id, _ in each.containers if id != each.id and _fits(id, text, whole))
+
+
+def offered(text: str, namespace: str, among: Iterable[NamedSandbox], containers: bool = False) -> list[str]:
+    """What a person may go on to type after `text`, each of which means one thing alone: the shortest name of each
+    sandbox, and with `containers` those of a pod whose name and slash were typed. Ids stand in for names that are
+    missing or shared, and follow where no name begins so.
+
+    :param namespace: of the pod; "" for any.
+    """
+    known = [each for each in among if not namespace or each.namespace == namespace]
+    uses = Counter(name for each in known for name in (*{each.id, *_names_of(each)}, *_containers_of(each)))
+    by_name: list[str] = []
+    by_id: list[str] = []
+    for each in known:
+        names = [name for name in _names_of(each) if uses[name] == 1]
+        fitting = [name for name in names if name.startswith(text)]
+        by_name += fitting[:1]
+        if not fitting and each.id.startswith(text) and (text or not names):
+            short = short_id(each.id)
+            alone = short.startswith(text) and sum(one.id.startswith(short) for one in known) == 1 and not uses[short]
+            (by_id if names else by_name).append(short if alone else each.id)
+        if containers and "/" in text:
+            by_name += [name for name in _containers_of(each) if name.startswith(text) and uses[name] == 1]
+    return sorted(by_name or by_id)
+
+
+def _names_of(sandbox: NamedSandbox) -> list[str]:
+    return [name for name in dict.fromkeys((sandbox.pod, sandbox.title)) if name]
+
+
+def _containers_of(sandbox: NamedSandbox) -> list[str]:
+    return [f"{pod}/{name}" for pod in _names_of(sandbox) for _, name in sandbox.containers if name and sandbox.pod]

@@ -1,13 +1,15 @@
-"""What the watcher gives out, for the verbs that also show or check other things: `map`, `verify`, `audit`.
+"""What the watcher gives out, for the verbs that also show or check other things: `map`, `verify`, `audit`, `explain`.
 
 What stays out: the document (status.allocation_report)."""
 
 import contextlib
 import time
+from collections.abc import Iterable
 
 from vmpin.cli.control_client import Document, ask
 from vmpin.config.settings import Config
 from vmpin.errors import UsageError
+from vmpin.status.pod_arguments import NamedSandbox
 
 
 def ledger_report(config: Config, direct: bool | None, actual: bool = False) -> Document | None:
@@ -36,3 +38,26 @@ def misplaced_grants(config: Config, direct: bool, chosen: str | None) -> list[D
         return first
     time.sleep(1.0)
     return [each for each in found() or () if each in first]
+
+
+def grants_of(config: Config) -> list[Document]:
+    """The allocator's; [] without a watcher, which alone gives out CPUs, and before the runtime has listed its
+    containers."""
+    if config.allocate.mode == "off":
+        return []
+    try:
+        found = ask(config, {"op": "allocations"})
+    except UsageError:
+        return []
+    return [] if found is None else list(found["grants"])
+
+
+def without_vm(grants: Iterable[Document], vms: set[str]) -> list[NamedSandbox]:
+    """The pods of the ledger that are no VM sandboxes of the status document."""
+    pods: dict[str, list[Document]] = {}
+    for grant in grants:
+        if grant["sandbox"] not in vms:
+            pods.setdefault(grant["sandbox"], []).append(grant)
+    return [NamedSandbox(sandbox, many[0]["namespace"], many[0]["pod"], [(each["id"], each["container"])
+                                                                         for each in many])
+            for sandbox, many in pods.items()]

@@ -44,19 +44,19 @@ def version(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     """Of a page and a command of the same name, the page: the other is the command's --help."""
     from vmpin.cli.main import VERBS, main
-    from vmpin.install import data_files
     if args.schema:
+        from vmpin.install import data_files
         return _schema(data_files.path("docs/schemas"), args.topic)
-    pages = {page.stem: page for page in sorted(data_files.path("docs").glob("*.md"))}
+    topics = pages()
     if args.topic is None:
-        _list(pages)
-    elif args.topic in pages:
-        print_markdown(pages[args.topic].read_text(encoding="utf-8"))
+        _list(topics)
+    elif args.topic in topics:
+        print_markdown(topics[args.topic].read_text(encoding="utf-8"))
     elif args.topic in VERBS:
         return main([args.topic, "--help"])
     else:
         raise UsageError(f"no command and no topic is called {args.topic!r}",
-                         did_you_mean(args.topic, [*VERBS, *pages], "`vmpin help` lists the topics"))
+                         did_you_mean(args.topic, [*VERBS, *topics], "`vmpin help` lists the topics"))
     return 0
 
 
@@ -75,15 +75,21 @@ def _schema(directory: Path, name: str | None) -> int:
     return 0
 
 
+def pages() -> dict[str, Path]:
+    """The topics."""
+    from vmpin.install import data_files
+    return {page.stem: page for page in sorted(data_files.path("docs").glob("*.md"))}
+
+
 def did_you_mean(text: str, names: Iterable[str], otherwise: str) -> str:
     """A hint for a name that does not exist."""
     near = difflib.get_close_matches(text, list(names), n=2)
     return f"did you mean {' or '.join(near)}? {otherwise}" if near else otherwise
 
 
-def _list(pages: dict[str, Path]) -> None:
+def _list(topics: dict[str, Path]) -> None:
     print("topics:")
-    for name, page in pages.items():
+    for name, page in topics.items():
         with page.open(encoding="utf-8") as file:
             print(f"  {name:13} {file.readline().lstrip('# ').rstrip()}")
     print("commands: vmpin --help, and each one's --help")
