@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vmpin.domain.vm_network import NamespaceLinks
-from vmpin.network.nic_path import path_from_node
+from vmpin.network.nic_path import PEERS, path_from_node
 
 
 class NearNic(NamedTuple):
@@ -28,7 +28,7 @@ def near_nic(namespace: int | None, taps: Iterable[str], node: NamespaceLinks,
     :param taps: the VMM's taps in the node's namespace."""
     names = set(taps)
     own = [link for link in node.links.values() if link.name in names or (
-        namespace is not None and link.lower_ns == namespace and link.kind == "veth")]
+        namespace is not None and link.lower_ns == namespace and link.kind in PEERS)]
     paths = [(link, path_from_node(link.ifindex, node, numa_nodes)) for link in own]
     found = {nic.numa_node for _, path in paths for nic in path.nics}
     if len(found) == 1 and None not in found:

@@ -20,6 +20,8 @@ _SANDBOX, _NODE = "sandbox", "node"
 #: Ports of these kinds end at a VM or a container, or nowhere.
 _ENDPOINTS = frozenset(("tun", "dummy", "ifb"))
 _WITH_PORTS = frozenset(("bridge", "bond", "team", "openvswitch", "hsr"))
+#: Pairs: what one receives the other has sent.
+PEERS = frozenset(("veth", "netkit"))
 _SHOWN_KINDS = {"tun": "tap"}
 
 
@@ -125,10 +127,10 @@ class _Walk:
             return [], ""  # back to the sandbox, or to another's
         if there in self.visited or self._link(there) is None:
             return [], ""
-        return [(there, "peer" if link.kind == "veth" else "lower")], ""
+        return [(there, "peer" if link.kind in PEERS else "lower")], ""
 
     def _ports(self, place: _Place) -> tuple[int, ...]:
         """The ports of a bridge or bond that may lead out: not those of VMs and, on the node, of other namespaces."""
         return tuple(link.ifindex for link in self.namespaces[place.namespace].links.values()
                      if link.master == place.ifindex and link.kind not in _ENDPOINTS
-                     and not (place.namespace == _NODE and link.kind == "veth" and link.lower_ns is not None))
+                     and not (place.namespace == _NODE and link.kind in PEERS and link.lower_ns is not None))

@@ -81,11 +81,13 @@ def disk_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> frozenset[tuple
     files = {name for text in option_values(argv, "drive", "blockdev") for name in _file_names(text)}
     found = set()
     for fd, target in _descriptors(proc, pid):
+        if not target.startswith("/dev/") and target not in files:
+            continue  # a file of another's may be on a file system that does not answer
         try:
-            info = os.stat(f"{proc.root}/{pid}/fd/{fd}") if target.startswith("/") else None
+            info = os.stat(f"{proc.root}/{pid}/fd/{fd}")
         except OSError:
             continue
-        if info is not None and (stat.S_ISBLK(info.st_mode) or (stat.S_ISREG(info.st_mode) and target in files)):
+        if stat.S_ISBLK(info.st_mode) or (stat.S_ISREG(info.st_mode) and target in files):
             device = info.st_rdev if stat.S_ISBLK(info.st_mode) else info.st_dev
             found.add((os.major(device), os.minor(device)))
     return frozenset(found)
