@@ -1,6 +1,6 @@
 """The events of a scenario: containers that come and go and change, on a node whose CPUs vmpin gives out.
 
-What stays out: what each of them leads to (allocation_outcome), and what an annotation means (allocation.annotations).
+What stays out: their effects (scenario_allocation), and what annotations mean (allocation.texts.annotations).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 gives out the CPUs, and its ledger handed to the reconciler.
 
 What stays out: the decisions (allocation), the ledger (reconcile.cpu_allocator), CRI calls (pool_updates), and changed
-annotations (live_annotations).
+annotations (live_annotations). Made by watcher.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In the watcher's own loop: what is shown is read where it is changed, no thread waits for another, and a loop that
 hangs answers no probe. The work is done in short turns, and once a second at most however often it is asked for. What
-stays out: the names of the metrics (metrics), HTTP (source/http), what is alive and ready (health)."""
+stays out: metrics' names (status.prometheus), HTTP (http), what is ready (status.health). Run by watcher."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The directory may be removed (a clean-up of /run, `rm -rf`): the lock that is held then locks nothing any more, another
 watcher may start, and no hook and no command finds the sockets. What stays out: what is served (watcher) and what else
-is kept there (reconcile.state_store, sources.spool)."""
+is kept there (reconcile.state_store, sources.spool). Made by watcher."""
 
 from __future__ import annotations
 

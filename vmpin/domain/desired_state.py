@@ -2,7 +2,8 @@
 
 Pure: `reduce` never mutates a state, and returns the very same one when an event changes nothing: its caller, the
 reconciler, then has nothing to place again. Events may be late, doubled or out of order. What stays out: what runs
-(vmm), which CPUs the kubelet assigned (kubelet_cpus), and where threads may run (placement).
+(vmm), which CPUs the kubelet assigned (kubelet_cpus), and where threads may run (placement). Called by
+reconcile.node_state, and read by placement and status.
 """
 
 from collections.abc import Mapping
@@ -99,7 +100,7 @@ def reduce(state: DesiredState, event: events.Event) -> DesiredState:
 
 
 def outranks(runtime: str, old: SandboxState | None) -> bool:
-    """Whether a bare report by this runtime changes a sandbox's state. To ask costs a tenth of making it."""
+    """Whether a bare report by this runtime changes a sandbox's state. Checking costs a tenth of making it."""
     return old is None or _RANK.get(runtime, 0) > _RANK.get(old.runtime, 0)
 
 

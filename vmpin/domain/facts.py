@@ -235,9 +235,9 @@ class RunDirectoryFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """All of it. `status` is the status document, {} where none could be had (`status_trouble`); `settings` are the
-    effective configuration's values as text, by key. `sees` is whether other programs' processes are seen from here,
-    `nri_socket` None where that cannot be read."""
+    """All facts of a node. `status` is the status document, {} where none could be had (`status_trouble`);
+    `settings` are the effective configuration's values as text, by key. `sees` is whether other programs' processes
+    are seen from here, `nri_socket` None where that cannot be read."""
 
     rights: Rights
     sees: bool = True

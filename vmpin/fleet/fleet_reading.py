@@ -2,7 +2,7 @@
 
 One list of NodePinnings. Besides it the DaemonSets with the reporter's labels and the nodes that they choose, where
 the user may list those: a right that is missing is named in `Fleet.unknown`. What stays out: the connection (the
-caller's `send`), and what is made of it (node_record, expected_nodes)."""
+caller's `send`), and what is made of it (node_record, expected_nodes). Called by cli.cluster.all_nodes."""
 
 from __future__ import annotations
 

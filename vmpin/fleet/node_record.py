@@ -1,8 +1,8 @@
-"""A NodePinning as it was read from the API server, and what it says of its node: stale, ready, in place.
+"""A NodePinning as it was read from the API server, and what it shows of its node: stale, ready, in place.
 
 The schema holds for what is in it (config/helm/vmpin/crds), not that it makes sense: an object that cannot be read, or
 is larger than a reporter writes it, is a record that says so. What stays out: which nodes should have one
-(expected_nodes)."""
+(expected_nodes). Called by fleet_reading; read by the tables, the document and the map of all nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ID = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 class NodeHealth(enum.StrEnum):
-    """What a node's object says of it, the most urgent first."""
+    """What a node's object shows of it, the most urgent first."""
 
     MISSING = "missing"  #: No object, on a node that should have one.
     UNREADABLE = "unreadable"
@@ -45,7 +45,7 @@ class NodeHealth(enum.StrEnum):
 
     @property
     def known(self) -> bool:
-        """Whether the object shows what is so on its node."""
+        """Whether the object shows its node's present state."""
         return self not in (self.MISSING, self.UNREADABLE, self.STALE, self.NOT_READY)
 
 

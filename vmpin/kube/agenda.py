@@ -1,8 +1,8 @@
 """What is to be written to the API server, and when: nothing twice, each kind at its own pace.
 
-Pure state: it is given what is so (`observe`) and how writes ended (`done`), with both clocks: `now` is a steady one,
-`clock` CLOCK_REALTIME, both in seconds. What stays out: the requests' contents (pod_condition, node_pinning, …) and
-sending them (reporter.service)."""
+Pure state: `observe` takes in the node's and the pods' state, `done` the result of a write, with both clocks: `now`
+is a steady one, `clock` CLOCK_REALTIME, both in seconds. What stays out: the requests' contents (pod_condition,
+node_pinning, …) and sending them (reporter.service, which calls this)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Agenda:
         return not self._reports and self._late
 
     def observe(self, reported: ReportedNode, reports: bool, pods: Pods, now: float, clock: float) -> None:
-        """What is so now. :param reports: whether the watcher's connection is up."""
+        """Take in the present state. :param reports: whether the watcher's connection is up."""
         self._report_time = now if reports else self._report_time
         self._late = now - self._report_time >= AWAY_AFTER
         self._reported, self._reports, self._pods = reported, reports, pods
@@ -208,7 +208,7 @@ class Agenda:
         return None if state is AWAY else annotations_of(self._sandboxes.get(pod.uid))
 
     def done(self, write: Write, status: int, now: float, answer: Mapping[str, Any] | None = None) -> str:
-        """How a write ended. :param status: of HTTP. :param answer: to what was read.
+        """Take in the result of a write. :param status: of HTTP. :param answer: to what was read.
         :returns: a sentence for the log where it is refused; "" where it is done, or not worth one."""
         good = 200 <= status < 300
         if good:

@@ -1,6 +1,6 @@
 """The Node object of the API server: its labels that are vmpin's, and the startup taint that vmpin removes.
 
-What stays out: the node's pinning (node_pinning), and when these are written (reporter.desk)."""
+What stays out: the node's pinning (node_pinning), and when these are written (agenda)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ under it waits for nothing but the ledger's file. What no answer has carried (`d
 back, updates that failed) is given by CRI calls from the loop (daemon.allocator.pool_updates): one made from within an
 answer would wait for itself. Such a call comes back as an UpdateContainer, which is decided on as any other: where its
 CPUs are still the container's it changes nothing, else it is corrected. What stays out: the decisions (allocation),
-the messages (sources.nri), and reading cgroups.
+the messages (sources.nri), and reading cgroups. Made by daemon.allocating; called by sources.nri and daemon.allocator.
 """
 
 from __future__ import annotations

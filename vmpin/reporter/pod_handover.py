@@ -32,7 +32,7 @@ DEADLINE = 10.0
 
 
 class PodHandover:
-    """`run` is a thread's. :param pauses: after errors."""
+    """`run` is a thread's body. :param pauses: after errors."""
 
     def __init__(self, path: Path, stream: StatusStream, watch: PodWatch, stopping: threading.Event,
                  pause: float = PAUSE, again: float = AGAIN, pauses: Pauses | None = None) -> None:

@@ -3,7 +3,7 @@
 A watch begins at the version of the last event or bookmark, and ends at a random time, so that the nodes' watches are
 not renewed together. A version that the server has forgotten (410), or an end that it cannot serve in time (504), is
 followed by another list; any other error by a pause. What stays out: the requests (api_server), and what is kept of a
-pod (kube)."""
+pod (kube). Made by service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPIRED = (410, 504)
 
 
 class PodWatch:
-    """`run` is a thread's. :param changed: called in it after each change. :param watch_seconds: as above.
+    """`run` is a thread's body. :param changed: called in it after each change. :param watch_seconds: as above.
     :param untrusted: keep pods' untrusted text, too. :param asks: as for `record_of`. :param pauses: after errors."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,

@@ -25,7 +25,7 @@ MAX_LINE = 64 << 20
 
 
 class StatusStream:
-    """`run` is a thread's. :param changed: called in it after each line and each loss of the connection.
+    """`run` is a thread's body. :param changed: called in it after each line and each loss of the connection.
     :param kubelet: whether the kubelet's configuration is asked for, too. :param pauses: after errors."""
 
     def __init__(self, path: Path, changed: Callable[[], None], stopping: threading.Event,

@@ -3,7 +3,8 @@
 The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, each container's live cpuset in it (virtcontainers/
 persist); it writes with O_TRUNC, so a reader may meet half a file and reads again. runtime-rs writes
 `/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without containers. Read at every resync
-(sources.disk). What stays out: whether the processes named are what they should be (vmm.inventory).
+(sources.disk). What stays out: whether the processes named are what they should be (vmm.inventory). Called by
+sources.disk and doctor.collect.
 """
 
 import os

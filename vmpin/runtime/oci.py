@@ -2,7 +2,8 @@
 
 Parses every variant met: runc, crun, containerd, CRI-O, podman, and both Kata runtimes. A hook's state is not trusted
 in what can be looked up, and the only path of it that is opened is the bundle's config.json. What stays out: how the
-state arrives (the watcher's socket, sources.spool) and the process behind its pid (sources.pids).
+state arrives (the watcher's socket, sources.spool) and the process behind its pid (sources.pids). Called by
+daemon.hook_intake and sources.
 """
 
 import errno

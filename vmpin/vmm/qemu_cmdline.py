@@ -2,7 +2,8 @@
 
 Pure. The syntax is QEMU's own (util/keyval.c, util/qemu-option.c): options with one dash or two, `key=value`
 lists, `,,` for a comma in a value. What cannot be read is left out, never guessed: argv is not ours.
-What stays out: whether any of it is still true; QEMU can be changed over QMP after its start.
+What stays out: whether any of it is still true; QEMU can be changed over QMP after its start. Called by vmm,
+guests.vm_guest and reconcile.vm_size.
 """
 
 import json

@@ -12,7 +12,8 @@ QMP would be the plain way, and comes last all the same: QEMU serves one QMP cli
 disturb the shim of Kata. What was learned of a thread is handed in again and kept, because a vCPU that is busy for
 ever shows nothing. An answer is believed whole or not at all: names can be forged.
 
-What stays out: listing and reading the threads, and KVM's kernel threads (processes.kernel_thread_owner).
+What stays out: listing and reading the threads, and KVM's kernel threads (processes.kernel_thread_owner). Called by
+inventory.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Plain data with states; `inventory` alone changes it, but for two marks that proc events set (`Process.mark_outdated`,
 `Process.young`) and QEMU's answer (`Vm.qmp`). What stays out: reading any of it (inventory), which thread is which
-(threads), and the masks (pinning).
+(threads), and the masks (pinning). Made by inventory; read by pinning, guests and status.
 """
 
 import enum
