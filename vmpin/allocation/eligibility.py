@@ -140,7 +140,7 @@ def decided_by(grant: Grant, options: AllocationOptions) -> str:
 
 
 def allowed_cpus(machine: Topology, wish: CpuWish, options: AllocationOptions) -> CpuSet | Refusal:
-    """The CPUs that such a container may have at all, whoever holds them. :returns: why there are none."""
+    """The CPUs that such a container may have at all, held or not. :returns: why there are none."""
     fixed = configured_groups(options)
     if wish.kind is CpuKind.ISOLATED:
         cpus = machine.online & machine.isolated - options.reserved - fixed

@@ -118,7 +118,7 @@ class ProcConnector:
                 try:
                     made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
                 except PermissionError:
-                    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as anybody may
+                    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as any process may
                 program = array.array("B", proc_events.socket_filter())
                 with contextlib.suppress(OSError):  # then they are sorted out here
                     made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,

@@ -82,7 +82,7 @@ class Schedstat:
 
 def process_ran(pid: int) -> int | None:
     """Nanoseconds that all threads of a process ran, those that ended too; None when it cannot be read. No file is
-    opened, and unlike a thread's clock anybody may read it."""
+    opened, and unlike a thread's clock any process may read it."""
     try:
         return time.clock_gettime_ns(~pid << 3 | 2)  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)
     except OSError:

@@ -139,7 +139,7 @@ class NewbornPlacer:
                 follow_up.started.add(followed[0].sandbox)
 
     def _is_to_be_placed(self, sandbox: SandboxId, pid: int, vmm: bool) -> bool:
-        """False for a sandbox that `watch.only` leaves out, and for a second VMM beside one that runs: anybody can
+        """False for a sandbox that `watch.only` leaves out, and for a second VMM beside one that runs: any user can
         write such a command line."""
         view = self._view
         if not fnmatchcase(sandbox, view.config.watch.pattern):

@@ -88,7 +88,7 @@ def test_a_page_that_is_watched_is_replaced_whole_and_loaded_again(tmp_path: Pat
     link = tmp_path / "link.html"
     link.symlink_to(page)
     main(["map", "--scenario", str(file), "-o", "html", "--file", str(link), "--watch", "8"])
-    assert link.is_symlink(), "what somebody has put there stays"
+    assert link.is_symlink(), "what was put there stays"
     assert 'content="8"' in page.read_text()
 
 

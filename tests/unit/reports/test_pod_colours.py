@@ -1,4 +1,4 @@
-"""The grounds of pods on the map: told apart by all readers, on paper in grey too, and none like an alarm."""
+"""The grounds of pods on the map: distinct for all readers, on paper in grey too, and none like an alarm."""
 
 from __future__ import annotations
 
