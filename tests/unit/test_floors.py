@@ -44,7 +44,7 @@ SHARED = ("cpuset", "protocol")
 PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet", "network",
               "config.plain_yaml",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
-              "status.health", "status.allocation_report",
+              "status.health", "status.allocation_report", "status.pod_arguments", "install.service_unit",
               "reports.audit", "reports.cpu_owners", "reports.ledger_holders", "reports.redact", "reports.map",
               "reports.residency.usage",
               "reports.isolation.cpu_intervals", "reports.isolation.isolation_books",

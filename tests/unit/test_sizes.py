@@ -25,7 +25,8 @@ OPERATOR = {
     # 225: --watch for every verb that reads, the program's options after each verb, the nearest option to a wrong one.
     # 25: schemas of -o json, and printing them.
     # 550: completion in bash, zsh and fish of what the parsers have and of pods.
-    "terminal": 25 + 225 + 25 + 550,
+    # 300: manual pages, and the watcher as a service of systemd.
+    "terminal": 25 + 225 + 25 + 550 + 300,
     # Pages that a phone and a colour-blind reader can read.
     "map": 190,
     # A measured demonstration beside noise.

@@ -24,7 +24,8 @@ VERBS = {
     "isolation": "books.isolation", "map": "map", "doctor": "doctor", "gather": "gather", "plan": "planned.plan",
     "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
-    "install-hook": "setup.install_hook", "guest": "setup.guest", "reporter": "reporter", "demo": "demo",
+    "install-hook": "setup.install_hook",
+    "install-service": "setup.install_service", "guest": "setup.guest", "reporter": "reporter", "demo": "demo",
     "help": "shell.help", "version": "shell.help", "completion": "shell.completion",
 }
 

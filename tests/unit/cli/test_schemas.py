@@ -19,7 +19,7 @@ COMMANDS = [
     "status", "status shop", "status --all-nodes", "map --node n", "explain shop", "verify", "verify -l a=b", "audit",
     "isolation --all",
     "doctor", "gather", "plan", "plan --scenario f", "allocations", "set shop policy=none", "reconcile", "unpin shop",
-    "unpin --all --dry-run", "config", "install-hook --hooks-dir d", "demo"]
+    "unpin --all --dry-run", "config", "install-hook --hooks-dir d", "install-service --now", "demo"]
 
 
 def verbs_with_json() -> set[str]:

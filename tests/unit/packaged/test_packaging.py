@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from need import lacking
 
+from vmpin.cli.main import VERBS
 from vmpin.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[3]
@@ -70,8 +71,16 @@ def test_the_wheel_holds_the_files_that_are_no_modules(wheel: Path) -> None:
 
 def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        others = [name for name in archive.namelist() if not re.match(r"vmpin(-0\.1\.0\.dist-info)?/", name)]
-    assert others == []
+        others = {name for name in archive.namelist() if not re.match(r"vmpin(-0\.1\.0\.dist-info)?/", name)}
+    assert others == {f"vmpin-0.1.0.data/data/share/man/man1/{page}.1"
+                      for page in ("vmpin", *(f"vmpin-{verb}" for verb in VERBS))}
+
+
+def test_the_manual_pages_are_where_man_looks_for_them(installed: Path, tmp_path: Path) -> None:
+    """Beside the program; and they are the pages that the program prints."""
+    for verb in "status", "verify":
+        page = installed.parents[1] / f"share/man/man1/vmpin-{verb}.1"
+        assert page.read_text() == _run(installed, "help", "--man", verb, cwd=tmp_path).stdout
 
 
 def test_version(installed: Path, tmp_path: Path) -> None:

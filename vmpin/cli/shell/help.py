@@ -26,6 +26,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list that "
                         "`vmpin help` prints")
+    parser.add_argument("--man", action="store_true", help="print the manual page of TOPIC, a command, or of vmpin "
+                        "(`vmpin help --man status | man -l -`)")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of TOPIC's -o json, or list the "
                         "schemas (`vmpin help json`)")
     verb(verbs, "version", "print the version", version)
@@ -47,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if args.schema:
         from vmpin.install import data_files
         return _schema(data_files.path("docs/schemas"), args.topic)
+    if args.man:
+        return _manual(args.topic)
     topics = pages()
     if args.topic is None:
         _list(topics)
@@ -72,6 +76,17 @@ def _schema(directory: Path, name: str | None) -> int:
     else:
         raise UsageError(f"there is no schema {name!r}",
                          did_you_mean(name, texts, "`vmpin help --schema` lists them"))
+    return 0
+
+
+def _manual(name: str | None) -> int:
+    from vmpin.cli.main import grammar
+    from vmpin.cli.shell import manual
+    from vmpin.status.about import version as installed
+    found, file = manual.pages(grammar(), installed()), "vmpin.1" if name is None else f"vmpin-{name}.1"
+    if file not in found:
+        raise UsageError(f"no command is called {name!r}", "`vmpin --help` lists them")
+    print(found[file], end="")
     return 0
 
 

@@ -1,0 +1,80 @@
+"""Manual pages in roff, of the same grammar as the help: vmpin.1, and one for each verb. Pure.
+
+What stays out: putting them into the wheel (hatch_build.py), and printing them (`vmpin help --man`).
+"""
+
+import re
+
+from vmpin.cli.shell.grammar import Command, Option
+
+
+def pages(program: Command, version: str) -> dict[str, str]:
+    """Every page by its file name."""
+    return {"vmpin.1": _page(program, program, version),
+            **{f"vmpin-{each.name}.1": _page(each, program, version) for each in program.commands}}
+
+
+def _page(command: Command, program: Command, version: str) -> str:
+    whole = command is program
+    name = "vmpin" if whole else f"vmpin-{command.name}"
+    summary = "keeps VM sandboxes on the CPUs of their containers" if whole else command.summary
+    parts = [f'.TH "{name.upper()}" "1" "" "vmpin {_text(version)}" "vmpin"',
+             ".SH NAME", rf"{_text(name)} \- {_text(summary)}",
+             ".SH SYNOPSIS", _line(_synopsis(command, whole)),
+             ".SH DESCRIPTION", *_prose(command.about)]
+    if command.commands:
+        parts += [".SH COMMANDS"]
+    for each in command.commands:
+        parts += [".TP", rf"\fB{_text(each.name)}\fR", _line(each.summary)]
+        parts += [line for option in ([] if whole else each.options) for line in _option(option)]
+    if command.arguments:
+        parts += [".SH ARGUMENTS"]
+        for argument in command.arguments:
+            parts += [".TP", rf"\fI{_text(argument.metavar)}\fR", _line(argument.help)]
+    for group in command.groups:
+        parts += [f".SH {_text(group.title.upper())}", *_prose(group.about),
+                  *(line for option in group.options for line in _option(option))]
+    if command.epilog:
+        parts += [".SH NOTES", *_literal(command.epilog)]
+    others = ["vmpin"] if not whole else [f"vmpin-{each.name}" for each in command.commands]
+    options = "" if whole else r"The options of \fBvmpin\fR(1), \-\-config and \-\-set, may follow the command. "
+    parts += [".SH SEE ALSO", options + r"\fBvmpin help exit\-codes\fR has the exit codes.", ".PP",
+              ",\n".join(rf"\fB{_text(each)}\fR(1)" for each in others)]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _synopsis(command: Command, whole: bool) -> str:
+    """In one line, which the reader's terminal breaks."""
+    usage = re.sub(r"\s+", " ", command.usage)
+    actions = "" if whole else "|".join(each.name for each in command.commands)
+    return f"vmpin {command.name} {actions} ..." if actions else usage
+
+
+def _option(option: Option) -> list[str]:
+    value = rf" \fI{_text(option.metavar)}\fR" if option.metavar else ""
+    if option.metavar and not option.needs_value:
+        value = rf" [{value.strip()}]"
+    names = ", ".join(rf"\fB{_text(name)}\fR" for name in option.names)
+    return [".TP", names + value, _line(option.help)]
+
+
+def _prose(text: str) -> list[str]:
+    paragraphs = [each for each in re.split(r"\n\s*\n", text.strip()) if each]
+    return [line for at, each in enumerate(paragraphs) for line in ([".PP"] * (at > 0) + [_line(each)])]
+
+
+def _literal(text: str) -> list[str]:
+    """As it is, line by line."""
+    return [".nf", *(_text(line) or ".sp" for line in text.strip("\n").splitlines()), ".fi"]
+
+
+def _line(text: str) -> str:
+    """Text of which roff fills the lines."""
+    return "\n".join(_text(line) for line in text.splitlines()) or r"\&"
+
+
+def _text(text: str) -> str:
+    """Text as roff shows it: no escapes, no requests, and hyphens that can be typed again."""
+    found = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
+    found = found.replace("~", r"\(ti").replace("^", r"\(ha")
+    return rf"\&{found}" if found.lstrip().startswith((".", "\\(aq")) else found
