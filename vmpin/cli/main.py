@@ -44,7 +44,7 @@ a first look, on any node:
   vmpin plan --scenario F    the same for a node described in a file
 in service:
   vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d
-  vmpin watch                (config/vmpin.service runs it under systemd)
+  vmpin install-service      vmpin watch under systemd; --now starts it
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
   vmpin audit                exit code 1 if another pod runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
@@ -52,7 +52,7 @@ in service:
   vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)
 
 exit codes: 0 done, 1 a finding or a failure, 2 the command or a file cannot be used, 3 (verify) the check was
-impossible; docs/exit-codes.md has them by command
+impossible; `vmpin help exit-codes` has them by command
 """
 
 

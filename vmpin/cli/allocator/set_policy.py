@@ -13,7 +13,7 @@ KEYS = ("policy", "align", "smt", "kind", "near", "spare")
 
 _ABOUT = """\
 Change what a running container asks for, under the checks of its creation: CPUs of its own, none, others, or aligned
-in another way (docs/allocation.md). It moves as little as an equally good set allows, and CPUs are taken from the
+in another way (`vmpin help allocation`). It moves as little as an equally good set allows, and CPUs are taken from the
 shared containers before they are given. Only what is named changes; it lasts until the container ends.
 """
 

@@ -31,7 +31,7 @@ every node of the cluster, from their NodePinnings (of the current context; --co
   vmpin map --node NAME      one node's CPUs with their owners
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if a node is stale or missing
 
-The other commands are about the machine that they are started on: docs/kubernetes.md has how to run them on a node.
+The other commands are about the machine that they are started on. `vmpin help kubernetes`: how to run them on a node.
 """
 
 

@@ -35,7 +35,7 @@ a scenario:
         - {id: main, cpuset: "2-3", exclusive: true}
         - {id: sidecar, cpuset: "0-1,8-9"}
 
-where vmpin gives out the CPUs (docs/allocation.md), instead of shared_pool and sandboxes:
+where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:
   allocate: {reserved: "0"}
   pods: [{pod: shop/web, containers: [{container: web, cpus: 2, policy: exclusive}]}]
   events: [{create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}}]
