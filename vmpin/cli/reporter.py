@@ -5,6 +5,7 @@ What stays out: what it writes (kube), and the process (reporter)."""
 import argparse
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
+from vmpin.domain.terminal import number_of
 
 _ABOUT = """\
 Write to the API server of a cluster what the watcher of this node reports, until SIGTERM: an Event for each change
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.reporter.api_server import ApiServer
         from vmpin.reporter.withdrawal import withdraw_everywhere
         count = withdraw_everywhere(ApiServer(config.kubernetes.kubeconfig), config.kubernetes)
-        print(f"{count} objects were changed or removed")
+        print(f"{number_of(count, 'object')} changed or removed")
         return 0
     import gc
 

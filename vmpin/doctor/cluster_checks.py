@@ -10,6 +10,7 @@ from typing import Any
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.finding import CheckResult, bad, denied, ok, several, unknown, warn
 from vmpin.domain.facts import Checkpoint, Engine, NodeFacts
+from vmpin.domain.terminal import number_of
 
 _POOL = ("set cpuManagerPolicy: static in the kubelet's configuration, or name the shared CPUs: node.shared_pool in "
          "/etc/vmpin/vmpin.yaml")
@@ -104,7 +105,8 @@ def kubelet_options(facts: NodeFacts) -> CheckResult:
         return ok("no static policy, so its options do not apply", *evidence)
     split = _split_cores(facts)
     if split and str(options.get("full-pcpus-only", "false")).lower() != "true":
-        return warn(f"{len(split)} cores are shared by two owners of exclusive CPUs, which slow each other down",
+        return warn(f"{number_of(len(split), 'core is')} shared by two owners of exclusive CPUs, which slow "
+                    "each other down",
                     "set cpuManagerPolicyOptions full-pcpus-only: \"true\" (drain the node and remove "
                     f"{point.path} first)", *evidence, *split[:10])
     if not facts.status or not facts.cpus.cores:

@@ -9,6 +9,7 @@ from typing import Any
 from vmpin.doctor.cluster_checks import connected
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import Engine, NodeFacts
+from vmpin.domain.terminal import number_of
 
 _STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"))
 #: CRI-O 1.37, pkg/config/config.go:1239; a --hooks-dir on its command line has no effect.
@@ -59,7 +60,7 @@ def _received(facts: NodeFacts, evidence: list[str]) -> CheckResult:
     """Whether the watcher has received a hook since the runtimes that read it were started."""
     received: dict[str, Any] | None = facts.watcher.about.get("hooks")
     if received is None:
-        return ok(f"{len(facts.hooks)} registrations", *evidence)
+        return ok(number_of(len(facts.hooks), "registration"), *evidence)
     age = received["age"]
     evidence.append("the watcher has received no hook" if age is None else
                     f"the watcher received the last hook {age:.0f} s ago")
@@ -75,7 +76,7 @@ def _received(facts: NodeFacts, evidence: list[str]) -> CheckResult:
                         "No hook runs for CRI-O's pause containers", *evidence)
         return unknown(f"no hook has been received {since}", *evidence,
                        remedy="start a container and repeat the check: it shows whether the runtime runs the hook")
-    return ok(f"{len(facts.hooks)} registrations", *evidence)
+    return ok(number_of(len(facts.hooks), "registration"), *evidence)
 
 
 def _reads(engine: Engine, facts: NodeFacts) -> bool:

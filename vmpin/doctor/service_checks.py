@@ -68,7 +68,7 @@ def configuration(facts: NodeFacts) -> CheckResult:
     if not its and facts.watcher.state == "running":
         return unknown("the watcher does not report its configuration", *evidence, remedy="run this as root")
     if not its:
-        return ok(f"{len(evidence)} keys are not at their default", *evidence)
+        return ok(f"{number_of(len(evidence), 'key is')} not at the default", *evidence)
     differing = {key: (entry, here.get(key, {})) for key, entry in its.items()
                  if entry["value"] != here.get(key, {}).get("value")}
     texts = {key: f"{key}: the watcher has {as_written(entry['value'])} ({entry['from']}), this command "
@@ -180,7 +180,8 @@ def guests(facts: NodeFacts) -> CheckResult:
     late = sum(sandbox["guest"]["state"] == WAITING for sandbox in connected)
     if late:
         return ok(f"{len(connected) - late} guests answer, and the watcher waits for {late}", *evidence)
-    return ok(f"{len(connected)} guests answer" if connected else "nothing is to be sent to a guest now", *evidence)
+    return ok(number_of(len(connected), "guest answers") if connected else "nothing is to be sent to a guest now",
+              *evidence)
 
 
 def sandboxes(facts: NodeFacts) -> CheckResult:
@@ -194,10 +195,11 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
     evidence = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
     evidence += [f"{sandbox['id']}: {reason}" for sandbox in degraded[:20] for reason in sandbox["reasons"]]
     if drift and facts.watcher.state == "running":
-        return bad(f"{len(drift)} threads are misplaced", "vmpin verify names them, vmpin explain SANDBOX has the "
-                   "reasons; vmpin reconcile puts them back", *evidence)
+        return bad(f"{number_of(len(drift), 'thread is')} misplaced",
+                   "vmpin verify names them, vmpin explain SANDBOX has the reasons; vmpin reconcile puts them back",
+                   *evidence)
     if drift:
-        return warn(f"{len(drift)} threads are not where vmpin would place them",
+        return warn(f"{number_of(len(drift), 'thread is')} not where vmpin would place them",
                     "vmpin reconcile, or start the watcher", *evidence)
     unmanaged = [sandbox["id"] for sandbox in found if sandbox["verdict"] == "unmanaged"]
     if unmanaged:
@@ -206,14 +208,15 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
                     "containers (docs/sources.md); node.shared_pool, or the kubelet's static policy, places them "
                     "until then; for VMs that are no pods: watch.only excludes them", *evidence)
     if degraded:
-        return warn(f"{len(degraded)} sandboxes are degraded: {several(sandbox['id'] for sandbox in degraded)}",
+        return warn(f"{number_of(len(degraded), 'sandbox is')} degraded: "
+                    f"{several(sandbox['id'] for sandbox in degraded)}",
                     "vmpin explain SANDBOX has the reasons", *evidence)
     waiting = verdicts.count("waiting")
     if waiting:
-        return ok(f"{len(found)} sandboxes; {waiting} of them wait: for the kubelet or the runtime to rewrite a "
-                  "cpuset, or for vCPU threads to be identified", *evidence)
-    return ok(f"{len(found)} sandboxes, every thread in place" if found else "no VM sandbox runs on this node",
-              *evidence)
+        return ok(f"{number_of(len(found), 'sandbox')}; {waiting} of them wait: for the kubelet or the runtime to "
+                  "rewrite a cpuset, or for vCPU threads to be identified", *evidence)
+    return ok(f"{number_of(len(found), 'sandbox')}, every thread in place" if found else
+              "no VM sandbox runs on this node", *evidence)
 
 
 def collisions(facts: NodeFacts) -> CheckResult:
@@ -226,7 +229,8 @@ def collisions(facts: NodeFacts) -> CheckResult:
         return bad(f"{len(found)} exclusive CPUs are open to others", "vmpin audit lists what runs there; "
                    "vmpin explain SANDBOX has the reasons", *found[:20], *odd[:20])
     if odd:
-        return warn(f"the sources disagree on the CPUs of {len(odd)} containers, for longer than a resync",
+        return warn(f"the sources disagree on the CPUs of {number_of(len(odd), 'container')}, for longer than a "
+                    "resync",
                     "docs/sources.md has the precedence of the sources; find the program that writes the cgroup",
                     *odd[:20])
     return ok("no exclusive CPU is used by others, and the sources agree")

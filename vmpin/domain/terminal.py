@@ -26,8 +26,12 @@ def short_id(name: str) -> str:
 
 
 def number_of(count: int, noun: str) -> str:
-    """`1 thread`, `2 threads`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """`1 thread`, `2 threads`; a verb goes with it: `thread is`, `threads are`."""
+    noun, _, verb = noun.partition(" ")
+    if count != 1:
+        noun += "es" if noun.endswith(("x", "s", "ch")) else "s"
+        verb = {"is": "are", "has": "have"}.get(verb, verb.removesuffix("s"))
+    return f"{count} {noun} {verb}".rstrip()
 
 
 def human_age(seconds: float) -> str:
