@@ -137,6 +137,9 @@ class Node:
     def following(self) -> int:
         return 1
 
+    def foreign_seconds(self) -> dict[int, float]:
+        return {self.first.first: 1.5}
+
     def allocator_view(self) -> AllocatorView | None:
         return self.allocator
 

@@ -37,6 +37,9 @@ class _Watched:
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         return None
 
+    def foreign_seconds(self) -> dict[int, float]:
+        return {}
+
     def following(self) -> int:
         return 1
 

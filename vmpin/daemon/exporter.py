@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
     task's failures, `guest` returns a guest's report, None where no map is sent to it, `allocator_view` what is given
-    out, None with `allocate.mode` off; `following` counts the clients that do."""
+    out, None with `allocate.mode` off; `following` counts the clients that do, and
+    `foreign_seconds` sums up what others had, by exclusive CPU."""
 
     view: NodeView
     resynced: float
@@ -54,6 +55,8 @@ class ExportedWatcher(Protocol):
     def allocator_view(self) -> AllocatorView | None: ...
 
     def following(self) -> int: ...
+
+    def foreign_seconds(self) -> Mapping[int, float]: ...
 
 
 class Exporter:
@@ -119,7 +122,7 @@ class Exporter:
         collector.facts = ScrapeData(watched.view, count, tuple(watched.source_health()), self._guests(),
                                      watched.restarts, time.time() - time.monotonic() + watched.resynced,
                                      len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox,
-                                     watched.following(), watched.allocator_view())
+                                     watched.following(), watched.foreign_seconds(), watched.allocator_view())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

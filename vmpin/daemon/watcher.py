@@ -337,6 +337,9 @@ class Watcher:
         """What is given out; None where nothing is."""
         return None if self.allocating is None else self.allocating.view()
 
+    def foreign_seconds(self) -> dict[int, float]:
+        return {} if self.sampling.observer is None else self.sampling.observer.foreign_seconds()
+
     def following(self) -> int:
         """How many clients follow the node's changes."""
         return len(self.followers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -54,6 +54,7 @@ class ScrapeData(NamedTuple):
     tasks: int  #: Tasks of the watcher's loop.
     per_sandbox: bool
     followers: int = 0
+    foreign: Mapping[int, float] = MappingProxyType({})  #: Foreign seconds by exclusive CPU.
     allocator: AllocatorView | None = None  #: With `allocate.mode` observe or on.
 
 
@@ -76,6 +77,9 @@ class NodeCollector(Collector):
         yield from _state(self.facts)
         yield from _counts(self.facts)
         yield from _ran(self.facts.view.ledger)
+        yield _counter("vmpin_exclusive_cpu_foreign_seconds_total", "Time of CPUs, while they were exclusive, that "
+                       "the kernel and others than their owner had.",
+                       {str(cpu): spent for cpu, spent in self.facts.foreign.items()}, "cpu")
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
         if self.facts.allocator is not None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 #: Words of PromQL's own, besides functions, which are followed by a parenthesis.
 WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
 #: Functions and aggregations that are used; another one is to be looked up and added.
-FUNCTIONS = {"sum", "count", "min", "group", "rate", "increase", "time", "vector", "max_over_time",
+FUNCTIONS = {"sum", "count", "max", "min", "group", "rate", "increase", "time", "vector", "max_over_time",
              "histogram_quantile"}
 #: Every target's, by Prometheus.
 TARGET = {"job", "instance"}
