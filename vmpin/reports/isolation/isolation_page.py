@@ -27,7 +27,7 @@ overflow-wrap:anywhere}p{margin:.35rem 0;overflow-wrap:anywhere}.soft,small{colo
 .key{width:1.1em;height:1.1em;vertical-align:-.2em;border:1px solid var(--edge);margin-right:.4em}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}td,th{text-align:left;vertical-align:top;
 padding:.22rem .7rem .22rem 0;border-bottom:1px solid var(--edge);overflow-wrap:anywhere}
-td.n,th.n{text-align:right;white-space:nowrap}.chart{width:100%;height:4.5rem;display:block;
+td.n,th.n{text-align:right}td.n,th.n,.verdict{white-space:nowrap}.chart{width:100%;height:4.5rem;display:block;
 border-bottom:1px solid var(--edge)}.todo{border-left:4px solid var(--kernel);padding-left:.7rem}
 .slo{display:inline-block;border:1px solid var(--edge);border-radius:3px;padding:.05rem .5rem;font-weight:600}
 .slo.missed,.slo.undecided{border-color:var(--warn);color:var(--warn)}ul{margin:.2rem 0;padding-left:1.2rem}
@@ -181,9 +181,10 @@ def _slo(verdict: str) -> str:
 
 def _table(pods: Sequence[Mapping[str, Any]], objective: bool) -> str:
     heads = [*texts.TABLE, *(["SLO"] if objective else [])]
-    wide = {"CPUS", "KERNEL", "OTHERS"}
-    css = [" ".join(["n"] * (name not in ("POD", "CPUS", "SLO")) + ["wide"] * (name in wide)) for name in heads]
-    head = "".join(f'<th class="{name}">{text.capitalize()}</th>' for name, text in zip(css, heads, strict=True))
+    words = {"POD": "", "CPUS": "wide", "SLO": "verdict", "AT LEAST": "n wide", "KERNEL": "n wide", "OTHERS": "n wide"}
+    css = [words.get(name, "n") for name in heads]
+    head = "".join(f'<th class="{name}">{text if text == "SLO" else text.capitalize()}</th>'
+                   for name, text in zip(css, heads, strict=True))
     rows = "".join("<tr>" + "".join(f'<td class="{name}">{_text(cell)}</td>' for name, cell in
                                     zip(css, texts.row(pod, objective), strict=True)) + "</tr>" for pod in pods)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

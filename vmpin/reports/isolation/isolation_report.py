@@ -68,7 +68,7 @@ def pod_report(book: OwnerBook, since: int, now: int, clock: Clock,
                     list(thefts(book, span.first, span.last).items())[:MAX_SHOWN]],
         "drift": None if drift is None else dict(drift),
         "limits": _limits(account, found, len(book.cpus)),
-        "bins": [_bin(minute, sums, clock) for minute, sums in bins(book, span, MAX_BINS)]}
+        "bins": [_bin(minute, length, sums, clock) for minute, length, sums in bins(book, span, MAX_BINS)]}
 
 
 def document(pods: Iterable[Mapping[str, Any]], since: str, until: str) -> dict[str, object]:
@@ -140,9 +140,11 @@ def _limits(account: Account, found: Shares, cpus: int) -> list[str]:
     return texts
 
 
-def _bin(minute: int, sums: Account, clock: Clock) -> dict[str, object]:
+def _bin(minute: int, length: int, sums: Account, clock: Clock) -> dict[str, object]:
+    """A part of so many minutes; of one that was hardly seen, no share is shown."""
     found = shares(sums, 0)
-    return {"start": clock(minute * MINUTE), "share": _share(found, found.had) if sums.seen > 0 else None}
+    seen = sums.seen > 0 and sums.watched * 4 >= length * 60_000
+    return {"start": clock(minute * MINUTE), "share": _share(found, found.had) if seen else None}
 
 
 def _seconds(milliseconds: int) -> float:

@@ -172,11 +172,13 @@ def worst_minute(book: OwnerBook, first: int, last: int) -> WorstMinute | None:
                        book.thieves[number - 1] if number else None, book.columns["theft"][worst])
 
 
-def bins(book: OwnerBook, found: Period, most: int) -> list[tuple[int, Account]]:
-    """The period in at most so many equal parts of whole minutes: the first minute of each, and its sums."""
+def bins(book: OwnerBook, found: Period, most: int) -> list[tuple[int, int, Account]]:
+    """The period in at most so many equal parts of whole minutes: the first minute of each, how many whole ones it
+    has (the last minute of the period is not over), and its sums."""
     step = -(-(found.last - found.first + 1) // most)
-    return [(minute, _plain_account(book, minute, min(found.last, minute + step - 1)))
-            for minute in range(found.first, found.last + 1, step)]
+    starts = range(found.first, found.last + 1, step)
+    return [(minute, min(step, found.last - minute), _plain_account(book, minute, min(found.last, minute + step - 1)))
+            for minute in starts]
 
 
 def _plain_account(book: OwnerBook, first: int, last: int) -> Account:

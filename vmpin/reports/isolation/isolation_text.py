@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import textwrap
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ TABLE = ("POD", "CPUS", "FOR ITSELF", "AT LEAST", "KERNEL", "OTHERS", "NOT SEEN"
 #: Of a line, in the narrowest terminal.
 WIDTH = 80
 _BLOCKS = "▁▂▃▄▅▆▇█"
+#: The shares at which the next sign begins.
+_STEPS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
 def title(pod: Mapping[str, Any]) -> str:
@@ -86,8 +89,8 @@ def drift_sentence(pod: Mapping[str, Any]) -> str:
 
 
 def curve(pod: Mapping[str, Any]) -> str:
-    """What was not the pod's over the period, one sign for each part; a dot where nothing was seen."""
-    return "".join("·" if each["share"] is None else _BLOCKS[min(7, int((1 - each["share"]) * 79.99))]
+    """What was not the pod's over the period, one sign for each part, in logarithmic steps; a dot: not seen."""
+    return "".join("·" if each["share"] is None else _BLOCKS[bisect_right(_STEPS, 1 - each["share"])]
                    for each in pod["bins"])
 
 
@@ -104,8 +107,8 @@ def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iter
         yield from _wrapped("foreign by CPU: " + ", ".join(
             f"{'former' if each['cpu'] is None else each['cpu']}: {seconds(each['seconds'])}" for each in by_cpu),
             width, "  ")
-    yield f"  over time ({_BLOCKS[0]} none, {_BLOCKS[-1]} 9 % or more foreign): {curve(pod)}" \
-        if len(pod["bins"]) < width - 50 else f"  over time:  {curve(pod)}"
+    yield f"  over time: {curve(pod)}"
+    yield "    (not its own: ▁ below 0.01 %, ▃ 0.1 %, ▅ 1 %, ▇ 10 %, █ 30 %; · not seen)"
     yield ""
     yield from _worst(pod, width, "  ")
     yield from _thieves(pod["thieves"], width)
