@@ -16,7 +16,7 @@ from trees import make_tree
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.host import affinity
-from vmpin.host.cgroup import Cgroups, CpusetCgroup, Layout
+from vmpin.host.cgroup import Cgroups, CpusetCgroup, Layout, usage
 from vmpin.host.procfs import Procfs
 
 
@@ -277,3 +277,24 @@ def test_a_real_cgroup_is_followed_and_trims_what_is_pinned(group: Path, sleeper
         assert Cgroups().cpuset_of(sleeper.pid, sleeper.pid) == CpusetCgroup(group, every, every)
     finally:
         os.kill(sleeper.pid, signal.SIGKILL)
+
+
+# CPU time
+
+
+def test_the_cpu_time_of_a_containers_cgroup_is_read_in_both_versions(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    for pid, text in ((1, "0::/\n"), (7, "0::/pod/box\n"), (8, "4:cpuset:/box\n3:cpu,cpuacct:/pod/box\n0::/x\n"),
+                      (9, "3:cpu,cpuacct:/\n"), (10, "0::/../out\n")):
+        (proc / str(pid)).mkdir(parents=True)
+        (proc / str(pid) / "cgroup").write_text(text)
+    for directory in ("pod/box", "cpu,cpuacct/pod/box"):
+        (root / directory).mkdir(parents=True)
+    (root / "cgroup.controllers").write_text("cpu\n")
+    (root / "pod/box/cpu.stat").write_text("usage_usec 1234\nuser_usec 1000\n")
+    (root / "cpu,cpuacct/pod/box/cpuacct.usage").write_text("99\n")
+    cgroups = Cgroups(root, Procfs(proc))
+    found = {pid: cgroups.usage_file(pid) for pid in (1, 7, 8, 9, 10, 11)}
+    assert found == {1: None, 7: f"{root}/pod/box/cpu.stat", 8: f"{root}/cpu,cpuacct/pod/box/cpuacct.usage",
+                     9: None, 10: None, 11: None}
+    assert [usage(path) for path in (found[7] or "", found[8] or "", f"{root}/gone")] == [1_234_000, 99, None]
