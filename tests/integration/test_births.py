@@ -93,7 +93,7 @@ def test_a_vm_that_leaves_its_starter_is_born_in_its_place_and_gets_back_what_th
             subprocess.run(argv, check=True, timeout=120)
             pid = int(file.read_text())
             try:
-                wait(lambda: (found := node.sandbox(sandbox)) and found["vmm"] == {"type": "qemu", "pid": pid},
+                wait(lambda: (found := node.sandbox(sandbox)) and (found["vmm"] or {}).get("pid") == pid,
                      lambda: node.sandbox(sandbox))
                 node.wait_for_all(pid, cpus[0])
                 assert node.cli("unpin", sandbox).returncode == 0
@@ -158,7 +158,7 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
             shim.ask("vcpu", str(number))
         node.wait_for_all(shim.pid, cpus[0])
         found = node.sandbox(node.id("a"))
-        assert found["vmm"] == {"type": "dragonball", "pid": shim.pid}
+        assert (found["vmm"]["type"], found["vmm"]["pid"]) == ("dragonball", shim.pid)
         node.container(node.id("a"), "web", cpus[1])
         node.wait_for_all(shim.pid, cpus[1])
 

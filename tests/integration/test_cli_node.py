@@ -23,6 +23,8 @@ from real_qemu import Qemu
 from runtime_bundle import cri
 from waiting import wait
 
+from vmpin.host.procfs import Procfs
+
 
 @dataclass
 class Lab:
@@ -71,9 +73,12 @@ def test_the_status_as_json(lab: Lab) -> None:
     assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks", "repairs"}
     (sandbox,) = found["sandboxes"]
     assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
-                            "found_by", "containers", "threads", "guest", "birth", "drift", "proof", "untrusted"}
+                            "found_by", "containers", "threads", "guest", "birth", "drift", "proof", "untrusted",
+                            "near"}
     assert sandbox["id"] == lab.vm.sandbox
-    assert sandbox["vmm"] == {"type": "qemu", "pid": lab.vm.pid}
+    vmm = Procfs().stat(lab.vm.pid)
+    assert vmm is not None
+    assert sandbox["vmm"] == {"type": "qemu", "pid": lab.vm.pid, "starttime": vmm.starttime}
     assert set(sandbox["pod"]) == {"namespace", "name", "uid"}
     assert (sandbox["mask"], sandbox["verdict"], sandbox["reasons"], sandbox["found_by"]) == (
         union((lab.first, lab.second)), "pinned", [], "names")
