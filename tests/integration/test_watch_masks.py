@@ -85,7 +85,7 @@ def test_masks_set_by_hand_stay_until_a_container_is_known(node: Node, cpus: tup
         assert verified.returncode == 0
         assert "is unmanaged: its threads keep their masks" in verified.stdout
         assert node.data("verify")["unmanaged"] == [vm.sandbox]
-        assert node.data("plan") == {"operations": [], "unmanaged": [vm.sandbox]}
+        assert node.data("plan") == {"version": 1, "operations": [], "unmanaged": [vm.sandbox]}
         assert node.log().count("unmanaged sandbox=") == 1
 
         node.container(vm.sandbox, "web", second)
