@@ -63,8 +63,6 @@ def test_the_status_as_json(lab: Lab) -> None:
     assert found["version"] == 1
     assert lab.node.watcher is not None
     assert found["watcher"] == lab.node.watcher.pid
-    assert set(found["node"]) == {"online", "shared_pool", "exclusive", "housekeeping", "collisions", "owners",
-                                  "disagreements"}
     assert (found["node"]["shared_pool"], found["node"]["exclusive"]) == (lab.first, lab.second)
     assert (found["node"]["housekeeping"], found["node"]["collisions"]) == ("", [])
     (owner,) = found["node"]["owners"]
@@ -72,9 +70,6 @@ def test_the_status_as_json(lab: Lab) -> None:
                      "pod": found["sandboxes"][0]["pod"], "name": "web[2J", "init": None, "cgroup": None}
     assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks", "repairs"}
     (sandbox,) = found["sandboxes"]
-    assert set(sandbox) == {"id", "runtime", "handler", "vmm", "cgroup", "pod", "mask", "verdict", "reasons",
-                            "found_by", "containers", "threads", "guest", "birth", "drift", "proof", "untrusted",
-                            "near"}
     assert sandbox["id"] == lab.vm.sandbox
     vmm = Procfs().stat(lab.vm.pid)
     assert vmm is not None
@@ -83,16 +78,12 @@ def test_the_status_as_json(lab: Lab) -> None:
     assert (sandbox["mask"], sandbox["verdict"], sandbox["reasons"], sandbox["found_by"]) == (
         union((lab.first, lab.second)), "pinned", [], "names")
     for container in sandbox["containers"]:
-        assert set(container) == {"id", "name", "cpuset", "exclusive", "exclusive_by", "vcpus", "guest", "state",
-                                  "pause", "source", "since", "words", "kubelet", "disagreement", "shared_with",
-                                  "stale_cpuset"}
         assert container["words"] == {"bundle": {"cpus": container["cpuset"], "since": container["since"]}}
         assert container["exclusive_by"] == ("pool" if container["exclusive"] else None)
         assert container["source"] == "bundle"
     assert {(entry["id"], entry["cpuset"], entry["exclusive"], entry["vcpus"]) for entry in sandbox["containers"]} == {
         (lab.node.id("web"), lab.second, True, "1"), (lab.node.id("logs"), lab.first, False, "0")}
     for thread in sandbox["threads"]:
-        assert set(thread) == {"tid", "role", "name", "vcpu", "wanted", "actual", "ok", "cgroup"}
         assert thread["ok"] is True
         assert thread["actual"] == thread["wanted"]
     assert {thread["tid"] for thread in sandbox["threads"]} >= set(by_tid(lab.vm.pid))
