@@ -20,11 +20,13 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.allocator.pool_updates import PoolUpdates
 from vmpin.domain.model import ContainerId
 from vmpin.host.allocator_topology import allocator_topology, device_nodes
+from vmpin.host.files import Files
 from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.vm_size import vcpus_of
+from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
 from vmpin.status.allocation_report import AllocatorView, brief
 from vmpin.wire.nri_enums import Verb
@@ -47,10 +49,11 @@ class Allocating:
         self._reconciler, self._view = reconciler, view
         self._online, self._nri = view.node.online, nri
         self._sysfs = Sysfs(view.config.paths.sys)
+        kata = KataDefaultVcpus(Files(), len(self._online))
         self.allocator = CpuAllocator(
             allocator_topology(self._sysfs), view.config.allocate.options,
-            LedgerFile(view.config.paths.ledger_file, view.boot_id), partial(vcpus_of, proc=view.proc),
-            partial(device_nodes, self._sysfs))
+            LedgerFile(view.config.paths.ledger_file, view.boot_id),
+            partial(vcpus_of, proc=view.proc, configured=kata.of), partial(device_nodes, self._sysfs))
         self.updates = PoolUpdates(view, self.allocator, reconciler.read_cgroups, nri, timeouts)
         self.live: LiveAnnotations | None = None
         if view.config.allocate.live_annotations:

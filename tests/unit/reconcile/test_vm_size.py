@@ -21,15 +21,15 @@ ANNOTATED = {"io.katacontainers.config.hypervisor.default_vcpus": "5"}
     (["qemu-system-x86_64", "-name", "sandbox-1", "-smp", "3,cores=1,threads=1,sockets=3,maxcpus=3"], ANNOTATED,
      VmSize(True, 3, 3)),
     (["cloud-hypervisor", "--api-socket", "/run/vc/vm/1/clh-api.sock"], ANNOTATED, VmSize(True, 5)),
-    (["cloud-hypervisor", "--api-socket", "/run/vc/vm/1/clh-api.sock"], {}, VmSize(True)),
-], ids=["QEMU, dynamic", "QEMU, static", "annotated", "not known"])
+    (["cloud-hypervisor", "--api-socket", "/run/vc/vm/1/clh-api.sock"], {}, VmSize(True, 7)),
+], ids=["QEMU, dynamic", "QEMU, static", "annotated", "configured"])
 def test_the_size_of_a_pods_vm(argv: list[str], annotations: dict[str, str], expected: VmSize, tmp_path: Path) -> None:
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "kata", 77, annotations, "")
-    assert vcpus_of(pod, Procfs(tmp_path)) == expected
+    assert vcpus_of(pod, Procfs(tmp_path), {"kata": 7}.__getitem__) == expected
 
 
 def test_a_pod_of_another_handler_is_no_vm(tmp_path: Path) -> None:
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "runc", 0, ANNOTATED, "")
-    assert vcpus_of(pod, Procfs(tmp_path)) == VmSize()
+    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 1) == VmSize()

@@ -1,0 +1,65 @@
+"""`default_vcpus` of Kata's configuration files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from vmpin.host.files import Files
+from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
+
+ETC, OPT = "etc/kata-containers", "opt/kata/share/defaults/kata-containers"
+
+
+def written(root: Path, path: str, text: str) -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def section(value: str, name: str = "clh") -> str:
+    return f"[hypervisor.{name}]\npath = \"/x\"\ndefault_vcpus = {value}\n"
+
+
+def test_the_file_of_the_handler_counts_and_else_the_default_one(tmp_path: Path) -> None:
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    assert found.of("kata-clh") == 1, "Kata's own, without any file"
+    written(tmp_path, f"{OPT}/configuration.toml", section("2", "qemu"))
+    assert (found.of("kata"), found.of("kata-clh"), found.of("other")) == (2, 2, 2)
+    written(tmp_path, f"{OPT}/runtimes/clh/configuration-clh.toml", section("3"))
+    assert (found.of("kata"), found.of("kata-clh")) == (2, 3)
+    written(tmp_path, f"{ETC}/configuration.toml", section("4", "qemu"))
+    assert (found.of("kata"), found.of("kata-clh")) == (4, 3)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("0", 1), ("5", 5), ("-1", 8), ("99", 8), ("1.2", 2), ("true", 1),
+                                                 ('"6"', 1), ("1e300", 1), ("inf", 1), ("nan", 1)])
+def test_each_value_means_what_it_means_to_kata(value: str, expected: int, tmp_path: Path) -> None:
+    written(tmp_path, f"{ETC}/configuration.toml", section(value))
+    assert KataDefaultVcpus(Files(tmp_path), 8).of("kata") == expected
+
+
+def test_a_changed_file_and_a_drop_in_are_read_again(tmp_path: Path) -> None:
+    file = written(tmp_path, f"{ETC}/configuration.toml", section("2"))
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    assert found.of("kata") == 2
+    file.write_text(section("3") + "# longer\n")
+    assert found.of("kata") == 3
+    written(tmp_path, f"{ETC}/config.d/90.toml", section("4"))
+    assert found.of("kata") == 4
+
+
+def test_a_file_that_is_no_toml_leaves_kata_s_own_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path, f"{ETC}/configuration.toml", "[hypervisor")
+    with caplog.at_level(logging.WARNING):
+        found = KataDefaultVcpus(Files(tmp_path), 8)
+        assert (found.of("kata"), found.of("kata")) == (1, 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once for each version of the file"
+
+
+@pytest.mark.parametrize("handler", ["kata-../../../etc", "kata-a/b", "kata-", "", "kata-\0", "kata-" + "x" * 5000])
+def test_a_handler_is_no_path(handler: str, tmp_path: Path) -> None:
+    assert KataDefaultVcpus(Files(tmp_path), 8).of(handler) == 1
