@@ -39,7 +39,7 @@ def sampling(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
 
     def awake(work: Callable[[], object]) -> float:
         before = _pcounts(tids)
-        _wake(machines)
+        wake(machines)
         if any(now == then for now, then in zip(_pcounts(tids), before, strict=True)):
             raise CannotMeasure("not all threads ran")
         return _cost(work)
@@ -147,7 +147,7 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
                    "psutil": round(median(naives), 3)})
 
 
-def _wake(machines: Sequence[Machine]) -> None:
+def wake(machines: Sequence[Machine]) -> None:
     """Let every thread of sleeping processes run for a moment: a stop and its end wake all of a process."""
     for machine in machines:
         os.kill(machine.pid, signal.SIGSTOP)

@@ -29,6 +29,7 @@ import passes
 import processes
 import reporting
 import scrapes
+import topping
 from bench_node import Node, node, write_kata
 from measure import CannotMeasure, Figure, progress
 from vms import Machine, qemus, stand_ins
@@ -62,6 +63,11 @@ class Bench:
 def _rest(bench: Bench) -> list[Figure]:
     seconds, resync = (2.0, 1.0) if bench.quick else (30.0, 10.0)
     return processes.at_rest(bench.made, bench.many(), seconds, resync)
+
+
+def _top(bench: Bench) -> list[Figure]:
+    refreshes, delay = (3, 0.5) if bench.quick else (10, topping.DELAY)
+    return [topping.top(bench.made, bench.many(), refreshes, delay)]
 
 
 def _cold(bench: Bench) -> list[Figure]:
@@ -113,6 +119,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("sampling_200x16",): lambda bench: [drifting.sampling(bench.made, bench.many(), bench.rounds(20))],
     ("repair_200x16",): lambda bench: [drifting.repair(bench.made, bench.many(), bench.rounds(20))],
     ("idle_rss", "idle_cpu"): _rest,
+    ("top_200x16",): _top,
     ("status_json",): lambda bench: [processes.status(bench.made, bench.many(), bench.rounds(40))],
     ("nri_to_pinned",): lambda bench: [nri.to_pinned(bench.made, bench.many(), bench.rounds(100))],
     ("nri_create_to_pinned",): lambda bench: [nri.create_to_pinned(bench.made, bench.many(), bench.rounds(100))],

@@ -51,6 +51,8 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "al
               "reports.isolation.isolation_shares", "reports.isolation.isolation_advice",
               "reports.isolation.isolation_report", "reports.isolation.isolation_text",
               "reports.isolation.isolation_page",
+              "reports.top.thread_intervals", "reports.top.node_description", "reports.top.pod_usage",
+              "reports.top.usage_document", "cli.top.keys", "cli.top.view_state", "cli.top.sheet",
               "doctor.checks", "doctor.allocation_checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
               "doctor.network_checks", "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
@@ -59,8 +61,8 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
         "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "struct", "textwrap", "types",
         "typing"}
 #: All that may come from outside the standard library, and where.
-OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output"}, "qemu": {"vmm.qmp"},
-           "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
+OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "cli.top.screen", "cli.top.live"},
+           "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus", "status.allocation_metrics"},
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"host.links.netns_reader"},
            "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}

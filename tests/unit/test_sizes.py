@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 LARGEST = 2500
 #: The operator's day, a figure and a reason each.
 OPERATOR = {
-    # A live view in the terminal.
-    "top": 0,
+    # A live view in the terminal: samples of all threads, rows of pods, threads and thieves, keys, the screen, batch.
+    "top": 2_100,
     # Foreign seconds by the minute, and the report of them.
     "isolation": 2_150,
     # A VM's network devices and their path to the NIC; 300 of it: policy.vhost near, without entering a namespace.

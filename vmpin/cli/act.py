@@ -64,9 +64,13 @@ def add_parser(verbs: Verbs) -> None:
 
 def reconcile(args: argparse.Namespace) -> int:
     config = load_config(args)
-    sandbox = _whole(config, args)
-    found = ask(config, {"op": "reconcile", "sandbox": sandbox}) or _reconcile_alone(config, sandbox)
+    found = reconciled(config, _whole(config, args))
     return finish(args, found, f"{number_of(found['vms'], 'VM')}, nothing to change")
+
+
+def reconciled(config: Config, sandbox: SandboxId | None) -> Document:
+    """The operations of a pass over one sandbox, or all (None), through the watcher if one runs."""
+    return ask(config, {"op": "reconcile", "sandbox": sandbox}) or _reconcile_alone(config, sandbox)
 
 
 def _reconcile_alone(config: Config, sandbox: SandboxId | None) -> Document:
@@ -186,12 +190,8 @@ def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:
     if args.output == "json":
         print_data(found, "json")
         return code
-    for operation in operations:
-        outcome = operation["outcome"]
-        more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
-                "trimmed": f": the cpuset cgroup leaves {operation['got']}",
-                "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}"}[outcome]
-        print(printable(operation["what"] + more))
+    for line in outcome_lines(found):
+        print(printable(line))
     for sandbox in kept:
         print(printable(f"sandbox {sandbox}: not all of its threads have their original masks; try again"))
     if not operations and not kept:
@@ -199,3 +199,14 @@ def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:
     for sandbox, result in guests.items():
         print(printable(f"sandbox {sandbox}: in its guest: {result}"))
     return code
+
+
+def outcome_lines(found: Document) -> list[str]:
+    """A line for each operation of a pass, with what came of it."""
+    lines = []
+    for operation in found["operations"]:
+        more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
+                "trimmed": f": the cpuset cgroup leaves {operation['got']}",
+                "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}"}
+        lines.append(operation["what"] + more[operation["outcome"]])
+    return lines

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit",
-    "isolation": "books.isolation", "map": "map", "doctor": "doctor", "gather": "gather", "plan": "planned.plan",
+    "isolation": "books.isolation", "map": "map", "top": "top.command", "doctor": "doctor", "gather": "gather", "plan": "planned.plan",
     "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
     "install-hook": "setup.install_hook",

@@ -31,10 +31,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        lines = [list(columns), *cells]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for row in lines:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for line in plain_table(columns, cells):
+            print(line)
         return
     from rich import box
     from rich.console import Console
@@ -46,6 +44,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
     for row in cells:
         made.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
     Console().print(made)
+
+
+def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of an aligned table. :param cells: printable texts."""
+    lines = [columns, *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for row in lines:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 #: A line, as texts with their styles.

@@ -1,0 +1,198 @@
+"""What the live view shows, and how a key changes that. Pure.
+
+A page lies on the page that it was opened from. What a key asks of the outside (explain, map, reconcile) is left in
+`State.request`, which the caller carries out. What stays out: the rows themselves (sheet).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+#: A line as texts with styles of rich.
+Line = tuple[tuple[str, str], ...]
+
+POD_SORTS = ("stolen", "busy", "waited", "drift", "name")
+THREAD_SORTS = ("role", "busy", "waited", "name")
+_LONGEST_FILTER = 100
+
+
+class View(enum.StrEnum):
+    PODS = "pods"
+    THREADS = "threads"  #: Of one pod.
+    THIEVES = "thieves"  #: Of one pod, or of all.
+    TEXT = "text"
+
+
+class Mode(enum.StrEnum):
+    NORMAL = "normal"
+    FILTER = "filter"  #: The keys are written into the filter.
+    CONFIRM = "confirm"  #: A reconcile waits for y or n.
+
+
+class Request(NamedTuple):
+    """`what` is explain, map or reconcile; `pod` as DescribedPod.id, "" for none."""
+
+    what: str
+    pod: str = ""
+
+
+class ListedRows(NamedTuple):
+    """The rows of the page on top: their ids in order, of a text "" for each line, and how many fit. `titles` are
+    of the pods that are listed, by id."""
+
+    ids: tuple[str, ...]
+    height: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """`selected` is the id of a row, `top` the number of the first one that is shown."""
+
+    view: View
+    pod: str = ""
+    title: str = ""
+    lines: tuple[Line, ...] = ()
+    sort: str = "stolen"
+    filter: str = ""
+    selected: str = ""
+    top: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    pages: tuple[Page, ...] = (Page(View.PODS),)
+    mode: Mode = Mode.NORMAL
+    before: str = ""  #: The filter before it was edited.
+    paused: bool = False
+    notice: str = ""
+    request: Request | None = None
+    ended: bool = False
+
+    @property
+    def page(self) -> Page:
+        return self.pages[-1]
+
+    def with_page(self, **changes: object) -> State:
+        return replace(self, pages=(*self.pages[:-1], replace(self.page, **changes)))  # type: ignore[arg-type]
+
+    def opened(self, page: Page) -> State:
+        return replace(self, pages=(*self.pages, page))
+
+
+def reduce(state: State, key: str, listed: ListedRows) -> State:
+    """The state after a key. :param key: as keys.decode names it."""
+    state = replace(state, notice="")
+    if state.mode is Mode.FILTER:
+        return _filter(state, key)
+    if state.mode is Mode.CONFIRM:
+        return replace(state, mode=Mode.NORMAL, notice="" if key == "y" else "nothing was done",
+                       request=Request("reconcile", _pod(state)) if key == "y" else None)
+    if key in _MOVES:
+        return settled(_moved(state, key, listed), listed)
+    if key in ("q", "escape", "left", "backspace"):
+        return _back(state, key)
+    return _command(state, key)
+
+
+def settled(state: State, listed: ListedRows) -> State:
+    """The state with a row selected that exists, and the selected row in sight."""
+    page, count = state.page, len(listed.ids)
+    if page.view is View.TEXT:
+        return state.with_page(top=max(0, min(page.top, count - listed.height)))
+    at = listed.ids.index(page.selected) if page.selected in listed.ids else min(page.top, count - 1)
+    if at < 0:
+        return state.with_page(top=0)
+    top = max(min(page.top, at, max(0, count - listed.height)), at - listed.height + 1)
+    return state.with_page(selected=listed.ids[at], top=top)
+
+
+def answered(state: State, title: str, lines: tuple[Line, ...]) -> State:
+    """The state with a text opened: an answer to a request."""
+    return replace(state, notice="").opened(Page(View.TEXT, title=title, lines=lines))
+
+
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": 0, "pagedown": 0, " ": 0, "home": 0, "end": 0, "g": 0,
+          "G": 0}
+
+
+def _moved(state: State, key: str, listed: ListedRows) -> State:
+    page, count = state.page, len(listed.ids)
+    text = page.view is View.TEXT
+    at = page.top if text else listed.ids.index(page.selected) if page.selected in listed.ids else 0
+    far = {"pageup": -listed.height, "pagedown": listed.height, " ": listed.height, "home": -count, "g": -count,
+           "end": count, "G": count}.get(key, _MOVES[key])
+    at = max(0, min(at + far, count - 1))
+    if text:
+        return state.with_page(top=at)
+    return state.with_page(selected=listed.ids[at]) if count else state
+
+
+def _back(state: State, key: str) -> State:
+    if len(state.pages) > 1:
+        return replace(state, pages=state.pages[:-1])
+    if key == "escape" and state.page.filter:
+        return state.with_page(filter="")
+    return replace(state, ended=True) if key == "q" else state
+
+
+def _filter(state: State, key: str) -> State:
+    text = state.page.filter
+    if key == "enter":
+        return replace(state, mode=Mode.NORMAL)
+    if key == "escape":
+        return replace(state.with_page(filter=state.before), mode=Mode.NORMAL)
+    if key == "backspace":
+        text = text[:-1]
+    elif key == "clear":
+        text = ""
+    elif len(key) == 1:
+        text = (text + key)[:_LONGEST_FILTER]
+    return state.with_page(filter=text, top=0)
+
+
+def _command(state: State, key: str) -> State:
+    page, pod = state.page, _pod(state)
+    if key == "p":
+        return replace(state, paused=not state.paused)
+    if key in ("h", "?"):
+        return replace(state, request=Request("help"))
+    if key == "m":
+        return replace(state, request=Request("map"))
+    if key == "T":
+        return state.opened(Page(View.THIEVES))
+    if page.view is View.TEXT:
+        return state
+    if key == "/":
+        return replace(state, mode=Mode.FILTER, before=page.filter)
+    if key in _SORTS:
+        return _sorted(state, key)
+    if not pod:
+        return replace(state, notice="no pod is selected") if key in ("enter", "right", "e", "t", "d", "r") else state
+    if key in ("enter", "right") and page.view is View.PODS:
+        return state.opened(Page(View.THREADS, pod, sort="role"))
+    if key in ("t", "d") and page.view is not View.THIEVES:
+        return state.opened(Page(View.THIEVES, pod))
+    if key == "e":
+        return replace(state, request=Request("explain", pod))
+    return replace(state, mode=Mode.CONFIRM) if key == "r" else state
+
+
+_SORTS = {"s": "", "S": "stolen", "B": "busy", "W": "waited", "D": "drift", "N": "name"}
+
+
+def _sorted(state: State, key: str) -> State:
+    """`s` goes on to the next order; a capital letter chooses one, where the page has it."""
+    orders = {View.PODS: POD_SORTS, View.THREADS: THREAD_SORTS}.get(state.page.view, ())
+    if not orders:
+        return state
+    if key != "s":
+        return state.with_page(sort=_SORTS[key]) if _SORTS[key] in orders else state
+    return state.with_page(sort=orders[(orders.index(state.page.sort) + 1) % len(orders)])
+
+
+def _pod(state: State) -> str:
+    """The pod that a command is about, "" for none."""
+    page = state.page
+    return page.selected if page.view is View.PODS else page.pod
