@@ -76,7 +76,8 @@ def checked_output(arguments: Sequence[str], output: str) -> None:
     """Check what a command printed, if that is a document; an error is on standard error, and this then empty."""
     name = name_of(arguments)
     if name is not None and output:
-        checked(name, json.loads(output))
+        for document in output.splitlines() if name == "top" else [output]:  # it prints one for each refresh
+            checked(name, json.loads(document))
 
 
 class _Recording:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vmpin.reports.top.node_description import NodeDescription, describe
 from vmpin.reports.top.pod_usage import NodeUsage, usage
-from vmpin.reports.top.thread_intervals import Interval, ProcessInterval, ThreadInterval
+from vmpin.reports.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 
 MS = 1_000_000
 SHOP, DB, BAD, RUNC = "a" * 64, "b" * 64, "c" * 64, "d" * 64
@@ -92,4 +92,5 @@ def described(**node: object) -> NodeDescription:
 
 def used(*processes: ProcessInterval, description: NodeDescription | None = None, seconds: float = 3.0,
          busy: dict[int, int] | None = None) -> NodeUsage:
-    return usage(description or described(), Interval(seconds, processes or PROCESSES, BUSY if busy is None else busy))
+    return usage(description or described(),
+                 UsageInterval(seconds, processes or PROCESSES, BUSY if busy is None else busy))

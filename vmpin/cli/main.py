@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit",
-    "isolation": "books.isolation", "map": "map", "top": "top.command", "doctor": "doctor", "gather": "gather", "plan": "planned.plan",
-    "allocations": "allocator.allocations",
+    "isolation": "books.isolation", "map": "map", "top": "top.command", "doctor": "doctor",
+    "gather": "gather", "plan": "planned.plan", "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
     "install-hook": "setup.install_hook",
     "install-service": "setup.install_service", "guest": "setup.guest", "reporter": "reporter", "demo": "demo",
@@ -46,6 +46,7 @@ in service:
   vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d
   vmpin install-service      vmpin watch under systemd; --now starts it
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
+  vmpin top                  live: which threads take the CPUs of which pods
   vmpin audit                exit code 1 if another pod runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
   vmpin gather               the data for a bug report, in one file

@@ -17,7 +17,7 @@ from vmpin.cli import main as command
 #: One of each form.
 COMMANDS = [
     "status", "status shop", "status --all-nodes", "map --node n", "explain shop", "verify", "verify -l a=b", "audit",
-    "isolation --all",
+    "isolation --all", "top",
     "doctor", "gather", "plan", "plan --scenario f", "allocations", "set shop policy=none", "reconcile", "unpin shop",
     "unpin --all --dry-run", "config", "install-hook --hooks-dir d", "install-service --now", "demo"]
 

@@ -14,7 +14,7 @@ from trees import make_tree
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.reports.top.interval_sampler import IntervalSampler
-from vmpin.reports.top.thread_intervals import Interval, ThreadInterval
+from vmpin.reports.top.thread_intervals import ThreadInterval, UsageInterval
 
 BORN = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
@@ -49,7 +49,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def threads(interval: Interval | None) -> dict[int, ThreadInterval]:
+def threads(interval: UsageInterval | None) -> dict[int, ThreadInterval]:
     assert interval is not None
     return {thread.tid: thread for process in interval.processes for thread in process.threads}
 

@@ -11,7 +11,7 @@ from top_given import BAD, CACHE, DB, MS, RUNC, SHOP, described, document, owner
 
 from vmpin.reports.top.node_description import describe
 from vmpin.reports.top.pod_usage import NodeUsage, PodUsage, sorted_pods, usage
-from vmpin.reports.top.thread_intervals import Interval
+from vmpin.reports.top.thread_intervals import UsageInterval
 from vmpin.reports.top.usage_document import usage_data
 
 
@@ -164,5 +164,5 @@ def test_no_cpu_is_used_for_longer_than_the_interval_by_estimates(given_: list[t
 
 
 def test_an_interval_of_nothing_is_calm() -> None:
-    found = usage(described(), Interval(3.0, ()))
+    found = usage(described(), UsageInterval(3.0, ()))
     assert (found.stolen, found.thefts, [use.busy for use in found.cpus]) == (0, (), [None, None, None])

@@ -26,7 +26,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.reports.top.interval_sampler import IntervalSampler
 from vmpin.reports.top.node_description import NodeDescription, describe
 from vmpin.reports.top.pod_usage import NodeUsage, usage
-from vmpin.reports.top.thread_intervals import Interval
+from vmpin.reports.top.thread_intervals import UsageInterval
 from vmpin.status.pod_arguments import NamedSandbox, meant, the_one_meant
 
 #: Seconds that a watcher has for an answer once it has given one: the last answer is used meanwhile.
@@ -80,7 +80,7 @@ class NodeReader:
         return replace(found, pods=tuple(row for row in found.pods if row.pod.id in chosen),
                        thefts=tuple(theft for theft in found.thefts if theft.victim in chosen))
 
-    def _sample(self) -> Interval | None:
+    def _sample(self) -> UsageInterval | None:
         known = self._described
         assert known is not None
         return self._sampler.sample(known.owned, known.by_tid)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vmpin.cli.top.view_state import Line, ListedRows, Mode, Page, State, View
 from vmpin.domain.terminal import number_of, printable, short_id
 from vmpin.reports.top.node_description import DescribedPod
-from vmpin.reports.top.pod_usage import CpuUse, NodeUsage, PodUsage, Theft, ThreadUsage, sorted_pods
+from vmpin.reports.top.pod_usage import CpuTheft, CpuUse, NodeUsage, PodUsage, ThreadUsage, sorted_pods
 
 #: Thieves that a pod's page lists above its threads.
 _THIEVES = 4
@@ -161,7 +161,7 @@ def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
     return tuple(part for each in parts for part in (("; ", ""), each))[1:]
 
 
-def thief_text(theft: Theft, usage: NodeUsage, victim: bool) -> str:
+def thief_text(theft: CpuTheft, usage: NodeUsage, victim: bool) -> str:
     """`~31 ms on CPU 5 of demo/shop by demo/noisy: thread 4711 (burn) of process 4700 (stress)`"""
     process = f" of process {theft.pid} ({theft.process})" if theft.pid != theft.tid else ""
     whose = f" of {title_of(usage, theft.victim)}" if victim else ""
@@ -276,7 +276,7 @@ def _thieves(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
                  empty="nothing was stolen in the last interval" if not page.filter else "no thief matches the filter")
 
 
-def _thief_row(theft: Theft, usage: NodeUsage) -> Row:
+def _thief_row(theft: CpuTheft, usage: NodeUsage) -> Row:
     process = "-" if theft.pid == theft.tid else f"{theft.process} {theft.pid}"
     return Row(f"{theft.tid}:{theft.cpu}:{theft.victim}", tuple(printable(cell) for cell in (
         rate(theft.ran, usage.seconds, theft.exact), theft.cpu, theft.pod, f"{theft.thread} {theft.tid}", process,

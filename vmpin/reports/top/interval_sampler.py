@@ -17,7 +17,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.host.schedstat import Ran, Schedstat, process_ran
 from vmpin.reports.residency.thread_usage import idle_times
-from vmpin.reports.top.thread_intervals import Interval, ProcessInterval, ThreadInterval
+from vmpin.reports.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Samples after which the cgroup of a process that runs is read again.
@@ -65,7 +65,7 @@ class IntervalSampler:
         self._ticks = 0
         self._idle: dict[int, int] = {}
 
-    def sample(self, watched: Collection[int] = (), known: Collection[int] = ()) -> Interval | None:
+    def sample(self, watched: Collection[int] = (), known: Collection[int] = ()) -> UsageInterval | None:
         """What ran since the last call; None for the first.
 
         :param watched: CPUs. Of the threads that are on them, the mask is read.
@@ -92,7 +92,7 @@ class IntervalSampler:
                 found.append(ProcessInterval(int(pid), process.comm, process.kernel, process.cgroup, tuple(ran)))
         for pid in [pid for pid, process in self._processes.items() if process.seen != self._samples]:
             del self._processes[pid]
-        made = None if self._samples == 1 else Interval(
+        made = None if self._samples == 1 else UsageInterval(
             at - self._at, tuple(found), self._busy(round((at - self._at) * 1e9), idle), threads, self.kernel_seen,
             self.host.precise)
         self._at, self._ticks, self._idle = at, ticks, idle

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vmpin.reports.top.node_description import DescribedPod, NodeDescription
-from vmpin.reports.top.thread_intervals import Interval, ProcessInterval, ThreadInterval
+from vmpin.reports.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 
 
-class Theft(NamedTuple):
+class CpuTheft(NamedTuple):
     """A thread that ran on exclusive CPUs of a pod (`victim`, as DescribedPod.id). `pod` names where the thread
     belongs: its pod, unit or cgroup. `ran` in ns; an estimate unless `exact`."""
 
@@ -99,7 +99,7 @@ class NodeUsage:
     description: NodeDescription
     seconds: float
     pods: tuple[PodUsage, ...]
-    thefts: tuple[Theft, ...] = ()
+    thefts: tuple[CpuTheft, ...] = ()
     cpus: tuple[CpuUse, ...] = ()
     threads: int = 0
     kernel_seen: bool = True
@@ -113,7 +113,7 @@ class NodeUsage:
     def estimated(self) -> bool:
         return not all(pod.exact for pod in self.pods)
 
-    def thefts_of(self, pod: str | None) -> list[Theft]:
+    def thefts_of(self, pod: str | None) -> list[CpuTheft]:
         """Those from one pod, or all; the longest first."""
         return [theft for theft in self.thefts if pod in (None, theft.victim)]
 
@@ -124,7 +124,7 @@ class NodeUsage:
 class _IntervalBooks:
     """What an interval adds up to."""
 
-    def __init__(self, description: NodeDescription, interval: Interval) -> None:
+    def __init__(self, description: NodeDescription, interval: UsageInterval) -> None:
         self.description = description
         self.elapsed = round(interval.seconds * 1e9)
         self.pods = {pod.id: PodUsage(pod) for pod in description.pods}
@@ -155,7 +155,7 @@ class _IntervalBooks:
                 label = label or known.label_of(process, sandbox)
                 self._foreign.setdefault(thread.cpu, []).append((process, thread, label))
 
-    def thefts(self) -> list[Theft]:
+    def thefts(self) -> list[CpuTheft]:
         """Those from each pod, the longest first. Estimates are cut, each by the same share, to the time that their
         CPU had left: a thread that came at the end of the interval brought all of its run time with it."""
         found = []
@@ -168,7 +168,7 @@ class _IntervalBooks:
             for process, thread, label in foreign:
                 ran = thread.ran if thread.bound else round(thread.ran * share)
                 use = use._replace(stolen=use.stolen + ran, exact=use.exact and thread.bound)
-                found += [Theft(victim, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid, process.comm,
+                found += [CpuTheft(victim, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid, process.comm,
                                 label) for victim in victims]
             self.cpus[cpu] = use
             for pod in (self.pods[victim] for victim in victims if victim in self.pods):
@@ -177,7 +177,7 @@ class _IntervalBooks:
         return sorted(found, key=lambda theft: (-theft.ran, theft.cpu, theft.tid))
 
 
-def usage(description: NodeDescription, interval: Interval | None) -> NodeUsage:
+def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeUsage:
     """:param interval: None before the second sample."""
     if interval is None:
         return NodeUsage(description, 0.0, tuple(PodUsage(pod) for pod in description.pods))

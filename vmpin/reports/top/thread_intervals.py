@@ -32,7 +32,7 @@ class ProcessInterval(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Interval:
+class UsageInterval:
     """`seconds` passed between the samples. `busy`: ns that each CPU was not idle, by the kernel's own count in steps
     of 10 ms. `kernel_seen`: False in another PID namespace, which hides kernel threads and other processes.
     `precise`: False where the kernel counts run times in ticks only."""

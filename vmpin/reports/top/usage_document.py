@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vmpin.reports.top.pod_usage import CpuUse, NodeUsage, PodUsage, Theft, sorted_pods
+from vmpin.reports.top.pod_usage import CpuTheft, CpuUse, NodeUsage, PodUsage, sorted_pods
 
 VERSION = 1
 
@@ -39,7 +39,7 @@ def _cpu(use: CpuUse) -> dict[str, Any]:
             "unseen": None if use.busy is None else _seconds(use.unseen)}
 
 
-def _theft(theft: Theft) -> dict[str, Any]:
+def _theft(theft: CpuTheft) -> dict[str, Any]:
     return {"sandbox": theft.victim, "cpu": theft.cpu, "seconds": _seconds(theft.ran), "exact": theft.exact,
             "tid": theft.tid, "thread": theft.thread, "pid": theft.pid, "process": theft.process, "of": theft.pod}
 
