@@ -10,6 +10,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Processes that share the tests: half of most tests is waiting.
 JOBS := 3
 
+# How `make worth` measures.
+WORTH := --rounds 8
+
 # What the tests run, as what has to be there and the Debian package that brings it. What Debian always has
 # (coreutils, util-linux) is not named. tests/unit/packaged/test_packaging.py holds this against the tests.
 TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
@@ -23,7 +26,7 @@ UNPACKED := build/unpacked
 UNPACKED_NEEDS := promtool=prometheus
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test test-lab test-cluster test-all lab-shell soak lint bench guest wheel image clean
+.PHONY: help venv demo worth check test test-lab test-cluster test-all lab-shell soak lint bench guest wheel image clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +45,12 @@ $(STAMP): pyproject.toml
 demo: venv ## pin a real virtual machine, here and now, and show it
 	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
 	@$(BIN)/vmpin demo
+
+worth: venv ## measure what pinning is worth here, into build/worth.txt and .svg (root); WORTH="--rounds 2" for less
+	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
+	@mkdir -p build
+	@$(BIN)/vmpin demo --noise --svg build/worth.svg $(WORTH) >build/worth.txt
+	@cat build/worth.txt
 
 test: venv ## run the tests; with CI=true as root also those with guests, a node and a cluster, and install what they need
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS) && \

@@ -45,6 +45,8 @@ def name_of(arguments: Sequence[str]) -> str | None:
         return "plan-scenario"
     if verb == "unpin" and "--dry-run" in words:
         return "unpin-dry-run"
+    if verb == "demo" and "--noise" in words:
+        return "demo-noise"
     # The archive, or the OCI spec, is the output.
     if (verb == "gather" and _has(words, "--out", "-")) or (verb == "install-hook" and "--base-spec" in words):
         return None

@@ -43,6 +43,7 @@ SHARED = ("cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet", "network",
               "config.plain_yaml",
+              "demo.firmware", "demo.kata_pinning", "demo.worth", "demo.worth_picture", "demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.allocation_report", "status.pod_arguments", "install.service_unit",
               "reports.audit", "reports.cpu_owners", "reports.ledger_holders", "reports.redact", "reports.map",
@@ -58,7 +59,8 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "al
               "doctor.network_checks", "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
-        "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "struct", "textwrap", "types",
+        "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct", "textwrap",
+        "types",
         "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "cli.top.screen", "cli.top.live"},

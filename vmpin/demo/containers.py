@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ exec "$@"
 class Containers:
     """The containers of one sandbox. `close` removes everything of them."""
 
-    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path, options: HookOptions) -> None:
+    def __init__(self, crun: str, busybox: str, sandbox: str, directory: Path, options: HookOptions,
+                 pod: str = "shop") -> None:
         self.sandbox = sandbox
         self.directory = directory
         self._crun = crun
         self._options = options
+        self._pod = pod
         self._script = hook_script.script_path(directory / "hooks.d")
         self._made: list[str] = []
         rootfs = directory / "rootfs"
@@ -47,11 +50,11 @@ class Containers:
     def id(self, name: str) -> str:
         return f"{self.sandbox}-{name}"
 
-    def run(self, name: str, cpus: CpuSet) -> None:
-        """Create and start a container; crun calls the hook. :raises VmpinError:"""
+    def run(self, name: str, cpus: CpuSet, command: Sequence[str] = ("sleep", "600")) -> None:
+        """Create and start a container that runs a command of busybox; crun calls the hook. :raises VmpinError:"""
         bundle = self.directory / self.id(name)
         bundle.mkdir()
-        spec = base_spec.with_hook(self._spec(name, cpus), self._script, self._options)
+        spec = base_spec.with_hook(self._spec(name, cpus, command), self._script, self._options)
         (bundle / "config.json").write_text(json.dumps(spec, indent=1))
         self._made.append(name)
         self._call("run", "--detach", "--bundle", str(bundle), self.id(name))
@@ -102,16 +105,16 @@ class Containers:
             raise VmpinError(f"crun {args[0]} failed: {' '.join(output)[-400:] or f'exit code {code}'}",
                              "is this a container without cgroups of its own?")
 
-    def _spec(self, name: str, cpus: CpuSet) -> dict[str, Any]:
+    def _spec(self, name: str, cpus: CpuSet, command: Sequence[str]) -> dict[str, Any]:
         cri = "io.kubernetes.cri."  # the annotations that containerd sets
-        # No /proc: a sleeping process does not need it.
+        # No /proc: neither a sleeping nor a busy process needs it.
         return {
             "ociVersion": "1.0.2", "hostname": name, "mounts": [],
-            "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", "sleep", "600"],
+            "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/busybox", *command],
                         "env": ["PATH=/bin"], "noNewPrivileges": True},
             "root": {"path": str(self.directory / "rootfs"), "readonly": True},
             "annotations": {f"{cri}container-type": "container", f"{cri}container-name": name,
-                            f"{cri}sandbox-id": self.sandbox, f"{cri}sandbox-name": "shop",
+                            f"{cri}sandbox-id": self.sandbox, f"{cri}sandbox-name": self._pod,
                             f"{cri}sandbox-namespace": "demo", f"{cri}sandbox-uid": "0000-demo"},
             "linux": {"cgroupsPath": f"/{self.id(name)}", "resources": {"cpu": {"cpus": str(cpus)}},
                       "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]}}

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from vmpin.cpuset import CpuSet
 from vmpin.demo import children
@@ -35,6 +36,8 @@ class Stage:
     """The demo's own directory, sandbox and processes. Leaving it removes them."""
 
     STEPS = 7
+    #: The class of its VM.
+    VM: type[DemoVm] = DemoVm
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
@@ -48,16 +51,19 @@ class Stage:
         self._log = self.directory / "watcher.log"
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
         try:
-            self.vm = DemoVm(tools.qemu, self.sandbox, self.directory)
+            self.vm = self.VM(tools.qemu, self.sandbox, self.directory)
             self._configure(None)
-            self.containers = Containers(tools.crun, tools.busybox, self.sandbox, self.directory, HookOptions(
-                socket=self.directory / "run" / "hook.sock", spool=self.directory / "run" / "spool",
-                deadline_ms=10_000))  # the default is short for the watcher of a loaded machine
+            self.containers = self._containers(self.sandbox, self.directory)
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
-    def __enter__(self) -> Stage:
+    def _containers(self, sandbox: str, directory: Path, pod: str = "shop") -> Containers:
+        return Containers(self.tools.crun, self.tools.busybox, sandbox, directory, HookOptions(
+            socket=self.directory / "run" / "hook.sock", spool=self.directory / "run" / "spool",
+            deadline_ms=10_000), pod)  # the default is short for the watcher of a loaded machine
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -66,14 +72,17 @@ class Stage:
         if kind is not None and issubclass(kind, VmpinError) and self._log.exists():
             for line in self._log.read_text("utf-8", "replace").splitlines()[-20:]:
                 print(f"watcher: {printable(line)}", file=sys.stderr)
-        self.containers.close()
-        self.vm.stop()
+        self._end_pods()
         if self._watcher is not None:
             self._watcher.kill()
             self._watcher.wait()
         self._sweep()
         self.containers.remove_cgroups()  # a crun that nothing waited for may have created them meanwhile
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end_pods(self) -> None:
+        self.containers.close()
+        self.vm.stop()
 
     def _sweep(self) -> None:
         """Kill processes that name the demo's directory, and wait until they are gone: a signal may arrive between a
@@ -96,7 +105,7 @@ class Stage:
         self._config.write_text(
             f"paths: {{run: {at}/run, kata_go: {at}/no-kata, kata_rs: {at}/no-kata}}\n"
             f"node: {{shared_pool: '{'' if pool is None else pool}'}}\n"
-            f"watch: {{only: '{self.sandbox}', resync_seconds: 1, nri: 'off', kubelet: false}}\n")
+            f"watch: {{only: '{self.sandbox}*', resync_seconds: 1, nri: 'off', kubelet: false}}\n")
 
     def step(self, text: str) -> None:
         self._texts = []
@@ -113,7 +122,7 @@ class Stage:
 
         :raises VmpinError: if that does not happen in time.
         """
-        wait_until(lambda: _as_wanted(self.vm.masks(), exclusive, pool),
+        wait_until(lambda: as_wanted(self.vm.masks(), exclusive, pool),
                    lambda: f"a thread is elsewhere than wanted: {self.vm.masks()}")
         self.print(text)
         self.print(f"/proc shows: {self.vm.masks()}")
@@ -162,7 +171,7 @@ class Stage:
         self._watcher = None
 
 
-def _as_wanted(masks: DemoMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
+def as_wanted(masks: DemoMasks, exclusive: CpuSet, pool: CpuSet) -> bool:
     alone = [cpus for cpus in masks.vcpus.values() if cpus <= exclusive]
     floating = [cpus for cpus in masks.vcpus.values() if not cpus <= exclusive]
     return (len(masks.vcpus) == VCPUS and bool(masks.others) and all(len(cpus) == 1 for cpus in alone)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,16 +74,12 @@ class DemoVm:
             raise VmpinError(f"{self._qemu} does not start: {output[-1]}", "try it by hand")
 
     def _starts(self, accelerator: str, cpu: str) -> bool:
-        """Start it, and wait for the firmware's output: /dev/kvm may exist and not work."""
-        output = self.directory / "firmware.log"
-        output.unlink(missing_ok=True)
-        argv = [self._qemu, "-name", f"sandbox-{self.sandbox},debug-threads=on", "-machine", "q35",
-                "-accel", accelerator, "-cpu", cpu, "-m", "64M",
+        """Start it, and wait until its guest runs: /dev/kvm may exist and not work."""
+        argv = [self._qemu, "-name", f"sandbox-{self.sandbox},debug-threads=on", "-accel", accelerator, "-cpu", cpu,
                 "-smp", f"{VCPUS},cores=1,threads=1,sockets={VCPUS},maxcpus={VCPUS}",
                 "-nodefaults", "-no-user-config", "-display", "none", "-object", "iothread,id=io1",
                 "-blockdev", f"driver=file,node-name=disk,filename={self.directory}/disk",
-                "-device", "virtio-blk-pci,drive=disk,iothread=io1",
-                "-chardev", f"file,id=firmware,path={output}", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
+                "-device", "virtio-blk-pci,drive=disk,iothread=io1", *self._guest()]
         with (self.directory / "qemu.log").open("wb") as log:
             # A group of its own: a Ctrl-C at the terminal is the demo's to handle.
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
@@ -90,11 +87,23 @@ class DemoVm:
         self._process = process
         deadline = time.monotonic() + _BOOT[accelerator.partition(",")[0]]
         while not ended(process) and time.monotonic() < deadline:
-            if output.exists() and b"SeaBIOS" in output.read_bytes() and len(self.masks().vcpus) == VCPUS:
+            if len(self.masks().vcpus) == VCPUS and self._runs():
                 return True
             time.sleep(0.02)
         self.stop()
         return False
+
+    def _guest(self) -> list[str]:
+        """QEMU's arguments for the machine and what runs in it."""
+        output = self.directory / "firmware.log"
+        output.unlink(missing_ok=True)
+        return ["-machine", "q35", "-m", "64M", "-chardev", f"file,id=firmware,path={output}",
+                "-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
+
+    def _runs(self) -> bool:
+        """Whether the guest has started."""
+        output = self.directory / "firmware.log"
+        return output.exists() and b"SeaBIOS" in output.read_bytes()
 
     @property
     def pid(self) -> int:
@@ -111,15 +120,23 @@ class DemoVm:
     def masks(self) -> DemoMasks:
         """The current mask of each thread."""
         masks = DemoMasks({}, {})
+        for tid, vcpu, cpus in self._threads():
+            if vcpu is None:
+                masks.others[tid] = cpus
+            else:
+                masks.vcpus[vcpu] = cpus
+        return masks
+
+    def tids(self) -> dict[int, int | None]:
+        """The current threads: by thread id the vCPU, None for the others."""
+        return {tid: vcpu for tid, vcpu, _ in self._threads()}
+
+    def _threads(self) -> Iterator[tuple[int, int | None, CpuSet]]:
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             try:
                 fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines() if ":" in line)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # a worker that ended
-            cpus = CpuSet.parse(fields["Cpus_allowed_list"].strip())
             vcpu = _VCPU.fullmatch(fields["Name"].strip())
-            if vcpu is None:
-                masks.others[int(task.name)] = cpus
-            else:
-                masks.vcpus[int(vcpu[1])] = cpus
-        return masks
+            yield (int(task.name), None if vcpu is None else int(vcpu[1]),
+                   CpuSet.parse(fields["Cpus_allowed_list"].strip()))

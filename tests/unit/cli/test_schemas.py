@@ -19,7 +19,8 @@ COMMANDS = [
     "status", "status shop", "status --all-nodes", "map --node n", "explain shop", "verify", "verify -l a=b", "audit",
     "isolation --all", "top",
     "doctor", "gather", "plan", "plan --scenario f", "allocations", "set shop policy=none", "reconcile", "unpin shop",
-    "unpin --all --dry-run", "config", "install-hook --hooks-dir d", "install-service --now", "demo"]
+    "unpin --all --dry-run", "config", "install-hook --hooks-dir d", "install-service --now", "demo",
+    "demo --noise"]
 
 
 def verbs_with_json() -> set[str]:

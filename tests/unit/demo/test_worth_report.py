@@ -1,0 +1,34 @@
+"""The result as text."""
+
+from __future__ import annotations
+
+from worth_given import EMULATED, WORTH
+
+from vmpin.demo.worth_report import notes, result_table
+
+
+def test_the_table_has_a_line_for_each_figure_and_fits_into_80_columns() -> None:
+    assert result_table(WORTH) == [
+        "                    unplaced          Kata's cpusets    vmpin             gain",
+        "share of its CPU, % 43 (41-44)        51                99.9 (99.8-99.9)  x2.3",
+        "longest gap, ms     98.0 (88.0-108)   33.0 (28.0-38.0)  0.45 (<0.1-0.90)  x218",
+        "migrations, /min    2060 (1910-2210)  1210              0",
+        "late, median, ms    0.07              0.07              0.07              x1.0",
+        "late, 99 %, ms      15.0 (12.0-18.0)  9.0               0.20              x75",
+        "late, longest, ms   30.0 (24.0-36.0)  18.0              0.40              x75"]
+    assert max(map(len, result_table(WORTH))) <= 80
+
+
+def test_what_was_not_measured_is_left_out_and_the_notes_say_why() -> None:
+    assert [line.partition(",")[0] for line in result_table(EMULATED)[1:]] == ["share of its CPU", "longest gap"]
+    assert "not measured under TCG" in notes(EMULATED)[0]
+    assert "sidecar" not in notes(EMULATED)[0]
+    assert "sidecar" in notes(WORTH)[0]
+
+
+def test_the_notes_name_the_machine_and_what_kata_would_have_pinned() -> None:
+    _, machine, kata = notes(WORTH)
+    assert machine == ("2 rounds of 5 s for each placement, 2026-11-24, Linux 6.1.0, QEMU 7.2.22 by KVM, "
+                       "A <fast> CPU.")
+    assert kata == ("Kata's enable_vcpus_pinning would have pinned nothing beyond its cpusets: the VM has 3 vCPUs and "
+                    "the pod 2 CPUs; it pins only where these numbers are equal.")

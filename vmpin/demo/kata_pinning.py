@@ -1,0 +1,34 @@
+"""What Kata's own `enable_vcpus_pinning` would place, as read from the source of Kata 4.1.0.
+
+Go: src/runtime/virtcontainers/sandbox.go, checkVCPUsPinning (where `enable_numa` is off, the default); runtime-rs:
+src/runtime-rs/crates/resource/src/cgroups/resource_inner.rs, check_vcpus_pinning. Both pin one to one where the number
+of vCPU threads is that of the CPUs of all containers together, and else nothing. Pure; called by worth.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from vmpin.cpuset import CpuSet
+
+SOURCE = "Kata 4.1.0, checkVCPUsPinning (virtcontainers/sandbox.go) and check_vcpus_pinning (runtime-rs)"
+
+
+@dataclass(frozen=True)
+class KataPinning:
+    #: By number of the vCPU; empty where nothing is pinned: the pod's cgroup alone confines the threads then.
+    masks: dict[int, CpuSet]
+    reason: str
+
+
+def kata_pinning(vcpus: Collection[int], cpus: CpuSet) -> KataPinning:
+    """
+    :param vcpus: the numbers of the VM's vCPUs.
+    :param cpus: the cpusets of all containers of the pod together; Kata does not distinguish exclusive ones.
+    """
+    if not cpus:
+        return KataPinning({}, "no container of the pod has a cpuset")
+    if len(vcpus) != len(cpus):
+        return KataPinning({}, f"the VM has {len(vcpus)} vCPUs and the pod {len(cpus)} CPU{'s' * (len(cpus) > 1)}; "
+                               "it pins only where these numbers are equal")
+    return KataPinning({vcpu: CpuSet((cpu,)) for vcpu, cpu in zip(sorted(vcpus), cpus, strict=True)},
+                       f"the VM has as many vCPUs as the pod has CPUs: {len(vcpus)}")

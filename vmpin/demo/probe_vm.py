@@ -1,0 +1,32 @@
+"""A VM whose guest is firmware.S: its vCPUs are busy or sleep as the host writes into its memory.
+
+Its threads are those of the demo's VM (vm). Created by noise_stage. What stays out: what is measured (noise_story).
+"""
+
+from vmpin.demo.firmware import rom
+from vmpin.demo.guest_memory import SIZE, GuestMemory
+from vmpin.demo.vm import VCPUS, DemoVm
+from vmpin.errors import VmpinError
+
+
+class ProbeVm(DemoVm):
+    """vCPU 0 boots the others and halts, as an idle kernel does."""
+
+    memory: GuestMemory
+
+    def _guest(self) -> list[str]:
+        image = self.directory / "rom"
+        image.write_bytes(rom())
+        return ["-machine", "q35,memory-backend=ram", "-m", f"{SIZE >> 20}M", "-bios", str(image),
+                "-object", f"memory-backend-memfd,id=ram,size={SIZE >> 20}M,share=on"]
+
+    def _runs(self) -> bool:
+        try:
+            memory = GuestMemory(self.pid)
+        except (VmpinError, OSError):
+            return False  # QEMU has not made it yet, or has ended
+        if memory.ready(VCPUS):
+            self.memory = memory
+            return True
+        memory.close()
+        return False

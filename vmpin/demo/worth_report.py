@@ -1,0 +1,70 @@
+"""The result of `vmpin demo --noise` as text: a table of at most 80 columns, and notes.
+
+Pure; called by cli/demo. What stays out: the picture (worth_picture).
+"""
+
+from vmpin.demo.worth import LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
+
+_FIRST, _COLUMN = 20, 18
+
+
+def result_table(worth: Worth) -> list[str]:
+    """Its lines. What was not measured is left out."""
+    lines = ["".join(["".ljust(_FIRST), *(setup.heading.ljust(_COLUMN) for setup in Setup), "gain"])]
+    for metric in worth.metrics():
+        if any(metric.spreads.values()):
+            cells = [cell(metric, metric.spreads[setup]).ljust(_COLUMN) for setup in Setup]
+            lines.append("".join([f"{metric.title}, {metric.unit}".ljust(_FIRST), *cells, gain(metric)]).rstrip())
+    return lines
+
+
+def notes(worth: Worth) -> list[str]:
+    """Paragraphs: what the figures depend on, and what Kata's pinning would have done."""
+    at = worth.circumstances
+    return [
+        f"On 2 CPUs, beside {noise(at)}. The median of the rounds, with the least and the most; the gain is that of "
+        f"vmpin over unplaced. Late: a wake-up after a sleep of {SLEEP:g} ms in the guest"
+        + ("." if at.accelerator == "KVM" else ", which is not measured under TCG."),
+        f"{at.rounds} round{'s' * (at.rounds != 1)} of {at.seconds:g} s for each placement, {machine(at)}.",
+        kata_line(worth)]
+
+
+def noise(at: Circumstances) -> str:
+    sidecar = "a busy sidecar in its VM, " if at.sidecar_busy else ""
+    return f"{sidecar}a VM with 2 busy vCPUs, and a busy container of runc"
+
+
+def machine(at: Circumstances) -> str:
+    return f"{at.date}, Linux {at.kernel}, QEMU {at.qemu} by {at.accelerator}, {at.processor}"
+
+
+def kata_line(worth: Worth) -> str:
+    if not worth.kata.masks:
+        return f"Kata's enable_vcpus_pinning would have pinned nothing beyond its cpusets: {worth.kata.reason}."
+    pairs = ", ".join(f"vCPU {vcpu} to CPU {cpus}" for vcpu, cpus in worth.kata.masks.items())
+    return f"Kata's enable_vcpus_pinning would have pinned {pairs}: {worth.kata.reason}."
+
+
+def cell(metric: Metric, spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    least, most = number(metric, spread.least), number(metric, spread.most)
+    return number(metric, spread.median) + (f" ({least}-{most})" if least != most else "")
+
+
+def number(metric: Metric, value: float) -> str:
+    """Three digits at most, as the spread of the rounds is wider than more of them."""
+    if metric.key == "longest_gap_ms" and value < LEAST_GAP:
+        return f"<{LEAST_GAP}"
+    if metric.unit == "%":
+        return f"{value:.1f}" if value > 90 else f"{value:.0f}"
+    if metric.unit == "/min" or value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def gain(metric: Metric) -> str:
+    factor = metric.factor()
+    if factor is None:
+        return ""
+    return f"x{factor:.1f}" if factor < 10 else f"x{factor:.0f}"
