@@ -59,9 +59,8 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "al
               "doctor.network_checks", "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
-        "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct", "textwrap",
-        "types",
-        "typing"}
+        "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct",
+        "textwrap", "types", "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "cli.top.screen", "cli.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},

@@ -30,7 +30,7 @@ OPERATOR = {
     # Pages that a phone and a colour-blind reader can read.
     "map": 190,
     # A measured demonstration beside noise: a guest, its memory, three placements, and the result as text and picture.
-    "worth": 920,
+    "worth": 980,
 }
 #: What all of them had before they were sorted into packages. A feature that needs more raises it in its own commit,
 #: by what it needs; a change that adds nothing for users does not. 29,328 before; 29,297 when the suite was split.

@@ -13,8 +13,9 @@ CIRCUMSTANCES = Circumstances(
     rounds=2, seconds=5.0, sidecar_busy=True, load=0.3, date="2026-11-24")
 
 
-def reading(setup: Setup, share: float, gap: float, migrations: float, late: float) -> NoiseReading:
-    return NoiseReading(setup, share, 100 - share, gap, migrations, WakeUps(1600, 0.07, late, 2 * late))
+def reading(setup: Setup, share: float, gap: float, migrations: float, late: float,
+            others: float = 0.5) -> NoiseReading:
+    return NoiseReading(setup, share, 100 - share, gap, migrations, WakeUps(1600, 0.07, late, 2 * late), others)
 
 
 WORTH = Worth(CIRCUMSTANCES, (

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from glob import glob
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -23,7 +24,9 @@ from vmpin.demo.worth import Setup
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.errors import ThreadGone, VmpinError
 from vmpin.host.affinity import pin_seen
+from vmpin.host.cpu_times import CpuLines
 from vmpin.host.procfs import Procfs
+from vmpin.host.schedstat import process_ran
 
 #: The vCPU that backs the exclusive CPU: vmpin takes the highest one (docs/placement.md). And the sidecar's.
 WEB, LOGS = 2, 1
@@ -119,6 +122,17 @@ class NoiseStage(Stage):
 
     def web_thread(self) -> int:
         return next(tid for tid, vcpu in self.vm.tids().items() if vcpu == WEB)
+
+    def ran(self) -> int:
+        """The ns that the story's processes ran so far."""
+        burning = {int(pid) for cgroup in glob(f"/sys/fs/cgroup/**/{self._plain.id('burn')}", recursive=True)
+                   for pid in (Path(cgroup) / "cgroup.procs").read_text().split()}
+        pids = {self.vm.pid, self.noise.pid, os.getpid(), self.watcher_pid, *burning}
+        return sum(process_ran(pid) or 0 for pid in pids)
+
+    def idle(self) -> int:
+        """The ns that the node's CPUs were idle so far."""
+        return sum(idle for idle, _, _ in CpuLines(self._proc, self.exclusive.first).of(self.both).values())
 
     def _pin(self, pid: int, tids: Iterable[int], cpus: CpuSet) -> None:
         """Set masks in place of a cgroup's cpuset: to the scheduler they are the same."""

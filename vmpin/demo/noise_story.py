@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vmpin.demo import children
-from vmpin.demo.guest_memory import BUSY, SLEEPING, GuestMemory, Tick, ticks_per_second
+from vmpin.demo.guest_memory import BUSY, SLEEPING, Tick, ticks_per_second
 from vmpin.demo.kata_pinning import kata_pinning
 from vmpin.demo.noise_stage import WEB, NoiseStage
 from vmpin.demo.stage import PATIENCE
 from vmpin.demo.vm import VCPUS
-from vmpin.demo.worth import LEAST_GAP, SLEEP, Circumstances, NoiseReading, Setup, WakeUps, Worth, wake_ups
+from vmpin.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, NoiseReading, Setup, WakeUps, Worth, wake_ups
 from vmpin.errors import VmpinError
 from vmpin.host.schedstat import Schedstat
 
@@ -42,7 +42,7 @@ def play(stage: NoiseStage, seconds: float, rounds: int, sidecar_busy: bool) -> 
     stage.print(f"busy beside web: {sidecar}2 vCPUs of pod noise, a container of runc")
 
     stage.step(f"web is measured for {seconds:g} s under each placement, {rounds} times")
-    probe = _Probe(stage.vm.memory, vm.pid, stage.web_thread())
+    probe = _Probe(stage)
     readings = []
     for number in range(1, rounds + 1):
         for setup in Setup:
@@ -72,9 +72,10 @@ class _Probe:
     """Measures the thread of one vCPU. The guest's counter is compared with the clock from the first tick on, so that
     the frequency is the more exact the longer it lasts."""
 
-    def __init__(self, memory: GuestMemory, pid: int, tid: int) -> None:
-        self._memory = memory
-        self._pid, self._tid = pid, tid
+    def __init__(self, stage: NoiseStage) -> None:
+        self._stage = stage
+        self._memory = memory = stage.vm.memory
+        self._pid, self._tid = stage.vm.pid, stage.web_thread()
         self._schedstat = Schedstat()
         memory.run(WEB, BUSY)
         self._begin = self._tick()
@@ -86,17 +87,19 @@ class _Probe:
         busy = seconds * (_BUSY_PART if asleep else 1)
         self._memory.run(WEB, BUSY, least=self._least)
         time.sleep(_SETTLE)
+        used = self._used()
         first, begin, moved = self._memory.recorded(WEB), self._ran(), self._migrations()
         time.sleep(busy)
         end, moved_then = self._ran(), self._migrations()
         gaps = self._since(first)
         wall = end[0] - begin[0]
         woken = self._wake_ups(seconds - busy) if asleep else None
+        others = _others(used, self._used())
         self._memory.run(WEB, SLEEPING)
         return NoiseReading(
             setup, min(100.0, 100 * (end[1] - begin[1]) / wall), min(100.0, 100 * (end[2] - begin[2]) / wall),
             max(gaps, default=0.0),
-            None if moved is None or moved_then is None else (moved_then - moved) * 60e9 / wall, woken)
+            None if moved is None or moved_then is None else (moved_then - moved) * 60e9 / wall, woken, others)
 
     def _wake_ups(self, seconds: float) -> WakeUps | None:
         self._memory.run(WEB, SLEEPING, sleep_ns=round(SLEEP * 1e6))
@@ -126,14 +129,25 @@ class _Probe:
                 return before, ran.ran, ran.waited
         raise AssertionError("unreachable")
 
+    def _used(self) -> tuple[int, int]:
+        """CPU time of the two CPUs that something else used or might have used so far, and the clock, in ns."""
+        moment = time.monotonic_ns()
+        return 2 * moment - self._stage.idle() - self._stage.ran(), moment
+
     def _migrations(self) -> int | None:
         return self._schedstat.migrations(self._pid, self._tid)
+
+
+def _others(begin: tuple[int, int], end: tuple[int, int]) -> float:
+    """Percent of two CPUs."""
+    return max(0.0, 100 * (end[0] - begin[0]) / (2 * (end[1] - begin[1])))
 
 
 def _line(reading: NoiseReading) -> str:
     woken = reading.wake_ups
     return (f"{reading.share:.1f} % of a CPU, longest gap {reading.longest_gap:.1f} ms"
-            + ("" if woken is None else f", wake-ups late by {woken.median:.2f} ms, at most {woken.longest:.1f} ms"))
+            + ("" if woken is None else f", wake-ups late by {woken.median:.2f} ms, at most {woken.longest:.1f} ms")
+            + (f"; others took {reading.others:.0f} % of the CPUs" if reading.others > DISTURBED else ""))
 
 
 def _kernel() -> str:

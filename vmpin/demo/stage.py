@@ -159,6 +159,11 @@ class Stage:
         wait_until((self.directory / "run" / "vmpin.sock").exists, lambda: "the watcher does not start",
                    alive=lambda: self._watcher is not None and not children.ended(self._watcher))
 
+    @property
+    def watcher_pid(self) -> int:
+        assert self._watcher is not None
+        return self._watcher.pid
+
     def stop_watcher(self) -> None:
         assert self._watcher is not None
         if not children.ended(self._watcher):

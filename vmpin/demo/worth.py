@@ -14,6 +14,8 @@ from vmpin.demo.kata_pinning import SOURCE, KataPinning
 LEAST_GAP = 0.1
 #: Milliseconds that the sleeping container asks for, as cyclictest by default.
 SLEEP = 1.0
+#: Percent of the two CPUs: a reading during which other programs of the machine took more does not count.
+DISTURBED = 4.0
 #: A sleep that was shorter than so much of what was asked for: the guest's timer has another frequency than 1 GHz.
 _TOO_SHORT = 0.9
 
@@ -56,6 +58,8 @@ class NoiseReading:
     migrations_per_minute: float | None
     #: None where they are not measured.
     wake_ups: WakeUps | None
+    #: Percent of the two CPUs that other programs of the machine took, or its hypervisor.
+    others: float
 
 
 def wake_ups(slept: Iterable[float]) -> WakeUps | None:
@@ -134,9 +138,15 @@ class Worth:
     readings: tuple[NoiseReading, ...]
     kata: KataPinning
 
+    def counted(self) -> tuple[NoiseReading, ...]:
+        """The readings that nothing else disturbed; all of them if none of some placement is left otherwise."""
+        quiet = tuple(each for each in self.readings if each.others <= DISTURBED)
+        return quiet if {each.setup for each in quiet} == set(Setup) else self.readings
+
     def metrics(self) -> list[Metric]:
+        counted = self.counted()
         return [Metric(key, title, unit, {
-            setup: _spread([figure(each) for each in self.readings if each.setup is setup]) for setup in Setup
+            setup: _spread([figure(each) for each in counted if each.setup is setup]) for setup in Setup
         }, rises=key == "share_percent") for key, title, unit, figure in _FIGURES]
 
     def document(self) -> dict[str, object]:

@@ -7,7 +7,7 @@ background, so a page may be light or dark. Pure; called by cli/demo. What stays
 from html import escape
 
 from vmpin.demo.worth import Metric, Setup, Worth
-from vmpin.demo.worth_report import cell, kata_line, machine, noise
+from vmpin.demo.worth_report import cell, disturbance, kata_line, machine, noise
 
 _WIDTH, _PAD = 760, 20
 _LABEL, _BAR_MOST = 128, 400
@@ -37,7 +37,7 @@ def picture(worth: Worth) -> str:
             body += panel
     y += 8
     verdict, _, reason = kata_line(worth).partition(": ")
-    for note in (f"{_rounds(worth)}; {machine(at)}", f"{verdict}:", reason):
+    for note in (f"{_rounds(worth)}.", disturbance(worth), machine(at), f"{verdict}:", reason):
         y += 16
         body.append(_text(_PAD, y, note, "soft"))
     height = y + _PAD

@@ -3,7 +3,7 @@
 Pure; called by cli/demo. What stays out: the picture (worth_picture).
 """
 
-from vmpin.demo.worth import LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
+from vmpin.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
 
 _FIRST, _COLUMN = 20, 18
 
@@ -25,7 +25,8 @@ def notes(worth: Worth) -> list[str]:
         f"On 2 CPUs, beside {noise(at)}. The median of the rounds, with the least and the most; the gain is that of "
         f"vmpin over unplaced. Late: a wake-up after a sleep of {SLEEP:g} ms in the guest"
         + ("." if at.accelerator == "KVM" else ", which is not measured under TCG."),
-        f"{at.rounds} round{'s' * (at.rounds != 1)} of {at.seconds:g} s for each placement, {machine(at)}.",
+        f"{at.rounds} round{'s' * (at.rounds != 1)} of {at.seconds:g} s for each placement, {machine(at)}. "
+        + disturbance(worth),
         kata_line(worth)]
 
 
@@ -36,6 +37,17 @@ def noise(at: Circumstances) -> str:
 
 def machine(at: Circumstances) -> str:
     return f"{at.date}, Linux {at.kernel}, QEMU {at.qemu} by {at.accelerator}, {at.processor}"
+
+
+def disturbance(worth: Worth) -> str:
+    """How many readings do not count."""
+    disturbed = sum(each.others > DISTURBED for each in worth.readings)
+    took = f"other programs took more than {DISTURBED:g} % of the two CPUs"
+    if not disturbed:
+        return f"During no measurement {took}."
+    if len(worth.counted()) == len(worth.readings):
+        return f"During {disturbed} of {len(worth.readings)} measurements {took}: run it on an idle machine."
+    return f"{disturbed} of {len(worth.readings)} measurements are left out, as {took}."
 
 
 def kata_line(worth: Worth) -> str:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 from documents import checked
-from worth_given import EMULATED, WORTH
+from worth_given import CIRCUMSTANCES, EMULATED, WORTH, reading
 
-from vmpin.demo.worth import Metric, Setup, Spread, WakeUps, wake_ups
+from vmpin.demo.worth import Metric, Setup, Spread, WakeUps, Worth, wake_ups
 
 
 def metric(key: str) -> Metric:
@@ -38,6 +38,13 @@ def test_a_wake_up_is_late_by_what_its_sleep_was_longer_than_asked() -> None:
 @pytest.mark.parametrize("slept", [[], [0.5, 1.1, 1.2]])
 def test_without_sleeps_or_with_a_timer_of_another_frequency_lateness_is_unknown(slept: list[float]) -> None:
     assert wake_ups(slept) is None
+
+
+def test_disturbed_readings_do_not_count_while_each_placement_has_others() -> None:
+    disturbed = tuple(reading(setup, 5.0, 900.0, 0.0, 50.0, others=20.0) for setup in Setup)
+    assert Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata).metrics() == WORTH.metrics()
+    some = Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings[:2]), WORTH.kata)
+    assert some.counted() == some.readings
 
 
 def test_json_has_a_version_every_metric_and_every_reading() -> None:

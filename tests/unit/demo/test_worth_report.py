@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from worth_given import EMULATED, WORTH
+from worth_given import CIRCUMSTANCES, EMULATED, WORTH, reading
 
-from vmpin.demo.worth_report import notes, result_table
+from vmpin.demo.worth import Setup, Worth
+from vmpin.demo.worth_report import disturbance, notes, result_table
 
 
 def test_the_table_has_a_line_for_each_figure_and_fits_into_80_columns() -> None:
@@ -29,6 +30,14 @@ def test_what_was_not_measured_is_left_out_and_the_notes_say_why() -> None:
 def test_the_notes_name_the_machine_and_what_kata_would_have_pinned() -> None:
     _, machine, kata = notes(WORTH)
     assert machine == ("2 rounds of 5 s for each placement, 2026-11-24, Linux 6.1.0, QEMU 7.2.22 by KVM, "
-                       "A <fast> CPU.")
+                       "A <fast> CPU. During no measurement other programs took more than 4 % of the two CPUs.")
     assert kata == ("Kata's enable_vcpus_pinning would have pinned nothing beyond its cpusets: the VM has 3 vCPUs and "
                     "the pod 2 CPUs; it pins only where these numbers are equal.")
+
+
+def test_disturbed_readings_are_counted_in_the_notes() -> None:
+    disturbed = tuple(reading(setup, 5.0, 900.0, 0.0, 50.0, others=20.0) for setup in Setup)
+    assert disturbance(Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata)) == (
+        "3 of 9 measurements are left out, as other programs took more than 4 % of the two CPUs.")
+    assert disturbance(Worth(CIRCUMSTANCES, disturbed, WORTH.kata)) == (
+        "During 3 of 3 measurements other programs took more than 4 % of the two CPUs: run it on an idle machine.")
