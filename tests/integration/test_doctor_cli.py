@@ -83,7 +83,7 @@ def test_a_node_where_all_is_well(lab: Lab) -> None:
     assert lab.node.watcher is not None
     assert f"pid {lab.node.watcher.pid}" in found["watcher"]["what"]
     assert f"the watcher (pid {lab.node.watcher.pid}, uid 0)" in found["privileges"]["evidence"][0]
-    assert "1 sandboxes, every thread in place" in found["sandboxes"]["what"]
+    assert "1 sandbox, every thread in place" in found["sandboxes"]["what"]
     everything = lab.node.cli("doctor", "-o", "json")
     assert everything.returncode in (0, 1)
     assert len(json.loads(everything.stdout)["findings"]) > 20

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.reporter.api_server import ApiServer
         from vmpin.reporter.withdrawal import withdraw_everywhere
         count = withdraw_everywhere(ApiServer(config.kubernetes.kubeconfig), config.kubernetes)
-        print(f"{number_of(count, 'object')} changed or removed")
+        print(f"{number_of(count, 'object was')} changed or removed")
         return 0
     import gc
 

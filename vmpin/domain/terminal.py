@@ -30,7 +30,7 @@ def number_of(count: int, noun: str) -> str:
     noun, _, verb = noun.partition(" ")
     if count != 1:
         noun += "es" if noun.endswith(("x", "s", "ch")) else "s"
-        verb = {"is": "are", "has": "have"}.get(verb, verb.removesuffix("s"))
+        verb = {"is": "are", "was": "were", "has": "have"}.get(verb, verb.removesuffix("s"))
     return f"{count} {noun} {verb}".rstrip()
 
 
