@@ -24,9 +24,10 @@ OPERATOR = {
     # 25: configuration values as the file has them, and that file on request.
     # 225: --watch for every verb that reads, the program's options after each verb, the nearest option to a wrong one.
     # 25: schemas of -o json, and printing them.
+    # 130: tables and sentences in the width of the terminal; pods instead of ids in lines.
     # 550: completion in bash, zsh and fish of what the parsers have and of pods.
     # 300: manual pages, and the watcher as a service of systemd.
-    "terminal": 25 + 225 + 25 + 550 + 300,
+    "terminal": 25 + 225 + 25 + 130 + 550 + 300,
     # Pages that a phone and a colour-blind reader can read.
     "map": 190,
     # A measured demonstration beside noise: a guest, its memory, three placements, and the result as text and picture.

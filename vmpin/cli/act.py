@@ -6,14 +6,16 @@ What stays out: the pass itself and leaving a node (reconcile).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
-from vmpin.cli.control_client import Document, ask, quiet_log, status_document
-from vmpin.cli.output import print_data
+from vmpin.cli.control_client import Document, ask, known_names, quiet_log, status_document
+from vmpin.cli.output import print_data, say
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import number_of, printable
+from vmpin.domain.pod_names import title_of, titled
+from vmpin.domain.terminal import number_of
 from vmpin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,8 +66,15 @@ def add_parser(verbs: Verbs) -> None:
 
 def reconcile(args: argparse.Namespace) -> int:
     config = load_config(args)
-    found = reconciled(config, _whole(config, args))
-    return finish(args, found, f"{number_of(found['vms'], 'VM')}, nothing to change")
+    sandbox = _whole(config, args)
+    names = _names(config, args)
+    found = reconciled(config, sandbox)
+    return finish(args, found, f"{number_of(found['vms'], 'VM')}, nothing to change", names)
+
+
+def _names(config: Config, args: argparse.Namespace) -> Mapping[str, str]:
+    """For the text: read before the change, after which vmpin may have left the node."""
+    return {} if args.output == "json" else known_names(config)
 
 
 def reconciled(config: Config, sandbox: SandboxId | None) -> Document:
@@ -84,13 +93,14 @@ def _reconcile_alone(config: Config, sandbox: SandboxId | None) -> Document:
 def unpin(args: argparse.Namespace) -> int:
     config = load_config(args)
     _refuse_unclear(args)
+    names = _names(config, args)
     if args.all:
         found = _leave(config, args.dry_run)
     else:
         sandbox = _whole(config, args)
         found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
             config, None if sandbox is None else [sandbox], args.dry_run)
-    return _print_plan(args, found) if args.dry_run else print_restored(args, found)
+    return _print_plan(args, found, names) if args.dry_run else print_restored(args, found, names)
 
 
 def _refuse_unclear(args: argparse.Namespace) -> None:
@@ -155,21 +165,21 @@ def _whole(config: Config, args: argparse.Namespace) -> SandboxId | None:
         config, args.sandbox, namespace=args.namespace)["sandboxes"][0]["id"]
 
 
-def _print_plan(args: argparse.Namespace, found: Document) -> int:
+def _print_plan(args: argparse.Namespace, found: Document, names: Mapping[str, str]) -> int:
     """Print the changes that --dry-run found."""
     if args.output == "json":
         print_data(found, "json")
         return 0
-    for line in (*(operation["what"] for operation in found["operations"]),
-                 *(f"sandbox {sandbox}: ask its guest to drop its map" for sandbox in found["guests"]),
-                 *(f"sandbox {sandbox}: leave it alone until `vmpin reconcile`" for sandbox in found["held"]),
+    for line in (*(titled(operation["what"], operation["sandbox"], names) for operation in found["operations"]),
+                 *(f"{title_of(sandbox, names)}: ask its guest to drop its map" for sandbox in found["guests"]),
+                 *(f"{title_of(sandbox, names)}: leave it alone until `vmpin reconcile`" for sandbox in found["held"]),
                  *(f"remove {path}" for path in found.get("files", ()))):
-        print(printable(line))
+        say(line)
     print("nothing was changed: this was a dry run")
     return 0
 
 
-def print_restored(args: argparse.Namespace, found: Document) -> int:
+def print_restored(args: argparse.Namespace, found: Document, names: Mapping[str, str] = MappingProxyType({})) -> int:
     """Print the changes of `unpin`, without threads that already had their mask."""
     if args.output == "json":
         return finish(args, found, "")
@@ -178,11 +188,13 @@ def print_restored(args: argparse.Namespace, found: Document) -> int:
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
     same = len(operations) - len(changed)
     return finish(args, {**found, "operations": changed}, "nothing to restore" + (
-        f": {number_of(same, 'thread')} already with the original mask" if same else ""))
+        f": {number_of(same, 'thread')} already with the original mask" if same else ""), names)
 
 
-def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:
-    """Print the operations; exit code 1 if one failed, or if a guest keeps its map."""
+def finish(args: argparse.Namespace, found: Document, nothing: str,
+           names: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Print the operations; exit code 1 if one failed, or if a guest keeps its map.
+    :param names: of pods and containers by their ids, for the text."""
     operations, guests, kept = found["operations"], found.get("guests", {}), found.get("kept", ())
     # A guest without an agent has no map.
     kept_maps = any(result.startswith(("no answer", "not all")) for result in guests.values())
@@ -190,23 +202,23 @@ def finish(args: argparse.Namespace, found: Document, nothing: str) -> int:
     if args.output == "json":
         print_data(found, "json")
         return code
-    for line in outcome_lines(found):
-        print(printable(line))
+    for line in outcome_lines(found, names):
+        say(line)
     for sandbox in kept:
-        print(printable(f"sandbox {sandbox}: not all of its threads have their original masks; try again"))
+        say(f"{title_of(sandbox, names)}: not all of its threads have their original masks; try again")
     if not operations and not kept:
         print(nothing)
     for sandbox, result in guests.items():
-        print(printable(f"sandbox {sandbox}: in its guest: {result}"))
+        say(f"{title_of(sandbox, names)}: in its guest: {result}")
     return code
 
 
-def outcome_lines(found: Document) -> list[str]:
-    """A line for each operation of a pass, with what came of it."""
+def outcome_lines(found: Document, names: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """A line for each operation of a pass, with what came of it. :param names: of pods and containers by their ids."""
     lines = []
     for operation in found["operations"]:
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
                 "trimmed": f": the cpuset cgroup leaves {operation['got']}",
                 "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}"}
-        lines.append(operation["what"] + more[operation["outcome"]])
+        lines.append(titled(operation["what"], operation["sandbox"], names) + more[operation["outcome"]])
     return lines

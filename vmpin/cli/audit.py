@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
-from vmpin.cli.output import print_data, table
+from vmpin.cli.output import print_data, say, table
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
-from vmpin.domain.terminal import printable, short_id
+from vmpin.domain.terminal import short_id
 from vmpin.errors import UsageError
 from vmpin.reports.audit import VERSION, AuditFinding, Judgement, Kind, Use, judge
 from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
@@ -138,10 +138,10 @@ def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
 
 
 def _print(found: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
-    print(_answer(found, sampler, strict))
+    say(_answer(found, sampler, strict))
     for use in found.uses:
         if use.cpu in found.contested:
-            print(f"CPU {use.cpu} has {len(use.owners)} owners: {printable(_names(use.owners))}")
+            say(f"CPU {use.cpu} has {len(use.owners)} owners: {_names(use.owners)}")
     if found.exclusive:
         print()
         _print_uses(found.uses, measured=sampler.samples > 1)
@@ -150,7 +150,10 @@ def _print(found: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str],
         _print_findings(found)
     if found.ignored:
         print(f"left out: {_counted(found.ignored)} processes")
-    print("".join(f"\n{limit}" for limit in limits), end="\n" if limits else "")
+    for place, limit in enumerate(limits):
+        if not place:
+            print()
+        say(limit)
 
 
 def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
@@ -194,7 +197,7 @@ def _print_uses(uses: Iterable[Use], measured: bool) -> None:
     table(columns, [[CpuSet(use.cpu for use in group), _names(group[0].owners), *(_spent(group) if measured else [])]
                     for group in rows[:_ROWS]])
     if len(rows) > _ROWS:
-        print(f"and {len(rows) - _ROWS} more owners: -o json lists them")
+        say(f"and {len(rows) - _ROWS} more owners: -o json lists them")
 
 
 def _spent(group: Sequence[Use]) -> list[str]:
@@ -222,7 +225,7 @@ def _print_findings(found: Judgement) -> None:
         counts = Counter(finding.kind for finding in more)
         ran, spent = sum(finding.spent > 0 for finding in more), _time(sum(finding.spent for finding in more))
         did = f"{ran} of them ran there, for {spent} in all; " if ran else ""
-        print(f"and {_many(len(more), 'more ')} may run there ({did}{_counted(counts)}): -o json lists them")
+        say(f"and {_many(len(more), 'more ')} may run there ({did}{_counted(counts)}): -o json lists them")
 
 
 def _name(finding: AuditFinding) -> str:

@@ -3,11 +3,13 @@
 What stays out: answering (daemon.control), and the facts of doctor and gather (questions).
 """
 
+import contextlib
 import json
 from typing import Any
 
 from vmpin.config.settings import Config
-from vmpin.errors import UsageError, WatcherError
+from vmpin.domain.pod_names import names_of
+from vmpin.errors import UsageError, VmpinError, WatcherError
 from vmpin.status.pod_arguments import Meant, NamedSandbox, the_one_meant
 
 #: A running watcher answers in milliseconds; a stopped one never does.
@@ -74,6 +76,13 @@ def status_document(config: Config, sandbox: str | None, wide: bool = False, dir
     if sandbox is not None:
         found["sandboxes"] = [_only(found, sandbox, namespace)]
     return found
+
+
+def known_names(config: Config, direct: bool = False) -> dict[str, str]:
+    """Names of pods and containers by their ids, for a text; {} where they cannot be read now."""
+    with contextlib.suppress(VmpinError, OSError):
+        return names_of(status_document(config, None, direct=direct or None))
+    return {}
 
 
 def _only(found: Document, sandbox: str, namespace: str) -> Document:

@@ -5,9 +5,10 @@ import argparse
 from vmpin.cli.allocator.ledger_report import grants_of, without_vm
 from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
-from vmpin.cli.output import VERSION, print_data
+from vmpin.cli.output import VERSION, print_data, say
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable
+from vmpin.domain.pod_names import names_of, with_names
+from vmpin.domain.terminal import short_id
 from vmpin.host.procfs import Procfs
 from vmpin.status.pod_arguments import Meant, the_one_meant
 
@@ -45,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": texts}, "json")
     else:
+        names = names_of(found) | {meant.sandbox.id: short_id(meant.sandbox.id)}
         for sentence in texts:
-            print(printable(sentence))
+            say(with_names(sentence, names))
     return 0
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from vmpin.cli.text.table_layout import broken, gap_of, lines_of
 from vmpin.domain.terminal import printable
 
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",
@@ -25,7 +26,8 @@ def print_data(data: object, output: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict[str, str] | None = None) -> None:
-    """Print an aligned table: in colour at a terminal, plain in a pipe.
+    """Print an aligned table: in colour at a terminal and within its width, plain and as wide as it is in a pipe. At a
+    terminal without room for it each row is a sentence, its titles in it.
 
     :param styles: by cell text, a rich style.
     """
@@ -34,16 +36,36 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
         for line in plain_table(columns, cells):
             print(line)
         return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in cells:
-        made.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
-    Console().print(made)
+    width, rows_with_titles = columns_of_terminal(), [list(columns), *cells]
+    gap = gap_of(rows_with_titles, width)
+    if gap is None:
+        for row in cells:
+            say("  ".join(f"{title} {cell}" for title, cell in zip(columns, row, strict=True) if cell))
+        return
+    made: list[Line] = []
+    for row, lines in zip(rows_with_titles, lines_of(rows_with_titles, width, gap), strict=True):
+        kinds = [(styles or {}).get(cell, "") for cell in row] if made else ["bold"] * len(row)
+        for filled in lines:
+            made.append([part for text, kind in zip(filled, kinds, strict=True)
+                         for part in ((text, kind), (" " * gap, ""))][:-1])
+        if row is rows_with_titles[0]:
+            made.append([("─" * sum(len(text) for text, _ in made[-1]), "dim")])
+    print_styled(made)
+
+
+def say(text: str, indent: str = "") -> None:
+    """Print a sentence: at a terminal broken between words, and after commas in long CPU lists."""
+    text, columns = printable(text), columns_of_terminal()
+    for number, line in enumerate(broken(text, columns - len(indent) - 2) if columns else [text]):
+        print(f"{indent}{'  ' * bool(number)}{line}")
+
+
+def columns_of_terminal() -> int:
+    """The width of the terminal that standard output is; 0 for a pipe or file."""
+    if not sys.stdout.isatty():
+        return 0
+    import shutil
+    return shutil.get_terminal_size().columns
 
 
 def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -72,7 +94,9 @@ def print_styled(lines: Iterable[Line]) -> None:
     from rich.text import Text
     console = Console(highlight=False)
     for parts in lines:
-        console.print(Text.assemble(*parts), soft_wrap=False)
+        text = Text.assemble(*parts)
+        text.rstrip()
+        console.print(text, soft_wrap=True)  # as it was laid out
 
 
 def print_markdown(text: str) -> None:

@@ -7,9 +7,9 @@ import contextlib
 import re
 
 from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import table
+from vmpin.cli.output import say, table
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import pod_name, printable, short_id
+from vmpin.domain.terminal import pod_name, short_id
 from vmpin.errors import UsageError, WatcherError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -64,28 +64,28 @@ def elsewhere(found: Document) -> float:
 
 
 def print_proof(found: Document) -> None:
-    rows = []
-    for sandbox in found["sandboxes"]:
-        rows += [[short_id(sandbox["id"]), pod_name(sandbox["pod"]), role, *row(account)]
-                 for role, account in sandbox["roles"].items()]
+    titles = {each["id"]: pod_name(each["pod"], short_id(each["id"])) for each in found["sandboxes"]}
+    rows = [[titles[sandbox["id"]], role, *row(account)] for sandbox in found["sandboxes"]
+            for role, account in sandbox["roles"].items()]
     if found["ended"]:
-        rows += [["(ended)", "-", role, *row(account)] for role, account in found["ended"]["roles"].items()
+        rows += [["(ended)", role, *row(account)] for role, account in found["ended"]["roles"].items()
                  if any(account.values())]
     if rows:
-        table(["SANDBOX", "POD", *COLUMNS], rows)
+        table(["POD", *COLUMNS], rows)
     missed = found["seconds"] - found["watched"]
     gap = f", of which {missed:.0f} s were not watched" if missed > 1 else ""
-    print(f"since {found['since']} ({found['seconds']:.0f} s{gap})")
+    say(f"since {found['since']} ({found['seconds']:.0f} s{gap})")
     if found["drift"]:
-        print(f"threads put back: {printable(counts(found['drift']))}")
+        say(f"threads put back: {counts(found['drift'])}")
     for each in found["findings"]:
         role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
-        print(f"ELSEWHERE {printable(short_id(each['sandbox']))}: {role} (thread {each['tid']}) ran "
-              f"{each['seconds']:.3f} s on CPU {each['cpu']}, its place is {each['place']}; last seen {each['last']}")
+        title = titles.get(each["sandbox"], short_id(each["sandbox"]))
+        say(f"ELSEWHERE {title}: {role} (thread {each['tid']}) ran {each['seconds']:.3f} s on CPU {each['cpu']}, its "
+            f"place is {each['place']}; last seen {each['last']}")
     sums = found["total"]
     ran = sums["placed"] + sums["elsewhere"]
-    print(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "
-          f"{part(sums['certain'], ran)}; unseen between two samples {sums['unseen']:.3f} s")
+    say(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "
+        f"{part(sums['certain'], ran)}; unseen between two samples {sums['unseen']:.3f} s")
 
 
 def row(account: Document) -> list[str]:

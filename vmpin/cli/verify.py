@@ -21,11 +21,11 @@ from vmpin.cli.common import (
     watch_flag,
 )
 from vmpin.cli.control_client import Document, status_document
-from vmpin.cli.output import VERDICTS, VERSION, print_data, table
+from vmpin.cli.output import VERDICTS, VERSION, print_data, say, table
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
-from vmpin.domain.terminal import number_of, pod_name, printable, short_id
+from vmpin.domain.terminal import number_of, pod_name, short_id
 from vmpin.errors import UnseenError, UsageError
 
 _ABOUT = """\
@@ -101,20 +101,19 @@ def run(args: argparse.Namespace) -> int:
         if held < len(drift):
             print(f"{len(drift) - held} of {number_of(len(threads), 'thread')} misplaced")
         if held:
-            print(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, because of "
-                  "the cpuset cgroup (CGROUP): vmpin explain POD")
+            say(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, because of "
+                "the cpuset cgroup (CGROUP): vmpin explain POD")
     else:
-        print(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
+        say(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
     for sandbox in unmanaged:
-        title = printable(titles[sandbox])
-        print(f"{title} is unmanaged: its threads keep their masks (vmpin explain {title})")
+        say(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin explain {titles[sandbox]})")
     for grant in grants or ():
         name = f"{grant['namespace']}/{grant['pod']}/{grant['container']}"
-        print(printable(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has "
-                        f"given it ({grant['policy']})"))
+        say(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has given it "
+            f"({grant['policy']})")
     names = names_of(found)
     for collision in collisions:
-        print(f"COLLISION on CPU {collision['cpu']}: {printable(with_names(collision['what'], names))}")
+        say(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
     if past is not None:
         print_proof(past)
     return 0 if good else 1

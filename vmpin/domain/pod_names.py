@@ -23,6 +23,7 @@ def names_of(document: Mapping[str, Any]) -> dict[str, str]:
     """Of a status document's sandboxes and owners: `namespace/pod` by sandbox id, a container's name by its id."""
     names = {container["id"]: container["name"] for sandbox in document["sandboxes"]
              for container in sandbox.get("containers", ()) if container["name"]}
+    names |= {owner["container"]: owner["name"] for owner in document["node"].get("owners", ()) if owner.get("name")}
     return names | {each[key]: pod_name(each.get("pod"), short_id(each[key]))
                     for key, many in (("sandbox", document["node"].get("owners", ())), ("id", document["sandboxes"]))
                     for each in many}
@@ -31,6 +32,21 @@ def names_of(document: Mapping[str, Any]) -> dict[str, str]:
 def with_names(text: str, names: Mapping[str, str]) -> str:
     """The text with a name in place of each runtime's id, or with the id's first digits where none is known."""
     return _ID.sub(lambda id: names.get(id[0], short_id(id[0])), text)
+
+
+def title_of(sandbox: str, names: Mapping[str, str]) -> str:
+    """Its pod, or `sandbox ID` with the id's first digits where no source names one.
+    :param names: as of `names_of`."""
+    short = short_id(sandbox)
+    name = names.get(sandbox, short)
+    return f"sandbox {short}" if name == short else name
+
+
+def titled(what: str, sandbox: str, names: Mapping[str, str]) -> str:
+    """A sentence that begins with `sandbox ID`, with its title and names in place of ids."""
+    own = f"sandbox {sandbox}"
+    title = title_of(sandbox, names) if what.startswith(own) else ""
+    return title + with_names(what.removeprefix(own) if title else what, names)
 
 
 @dataclass(frozen=True)

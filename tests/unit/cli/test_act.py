@@ -40,7 +40,7 @@ def test_a_sandbox_that_does_not_have_all_its_masks_is_exit_code_1(output: str,
 
 
 def operation(what: str, **more: str) -> dict[str, object]:
-    return {"what": what, "was": "0", "got": "0-1", "outcome": "done", "why": "", **more}
+    return {"sandbox": "pod-a", "what": what, "was": "0", "got": "0-1", "outcome": "done", "why": "", **more}
 
 
 def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,7 @@ import argparse
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import ask
-from vmpin.cli.output import print_data, table
-from vmpin.domain.terminal import printable
+from vmpin.cli.output import print_data, say, table
 from vmpin.errors import WatcherError
 
 _ABOUT = """\
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     wide = args.output == "wide"
     for line in summary(found):
-        print(printable(line))
+        say(line)
     rows = grant_rows(found, wide)
     if rows:
         print()
@@ -53,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("no container has CPUs of its own")
     for line in refusals(found):
-        print(printable(line))
+        say(line)
     return 0

@@ -4,8 +4,7 @@ import argparse
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import print_data
-from vmpin.domain.terminal import printable
+from vmpin.cli.output import print_data, say
 from vmpin.errors import UsageError, WatcherError
 
 #: The annotations' short names.
@@ -58,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(found: Document, dry_run: bool) -> None:
     for note in found["notes"]:
-        print(printable(note))
+        say(note)
     for update in found["updates"]:
-        print(f"  {printable(update['name'])}: cpuset {update['cpus']}")
+        say(f"{update['name']}: cpuset {update['cpus']}", "  ")
     if not found["updates"]:
         print("  no cpuset changes")
     print("planned, and not done" if dry_run else "the container runtime is asked for these changes now")

@@ -5,8 +5,9 @@ import textwrap
 from pathlib import Path
 
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
-from vmpin.cli.control_client import Document, ask, quiet_log
-from vmpin.cli.output import VERSION, print_data, table
+from vmpin.cli.control_client import Document, ask, known_names, quiet_log
+from vmpin.cli.output import VERSION, print_data, say, table
+from vmpin.domain.pod_names import title_of, titled
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 
@@ -73,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_data(found, "json")
         return 0
+    names = known_names(config, args.direct) if found["operations"] or found.get("unmanaged") else {}
     for operation in found["operations"]:
-        print(printable(operation["what"]))
+        say(titled(operation["what"], operation["sandbox"], names))
     for sandbox in found.get("unmanaged", ()):
-        print(f"sandbox {printable(sandbox)} is unmanaged: neither its containers nor a shared pool are known; its "
-              "threads keep their masks")
+        say(f"{title_of(sandbox, names)} is unmanaged: neither its containers nor a shared pool are known; its "
+            "threads keep their masks")
     if not found["operations"]:
         print("nothing to do: every thread is in place")
     return 0

@@ -6,13 +6,14 @@ What stays out: asking for the document (status), and making it (vmpin/status).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 
 from vmpin.cli.control_client import Document, stale_checkpoint
-from vmpin.cli.output import VERDICTS, table
+from vmpin.cli.output import VERDICTS, say, table
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.domain.pod_names import names_of, with_names
-from vmpin.domain.terminal import human_age, number_of, pod_name, printable, short_id
+from vmpin.domain.terminal import human_age, number_of, pod_name, short_id
 
 
 def print_status(found: Document, wide: bool, one: bool) -> None:
@@ -20,13 +21,13 @@ def print_status(found: Document, wide: bool, one: bool) -> None:
     :param one: only one sandbox was asked for: its containers, and what is not as it should be."""
     node = found["node"]
     watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
-    print(f"{watcher}; CPUs " + ", ".join(f"{key.replace('_', ' ')} {node[key] or 'none'}" for key in (
+    say(f"{watcher}; CPUs " + ", ".join(f"{key.replace('_', ' ')} {node[key] or 'none'}" for key in (
         "online", "shared_pool", "exclusive", "housekeeping")))
     if wide:
-        print(_sources(found["sources"]))
+        say(_sources(found["sources"]))
     if (stale := stale_checkpoint(found)) is not None:
-        print(printable(f"STALE: {stale}"))
-    titles = _titles(found["sandboxes"])
+        say(f"STALE: {stale}")
+    titles, names = _titles(found["sandboxes"]), names_of(found)
     if not found["sandboxes"]:
         print("no VM sandbox runs on this node")
     elif wide:
@@ -37,18 +38,17 @@ def print_status(found: Document, wide: bool, one: bool) -> None:
               [[titles[sandbox["id"]], *_row(sandbox)] for sandbox in found["sandboxes"]], VERDICTS)
     for sandbox in found["sandboxes"]:
         if wide:
-            _print_everything(sandbox)
+            _print_everything(sandbox, found["time"], names)
         elif one:
-            _print_sandbox(sandbox, titles[sandbox["id"]], found["time"])
+            _print_sandbox(sandbox, titles[sandbox["id"]], found["time"], names)
         else:
             for reason in sandbox["reasons"]:
-                print(f"{printable(titles[sandbox['id']])}: {printable(reason)}")
+                say(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
     for odd in node["disagreements"]:
         pod, container = pod_name(odd["pod"], short_id(odd["sandbox"])), odd["name"] or short_id(odd["container"])
-        print(printable(f"DISAGREEMENT on the CPUs of {pod}/{container}: {odd['what']}"))
-    names = names_of(found)
+        say(f"DISAGREEMENT on the CPUs of {pod}/{container}: {odd['what']}")
     for collision in node["collisions"]:
-        print(f"COLLISION on CPU {collision['cpu']}: {printable(with_names(collision['what'], names))}")
+        say(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
 
 
 def _sources(sources: Document) -> str:
@@ -58,7 +58,7 @@ def _sources(sources: Document) -> str:
         f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}")
     given += f" ({kubelet['trouble']})" if kubelet and kubelet["trouble"] else ""
     feed = "not used" if sources["births"] is None else sources["births"]["state"]
-    return printable(f"sources: NRI {link}; kubelet {given}; births {feed}; hooks {_hooks(sources)}")
+    return f"sources: NRI {link}; kubelet {given}; births {feed}; hooks {_hooks(sources)}"
 
 
 def _hooks(sources: Document) -> str:
@@ -87,7 +87,7 @@ def _row(sandbox: Document) -> list[object]:
 def _wide_row(sandbox: Document) -> list[object]:
     vmm = sandbox["vmm"] or {"type": "-", "pid": "-"}
     vcpus = sum(thread["role"] == "vcpu" for thread in sandbox["threads"])
-    return [sandbox["id"], pod_name(sandbox["pod"]), vmm["type"], vmm["pid"], sandbox["mask"] or "-",
+    return [short_id(sandbox["id"]), pod_name(sandbox["pod"]), vmm["type"], vmm["pid"], sandbox["mask"] or "-",
             sandbox["verdict"], vcpus, f"{_in_place(sandbox)} ok", sandbox["runtime"], sandbox["handler"] or "-",
             sandbox["found_by"]]
 
@@ -96,23 +96,23 @@ def _in_place(sandbox: Document) -> str:
     return f"{sum(thread['ok'] for thread in sandbox['threads'])}/{len(sandbox['threads'])}"
 
 
-def _print_sandbox(sandbox: Document, title: str, now: str) -> None:
+def _print_sandbox(sandbox: Document, title: str, now: str, names: Mapping[str, str]) -> None:
     """One line, its containers, and then what is not as it should be."""
     vmm, threads = sandbox["vmm"], sandbox["threads"]
     vm = "no VMM runs" if vmm is None else f"{vmm['type']} process {vmm['pid']}"
     kept = sum(thread["ok"] for thread in threads)
     place = f", {kept} of {number_of(len(threads), 'thread')} in place" if threads else ""
     mask = f", CPUs {sandbox['mask']}" if sandbox["mask"] else ""
-    print(printable(f"{title} is {sandbox['verdict']}: {vm}{place}{mask}"))
+    say(f"{title} is {sandbox['verdict']}: {vm}{place}{mask}")
     if sandbox["containers"]:
         table(["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"], [
             [container["name"] or short_id(container["id"]), container["cpuset"] or "-", _kind(container),
              _vcpus(container), _guest(container), _age(container["since"], now)]
             for container in sandbox["containers"] if not container["pause"]])
     for reason in sandbox["reasons"]:
-        print(printable(reason))
+        say(with_names(reason, names))
     if drift := sandbox["drift"]:
-        print(f"threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
+        say(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}")
     _print_network(sandbox)
     _print_untrusted(sandbox)
     if wrong := [thread for thread in threads if not thread["ok"]]:
@@ -139,7 +139,7 @@ def _print_untrusted(sandbox: Document) -> None:
     if sandbox.get("untrusted"):  # a watcher of an older version has none
         from vmpin.kube.untrusted_pod import untrusted_sentences
         for sentence in untrusted_sentences(sandbox["untrusted"]):
-            print(f"  {printable(sentence)}")
+            say(sentence, "  ")
 
 
 def _print_network(sandbox: Document) -> None:
@@ -150,7 +150,7 @@ def _print_network(sandbox: Document) -> None:
         if network["devices"]:
             table(NETWORK_COLUMNS, rows(network))
         for text in (*([f"network {network['why']}"] if network["why"] else []), *network["warnings"]):
-            print(f"  {printable(text)}")
+            say(text, "  ")
 
 
 def _print_threads(threads: list[Document]) -> None:
@@ -160,27 +160,28 @@ def _print_threads(threads: list[Document]) -> None:
          "yes" if thread["ok"] else "no"] for thread in threads], VERDICTS)
 
 
-def _print_everything(sandbox: Document) -> None:
-    print(f"\nsandbox {printable(sandbox['id'])}")
+def _print_everything(sandbox: Document, now: str, names: Mapping[str, str]) -> None:
+    print()
+    say(f"sandbox {sandbox['id']} of {pod_name(sandbox['pod'])}" if sandbox["pod"] else f"sandbox {sandbox['id']}")
     for reason in sandbox["reasons"]:
-        print(f"  {printable(reason)}")
+        say(with_names(reason, names), "  ")
     if sandbox["containers"]:
         table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS"], [
-            [container["id"], container["name"] or "-", container["cpuset"] or "-",
+            [short_id(container["id"]), container["name"] or "-", container["cpuset"] or "-",
              _kind(container), container["exclusive_by"] or "-", _vcpus(container), _guest(container),
-             container["source"], container["since"] or "-", _others(container)]
+             container["source"], _age(container["since"], now), _others(container)]
             for container in sandbox["containers"]])
     if sandbox["guest"]:
         guest, system = sandbox["guest"], sandbox["guest"]["system"]
         own = "" if system is None else f"; its own processes {system['text']}, on its CPUs {system['effective']}"
         state = ": " + guest["state"] if guest["state"] else ""
-        print(printable(f"  guest: {guest['by'] or 'no agent'}{state}{own}"))
+        say(f"guest: {guest['by'] or 'no agent'}{state}{own}", "  ")
     if sandbox["cgroup"]:
-        print(f"  cgroup of the VMM: {printable(sandbox['cgroup']['path'])}, CPUs {sandbox['cgroup']['cpus']}")
+        say(f"cgroup of the VMM: {sandbox['cgroup']['path']}, CPUs {sandbox['cgroup']['cpus']}", "  ")
     if sandbox["birth"]:
-        print(f"  {_birth(sandbox['birth'])}")
+        say(_birth(sandbox["birth"]), "  ")
     if drift := sandbox["drift"]:
-        print(f"  threads put back: {printable(counts(drift['repairs']))}; the last time: {printable(drift['why'])}")
+        say(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}", "  ")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
     _print_network(sandbox)

@@ -1,0 +1,152 @@
+"""What a person sees at 80 and at 200 columns, as files beside this one. Where a screen is meant to change, write them
+again, and read the difference: `GOLDEN=write python -m pytest tests/unit/cli/test_screens.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recorded_node
+from documents import checked
+from fleet_given import mixed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vmpin.cli import control_client, proof
+from vmpin.cli.cluster import all_nodes
+from vmpin.cli.main import main
+from vmpin.cli.text.table_layout import column_widths, gap_of, lines_of
+from vmpin.status import vm_networks
+
+GOLDEN = Path(__file__).parent / "golden"
+SCREENS = {
+    "status": "status", "status-one": "status web-7d9f8c6b5-x2zkp", "status-wide": "status -o wide",
+    "explain": "explain shop/db-0", "verify": "verify --since 24h", "plan": "plan", "unpin": "unpin --every --dry-run",
+    "reconcile": "reconcile", "allocations": "allocations", "allocations-wide": "allocations -o wide",
+    "all-nodes": "status --all-nodes", "all-nodes-wide": "status --all-nodes -o wide",
+    "verify-all-nodes": "verify --all-nodes"}
+
+
+class Terminal(io.StringIO):
+    """Without colours (NO_COLOR)."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What a watcher answers, by operation; and every node of a cluster."""
+    given = recorded_node.answers()
+
+    def ask_raw(config: object, request: dict[str, Any], *_: object, **__: object) -> bytes:
+        return json.dumps(given[request["op"]]).encode()
+
+    monkeypatch.setattr(control_client, "ask_raw", ask_raw)
+    monkeypatch.setattr(vm_networks, "add_networks", lambda *_: None)  # of real processes of these numbers
+    monkeypatch.setattr(all_nodes, "_read", lambda args, everything=False: mixed())
+    monkeypatch.setenv("TERM", "dumb")  # nor bold
+    monkeypatch.chdir(tmp_path)
+    return given
+
+
+def screen(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines that are shown; 0 columns: in a pipe."""
+    monkeypatch.setenv("COLUMNS", str(columns or 80))
+    with redirect_stdout(Terminal() if columns else io.StringIO()) as page:
+        main(["--set", "allocate.mode=off", *command.split()])
+    return page.getvalue().splitlines()
+
+
+def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
+    given = recorded_node.answers()
+    checked("status", given["status"])
+    checked("allocations", given["allocations"])
+    checked("plan", given["plan"])
+    checked("unpin-dry-run", given["unpinning"])
+    checked("reconcile", given["reconcile"])
+    checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
+                       "unmanaged": [], "proof": {**given["proof"], "total": proof._total(given["proof"])}})
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen_is_as_it_was(name: str, columns: int, answers: dict[str, Any],
+                               monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = screen(SCREENS[name], columns, monkeypatch)
+    assert max(map(len, lines)) <= columns
+    file = GOLDEN / f"{name}-{columns}.txt"
+    shown = f"$ vmpin {SCREENS[name]}\n" + "".join(f"{line.rstrip()}\n" for line in lines)
+    if os.environ.get("GOLDEN") == "write":
+        file.write_text(shown, encoding="utf-8")
+    assert shown == file.read_text(encoding="utf-8")
+
+
+def test_every_golden_file_is_of_a_screen() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == {
+        f"{name}-{columns}" for name in SCREENS for columns in (80, 200)}
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_ids_are_short_and_pods_are_named(name: str, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(screen(SCREENS[name], 0, monkeypatch))
+    long = [each for each in re.findall(r"\b[0-9a-f]{13,64}\b", text) if f"sandbox {each} of" not in text
+            and f"/{each}," not in text]
+    assert long == []
+    if "all-nodes" not in name:
+        assert "shop/" in text
+
+
+NAMES = ("name", "namespace", "what", "why", "reasons", "reason", "handler", "state", "path", "by", "text", "error",
+         "runtime", "container", "pod", "group", "trouble", "last_error", "asked")
+
+
+def hostile(node: Any, text: str, key: str = "") -> Any:
+    """With this text in each name and sentence that comes from outside."""
+    if isinstance(node, dict):
+        return {name: hostile(value, text, name) for name, value in node.items()}
+    if isinstance(node, list):
+        return [hostile(value, text, key) for value in node]
+    return node + text if isinstance(node, str) and key in NAMES else node
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(min_size=1, max_size=40), name=st.sampled_from([
+    name for name in SCREENS if "all-nodes" not in name and "one" not in name and name != "explain"]))
+def test_no_line_has_a_character_that_steers_a_terminal(text: str, name: str, answers: dict[str, Any],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = copy.deepcopy(recorded_node.answers())
+    for operation, document in kept.items():
+        answers[operation] = hostile(document, f"{text}\x1b[2J\x07\r\u202e")
+    for columns in (0, 80, 200):
+        page = "\n".join(screen(SCREENS[name], columns, monkeypatch))
+        assert all(line.isprintable() for line in page.split("\n")), page
+        if columns:
+            assert max(map(len, page.split("\n"))) <= columns
+
+
+TEXTS = st.lists(st.lists(st.text("ab0,- ", max_size=30), min_size=3, max_size=3), min_size=1, max_size=5)
+
+
+@given(rows=TEXTS, width=st.integers(20, 120))
+def test_a_table_loses_nothing_and_keeps_its_width(rows: list[list[str]], width: int) -> None:
+    gap = gap_of(rows, width)
+    assert gap is None or sum(column_widths(rows, width, gap)) + gap * 2 <= width
+    for row, lines in zip(rows, lines_of(rows, width, gap or 1), strict=True):
+        for place, cell in enumerate(row):
+            assert "".join(line[place] for line in lines).replace(" ", "") == cell.replace(" ", "")
+    assert [[cell.rstrip() for cell in line] for lines in lines_of(rows, 0, 2) for line in lines] == [
+        [cell.rstrip() for cell in row] for row in rows]
+
+
+def test_a_number_of_a_cpu_list_stays_whole() -> None:
+    rows = [["POD", "CPUS"], ["shop/web-7d9f8c6b5-x2zkp", "0-7,32-39,44-47,56-63,100-103,110-117"]]
+    assert [line[1].rstrip() for line in lines_of(rows, 50, 2)[1]] == ["0-7,32-39,44-47,56-63,", "100-103,110-117"]
