@@ -75,6 +75,20 @@ def test_drift_and_sampling_are_measured_beside_their_peers(tmp_path: Path) -> N
     assert left_over(ran.pid) == []
 
 
+def test_the_live_view_is_measured_beside_a_reader_of_the_same_files(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "top_200x16", "-o", out)
+    assert ran.returncode == 0, err
+    (figure,) = json.loads(out.read_text())["benchmarks"]
+    assert figure.keys() >= FIELDS
+    assert (figure["name"], figure["threads"], figure["refreshes"]) == ("top_200x16", 320, 3)
+    assert min(figure["value"], figure["floor"], figure["asleep"], figure["asleep_floor"],
+               figure["bytes_a_refresh"]) > 0
+    assert left_over(ran.pid) == []
+
+
 def test_events_of_the_runtime_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")

@@ -48,7 +48,7 @@ class Shown:
     def until(self, count: int) -> None:
         """Until it has written so many times."""
         deadline = time.monotonic() + 600
-        while self.parts < count:
+        while self.parts < count or self.process.poll() is not None:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise CannotMeasure(f"{self.process.args!r:.200} shows nothing: {self.last[-300:]!r}")
             time.sleep(0.01)
@@ -81,29 +81,28 @@ def top(made: Node, machines: Sequence[Machine], refreshes: int, delay: float = 
     with Watcher(made), _running(made.command_line("top", "--delay", str(delay)), floor) as (shown, bare):
         shown.until(3)
         bare.until(2)
-        before = shown.parts, bare.parts, shown.bytes
-        value, least = _spent([shown.process.pid, bare.process.pid], refreshes * delay, lambda: wake(machines))
-        drawn, rounds, written = (now - then for now, then in zip(
-            (shown.parts, bare.parts, shown.bytes), before, strict=True))
-        asleep, idle = _spent([shown.process.pid, bare.process.pid], refreshes * delay, lambda: None)
-    if min(drawn, rounds) < refreshes - 1:
-        raise CannotMeasure(f"{drawn} refreshes and {rounds} rounds in the time of {refreshes}")
-
-    def share(seconds: float) -> float:
-        return 100 * seconds / (refreshes * delay)
-
-    return Figure("top_200x16", share(value), "% of a CPU", share(least), 2.5, "ratio",
+        written = shown.bytes
+        value, least = _shares(shown, bare, refreshes, delay, lambda: wake(machines))
+        written = shown.bytes - written
+        asleep, idle = _shares(shown, bare, refreshes, delay, lambda: None)
+    return Figure("top_200x16", value, "% of a CPU", least, 2.5, "ratio",
                   {"sandboxes": len(machines), "threads": sum(len(machine.tids()) for machine in machines),
-                   "refreshes": refreshes, "delay_seconds": delay, "refresh_ms": round(1000 * value / refreshes, 3),
-                   "asleep": round(share(asleep), 3), "asleep_floor": round(share(idle), 3),
+                   "refreshes": refreshes, "delay_seconds": delay, "refresh_ms": round(10 * value * delay, 3),
+                   "asleep": round(asleep, 3), "asleep_floor": round(idle, 3),
                    "bytes_a_refresh": round(written / refreshes)})
 
 
-def _spent(pids: Sequence[int], seconds: float, work: Callable[[], object]) -> list[float]:
-    """CPU seconds of each process in so many seconds, in which `work` is done once a second."""
-    before = [cpu_seconds(pid) for pid in pids]
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+def _shares(shown: Shown, bare: Shown, refreshes: int, delay: float,
+            work: Callable[[], object]) -> tuple[float, float]:
+    """What each of the two needs, in % of a CPU at that delay, until both have refreshed so often: however late a busy
+    machine is with that. `work` is done once a second, or as often as they refresh."""
+    both = shown, bare
+    before = [(cpu_seconds(each.process.pid), each.parts) for each in both]
+    while any(each.parts < parts + refreshes for each, (_, parts) in zip(both, before, strict=True)):
         work()
-        time.sleep(max(0.0, min(1.0, left, end - time.monotonic())))
-    return [cpu_seconds(pid) - then for pid, then in zip(pids, before, strict=True)]
+        time.sleep(min(1.0, delay / 2))
+        for each in both:
+            each.until(0)
+    found = [100 * (cpu_seconds(each.process.pid) - spent) / (each.parts - parts) / delay
+             for each, (spent, parts) in zip(both, before, strict=True)]
+    return found[0], found[1]

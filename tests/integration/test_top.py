@@ -5,6 +5,7 @@ No test looks at a time: each waits until the screen shows what it should.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -13,7 +14,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,16 +90,19 @@ class Tmux:
         self.press("Enter")
 
 
-@contextmanager
+@contextlib.contextmanager
 def terminal(columns: int = 80, lines: int = 24) -> Iterator[Tmux]:
     made = Tmux(columns, lines)
+    socket = Path(made("display-message", "-p", "#{socket_path}").strip())
     try:
         yield made
     finally:
-        made("kill-server")
+        with contextlib.suppress(subprocess.CalledProcessError):  # its shell may have ended, and it with that
+            made("kill-server")
+        socket.unlink(missing_ok=True)
 
 
-@contextmanager
+@contextlib.contextmanager
 def burning(cpu: str) -> Iterator[int]:
     """A process of the test's own that runs on one CPU alone."""
     code = f"""\
