@@ -38,7 +38,8 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     with answering_watcher(tmp_path / "run", pods):
         clean = {key: value for key, value in os.environ.items()
                  if not key.startswith(("VMPIN_", "LINES", "COLUMNS", "PS1", "PROMPT"))}
-        yield {**clean, "VMPIN_PATHS_RUN": str(tmp_path / "run"), "LC_ALL": "C.UTF-8"}
+        yield {**clean, "VMPIN_PATHS_RUN": str(tmp_path / "run"), "LC_ALL": "C.UTF-8",
+               "VMPIN_COMPLETION_DEADLINE": "120"}
 
 
 def script(shell: str, to: Path) -> Path:

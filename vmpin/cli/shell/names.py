@@ -18,16 +18,17 @@ from types import FrameType
 HIDDEN = "__complete"
 #: What may be asked for.
 SANDBOXES, CONTAINERS, NAMESPACES = "sandboxes", "containers", "namespaces"
-#: Seconds. A watcher answers in milliseconds.
-_DEADLINE = 2.0
+#: Seconds; a variable of the environment names others. A watcher answers in milliseconds.
+_DEADLINE, _VARIABLE = "2", "VMPIN_COMPLETION_DEADLINE"
 
 
 def print_names(arguments: Sequence[str]) -> int:
     """:param arguments: a kind, the text that was typed of the name, and the words of the command line before it."""
     signal.signal(signal.SIGALRM, _give_up)
-    signal.setitimer(signal.ITIMER_REAL, _DEADLINE)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), \
             contextlib.suppress(Exception, SystemExit):
+        # No key of the configuration, which refuses unknown variables.
+        signal.setitimer(signal.ITIMER_REAL, float(os.environ.pop(_VARIABLE, _DEADLINE)))
         kind, text, *words = arguments
         for name in _names(kind, text, words):
             if name.isprintable() and not name.startswith("-"):
