@@ -30,6 +30,8 @@ class AnswerPage(NamedTuple):
     lines: tuple[Line, ...]
 
 
+#: What is made of the usage alone, and waits for no watcher.
+_AT_ONCE = ("help", "explain")
 #: Makes the answer to a request, with the usage that is shown and the width of the screen. The second function of
 #: what it returns runs in the feed's thread.
 Answering = Callable[[Request, NodeUsage, int], Callable[[], AnswerPage]]
@@ -98,7 +100,11 @@ class LiveView:
             return
         assert self._usage is not None
         self._state = replace(self._state, request=None, notice=f"{request.what} …")
-        feed.put(self._answering(request, self._usage, columns))
+        task = self._answering(request, self._usage, columns)
+        if request.what in _AT_ONCE:
+            self._take([task()])
+        else:
+            feed.put(task)
 
     def _take(self, results: Sequence[object]) -> bool:
         """Take in what the feed has brought. :returns: False after the last refresh.

@@ -87,7 +87,10 @@ def column_widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], widt
              for at, column in enumerate(columns)]
     times = 2 if width >= _WIDE else 1
     found = [min(need, column.most * times) for need, column in zip(needs, columns, strict=True)]
-    left = width - _MARKS - _GAP * (len(columns) - 1) - sum(found)
+    room = max(width - _MARKS - _GAP * (len(columns) - 1), 0)
+    while sum(found) > room and max(found) > 1:  # long cells in every column
+        found[found.index(max(found))] -= 1
+    left = room - sum(found)
     open_ = [at for at, column in enumerate(columns) if not column.most]
     for at in sorted(open_, key=lambda each: needs[each]):
         found[at] = max(1, min(needs[at], left // len(open_)))
