@@ -91,10 +91,10 @@ class _Probe:
         first, begin, moved = self._memory.recorded(WEB), self._ran(), self._migrations()
         time.sleep(busy)
         end, moved_then = self._ran(), self._migrations()
+        others = _others(used, self._used())
         gaps = self._since(first)
         wall = end[0] - begin[0]
         woken = self._wake_ups(seconds - busy) if asleep else None
-        others = _others(used, self._used())
         self._memory.run(WEB, SLEEPING)
         return NoiseReading(
             setup, min(100.0, 100 * (end[1] - begin[1]) / wall), min(100.0, 100 * (end[2] - begin[2]) / wall),

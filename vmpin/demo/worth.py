@@ -58,7 +58,8 @@ class NoiseReading:
     migrations_per_minute: float | None
     #: None where they are not measured.
     wake_ups: WakeUps | None
-    #: Percent of the two CPUs that other programs of the machine took, or its hypervisor.
+    #: Percent of the two CPUs that other programs or the hypervisor took while the vCPU was busy. What they
+    #: take while it sleeps may be idle time.
     others: float
 
 
