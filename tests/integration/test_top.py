@@ -250,7 +250,7 @@ def test_a_watcher_that_stops_answering_holds_up_no_key(lab: Lab) -> None:
 
 def test_batch_prints_blocks_and_lines_of_json(lab: Lab) -> None:
     with burning(lab.second) as thief:
-        ran = subprocess.run(lab.command("--batch", "-n", "2", "-d", "1"), env=lab.node.environment, timeout=PATIENCE,
+        ran = subprocess.run(lab.command("--batch", "-c", "2", "-d", "1"), env=lab.node.environment, timeout=PATIENCE,
                              capture_output=True, text=True)
         assert (ran.returncode, ran.stderr) == (0, "")
         first, second = ran.stdout.strip().split("\n\n")
@@ -260,7 +260,7 @@ def test_batch_prints_blocks_and_lines_of_json(lab: Lab) -> None:
             assert lines[1].split()[:3] == ["POD", "CPUS", "BUSY"]
             assert lines[2].startswith("tests/pod ")
             assert any(f"thread {thief} (burner)" in line for line in lines[3:])
-        found = lab.node.data("top", "-o", "json", "-n", "1", "-d", "1", "pod")
+        found = lab.node.data("top", "-o", "json", "-c", "1", "-d", "1", "pod")
         checked("top", found)
         (taken,) = [theft for theft in found["thefts"] if theft["tid"] == thief]
         assert (taken["cpu"], taken["exact"], taken["process"]) == (int(lab.second), True, "burner")

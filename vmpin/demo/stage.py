@@ -149,7 +149,7 @@ class Stage:
             raise VmpinError(f"`vmpin {' '.join(args)}` ended with exit code {code}")
 
     def _command(self, *args: str) -> list[str]:
-        return [sys.executable, "-m", "vmpin.cli.main", "--config", str(self._config), *args]
+        return [sys.executable, "-P", "-m", "vmpin.cli.main", "--config", str(self._config), *args]
 
     def start_watcher(self, pool: CpuSet) -> None:
         self._configure(pool)

@@ -133,3 +133,12 @@ def test_an_endless_or_broken_answer_is_none() -> None:
     for child in (["true"], ["echo", "[1]"], ["echo", '{"node": {"links": 5}, "processes": {}}']):
         assert "without an answer" in read_namespaces(Procfs(), [], child).trouble
     assert read_namespaces(Procfs(), [], ["/nonexistent"]).trouble == "/nonexistent: No such file or directory"
+
+
+def test_the_child_imports_nothing_from_the_directory_of_the_caller(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's command may be called in a directory of anybody's."""
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    read_namespaces(Procfs(), [])
+    assert not (tmp_path / "ran").exists()

@@ -13,7 +13,7 @@ def own_program() -> list[str]:
     name = sys.argv[0]
     found = shutil.which(name)
     if found is None or os.path.basename(found).endswith(".py"):
-        return [sys.executable, "-m", "vmpin.cli"]
+        return [sys.executable, "-P", "-m", "vmpin.cli"]  # -P: nothing is imported from the working directory
     path = os.path.abspath(found)
     ours = os.path.join(os.path.dirname(path), "vmpin")  # beside kubectl's plugin, which is the same program
     return [ours if os.access(ours, os.X_OK) else path]

@@ -12,7 +12,7 @@ import os
 import sys
 
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, verb
+from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, verb
 from vmpin.errors import UsageError
 
 _SORTS = ("stolen", "busy", "waited", "drift", "name")
@@ -20,7 +20,7 @@ _SORTS = ("stolen", "busy", "waited", "drift", "name")
 _ABOUT = """\
 Which pods use their CPUs, and which threads of others run on a pod's exclusive CPUs, in this moment: a live view that
 opens a pod into its threads, and a stolen CPU into the thief. It samples the run times of all threads itself; the
-watcher is asked once a refresh, as `vmpin status` asks.
+watcher is asked once a refresh, and at most every 2.5 seconds, as `vmpin status` asks.
 """
 
 _EPILOG = """\
@@ -28,8 +28,8 @@ examples:
   vmpin top                          the live view; ? lists its keys
   vmpin top shop demo/db             these pods only
   vmpin top -d 1 --sort busy         every second, the busiest first
-  vmpin top --batch -n 20 >top.log   twenty blocks for a log
-  vmpin top -o json -n 1 | jq .thefts
+  vmpin top --batch -c 20 >top.log   twenty blocks for a log
+  vmpin top -o json -c 1 | jq .thefts
 
 columns:
   BUSY      run time of its threads, of one CPU (200%: two CPUs)
@@ -44,8 +44,8 @@ Threads that begin and end between two samples are seen as busy time of the CPU 
 keys: arrows or j k move, Enter threads, t thieves, T thieves of all, e explain, m map, / filter, s sort, r reconcile
 (asks first), p pause, ? help, q back or quit. `vmpin help top` has more.
 
-exit codes: 0 ended by q or after -n, 1 the watcher does not answer, or a file cannot be read, 2 the command cannot be
-used, 130 Ctrl-C, 143 SIGTERM
+exit codes: 0 ended by q or after --count, 1 the watcher does not answer, or a file cannot be read, 2 the command
+cannot be used, 130 Ctrl-C, 143 SIGTERM
 """
 
 
@@ -54,10 +54,10 @@ def add_parser(verbs: Verbs) -> None:
                   epilog=_EPILOG)
     parser.add_argument("pods", nargs="*", metavar="POD", help=about_this_node(
         "only these: POD, NAMESPACE/POD, or the first digits of a sandbox's id"))
-    parser.add_argument("--namespace", metavar="NAMESPACE", default="", help="the namespace of these pods")
+    namespace_flag(parser)
     parser.add_argument("-d", "--delay", type=_delay, default=3.0, metavar="SECONDS",
                         help="the time between two refreshes, 0.5 to 3600 (default: 3)")
-    parser.add_argument("-n", "--count", type=_count, default=0, metavar="COUNT",
+    parser.add_argument("-c", "--count", type=_count, default=0, metavar="COUNT",
                         help="end after so many refreshes (default: none)")
     parser.add_argument("-b", "--batch", action="store_true",
                         help="print plain blocks, for a log or another program, and read no keys")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Seconds after which the loop's other work has its turn.
 _TURN = 0.002
+#: Seconds: the books have a day; a little more, as the client's clock may be another.
+_LONGEST = 100_000
 
 
 async def isolation(asked: Watcher, request: dict[str, object]) -> dict[str, object]:
@@ -30,7 +32,10 @@ async def isolation(asked: Watcher, request: dict[str, object]) -> dict[str, obj
     sampling.sampler.round()
     now = boottime.now()
     offset = boottime.wall_offset()
-    since = now - int(float(str(request["since"])) * 1e9)
+    asked_for = float(str(request["since"]))
+    if not 0 < asked_for <= _LONGEST:  # infinite and no numbers, too: members of watch.status_group ask as well
+        raise ValueError("since")
+    since = now - int(asked_for * 1e9)
     books = list(sampling.observer.books.owners.values())
 
     def clock(moment: int) -> str:

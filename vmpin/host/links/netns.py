@@ -7,10 +7,12 @@ the right to enter namespaces. What stays out: entering them (netns_reader), and
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmpin.domain.model import ThreadId
@@ -21,6 +23,12 @@ from vmpin.host.procfs import Procfs
 DEADLINE, MOST_BYTES = 30, 16 << 20
 #: VMs asked about at once: more than run on one node.
 MOST_PROCESSES = 1000
+
+
+#: -P: else `-m` would import modules from the directory in which root has called the command.
+_READER = (sys.executable, "-P", "-m", "vmpin.host.links.netns_reader")
+#: Where this program is, and it may not be installed.
+_PATH = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class NamespacesRead(NamedTuple):
@@ -39,8 +47,7 @@ def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequen
     :param command: the child's, in place of `netns_reader`."""
     request = {"proc": proc.root, "seconds": int(deadline) + 1,
                "processes": [list(each) for each in processes[:MOST_PROCESSES]]}
-    raw, why = _asked(command or [sys.executable, "-m", "vmpin.host.links.netns_reader"], json.dumps(request).encode(),
-                      deadline)
+    raw, why = _asked(command or _READER, json.dumps(request).encode(), deadline)
     if why:
         return NamespacesRead(trouble=why)
     try:
@@ -59,7 +66,8 @@ def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequen
 def _asked(command: Sequence[str], request: bytes, deadline: float) -> tuple[bytes, str]:
     """The child's output, or the reason why there is none. It has ended when this returns."""
     try:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                 env={**os.environ, "PYTHONPATH": _PATH})
     except OSError as err:
         return b"", f"{command[0]}: {err.strerror}"
     assert child.stdin is not None

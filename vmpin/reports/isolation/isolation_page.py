@@ -159,7 +159,8 @@ def _worst(pod: Mapping[str, Any]) -> str:
     text = texts.worst_sentence(pod)
     found = f"<h2>Worst minute</h2><p>{_text(text[0].upper() + text[1:])}.</p>"
     if worst is not None:
-        found += (f'<p>{_text(texts.thief_sentence(worst).capitalize())}.</p><p class="todo"><b>What to do:</b> '
+        thief = texts.thief_sentence(worst)
+        found += (f'<p>{_text(thief[0].upper() + thief[1:])}.</p><p class="todo"><b>What to do:</b> '
                   f'{_text(worst["advice"])}.</p>')
     return found
 
@@ -167,7 +168,7 @@ def _worst(pod: Mapping[str, Any]) -> str:
 def _thieves(pod: Mapping[str, Any]) -> str:
     rows = "".join(f'<tr><td class="n">{texts.seconds(each["seconds"])}</td><td>{_text(each["title"])}</td></tr>'
                    for each in pod["thieves"])
-    return f"<h2>Thieves in the whole period, at least</h2><table>{rows}</table>" if rows else ""
+    return f"<h2>Thieves in the whole period, as far as met</h2><table>{rows}</table>" if rows else ""
 
 
 def _drift(pod: Mapping[str, Any]) -> str:

@@ -136,7 +136,7 @@ def _worst(pod: Mapping[str, Any], width: int, indent: str) -> Iterator[str]:
 
 def _thieves(thieves: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
     if len(thieves) > 1:
-        yield "  in the whole period, at least:"
+        yield "  in the whole period, as far as met:"
         for thief in thieves:
             yield from _wrapped(f"{seconds(thief['seconds'])}  {thief['title']}", width, "    ")
 

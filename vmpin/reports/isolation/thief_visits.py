@@ -111,20 +111,21 @@ class ThiefVisits:
                 continue
             thread = ThreadId(tid, stat.starttime)
             threads[thread] = now.ran
-            had = self._had(thread, met, now.ran, spent)
+            had = self._had(thread, met, now.ran, spent, len(tids) == 1)
             if had >= _LEAST:
                 theft = Theft(self._thief(pid, stat, vm), stat.processor, had)
                 self.found.append((owner, theft))
         met.threads = threads
 
-    def _had(self, thread: ThreadId, met: _Met, ran: int, spent: int) -> int:
-        """What a thread ran since the last visit. One that was not met then may have run all that its process did."""
+    def _had(self, thread: ThreadId, met: _Met, ran: int, spent: int, alone: bool) -> int:
+        """What a thread ran since the last visit. Of an older one that was not met then it is not known, unless it is
+        `alone` in its process: the next visit has it."""
         before = met.threads.get(thread)
         if before is not None:
             return max(0, ran - before)
         if self._last and seconds_since_boot(thread.starttime) >= self._last:
             return ran
-        return min(ran, spent) if self._last else 0
+        return min(ran, spent) if self._last and alone else 0
 
     def _owns(self, owner: SandboxId, pid: int, own: Mapping[SandboxId, frozenset[str]]) -> bool:
         """Whether a process is in a cgroup of the owner's containers, or below one."""
