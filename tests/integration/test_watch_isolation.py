@@ -75,6 +75,7 @@ def foreign(pod: Any) -> float:
     return float(sum(pod["parts"][name]["seconds"] for name in ("kernel", "others", "unidentified")))
 
 
+@pytest.mark.release  # beside other tests a process of theirs is the foremost thief of every minute
 def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled: Node,
                                                                          cpus: tuple[str, str]) -> None:
     with Busy(sampled.id("a")) as vm:
