@@ -129,7 +129,8 @@ def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callab
             assert all(each["up"] for each in about["sources"])
             assert watcher.view.counters.passes["hook"] == 1
         assert notified() == ["STOPPING=1"]
-        assert sorted(os.listdir(place.root / "run")) == ["isolation", "lock", "proof", "spool", "state.json", "status"]
+        left = ["isolation", "lock", "proof", "spool", "state.json", "status"]
+        assert sorted(os.listdir(place.root / "run")) == left
         async with place.watching() as again:
             assert containers(again) == {"c1": "1"}
 
