@@ -22,7 +22,7 @@ __all__ = ["corner"]
 
 pytestmark = pytest.mark.root
 
-SHORT = [*DEMO, "--noise", "--rounds", "1", "--seconds", "1"]
+SHORT = [*DEMO, "--noise", "--rounds", "1", "--seconds", "0.5"]
 
 
 def test_every_placement_is_measured_and_nothing_is_left(corner: Path, tmp_path: Path) -> None:
