@@ -9,6 +9,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Processes that share the tests: half of most tests is waiting.
 JOBS := 3
+# In CI a failed test is made once more, and one that hangs is ended, with each thread's stack in its report: no test
+# takes a quarter of these seconds on a busy machine, but for the node's, which has deadlines of its own.
+CI_ONLY := --reruns 1 --rerun-except 'from pytest-timeout' --timeout 1200 --timeout-method signal -raR
 
 # How `make worth` measures.
 WORTH := --rounds 8
@@ -57,7 +60,7 @@ test: venv ## run the tests; with CI=true as root also those with guests, a node
 			.ci/install --unpack $(UNPACKED) $(UNPACKED_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS); fi
 	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest and not cluster and not release)' \
-		-n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(filter true,$(CI)),--reruns 1 -raR)
+		-n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(filter true,$(CI)),$(CI_ONLY))
 
 test-lab: venv ## boot every node and test in it: 20 minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \

@@ -64,6 +64,7 @@ def lab_run(*arguments: str, mark: str = "", **more: Any) -> Iterator[subprocess
 
 @pytest.mark.lab
 @pytest.mark.root
+@pytest.mark.timeout(3600)  # more than BOOTS boots and TIMEOUT
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("boot", [*(pytest.param(boot, id=str(boot)) for boot in IN_CI), *(
     pytest.param(boot, id=str(boot), marks=pytest.mark.release) for boot in BEFORE_A_RELEASE)])
