@@ -70,7 +70,6 @@ def pod() -> Iterator[NetworkSpace]:
         subprocess.run(["ip", "link", "delete", "cni0"], check=False)
 
 
-@pytest.mark.release  # it passes alone; after the other tests of a node the trace of owners is empty
 def test_workers_queues_and_the_nics_node_of_a_real_vm(nested_vm: StartsVms, pod: NetworkSpace, kata: Kata,
                                                        vmpin: Vmpin, variant: Variant) -> None:
     with WorkersMade() as made:
