@@ -17,7 +17,7 @@
         └── NotPermitted      EPERM
 
 Every error carries its evidence as attributes. The command line turns them into one line and a hint; nothing
-else prints or exits.
+else prints or exits. Used by most packages above it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the configuration says of giving out CPUs (`allocate.*`): plain values.
 
-What stays out: reading the configuration (config), and what follows from the values (eligibility, decisions).
+What stays out: reading the configuration (config), and what follows from the values (eligibility, decisions). Called
+by the rest of allocation, config, the watcher, reconcile and status.
 """
 
 from __future__ import annotations

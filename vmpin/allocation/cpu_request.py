@@ -1,6 +1,7 @@
 """What a container asks for, and what the search is asked: plain values.
 
-What stays out: reading annotations (annotations), and the search (search).
+What stays out: reading annotations (annotations), and the search (search). Used by the rest of allocation, config,
+reconcile and status.
 """
 
 from __future__ import annotations

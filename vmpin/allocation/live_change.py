@@ -2,7 +2,8 @@
 allocating.
 
 Pure: an answer is the plan, and for a dry run it is not kept. What stays out: who may ask (daemon.control), changed
-annotations (live.annotation_changes), and the CRI calls that write the updates.
+annotations (live.annotation_changes), and the CRI calls that write the updates. Called by
+allocation.live.annotation_changes, config and reconcile.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pod's next container first gets the CPUs of the pod's stopped ones. A live set never moves here: growing keeps all of
 it, shrinking keeps a part. What stays out: whether the container may have them (eligibility), and moving a set, which
-only a request does (live_change).
+only a request does (live_change). Called by the rest of allocation and config.
 """
 
 from __future__ import annotations

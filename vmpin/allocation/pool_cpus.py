@@ -2,7 +2,7 @@
 
 The pool is what is no container's own. Shared containers are on `ledger.shared`: the pool without its headroom, so
 that one exclusive container is often no reason to update hundreds of shared ones. What stays out: who gets CPUs of its
-own (placing), and a VM's spare CPUs (spare_set).
+own (placing), and a VM's spare CPUs (spare_set). Called by the rest of allocation, config, the watcher and reconcile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a call of the runtime shows of a container, and what a decision answers: plain values.
 
-What stays out: NRI's messages (sources.nri), and the decisions (decisions, synchronizing).
+What stays out: NRI's messages (sources.nri), and the decisions (decisions, synchronizing). Used by the rest of
+allocation, config, the watcher, reconcile and sources.
 """
 
 from __future__ import annotations

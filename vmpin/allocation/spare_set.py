@@ -4,7 +4,7 @@ Kata makes Σ quotas + default_vcpus vCPUs, rounded up (virtcontainers/sandbox.g
 for, and pins one-to-one only where the cpuset has as many CPUs. So the oldest container with CPUs of its own gets CPUs
 of the pool besides, near them: spare vCPUs and the VMM's threads have a legal place, and no CPU is wasted. With `own`
 they are out of the pool: as many as the whole CPUs of the RuntimeClass's overhead.
-What stays out: where threads go (placement).
+What stays out: where threads go (placement). Called by the rest of allocation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not."""
+"""`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not. Called by
+scenario_allocation, scenario_events and settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The events of a scenario: containers that come and go and change, on a node whose CPUs vmpin gives out.
 
-What stays out: their effects (scenario_allocation), and what annotations mean (allocation.texts.annotations).
+What stays out: their effects (scenario_allocation), and what annotations mean (allocation.texts.annotations). Called
+by scenario, scenario_allocation and scenario_pods.
 """
 
 from __future__ import annotations

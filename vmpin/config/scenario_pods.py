@@ -1,6 +1,7 @@
 """A scenario's pods: what is on the node before its events, each container as an event that creates it.
 
-What stays out: the events (scenario_events), and which CPUs the containers get (scenario_allocation).
+What stays out: the events (scenario_events), and which CPUs the containers get (scenario_allocation). Called by
+scenario.
 """
 
 from __future__ import annotations

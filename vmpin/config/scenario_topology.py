@@ -1,6 +1,6 @@
 """The topology of a scenario: a node's CPUs, caches, sockets, NUMA nodes and devices, as written in YAML.
 
-What stays out: the topology of a real machine (host.sysfs, host.allocator_topology).
+What stays out: the topology of a real machine (host.sysfs, host.allocator_topology). Called by scenario.
 """
 
 from __future__ import annotations

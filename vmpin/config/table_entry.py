@@ -1,6 +1,6 @@
 """One key of the table of settings.
 
-What stays out: the keys (settings, kubernetes_settings) and the parsers (values)."""
+What stays out: the keys (settings, kubernetes_settings) and the parsers (values). Called by the rest of config."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line.
 
-What stays out: what the keys mean (loading, scenario and sources.kubelet_config, which call this)."""
+What stays out: what the keys mean (loading, scenario and sources.kubelet_config, which call this). Called by
+loading, scenario and sources.kubelet_config."""
 
 from __future__ import annotations
 

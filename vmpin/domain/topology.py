@@ -2,7 +2,8 @@
 isolated, which of which kind; nodes of memory alone, and the nodes of devices.
 
 Plain data with cheap look-ups, the same for a real node (host.sysfs) and for one described in a scenario. What stays
-out: reading it from anywhere, which CPU a vCPU gets (placement.matching), and which a container (allocation).
+out: reading it from anywhere, which CPU a vCPU gets (placement.matching), and which a container (allocation). Called
+by most packages above it.
 """
 
 from __future__ import annotations

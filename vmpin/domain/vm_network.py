@@ -2,6 +2,7 @@
 workers, and the path from each to the node's NIC.
 
 What stays out: reading links (host.links.netns) and descriptors (vmm.network_devices), and finding the path (network).
+Used by most packages above it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Small helpers for asyncio tasks: a light event, two coroutines that end together, and cancelling with waiting."""
+"""Small helpers for asyncio tasks: a light event, two coroutines that end together, and cancelling with waiting.
+Called by agent_session, session_state and vm_guest."""
 
 import asyncio
 from collections.abc import Coroutine

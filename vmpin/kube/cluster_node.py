@@ -1,6 +1,7 @@
 """The Node object of the API server: its labels that are vmpin's, and the startup taint that vmpin removes.
 
-What stays out: the node's pinning (node_pinning), and when these are written (agenda)."""
+What stays out: the node's pinning (node_pinning), and when these are written (agenda). Called by the rest of kube
+and reporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Names that vmpin has in a cluster, and other programs' names that it reads there."""
+"""Names that vmpin has in a cluster, and other programs' names that it reads there. Used by the rest of kube,
+fleet and reporter."""
 
 from __future__ import annotations
 

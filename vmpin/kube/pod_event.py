@@ -1,6 +1,6 @@
 """Events of pods as objects of the core API (v1), which `kubectl describe pod` shows.
 
-What stays out: which Events there are (transitions), and how many (event_limits)."""
+What stays out: which Events there are (transitions), and how many (event_limits). Called by agenda."""
 
 from __future__ import annotations
 

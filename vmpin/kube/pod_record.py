@@ -1,6 +1,7 @@
 """Pods as the API server lists and watches them: the few members that the reporter needs of each.
 
-Raw JSON in, values out: a whole pod takes some 10 kB. What stays out: the requests (reporter.pod_watch)."""
+Raw JSON in, values out: a whole pod takes some 10 kB. What stays out: the requests (reporter.pod_watch). Called by
+the rest of kube and reporter."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Changed by the pinner (a process seen in a pass), the reconciler (a process that has just appeared, one that ended) and
 `restoration` (masks that were given back). Saved in the state file. What stays out: setting masks (restoration).
+Called by pinner, restoration and reconcile.node_state.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set

@@ -2,7 +2,7 @@
 
 A request ends with the runtime's next report of the container. A failed update has no report, and neither has a
 creation that fails together with the connection; so a request ends after a time limit at the latest. What stays out:
-what follows from a request (domain.desired_state, placement.ownership).
+what follows from a request (domain.desired_state, placement.ownership). Called by node_state.
 """
 
 from vmpin.cpuset import CpuSet

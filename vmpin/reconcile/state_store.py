@@ -1,7 +1,7 @@
 """Keeps a reconciler's state over a restart: the state file, and the notes for what cannot wait for it.
 
-A failure is logged once, and everything else goes on. Called by node_state. What stays out: what is kept (node_state),
-when (daemon), and the files' content (state_file).
+A failure is logged once, and everything else goes on. Made in adapters, called by NodeState. What stays out: what
+is kept (node_state), when (daemon), and the files' content (state_file).
 """
 
 import logging

@@ -7,7 +7,8 @@ is their number (rounded up to whole NUMA nodes of the guest, where it has sever
 larger.
 
 Sources: kata-containers src/runtime/virtcontainers/sandbox.go and qemu.go, src/runtime/pkg/oci/utils.go;
-src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs, src/runtime-rs/crates/hypervisor/src/qemu/inner.rs.
+src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs, src/runtime-rs/crates/hypervisor/src/qemu/inner.rs. Called
+by daemon.allocating.
 """
 
 from __future__ import annotations

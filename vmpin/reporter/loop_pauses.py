@@ -1,4 +1,5 @@
-"""Pauses of the reporter's loops: tenacity's backoff, in a thread that can be ended and woken."""
+"""Pauses of the reporter's loops: tenacity's backoff, in a thread that can be ended and woken. Called by the rest
+of reporter."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Sent after a change, to a watcher that has just come, and again from time to time, as the watcher drops what is not
 repeated. What stays out: what is handed over (kube.untrusted_pod, kube.asked_annotations), and what becomes of it
-(daemon.handed_pods, daemon.allocator)."""
+(daemon.handed_pods, daemon.allocator). Called by service."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ the keys of its own family are written after the author's, so the runtime's stan
 internal/cri/annotations; CRI-O: server/container_create.go, and the kubelet's labels last), and keys of the other
 family are the author's. Only in the config of CRI-O's pause container do the author's annotations come last
 (server/sandbox_run_linux.go). What stays out: reading a hook's state (oci) and Kata's files (kata), which call this,
-as do the sources.
+as do the sources. Called by kata, oci, guests and sources.
 """
 
 from collections.abc import Iterator, Mapping

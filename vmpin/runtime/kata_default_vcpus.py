@@ -5,6 +5,7 @@ The runtime handler names the file, as kata-deploy and the packages install them
 (reconcile.vm_size); all other keys (doctor.collect.kata_config).
 
 Sources: kata-containers src/runtime/pkg/katautils/config.go (defaultVCPUs), src/libs/kata-types/src/config/default.rs.
+Called by daemon.allocating.
 """
 
 from __future__ import annotations

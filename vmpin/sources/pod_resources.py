@@ -2,7 +2,7 @@
 
 A second witness beside the checkpoint: it names pods by name, not by uid, and reports no changes by itself. The calls
 block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto). What stays out: the call (grpc_call), when it is made
-(daemon.feeds), and what follows.
+(daemon.feeds), and what follows. Called by daemon.feeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Counts of sandboxes and threads by verdict, role and place, from the masks in the kernel: for metrics.
 
 Reads like a status document, at less cost: no texts, and sandbox by sandbox, so that the caller (daemon.exporter) can
-do other work in between. What stays out: counts of events (domain.counters), and names of metrics (prometheus)."""
+do other work in between. What stays out: counts of events (domain.counters), and names of metrics (prometheus).
+Called by prometheus and daemon.exporter."""
 
 from __future__ import annotations
 

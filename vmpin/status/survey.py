@@ -1,7 +1,7 @@
 """The node in brief, for followers of its changes (daemon.followers): each VM sandbox without its threads.
 
 Made from the same entries as the status document, sandbox by sandbox, so that the caller can do other work in between.
-What stays out: which of it changed, and to whom it is sent (daemon.followers)."""
+What stays out: which of it changed, and to whom it is sent (daemon.followers). Called by daemon.followers."""
 
 from __future__ import annotations
 

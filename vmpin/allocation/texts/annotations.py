@@ -2,7 +2,8 @@
 
 Each key counts in NRI's effective form: KEY/container.NAME for one container, KEY/pod and KEY for all of the pod, the
 first that is there. They are text of the pod's author: every value is checked, and an error names the key and the
-value. What stays out: the keys of peers (peer_annotations), and what a container may have (eligibility).
+value. What stays out: the keys of peers (peer_annotations), and what a container may have (eligibility). Called by the
+rest of allocation.
 """
 
 from __future__ import annotations

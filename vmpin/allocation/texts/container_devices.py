@@ -5,7 +5,8 @@ to PCI addresses. The environment is the image's and the pod author's as well: a
 the CPUs that the container may have are preferred, as the annotation cpu-near does. What stays out: the devices' nodes
 (host.allocator_topology).
 
-Sources: k8snetworkplumbingwg/sriov-network-device-plugin pkg/resources/server.go (getEnvs).
+Sources: k8snetworkplumbingwg/sriov-network-device-plugin pkg/resources/server.go (getEnvs). Called by
+sources.nri.container_requests.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 A pod's author may write this annotation, too. So it gives no CPUs: it says how to read the cpuset that the runtime
 lists, which no pod can write, and only for what the container could have been given at its creation (synchronizing).
+Called by allocation.adopting and allocation.decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock)."""
+"""AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock). Called by discovery
+and guests.vm_guest."""
 
 import asyncio
 import errno

@@ -1,4 +1,5 @@
-"""What ran on the machine between two samples, as values, from interval_sampler to pod_usage. Pure."""
+"""What ran on the machine between two samples, as values, from interval_sampler to pod_usage. Pure. Called by the
+rest of reports.top and the command line."""
 
 from __future__ import annotations
 
