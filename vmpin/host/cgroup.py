@@ -110,14 +110,17 @@ class Cgroups:
             logger.debug("ignored cgroup=%s: %s", path, err)
             return None
 
-    def usage_file(self, pid: int) -> str | None:
+    def usage_file(self, pid: int, container: str = "") -> str | None:
         """The file that counts the CPU time of a process's cgroup and all below it; None for a topmost one, which
-        belongs to no container, and for what is hidden or gone."""
+        belongs to no container, and for what is hidden or gone.
+        :param container: the id of the container that the process is in: its cgroup is then taken, and not one below
+            it that the container made itself, as systemd and nested runtimes do."""
         raw = read_file(f"{self.proc.root}/{pid}/cgroup")
         found = None
         for line in os.fsdecode(raw or b"").split("\n"):
             number, _, rest = line.partition(":")
             controllers, _, cgroup = rest.partition(":")
+            cgroup = _cut_after(cgroup, container)
             if "cpuacct" in controllers.split(","):  # v1: its directory is named as its controllers are
                 path = _Mount(f"{self.root}/{controllers}").locate(cgroup)
                 return None if path is None or not cgroup.strip("/") else f"{path}/cpuacct.usage"
@@ -203,6 +206,17 @@ class Cgroups:
             elif v2 is None and os.path.exists(f"{point}/cgroup.controllers"):
                 v2 = _Mount(point)
         return v1, v2
+
+
+def _cut_after(cgroup: str, container: str) -> str:
+    """A cgroup's path up to the first part that is named by a container's id, as runtimes do it (`ID`,
+    `crio-ID.scope`, `kubepods-pod1.slice:cri-containerd:ID`); the whole path where there is none."""
+    parts = cgroup.split("/")
+    for at, part in enumerate(parts if container else (), start=1):
+        before = part.removesuffix(".scope").removesuffix(container)
+        if before + container == part.removesuffix(".scope") and before[-1:] in ("", "-", ":"):
+            return "/".join(parts[:at])
+    return cgroup
 
 
 def _whole(mounts: list[_Mount]) -> _Mount | None:

@@ -298,3 +298,31 @@ def test_the_cpu_time_of_a_containers_cgroup_is_read_in_both_versions(tmp_path: 
     assert found == {1: None, 7: f"{root}/pod/box/cpu.stat", 8: f"{root}/cpu,cpuacct/pod/box/cpuacct.usage",
                      9: None, 10: None, 11: None}
     assert [usage(path) for path in (found[7] or "", found[8] or "", f"{root}/gone")] == [1_234_000, 99, None]
+
+
+CONTAINER = "c0ffee" + "0" * 58
+
+
+@pytest.mark.parametrize(("cgroup", "found"), [
+    (f"/kubepods/pod1/{CONTAINER}/init.scope", f"/kubepods/pod1/{CONTAINER}"),
+    (f"/kubepods.slice/cri-containerd-{CONTAINER}.scope/system.slice/a.service",
+     f"/kubepods.slice/cri-containerd-{CONTAINER}.scope"),
+    (f"/kubepods-pod1.slice:cri-containerd:{CONTAINER}/init", f"/kubepods-pod1.slice:cri-containerd:{CONTAINER}"),
+    (f"/pod1/crio-{CONTAINER}.scope", f"/pod1/crio-{CONTAINER}.scope"),
+    # A runtime within it, whose containers it named like itself.
+    (f"/pod1/{CONTAINER}/docker/{CONTAINER}", f"/pod1/{CONTAINER}"),
+    (f"/pod1/{CONTAINER}x/init.scope", f"/pod1/{CONTAINER}x/init.scope"),
+    (f"/pod1/x{CONTAINER}/init.scope", f"/pod1/x{CONTAINER}/init.scope"), ("/pod1/box", "/pod1/box")])
+@pytest.mark.parametrize("unified", [True, False])
+def test_the_cpu_time_of_a_container_is_that_of_its_own_cgroup(tmp_path: Path, cgroup: str, found: str,
+                                                               unified: bool) -> None:
+    """And not of one below it, which systemd and a nested runtime make for their first process."""
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "7").mkdir(parents=True)
+    (proc / "7/cgroup").write_text(f"0::{cgroup}\n" if unified else f"3:cpuacct:{cgroup}\n0::/x\n")
+    root.mkdir()
+    (root / "cgroup.controllers").write_text("cpu\n")
+    cgroups = Cgroups(root, Procfs(proc))
+    top, file = (root, "cpu.stat") if unified else (root / "cpuacct", "cpuacct.usage")
+    assert cgroups.usage_file(7, CONTAINER) == f"{top}{found}/{file}"
+    assert cgroups.usage_file(7) == f"{top}{cgroup}/{file}"
