@@ -9,9 +9,10 @@ stays out: when it is written (node_state), and its text (state_format).
 import json
 import os
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
@@ -77,17 +78,25 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
 
 def replace(path: Path, content: bytes) -> None:
     """Temporary file, fsync, rename. :raises OSError: the old file is then still whole, and nothing is left beside."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """The same for what is written in parts: a file that replaces the old one once all of it is written. :raises
+    OSError: as `replace`; whatever else is raised meanwhile also leaves the old file."""
     made, _ = beside(path)
     try:
         with suppress(FileNotFoundError):
             made.unlink()  # left by a kill, or put there
         fd = open_regular(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(fd, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(fd)
         os.rename(made, path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             made.unlink()
         raise

@@ -16,6 +16,8 @@ class ThiefKind(StrEnum):
     KERNEL = "kernel"
     INTERRUPTS = "interrupts"
     HYPERVISOR = "hypervisor"
+    #: Several thieves that had little each.
+    OTHERS = "others"
 
 
 #: A kernel thread that takes work of any CPU: its CPUs are set in another place than those of other threads.
@@ -55,3 +57,5 @@ def advice(thief: Thief, cpus: str) -> str:
                     f"and IRQBALANCE_BANNED_CPULIST={cpus} for irqbalance")
         case ThiefKind.HYPERVISOR:
             return "this node is a virtual machine: have its vCPUs pinned, or its host less overcommitted"
+        case ThiefKind.OTHERS:
+            return f"many short runs of several programs: `vmpin audit --seconds 60` shows what may run on CPUs {cpus}"

@@ -20,8 +20,11 @@ MINUTE = 60 * 10**9
 _MS = 10**6
 #: Minutes that are kept, and how many more there are before the oldest are dropped together.
 MINUTES, _SPARE = 1440, 60
-#: Owners that are kept, those that have ended among them; and cells of all their columns, of four bytes each.
-MAX_OWNERS, MAX_CELLS = 512, 16 << 20
+#: Owners that are kept, those that have ended among them.
+MAX_OWNERS = 512
+#: Cells of all their columns, of four bytes each: 16 MB. An owner has 12 columns, and one for each of its CPUs. So it
+#: is a whole day of 170 owners with 4 CPUs each or of 5 with 512; where there is more, the day gets shorter.
+MAX_CELLS = 4 << 20
 MAX_THIEVES = 64
 #: Of each minute, in milliseconds of CPU time but where another unit is given.
 COLUMNS = (
@@ -43,6 +46,10 @@ class Thief(NamedTuple):
     kind: str
     name: str
     where: str
+
+
+#: Thieves that had the least, together: there were more names than are kept. Its kind is one of its own.
+OTHERS = Thief("others", "others", "")
 
 
 class Theft(NamedTuple):
@@ -78,8 +85,13 @@ class OwnerBook:
         return len(self.columns["watched"])
 
     @property
+    def width(self) -> int:
+        """Columns."""
+        return len(COLUMNS) + len(self.by_cpu)
+
+    @property
     def cells(self) -> int:
-        return len(self) * (len(COLUMNS) + len(self.by_cpu))
+        return len(self) * self.width
 
     def take(self, cpus: CpuSet) -> None:
         """Note the owner's CPUs from now on. The minutes of CPUs that it has no more are added up."""
@@ -116,8 +128,10 @@ class OwnerBook:
             self._met = minute, {}
         spent = self._met[1]
         for each in thefts:
-            if each.thief in spent or len(spent) < MAX_THIEVES:
-                spent[each.thief] = spent.get(each.thief, 0) + each.spent
+            if each.thief not in spent and len(spent) >= MAX_THIEVES:
+                least = min(spent.keys() - {OTHERS}, key=spent.__getitem__)
+                spent[OTHERS] = spent.get(OTHERS, 0) + spent.pop(least)
+            spent[each.thief] = spent.get(each.thief, 0) + each.spent
             column = "kernel" if each.thief.kind == kernel else "others"
             self._add(self.columns[column], column, at, each.spent)
         if spent:
@@ -130,9 +144,13 @@ class OwnerBook:
         more = now // MINUTE - self.first + 1 - MINUTES
         if more < _SPARE:
             return
+        self.drop(more)
+
+    def drop(self, minutes: int) -> None:
+        """Drop the oldest minutes; there may be fewer."""
         for column in (*self.columns.values(), *self.by_cpu.values()):
-            del column[:more]
-        self.first += more
+            del column[:minutes]
+        self.first += minutes
         if not any(self.by_cpu.get(FORMER, ())):
             self.by_cpu.pop(FORMER, None)
 
@@ -153,14 +171,32 @@ class OwnerBook:
         column[at] += whole
 
     def _number(self, thief: Thief) -> int:
-        """Of a thief in the list, from 1; 0 where the list is full: it then has no name."""
+        """Of a thief in the list, from 1. Where the list is full, the one that had the least gives its place, and its
+        minutes, to `OTHERS`: however many names there are, a later thief gets its own."""
         if thief not in self.thieves:
             if len(self.thieves) >= MAX_THIEVES:
                 self._forget_thieves()
             if len(self.thieves) >= MAX_THIEVES:
-                return 0
+                self._join_least()
             self.thieves.append(thief)
         return self.thieves.index(thief) + 1
+
+    def _join_least(self) -> None:
+        """Make room for one more: at most two of the list become `OTHERS`."""
+        if OTHERS not in self.thieves:
+            self.thieves[self._least() - 1] = OTHERS
+        others, least = self.thieves.index(OTHERS) + 1, self._least()
+        numbers = self.columns["thief"]
+        self.columns["thief"] = array("i", [others if number == least else number for number in numbers])
+        self._forget_thieves()
+
+    def _least(self) -> int:
+        """The number of the thief that had the least in all minutes, `OTHERS` aside."""
+        spent = dict.fromkeys((each for each, thief in enumerate(self.thieves, start=1) if thief != OTHERS), 0)
+        for number, theft in zip(self.columns["thief"], self.columns["theft"], strict=True):
+            if number in spent:
+                spent[number] += theft
+        return min(spent, key=spent.__getitem__)
 
     def _forget_thieves(self) -> None:
         """Drop the thieves that no minute names any more."""
@@ -176,6 +212,8 @@ class IsolationBooks:
     def __init__(self) -> None:
         self.owners: dict[str, OwnerBook] = {}
         self.alive = 0
+        #: The minute in which `fit` was last called.
+        self._fitted = -1
 
     def of(self, owner: str, now: int, begun: int, since: int) -> OwnerBook:
         """The book of an owner that there is; a new one where its first process is another one.
@@ -200,11 +238,32 @@ class IsolationBooks:
                 book.ended = now
             if book.ended is not None and now - book.ended > MINUTES * MINUTE:
                 del self.owners[owner]
+        if now // MINUTE != self._fitted:
+            self._fitted = now // MINUTE
+            self.fit(MAX_CELLS)
 
     def _make_room(self) -> None:
-        """Forget owners, the ones that ended first before all others."""
-        cells = sum(book.cells for book in self.owners.values())
-        while self.owners and (len(self.owners) >= MAX_OWNERS or cells >= MAX_CELLS):
+        """Forget an owner where there are too many: one that has ended, the longest ago, before all others."""
+        while len(self.owners) >= MAX_OWNERS:
             gone = min(self.owners.values(), key=lambda book: (book.ended is None, book.ended or book.until))
+            del self.owners[gone.owner]
+
+    def fit(self, most: int) -> None:
+        """Keep at most so many cells, and a sixteenth less where there are more: owners that have ended are forgotten,
+        the longest ago first; then the oldest hours of all others."""
+        cells = sum(book.cells for book in self.owners.values())
+        if cells <= most:
+            return
+        most -= most // 16
+        for gone in sorted((book for book in self.owners.values() if book.ended is not None),
+                           key=lambda book: book.ended or 0):
+            if cells <= most:
+                return
             cells -= gone.cells
             del self.owners[gone.owner]
+        books = list(self.owners.values())
+        keep = MINUTES
+        while keep > _SPARE and sum(book.width * min(len(book), keep) for book in books) > most:
+            keep -= _SPARE
+        for book in books:
+            book.drop(max(0, len(book) - keep))

@@ -1,8 +1,9 @@
-"""The file with the books of isolation, which survives a restart of the watcher: a header line, then the columns.
+"""The file with the books of isolation, which survives a restart of the watcher: a line for all, then of each owner a
+line and its columns, then a checksum.
 
 Beside the state file, for one boot, replaced as a whole: a kill at any moment leaves the old one or the new one. A
-damaged file is set aside, and the books start empty. Called by isolation_observer. What stays out: the times of
-writing.
+damaged file is set aside, and the books start empty. It is written in steps, between which the watcher's loop has its
+turn. Called by isolation_keeper. What stays out: the times of writing.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 import sys
 import zlib
 from array import array
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.host import boottime
 from vmpin.host.regular import read_regular
-from vmpin.reconcile.state_file import replace, set_file_aside
+from vmpin.reconcile.state_file import replacing, set_file_aside
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import (
     COLUMNS,
@@ -29,25 +31,62 @@ from vmpin.reports.isolation.isolation_books import (
     Thief,
 )
 
-VERSION = 1
-MAX_BYTES = 128 << 20
+VERSION = 2
+#: The cells of isolation_books, and the longest names of the most thieves.
+MAX_BYTES = 64 << 20
 _CELL = 4
+#: What is written in one step (bytes): a third of a millisecond.
+_STEP = 256 << 10
+#: The last line of the file: its checksum in hexadecimal digits.
+_SEAL = len(b"00000000\n")
 
 
 def save(path: Path, boot_id: str, books: IsolationBooks) -> str:
-    """Replace the file. :returns: why it cannot be, or ""; the old one is then unchanged."""
-    body = b"".join(column.tobytes() for book in books.owners.values()
-                    for column in (*book.columns.values(), *book.by_cpu.values()))
-    head = {"version": VERSION, "boot_id": boot_id, "byteorder": sys.byteorder, "alive": books.alive,
-            "owners": [_header(book) for book in books.owners.values()]}
-    text = json.dumps(head, separators=(",", ":")).encode()
-    crc32 = zlib.crc32(body, zlib.crc32(text))
+    """Replace the file at once. :returns: why it cannot be, or ""; the old one is then unchanged."""
     try:
-        replace(path, b"%s\n%d\n%s" % (text, crc32, body))
+        for _ in writing(path, boot_id, books):
+            pass
     except OSError as err:
-        return (f"{path}: the books of isolation cannot be saved: {err.strerror} (free space or inodes there; until "
-                "then a restart loses them)")
+        return trouble(path, err)
     return ""
+
+
+def trouble(path: Path, err: OSError) -> str:
+    """What is reported where the file cannot be written."""
+    return (f"{path}: the books of isolation cannot be saved: {err.strerror} (free space or inodes there; until "
+            "then a restart loses them)")
+
+
+def writing(path: Path, boot_id: str, books: IsolationBooks) -> Generator[None, None, None]:
+    """Replace the file in steps, between which the books may change: each is written as it is at one moment, and all
+    that comes after the first step is unknown to the file. :raises OSError: the old file is then unchanged, as it is
+    where the steps are not done to the end."""
+    owners = list(books.owners.values())
+    head = {"version": VERSION, "boot_id": boot_id, "byteorder": sys.byteorder, "alive": books.alive,
+            "owners": len(owners)}
+    crc32 = size = 0
+    with replacing(path) as file:
+        for part in _parts(head, owners):
+            file.write(part)
+            crc32 = zlib.crc32(part, crc32)
+            size += len(part)
+            if size >= _STEP:
+                size = 0
+                yield
+        file.write(b"%08x\n" % crc32)
+
+
+def _parts(head: dict[str, object], owners: Iterable[OwnerBook]) -> Iterator[bytes]:
+    yield _line(head)
+    for book in owners:
+        # In copy: a step later a minute, a CPU or a thief may have been added.
+        columns = [column.tobytes() for column in (*book.columns.values(), *book.by_cpu.values())]
+        yield _line(_header(book))
+        yield from columns
+
+
+def _line(found: dict[str, object]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
 
 def load(path: Path, boot_id: str, books: IsolationBooks) -> str:
@@ -59,16 +98,16 @@ def load(path: Path, boot_id: str, books: IsolationBooks) -> str:
     except OSError as err:
         return f"{path}: cannot be read: {err.strerror}"
     try:
-        text, _, rest = raw.partition(b"\n")
-        crc32, _, body = rest.partition(b"\n")
-        if int(crc32) != zlib.crc32(body, zlib.crc32(text)):
+        body = memoryview(raw)[:-_SEAL]
+        if raw[-_SEAL:] != b"%08x\n" % zlib.crc32(body):
             raise ValueError("the checksum is wrong")
+        text, at = _next_line(raw, 0)
         head = json.loads(text)
         if head["version"] != VERSION or head["byteorder"] != sys.byteorder:
             raise ValueError(f"version {head['version']!r} is unknown")
         if head["boot_id"] != boot_id:
             return ""
-        found = _owners(head["owners"], body)
+        found = _owners(raw, at, int(head["owners"]))
         alive = min(int(head["alive"]), boottime.now())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as err:
         return set_file_aside(path, err, aside=True, then="the books of isolation begin anew")
@@ -82,34 +121,47 @@ def _header(book: OwnerBook) -> dict[str, object]:
             "first": book.first, "minutes": len(book), "by_cpu": list(book.by_cpu), "thieves": book.thieves}
 
 
-def _owners(headers: list[dict[str, Any]], body: bytes) -> dict[str, OwnerBook]:
+def _next_line(raw: bytes, at: int) -> tuple[bytes, int]:
+    end = raw.index(b"\n", at)
+    return raw[at:end], end + 1
+
+
+def _owners(raw: bytes, at: int, number: int) -> dict[str, OwnerBook]:
     """:raises ValueError: and others, for what no watcher writes."""
+    if not 0 <= number <= MAX_OWNERS:
+        raise ValueError("it has too many owners")
     found: dict[str, OwnerBook] = {}
-    at = 0
-    for head in headers:
-        book = OwnerBook(str(head["owner"]), int(head["since"]), int(head["begun"]))
-        book.namespace, book.pod, book.kind = (str(head[key]) for key in ("namespace", "pod", "kind"))
-        book.cpus, book.until = CpuSet.parse(head["cpus"]) if head["cpus"] else CpuSet(), int(head["until"])
-        book.ended = None if head["ended"] is None else int(head["ended"])
-        book.first, minutes = int(head["first"]), int(head["minutes"])
-        book.thieves = [Thief(ThiefKind(kind), str(name), str(where)) for kind, name, where in head["thieves"]]
-        for name in COLUMNS:
-            book.columns[name], at = _column(body, at, minutes)
-        for cpu in head["by_cpu"]:
-            book.by_cpu[int(cpu)], at = _column(body, at, minutes)
-        numbers = book.columns["thief"]
-        if len(book.thieves) > MAX_THIEVES or any(not 0 <= number <= len(book.thieves) for number in numbers):
-            raise ValueError(f"a thief of {book.owner!r} is not in its list")
-        if not 0 <= book.first <= book.until // MINUTE + 1 or book.until > boottime.now():
-            raise ValueError(f"the times of {book.owner!r} are none")
+    for _ in range(number):
+        text, at = _next_line(raw, at)
+        book, at = _owner(json.loads(text), raw, at)
         found[book.owner] = book
-    if at != len(body) or len(found) != len(headers) or len(found) > MAX_OWNERS:
+    if at != len(raw) - _SEAL or len(found) != number:
         raise ValueError("it has more or fewer figures than owners")
     return found
 
 
-def _column(body: bytes, at: int, minutes: int) -> tuple[array[int], int]:
+def _owner(head: dict[str, Any], raw: bytes, at: int) -> tuple[OwnerBook, int]:
+    """A book, and where it ends."""
+    book = OwnerBook(str(head["owner"]), int(head["since"]), int(head["begun"]))
+    book.namespace, book.pod, book.kind = (str(head[key]) for key in ("namespace", "pod", "kind"))
+    book.cpus, book.until = CpuSet.parse(head["cpus"]) if head["cpus"] else CpuSet(), int(head["until"])
+    book.ended = None if head["ended"] is None else int(head["ended"])
+    book.first, minutes = int(head["first"]), int(head["minutes"])
+    book.thieves = [Thief(ThiefKind(kind), str(name), str(where)) for kind, name, where in head["thieves"]]
+    for name in COLUMNS:
+        book.columns[name], at = _column(raw, at, minutes)
+    for cpu in head["by_cpu"]:
+        book.by_cpu[int(cpu)], at = _column(raw, at, minutes)
+    numbers = book.columns["thief"]
+    if len(book.thieves) > MAX_THIEVES or any(not 0 <= number <= len(book.thieves) for number in numbers):
+        raise ValueError(f"a thief of {book.owner!r} is not in its list")
+    if not 0 <= book.first <= book.until // MINUTE + 1 or book.until > boottime.now():
+        raise ValueError(f"the times of {book.owner!r} are none")
+    return book, at
+
+
+def _column(raw: bytes, at: int, minutes: int) -> tuple[array[int], int]:
     end = at + minutes * _CELL
-    if minutes < 0 or end > len(body):
+    if minutes < 0 or end > len(raw) - _SEAL:
         raise ValueError("it ends too early")
-    return array("i", body[at:end]), end
+    return array("i", raw[at:end]), end

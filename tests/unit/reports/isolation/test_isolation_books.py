@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
+from vmpin.reports.isolation import isolation_books
 from vmpin.reports.isolation.cpu_intervals import Interval
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import (
@@ -14,6 +17,7 @@ from vmpin.reports.isolation.isolation_books import (
     MAX_THIEVES,
     MINUTE,
     MINUTES,
+    OTHERS,
     IsolationBooks,
     OwnerBook,
     Theft,
@@ -137,16 +141,92 @@ def test_without_foreign_time_above_the_imprecision_no_minute_is_the_worst() -> 
     assert worst_minute(book, 0, 2) is not None
 
 
+def host(name: str) -> Thief:
+    return Thief(ThiefKind.HOST, name, "")
+
+
 def test_many_thieves_take_bounded_room_and_old_ones_are_forgotten() -> None:
     book = OwnerBook("owner", 0)
-    for number in range(3 * MAX_THIEVES):
-        book.met(number * MINUTE, [Theft(Thief(ThiefKind.HOST, f"t{number}", ""), 2, SECOND)], ThiefKind.KERNEL)
+    many = 3 * MAX_THIEVES
+    for number in range(many):
+        book.met(number * MINUTE, [Theft(host(f"t{number}"), 2, SECOND)], ThiefKind.KERNEL)
     assert len(book.thieves) == MAX_THIEVES
-    assert next(iter(thefts(book, 0, 3))).name == "t0"
+    assert thefts(book, many - 1, many - 1) == {host(f"t{many - 1}"): 1000}
+    assert thefts(book, 0, many)[OTHERS] == 1000 * (many - MAX_THIEVES + 1)
     for number in range(MINUTES + 100, MINUTES + 200):  # by then the first minutes are gone
         book.met(number * MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
     assert BACKUP in book.thieves
     assert max(book.columns["thief"]) <= len(book.thieves)
+
+
+def test_names_without_end_do_not_hide_a_later_thief() -> None:
+    """As a container may give its threads, each of which runs for a moment."""
+    book = OwnerBook("owner", 0)
+    for number in range(2 * MAX_THIEVES):
+        book.met(number * MINUTE, [Theft(host(f"t{number}"), 2, 5 * MS)], ThiefKind.KERNEL)
+    minute = 2 * MAX_THIEVES
+    for number in range(10):  # in one minute, too
+        names = [Theft(host(f"n{number}-{each}"), 2, 2 * MS) for each in range(MAX_THIEVES)]
+        book.met(minute * MINUTE, [*names, Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+    book.begin(minute * MINUTE, 0)
+    book.book(minute * MINUTE, found(60, 12))
+    worst = worst_minute(book, 0, minute)
+    assert worst is not None
+    assert (worst.thief, worst.theft) == (BACKUP, 10_000)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3 * MAX_THIEVES), st.integers(1, 60_000)), max_size=400))
+def test_what_thieves_had_is_never_lost(met: list[tuple[int, int, int]]) -> None:
+    """However many there are: each minute names one, or `others`, and the sum of all is that of the minutes."""
+    book = OwnerBook("owner", 0)
+    for minute, number, spent in sorted(met, key=lambda each: each[0]):
+        book.met(minute * MINUTE, [Theft(host(f"t{number}"), 2, spent * MS)], ThiefKind.KERNEL)
+    assert len(book.thieves) <= MAX_THIEVES
+    assert all(1 <= number <= len(book.thieves) for number, theft in zip(
+        book.columns["thief"], book.columns["theft"], strict=True) if theft)
+    assert sum(thefts(book, 0, 200).values()) == sum(book.columns["theft"])
+    assert sum(book.columns["others"]) == sum(spent for *_, spent in met)
+    if len({number for _, number, _ in met}) < MAX_THIEVES:
+        assert OTHERS not in book.thieves
+
+
+def filled(owners: int, minutes: int, ended: int = 0) -> IsolationBooks:
+    books = IsolationBooks()
+    for number in range(owners):
+        book = books.of(f"o{number}", 0, 0, 0)
+        book.take(CpuSet([2 * number, 2 * number + 1]))
+        for minute in range(0, minutes, 20):
+            book.book(minute * MINUTE, found(60, 0, (2 * number, 2 * number + 1)))
+        book.ended = number if number < ended else None
+    return books
+
+
+def test_owners_that_have_ended_make_room_for_cells_first_and_then_old_hours_do() -> None:
+    books = filled(6, 601, ended=3)
+    width = len(COLUMNS) + 2
+    assert sum(book.cells for book in books.owners.values()) == 6 * 601 * width
+    books.fit(6 * 601 * width)
+    assert len(books.owners) == 6
+    books.fit(5 * 601 * width)
+    assert list(books.owners) == ["o2", "o3", "o4", "o5"]
+    books.fit(2 * 601 * width)
+    assert list(books.owners) == ["o3", "o4", "o5"]  # that go on: none of them is forgotten
+    assert sum(book.cells for book in books.owners.values()) <= 2 * 601 * width
+    assert {len(book) for book in books.owners.values()} == {360}
+    assert {book.first for book in books.owners.values()} == {241}
+    assert {len(column) for book in books.owners.values() for column in book.by_cpu.values()} == {360}
+
+
+def test_cells_are_counted_as_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation_books, "MAX_CELLS", 10_000)
+    books = filled(2, 1)
+    for minute in range(1, 1000):
+        for book in books.owners.values():
+            book.book(minute * MINUTE, found(60, 0, tuple(book.cpus)))
+        books.end({"o0", "o1"}, minute * MINUTE)
+        assert sum(book.cells for book in books.owners.values()) <= 10_000
+    assert {book.first + len(book) - 1 for book in books.owners.values()} == {999}
 
 
 def test_a_kernel_thread_is_booked_apart() -> None:

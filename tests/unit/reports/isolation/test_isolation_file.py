@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from test_isolation_books import BACKUP, SECOND, found
 
 from vmpin.cpuset import CpuSet
+from vmpin.host import boottime
 from vmpin.reports.isolation import isolation_file
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import MINUTE, IsolationBooks, Theft
+
+
+@pytest.fixture(autouse=True)
+def booted_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boottime, "now", lambda: 1000 * MINUTE)
 
 
 def books() -> IsolationBooks:
@@ -81,3 +90,79 @@ def test_figures_that_no_watcher_writes_are_refused(tmp_path: Path, what: str) -
 
 def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert "cannot be saved" in isolation_file.save(tmp_path / "none" / "isolation", "boot", books())
+
+
+def steps_of(path: Path, made: IsolationBooks) -> int:
+    return sum(1 for _ in isolation_file.writing(path, "boot", made))
+
+
+@pytest.fixture
+def large() -> IsolationBooks:
+    """Written in several steps."""
+    made = books()
+    for name in ("one", "two"):
+        book = made.owners[name]
+        book.take(CpuSet(range(500)))
+        for minute in range(3, 303, 50):
+            book.book(minute * MINUTE, found(60, 4, tuple(range(500))))
+    return made
+
+
+def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(tmp_path: Path, large: IsolationBooks) -> None:
+    path, old = tmp_path / "isolation", books()
+    old.alive = 1
+    for step in range(steps_of(tmp_path / "whole", large) + 2):
+        assert isolation_file.save(path, "boot", old) == ""
+        child = os.fork()
+        if not child:
+            try:
+                writing = isolation_file.writing(path, "boot", large)
+                for _ in range(step):
+                    next(writing, None)
+                os.kill(os.getpid(), signal.SIGKILL)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        back = IsolationBooks()
+        assert isolation_file.load(path, "boot", back) == ""
+        assert back.alive in (1, large.alive)
+        assert {len(book.by_cpu) for book in back.owners.values()} == {2 if back.alive == 1 else 500}
+    assert back.alive == large.alive  # the last one was done
+    assert isolation_file.save(path, "boot", old) == ""
+    assert not (tmp_path / ".isolation.new").exists()
+
+
+def test_books_that_change_between_the_steps_are_written_whole(tmp_path: Path, large: IsolationBooks) -> None:
+    path, back = tmp_path / "isolation", IsolationBooks()
+    steps = 0
+    for steps, _ in enumerate(isolation_file.writing(path, "boot", large), start=1):
+        for book in list(large.owners.values()):
+            book.drop(1)
+            book.book((400 + steps) * MINUTE, found(60, 1, tuple(range(500))))
+            book.take(CpuSet(range(500 - steps)))
+        large.end(set(), 400 * MINUTE)
+        large.owners.pop("one", None)
+    assert steps > 3
+    assert isolation_file.load(path, "boot", back) == ""
+    assert list(back.owners) == ["one", "two"]
+
+
+def test_a_writing_that_is_given_up_leaves_the_old_file(tmp_path: Path, large: IsolationBooks) -> None:
+    path = tmp_path / "isolation"
+    isolation_file.save(path, "boot", books())
+    before = path.read_bytes()
+    writing = isolation_file.writing(path, "boot", large)
+    next(writing)
+    assert (tmp_path / ".isolation.new").exists()
+    writing.close()
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["isolation"]
+
+
+def test_a_step_writes_little_however_large_the_books_are(tmp_path: Path, large: IsolationBooks) -> None:
+    """Half a megabyte at most: a step is a third of a millisecond."""
+    sizes = [0]
+    for _ in isolation_file.writing(tmp_path / "isolation", "boot", large):
+        sizes.append((tmp_path / ".isolation.new").stat().st_size)
+    sizes.append((tmp_path / "isolation").stat().st_size)
+    assert max(after - before for before, after in pairwise(sizes)) <= 1 << 19

@@ -1,0 +1,67 @@
+"""Keeps the books of isolation in their file: now and then in steps, and at the end at once.
+
+Owned by isolation_observer. What stays out: what is in the file (isolation_file).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from vmpin.reports.isolation import isolation_file
+from vmpin.reports.isolation.isolation_books import IsolationBooks
+
+logger = logging.getLogger(__name__)
+
+#: Seconds.
+_SAVE_EVERY = 300.0
+
+
+class IsolationKeeper:
+    """Loads the books at its creation. :param path: None for no file."""
+
+    def __init__(self, path: Path | None, boot_id: str, books: IsolationBooks) -> None:
+        self._path, self._boot_id, self._books = path, boot_id, books
+        self._saved = time.monotonic()
+        self._steps: Generator[None, None, None] | None = None
+        self._failing = ""
+        if path is not None and (trouble := isolation_file.load(path, boot_id, books)):
+            logger.warning("%s", trouble)
+
+    @property
+    def under_way(self) -> bool:
+        return self._steps is not None
+
+    def begin(self) -> None:
+        """Begin to write the file, if it is time and nothing of it is under way."""
+        if self._path is not None and self._steps is None and time.monotonic() - self._saved >= _SAVE_EVERY:
+            self._saved = time.monotonic()
+            self._steps = isolation_file.writing(self._path, self._boot_id, self._books)
+
+    def step(self) -> None:
+        """Write a part."""
+        if self._path is None or self._steps is None:
+            return
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._ended("")
+        except OSError as err:
+            self._ended(isolation_file.trouble(self._path, err))
+
+    def save(self) -> None:
+        """Write the file at once."""
+        self._saved = time.monotonic()
+        if self._steps is not None:
+            self._steps.close()
+        if self._path is not None:
+            self._ended(isolation_file.save(self._path, self._boot_id, self._books))
+
+    def _ended(self, failing: str) -> None:
+        """An unchanged failure is logged once."""
+        self._steps = None
+        if failing and failing != self._failing:
+            logger.error("%s", failing)
+        self._failing = failing
