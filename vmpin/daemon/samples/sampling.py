@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reports.isolation.isolation_observer import IsolationObserver
@@ -44,10 +45,11 @@ class Sampling:
                 self.sampler = Sampler(view, config.paths.proof_file, self.observer)
                 self._reconciler.report_strays(self.sampler.strayed)
                 self.touch()
-            pause = self.sampler.turn(seconds)
-            while pause > BREATH and self.observer.visit(SLICE):  # noqa: ASYNC110  # each step is work, and no wait
+            due = time.monotonic() + self.sampler.turn(seconds)
+            # What else is to be done has the time between two rounds, and goes on after the next one.
+            while time.monotonic() + BREATH < due and self.observer.go_on(SLICE):  # noqa: ASYNC110  # work
                 await asyncio.sleep(BREATH)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     def touch(self) -> None:
         """Read the exclusive CPUs that have other owners since the last pass, so that what comes is theirs."""

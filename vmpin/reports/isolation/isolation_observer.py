@@ -2,13 +2,12 @@
 
 Of a VM, the sampler reports the run time of each thread; of containers without a VM, their cgroups count it. An owner
 that only the kubelet reports has neither, and is not watched. Owned by the watcher (daemon/samples). What stays out:
-the arithmetic (cpu_intervals, isolation_books), the file (isolation_file), thieves' names (thief_visits).
+the arithmetic (cpu_intervals, isolation_books), the file (isolation_keeper), thieves' names (thief_visits).
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from pathlib import Path
 
@@ -21,13 +20,11 @@ from vmpin.host.procfs import seconds_since_boot
 from vmpin.placement.ownership import Ownership
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.view import NodeView
-from vmpin.reports.isolation import isolation_file
 from vmpin.reports.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import IsolationBooks, OwnerBook
-from vmpin.reports.isolation.thief_visits import ThiefVisits
-
-logger = logging.getLogger(__name__)
+from vmpin.reports.isolation.isolation_keeper import IsolationKeeper
+from vmpin.reports.isolation.thief_visits import HotCpu, ThiefVisits
 
 #: How old a reading of /proc/stat may be for the next owner (ns).
 _FRESH = 1_000_000
@@ -38,7 +35,6 @@ _SLACK, _SLACK_TICKLESS = 2 * STEP + 2 * _FRESH, 1_000_000_000
 _NOTABLE, _NOTABLE_PART = 3 * STEP, 0.005
 #: Seconds between visits without any; visits use at most this share of one CPU.
 _VISIT_EVERY, _VISIT_SHARE = 60.0, 0.005
-_SAVE_EVERY = 300.0
 _MAX_NAME = 253
 
 
@@ -61,10 +57,8 @@ class IsolationObserver:
 
     def __init__(self, view: NodeView, keep: Path | None = None) -> None:
         self.view = view
-        self.keep = keep
         self.books = IsolationBooks()
-        if keep is not None and (trouble := isolation_file.load(keep, view.boot_id, self.books)):
-            logger.warning("%s", trouble)
+        self.keeper = IsolationKeeper(keep, view.boot_id, self.books)
         self.visits = ThiefVisits(view)
         self._tickless = tickless(view.config.paths.sys)
         self._owners: dict[SandboxId, _Owner] = {}
@@ -72,11 +66,12 @@ class IsolationObserver:
         #: Whether owners that come now begin now: not before the first look.
         self._looked = False
         self._lines: CpuLines | None = None
-        self._hot: dict[int, SandboxId] = {}
-        self._visited = float("-inf")
+        #: Foreign time by CPU since the last visit began, with the CPU's owner; and the CPUs where it was notable.
+        self._foreign: dict[int, HotCpu] = {}
+        self._hot: set[int] = set()
+        #: When the last visit began: time.monotonic(), and CLOCK_BOOTTIME in ns.
+        self._visited, self._visited_at = float("-inf"), 0
         self._round = boottime.now()
-        self._saved = time.monotonic()
-        self._failing = ""
         #: Foreign time by CPU since the start (ns), and its largest value, which is a counter.
         self._sums: dict[int, int] = {}
         self._counters: dict[int, int] = {}
@@ -146,20 +141,19 @@ class IsolationObserver:
         self.books.end(set(self.view.sandboxes), now)
         self.books.alive = self._round = now
         self._plan_visit()
-        if time.monotonic() - self._saved >= _SAVE_EVERY:
-            self.save()
+        self.keeper.begin()
 
-    def visit(self, budget: float) -> bool:
-        """Go on with a visit of processes for some seconds, if one is under way. :returns: whether it is, still."""
-        if not self.visits.under_way:
-            return False
-        if not self.visits.step(budget):
-            return True
-        now = boottime.now()
-        for sandbox in {sandbox for sandbox, _ in self.visits.found}:
-            if (book := self.books.owners.get(sandbox)) is not None:
-                book.met(now, [theft for owner, theft in self.visits.found if owner == sandbox], ThiefKind.KERNEL)
-        return False
+    def go_on(self, budget: float) -> bool:
+        """Go on for some seconds with a visit of processes or with the writing of the file, if one is under way.
+        :returns: whether one is, still."""
+        if self.keeper.under_way:
+            self.keeper.step()
+        elif self.visits.under_way:
+            self.visits.step(budget)
+            for sandbox, thefts in self.visits.taken().items():
+                if (book := self.books.owners.get(sandbox)) is not None:
+                    book.met(self._visited_at, thefts, ThiefKind.KERNEL)
+        return self.visits.under_way or self.keeper.under_way
 
     # Of the watcher
 
@@ -168,14 +162,8 @@ class IsolationObserver:
         return {cpu: spent / 1e9 for cpu, spent in self._counters.items()}
 
     def save(self) -> None:
-        """Write the file; an unchanged failure is logged once."""
-        self._saved = time.monotonic()
-        if self.keep is None:
-            return
-        failing = isolation_file.save(self.keep, self.view.boot_id, self.books)
-        if failing and failing != self._failing:
-            logger.error("%s", failing)
-        self._failing = failing
+        """Write the file at once."""
+        self.keeper.save()
 
     # Reading
 
@@ -204,7 +192,7 @@ class IsolationObserver:
         counted: dict[str, int] = {}
         for container in owner.containers if state is not None else ():
             record = state.containers.get(container) if state is not None else None
-            found = None if record is None or record.init is None else self._usage(record.init)
+            found = None if record is None or record.init is None else self._usage(container, record.init)
             if record is None or found is None:
                 owner.before = None  # without it, its own run time would count as foreign
                 return
@@ -218,11 +206,12 @@ class IsolationObserver:
         if counted:
             self._read(sandbox, owner)
 
-    def _usage(self, init: ThreadId) -> tuple[str, int] | None:
+    def _usage(self, container: ContainerId, init: ThreadId) -> tuple[str, int] | None:
         """The usage file of a container by its first process, and what that counted."""
         with contextlib.suppress(OSError, ValueError):  # the cgroup is being removed
             stat = self.view.proc.stat(init.tid)
-            path = None if stat is None or stat.starttime != init.starttime else self.view.cgroups.usage_file(init.tid)
+            there = stat is not None and stat.starttime == init.starttime
+            path = self.view.cgroups.usage_file(init.tid, container) if there else None
             spent = None if path is None else usage(path)
             return None if path is None or spent is None else (path, spent)
         return None
@@ -256,17 +245,21 @@ class IsolationObserver:
         for cpu, spent in found.foreign.items():
             now = self._sums[cpu] = self._sums.get(cpu, 0) + spent
             self._counters[cpu] = max(self._counters.get(cpu, 0), now)
+            before = self._foreign.get(cpu)
+            had = before.foreign if before is not None and before.owner == sandbox else 0
+            self._foreign[cpu] = HotCpu(sandbox, had + spent)
         notable = max(_NOTABLE, int(_NOTABLE_PART * found.elapsed))
         if sum(found.foreign.values()) - found.interrupts >= notable:
-            self._hot.update((cpu, sandbox) for cpu, spent in found.foreign.items() if spent >= notable)
+            self._hot.update(cpu for cpu, spent in found.foreign.items() if spent >= notable)
 
     def _plan_visit(self) -> None:
         """Visit the processes now where foreign time was found, and now and then to compare the next visit with."""
         pause = max(self.visits.cost / _VISIT_SHARE, 0.0 if self._hot else _VISIT_EVERY)
         if self.visits.under_way or not self._owners or time.monotonic() - self._visited < pause:
             return
-        self._visited = time.monotonic()
-        hot, self._hot = self._hot, {}
+        self._visited, self._visited_at = time.monotonic(), self._round
+        hot = {cpu: self._foreign[cpu] for cpu in self._hot}
+        self._hot, self._foreign = set(), {}
         self.visits.start(hot, {sandbox: frozenset(owner.usage) for sandbox, owner in self._owners.items()
                                 if owner.usage})
 

@@ -1,15 +1,19 @@
 """Visits to the processes of the node that find which of them ran on exclusive CPUs of others, by name.
 
 A visit is made in slices. It costs one system call for each process; where foreign time was found since the last one,
-also the files of the threads of those processes that ran meanwhile. Reads only. What stays out: when a visit is made
-(isolation_observer), and how much foreign time there is, which needs no visit (cpu_intervals).
+also the files of the threads of those processes that ran meanwhile, some hundred at a time. Reads only. What stays
+out: when a visit is made (isolation_observer), and how much foreign time there is, which needs no visit
+(cpu_intervals).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import NamedTuple
 
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.terminal import excerpt, pod_name, short_id
@@ -22,9 +26,16 @@ from vmpin.reports.residency.usage import container_of
 
 #: What ran less since the last visit is not looked at (ns).
 _LEAST = 1_000_000
-#: Threads of one visit that are looked at: a process may have made very many.
-_MOST_THREADS = 20_000
+#: Threads of one visit that are looked at: a process may have made very many; and at once, in about a millisecond.
+_MOST_THREADS, _CHUNK = 20_000, 256
 _MAX_NAME, _MAX_WHERE = 32, 128
+
+
+class HotCpu(NamedTuple):
+    """An exclusive CPU on which foreign time was found: how much (ns) since the last visit began."""
+
+    owner: SandboxId
+    foreign: int
 
 
 class _Met:
@@ -35,6 +46,17 @@ class _Met:
     def __init__(self, clock: int) -> None:
         self.clock = clock
         self.threads: dict[ThreadId, int] = {}
+
+
+class _Process:
+    """A process whose threads are looked at, and what is read of it once. `vm` is the VM that it is of, or None."""
+
+    def __init__(self, pid: int, met: _Met, spent: int, vm: SandboxId | None) -> None:
+        self.pid, self.met, self.spent, self.vm = pid, met, spent, vm
+        self.alone = False
+        self.threads: dict[ThreadId, int] = {}
+        self.owned: dict[SandboxId, bool] = {}
+        self.home: tuple[ThiefKind, str] | None = None
 
 
 class ThiefVisits:
@@ -48,7 +70,12 @@ class ThiefVisits:
         self._last = self._now = 0.0
         self._steps: Iterator[None] | None = None
         self._threads = 0
-        self.found: list[tuple[SandboxId, Theft]] = []
+        self._hot: Mapping[int, HotCpu] = {}
+        self._own: Mapping[SandboxId, frozenset[str]] = {}
+        #: What a thief may have had of a CPU, beyond what was found already (ns).
+        self._left: dict[tuple[int, Thief], int] = {}
+        #: What was found since the last `taken`.
+        self._found: list[tuple[SandboxId, Theft]] = []
         #: CPU seconds of the last visit.
         self.cost = self._spent = 0.0
 
@@ -56,27 +83,35 @@ class ThiefVisits:
     def under_way(self) -> bool:
         return self._steps is not None
 
-    def start(self, hot: Mapping[int, SandboxId], own_cgroups: Mapping[SandboxId, frozenset[str]]) -> None:
-        """Begin a visit. :param hot: the CPUs on which foreign time was found, with their owners.
+    def start(self, hot: Mapping[int, HotCpu], own_cgroups: Mapping[SandboxId, frozenset[str]]) -> None:
+        """Begin a visit. :param hot: the CPUs on which foreign time was found: no thief had more of one than that.
         :param own_cgroups: the usage files of owners' containers, for owners that are no VMs."""
         self._last, self._now = self._now, time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._threads, self._spent, self.found = 0, 0.0, []
-        self._steps = self._visit(dict(hot), own_cgroups)
+        self._threads, self._spent, self._found, self._left = 0, 0.0, [], {}
+        self._hot, self._own = dict(hot), own_cgroups
+        self._steps = self._visit()
 
     def step(self, budget: float) -> bool:
-        """Go on with the visit for some seconds. :returns: True when it is over: `found` has all."""
+        """Go on with the visit for some seconds, and at least for a step. :returns: True when it is over."""
         if self._steps is None:
             return True
         began, cost = time.perf_counter(), time.thread_time()
-        over = False
-        while not over and time.perf_counter() - began < budget:
-            over = next(self._steps, self) is self
+        while not (over := next(self._steps, self) is self) and time.perf_counter() - began < budget:
+            pass
         self._spent += time.thread_time() - cost
         if over:
             self._steps, self.cost = None, self._spent
         return over
 
-    def _visit(self, hot: Mapping[int, SandboxId], own: Mapping[SandboxId, frozenset[str]]) -> Iterator[None]:
+    def taken(self) -> dict[SandboxId, list[Theft]]:
+        """What was found since it was last taken, by owner of the CPU."""
+        found: dict[SandboxId, list[Theft]] = {}
+        for owner, theft in self._found:
+            found.setdefault(owner, []).append(theft)
+        self._found = []
+        return found
+
+    def _visit(self) -> Iterator[None]:
         vms = {process.pid: vm.sandbox for vm in self._view.vms.values() for process in vm.processes()}
         vms |= {thread.pid: vm.sandbox for vm in self._view.vms.values() for thread in vm.kernel_threads}
         known: dict[int, _Met] = {}
@@ -91,63 +126,83 @@ class ThiefVisits:
             else:
                 met.clock, spent = clock, clock - met.clock
             known[pid] = met
-            if hot and spent >= _LEAST and self._threads < _MOST_THREADS:
-                self._inspect(pid, met, spent, hot, vms.get(pid), own)
+            if self._hot and spent >= _LEAST:
+                yield from self._inspect(_Process(pid, met, spent, vms.get(pid)))
             yield
         self._known = known
 
-    def _inspect(self, pid: int, met: _Met, spent: int, hot: Mapping[int, SandboxId], vm: SandboxId | None,
-                 own: Mapping[SandboxId, frozenset[str]]) -> None:
-        """Look for threads of a process that were last on one of the CPUs. :param spent: what all its threads ran."""
-        tids = [int(tid) for tid in self._view.proc.tids(pid)]
-        self._threads += len(tids)
-        threads: dict[ThreadId, int] = {}
-        for tid, stat in self._view.proc.task_stats(pid, tids).items():
-            owner = hot.get(stat.processor)
-            if owner is None or owner == vm or self._owns(owner, pid, own):
-                continue
-            now = self._host.ran(pid, tid)
-            if now is None:
-                continue
-            thread = ThreadId(tid, stat.starttime)
-            threads[thread] = now.ran
-            had = self._had(thread, met, now.ran, spent, len(tids) == 1)
-            if had >= _LEAST:
-                theft = Theft(self._thief(pid, stat, vm), stat.processor, had)
-                self.found.append((owner, theft))
-        met.threads = threads
+    def _inspect(self, process: _Process) -> Iterator[None]:
+        """Look for threads of a process that were last on one of the CPUs, some at a time."""
+        with contextlib.closing(self._view.proc.each_tid(process.pid)) as listed:
+            before = self._threads
+            while tids := [int(tid) for tid in islice(listed, min(_CHUNK, _MOST_THREADS - self._threads))]:
+                process.alone = before == self._threads and len(tids) == 1
+                self._threads += len(tids)
+                for tid, stat in self._view.proc.task_stats(process.pid, tids).items():
+                    self._look(process, tid, stat)
+                yield
+        process.met.threads = process.threads
 
-    def _had(self, thread: ThreadId, met: _Met, ran: int, spent: int, alone: bool) -> int:
+    def _look(self, process: _Process, tid: int, stat: Stat) -> None:
+        hot = self._hot.get(stat.processor)
+        if hot is None or hot.owner == process.vm or self._owns(hot.owner, process):
+            return
+        now = self._host.ran(process.pid, tid)
+        if now is None:
+            return
+        thread = ThreadId(tid, stat.starttime)
+        had = self._had(thread, process, now.ran)
+        process.threads[thread] = now.ran
+        if had < _LEAST:
+            return
+        thief = self._thief(process, stat)
+        left = self._left.get((stat.processor, thief), hot.foreign)
+        booked = min(had, left)
+        self._left[stat.processor, thief] = left - booked
+        # The CPU was read when the visit began: what the thread may have run since is the next visit's.
+        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - self._now) * 1e9)
+        process.threads[thread] -= min(had - booked, max(0, since))
+        if booked > 0:
+            self._found.append((hot.owner, Theft(thief, stat.processor, booked)))
+
+    def _had(self, thread: ThreadId, process: _Process, ran: int) -> int:
         """What a thread ran since the last visit. Of an older one that was not met then it is not known, unless it is
         `alone` in its process: the next visit has it."""
-        before = met.threads.get(thread)
+        before = process.met.threads.get(thread)
         if before is not None:
             return max(0, ran - before)
         if self._last and seconds_since_boot(thread.starttime) >= self._last:
             return ran
-        return min(ran, spent) if self._last and alone else 0
+        return min(ran, process.spent) if self._last and process.alone else 0
 
-    def _owns(self, owner: SandboxId, pid: int, own: Mapping[SandboxId, frozenset[str]]) -> bool:
+    def _owns(self, owner: SandboxId, process: _Process) -> bool:
         """Whether a process is in a cgroup of the owner's containers, or below one."""
-        files = own.get(owner)
-        if not files:
-            return False
-        path = self._view.cgroups.usage_file(pid)
-        return path is not None and any(path.startswith(f"{os.path.dirname(file)}/") for file in files)
+        found = process.owned.get(owner)
+        if found is None:
+            files = self._own.get(owner)
+            path = self._view.cgroups.usage_file(process.pid) if files else None
+            found = process.owned[owner] = path is not None and any(
+                path.startswith(f"{os.path.dirname(file)}/") for file in files or ())
+        return found
 
-    def _thief(self, pid: int, stat: Stat, vm: SandboxId | None) -> Thief:
-        name = excerpt(stat.comm, _MAX_NAME)
-        if vm is not None:
-            state = self._view.sandboxes.get(vm)
+    def _thief(self, process: _Process, stat: Stat) -> Thief:
+        if process.home is None:
+            process.home = self._home(process, stat)
+        kind, where = process.home
+        return Thief(kind, excerpt(stat.comm, _MAX_NAME), where)
+
+    def _home(self, process: _Process, stat: Stat) -> tuple[ThiefKind, str]:
+        """Of all its threads."""
+        if process.vm is not None:
+            state = self._view.sandboxes.get(process.vm)
             pod = None if state is None or state.pod is None else state.pod._asdict()
-            return Thief(ThiefKind.VM, name, excerpt(pod_name(pod, short_id(vm)), _MAX_WHERE))
+            return ThiefKind.VM, excerpt(pod_name(pod, short_id(process.vm)), _MAX_WHERE)
         if stat.kernel_thread:
-            return Thief(ThiefKind.KERNEL, name, "")
-        container, unit = home(read_file(f"{self._view.proc.root}/{pid}/cgroup") or b"")
-        if container is None and not self._view.proc.nested(pid):
-            return Thief(ThiefKind.HOST, name, excerpt(unit, _MAX_WHERE))
-        where = self._container(container) if container else unit
-        return Thief(ThiefKind.CONTAINER, name, excerpt(where, _MAX_WHERE))
+            return ThiefKind.KERNEL, ""
+        container, unit = home(read_file(f"{self._view.proc.root}/{process.pid}/cgroup") or b"")
+        if container is None and not self._view.proc.nested(process.pid):
+            return ThiefKind.HOST, excerpt(unit, _MAX_WHERE)
+        return ThiefKind.CONTAINER, excerpt(self._container(container) if container else unit, _MAX_WHERE)
 
     def _container(self, container: str) -> str:
         """`namespace/pod/container` of a known container or sandbox, else the first digits of the id."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 from strayed import Spinners, run_for, spinners
 
 from vmpin.domain.model import SandboxId
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs, Stat
+from vmpin.reports.isolation import thief_visits
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import Theft
-from vmpin.reports.isolation.thief_visits import ThiefVisits, home
+from vmpin.reports.isolation.thief_visits import HotCpu, ThiefVisits, home
 
 SECOND = 10**9
 OWNER = SandboxId("owner")
+MUCH = 3600 * SECOND
 
 
 @pytest.fixture
@@ -34,12 +39,17 @@ def burner(node: Spinners) -> Iterator[int]:
         child.kill()
 
 
-def visit(visits: ThiefVisits, hot: dict[int, SandboxId]) -> list[Theft]:
-    visits.start(hot, {})
-    while not visits.step(0.001):
-        assert visits.under_way
-    assert not visits.under_way
-    return [theft for owner, theft in visits.found if owner == OWNER]
+def visit(visits: ThiefVisits, hot: dict[int, int], own: dict[SandboxId, frozenset[str]] | None = None,
+          owner: SandboxId = OWNER) -> list[Theft]:
+    """:param hot: foreign time by CPU (ns)."""
+    visits.start({cpu: HotCpu(owner, foreign) for cpu, foreign in hot.items()}, own or {})
+    found: list[Theft] = []
+    while True:
+        over = visits.step(0.001)
+        assert over != visits.under_way
+        found += visits.taken().get(owner, [])
+        if over:
+            return found
 
 
 def clock(pid: int) -> int:
@@ -48,10 +58,10 @@ def clock(pid: int) -> int:
 
 def test_a_thread_that_ran_between_two_visits_is_met_with_its_run_time(node: Spinners, burner: int) -> None:
     visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
-    assert visit(visits, {cpu: OWNER}) == []  # what it ran before is unknown
+    assert visit(visits, {cpu: MUCH}) == []  # what it ran before is unknown
     before = clock(burner)
     run_for(0.2, burner)
-    found = [theft for theft in visit(visits, {cpu: OWNER}) if theft.thief.name == "sh"]
+    found = [theft for theft in visit(visits, {cpu: MUCH}) if theft.thief.name == "sh"]
     after = clock(burner)
     assert found
     assert {theft.cpu for theft in found} == {cpu}
@@ -69,15 +79,109 @@ def test_without_foreign_time_no_thread_is_looked_at(node: Spinners, burner: int
 def test_a_vm_is_a_thief_on_the_cpus_of_others_and_not_on_its_own(node: Spinners) -> None:
     vm = node.vm()
     visits, cpu = ThiefVisits(node.reconciler.view), node.here.first
-    visit(visits, {cpu: OWNER})
+    visit(visits, {cpu: MUCH})
     run_for(0.1, vm.vmm.pid)
-    kinds = {theft.thief.kind for theft in visit(visits, {cpu: OWNER})}
+    kinds = {theft.thief.kind for theft in visit(visits, {cpu: MUCH})}
     assert ThiefKind.VM in kinds
     run_for(0.1, vm.vmm.pid)
-    visits.start({cpu: vm.sandbox}, {})
-    while not visits.step(1.0):
-        pass
-    assert ThiefKind.VM not in {theft.thief.kind for _, theft in visits.found}
+    assert ThiefKind.VM not in {theft.thief.kind for theft in visit(visits, {cpu: MUCH}, owner=vm.sandbox)}
+
+
+def test_no_thief_had_more_than_was_foreign_on_the_cpu(node: Spinners, burner: int) -> None:
+    """It ran elsewhere before: of several visits together it had no more, either."""
+    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
+    visit(visits, {cpu: MUCH})
+    for foreign in (20_000_000, 0, 30_000_000):
+        run_for(0.1, burner)
+        found = sum(theft.spent for theft in visit(visits, {cpu: foreign}) if theft.thief.name == "sh")
+        assert found <= foreign
+        assert found == foreign or not foreign
+
+
+MANY = """
+import threading, time
+end = threading.Event()
+for _ in range(599):
+    threading.Thread(target=end.wait, daemon=True).start()
+print("ready", flush=True)
+while True:
+    pass
+"""
+
+
+@pytest.fixture
+def crowd(node: Spinners) -> Iterator[int]:
+    """A process of 600 threads, on one CPU."""
+    with subprocess.Popen([sys.executable, "-c", MANY], stdout=subprocess.PIPE,
+                          preexec_fn=lambda: os.sched_setaffinity(0, node.there.frozen())) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        yield child.pid
+        child.kill()
+
+
+class Counting(Procfs):
+    """Which threads of a process were read, in turns."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+        self.read: list[list[int]] = []
+
+    def task_stats(self, pid: int | str, tids: Collection[int]) -> dict[int, Stat]:
+        if pid == self.pid:
+            self.read.append(list(tids))
+        return super().task_stats(pid, tids)
+
+
+def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> None:
+    proc = node.reconciler.proc = Counting(crowd)
+    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
+    visit(visits, {})
+    run_for(0.05, crowd)
+    visits.start({cpu: HotCpu(OWNER, MUCH)}, {})
+    most = 0
+    while visits.under_way:
+        before = len(proc.read)
+        visits.step(0.0)
+        assert len(proc.read) - before <= 1  # and the loop has its turn
+        most = max(most, *map(len, proc.read), 0)
+    assert sum(map(len, proc.read)) == len(set().union(*proc.read)) == 600
+    assert most == 256
+
+
+def test_more_threads_than_a_visit_looks_at_are_left_to_others(node: Spinners, crowd: int,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thief_visits, "_MOST_THREADS", 300)
+    proc = node.reconciler.proc = Counting(crowd)
+    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
+    visit(visits, {})
+    run_for(0.05, crowd)
+    visit(visits, {cpu: MUCH})
+    assert sum(map(len, proc.read)) <= 300
+
+
+class CountingCgroups(Cgroups):
+    """How often the cgroup of a process was looked up."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid, self.asked = pid, 0
+
+    def usage_file(self, pid: int, container: str = "") -> str | None:
+        self.asked += pid == self.pid
+        return super().usage_file(pid, container)
+
+
+def test_whose_a_process_is_is_looked_up_once(node: Spinners, crowd: int) -> None:
+    cgroups = node.reconciler.cgroups = CountingCgroups(crowd)
+    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
+    own = {OWNER: frozenset(["/sys/fs/cgroup/none/cpu.stat"])}
+    visit(visits, {cpu: MUCH}, own)
+    cgroups.asked = 0
+    run_for(0.05, crowd)
+    visit(visits, {cpu: MUCH}, own)
+    assert cgroups.asked == 1
 
 
 ID = "a" * 64

@@ -1,0 +1,130 @@
+"""What is booked of owners of exclusive CPUs, round by round."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from exclusive import Owner
+from strayed import Spinners, run_for, spinners
+
+from vmpin.reports.isolation.isolation_advice import ThiefKind
+from vmpin.reports.isolation.isolation_observer import IsolationObserver
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Spinners]:
+    with spinners(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        yield child.pid
+        child.kill()
+
+
+@pytest.fixture
+def burner(node: Spinners) -> Iterator[int]:
+    with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as child:
+        os.sched_setaffinity(child.pid, node.there.frozen())
+        yield child.pid
+        child.kill()
+
+
+def a_round(observer: IsolationObserver) -> None:
+    observer.refresh()
+    observer.round_ended()
+    while observer.go_on(1.0):
+        pass
+
+
+def sums(observer: IsolationObserver, owner: Owner) -> dict[str, int]:
+    return {name: sum(column) for name, column in observer.books.owners[owner.sandbox].columns.items()}
+
+
+@pytest.mark.parametrize("below", ["", "/init.scope", "/system.slice/a.service"])
+def test_what_a_container_runs_below_its_cgroup_is_its_own(node: Spinners, sleeper: int, below: str) -> None:
+    """Its first process is where systemd put it; most of its work is in other cgroups of the container."""
+    owner = Owner(node, sleeper, node.there, below)
+    observer = IsolationObserver(node.reconciler.view)
+    a_round(observer)
+    owner.ran("", 1000)
+    a_round(observer)
+    found = sums(observer, owner)
+    assert found["seen"] > 0
+    assert found["foreign"] < found["seen"] - 999_000
+    moved = "/elsewhere"
+    owner.ran(moved, 0)
+    (node.root / "proc" / str(sleeper) / "cgroup").write_text(f"0::{owner.cgroup}{moved}\n")
+    owner.ran("", 2000)
+    a_round(observer)
+    assert sums(observer, owner)["foreign"] < sums(observer, owner)["seen"] - 1_999_000
+
+
+def test_what_burns_the_cpu_is_booked_with_its_name_and_no_more_than_was_foreign(node: Spinners, sleeper: int,
+                                                                                 burner: int) -> None:
+    owner = Owner(node, sleeper, node.there)
+    observer = IsolationObserver(node.reconciler.view)
+    a_round(observer)
+    for _ in range(3):
+        run_for(0.1, burner)
+        a_round(observer)
+    found = sums(observer, owner)
+    assert found["foreign"] > 250
+    book = observer.books.owners[owner.sandbox]
+    assert "sh" in {thief.name for thief in book.thieves}
+    assert {thief.kind for thief in book.thieves} & {ThiefKind.HOST, ThiefKind.CONTAINER}
+    assert max(book.columns["theft"]) <= found["foreign"]
+    assert (book.namespace, book.pod, book.kind) == ("shop", "web", "runc")
+
+
+def test_what_the_owner_itself_runs_is_no_thief(node: Spinners, sleeper: int, burner: int) -> None:
+    owner = Owner(node, sleeper, node.there)
+    owner.holds(burner, "/init.scope")
+    observer = IsolationObserver(node.reconciler.view)
+    a_round(observer)
+    for _ in range(2):
+        run_for(0.1, burner)  # and the files have nothing of it
+        a_round(observer)
+    assert sums(observer, owner)["foreign"] > 100
+    assert "sh" not in {thief.name for thief in observer.books.owners[owner.sandbox].thieves}
+
+
+def test_an_owner_that_loses_its_first_process_begins_again(node: Spinners, sleeper: int) -> None:
+    owner = Owner(node, sleeper, node.there)
+    observer = IsolationObserver(node.reconciler.view)
+    a_round(observer)
+    time.sleep(0.02)
+    a_round(observer)
+    seen = sums(observer, owner)["seen"]
+    (node.root / "cgroup" / owner.cgroup.lstrip("/") / "cpu.stat").unlink()
+    a_round(observer)
+    assert sums(observer, owner)["seen"] == seen  # not seen, and not foreign
+    owner.ran("", 0)
+    a_round(observer)
+    assert sums(observer, owner)["seen"] == seen
+    time.sleep(0.02)
+    a_round(observer)
+    assert sums(observer, owner)["seen"] > seen
+    assert sums(observer, owner)["slack"] > 0
+
+
+def test_foreign_seconds_by_cpu_only_grow(node: Spinners, sleeper: int, burner: int) -> None:
+    owner = Owner(node, sleeper, node.there)
+    observer = IsolationObserver(node.reconciler.view)
+    a_round(observer)
+    last = 0.0
+    for ran in (0, 0, 1000, 1000):  # the third reading shows less foreign time than none
+        run_for(0.05, burner)
+        owner.ran("", ran)
+        a_round(observer)
+        now = observer.foreign_seconds().get(node.there.first, 0.0)
+        assert now >= last
+        last = now
+    assert last > 0.04
