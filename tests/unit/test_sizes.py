@@ -17,7 +17,7 @@ OPERATOR = {
     # A live view in the terminal: samples of all threads, rows of pods, threads and thieves, keys, the screen, batch.
     "top": 2_100,
     # Foreign seconds by the minute, and the report of them.
-    # 300: its file is written in steps and bounded in cells, visits are made in turns, thieves without end share a name.
+    # 300: a file in steps, bounded in cells; visits in turns; thieves without end share a name.
     "isolation": 2_150 + 300,
     # A VM's network devices and their path to the NIC; 300 of it: policy.vhost near, without entering a namespace.
     "network": 1_400,
