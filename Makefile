@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 JOBS := 3
 # In CI a failed test is made once more, and one that hangs is ended, with each thread's stack in its report: no test
 # takes a quarter of these seconds on a busy machine, but for the node's, which has deadlines of its own.
-CI_ONLY := --reruns 1 --rerun-except 'from pytest-timeout' --timeout 1200 --timeout-method signal -raR
+CI_ONLY := --reruns 1 --timeout 1200 --timeout-method signal -raR
 
 # How `make worth` measures.
 WORTH := --rounds 8
