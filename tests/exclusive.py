@@ -23,7 +23,7 @@ class Owner:
         self.cgroup = f"/pod/{self.container}"
         made = Container(self.container, "web", cpus, exclusive=True)
         record = ContainerRecord(made, Source.CGROUP, 1, init=thread_of(pid).id)
-        reconciler = node.reconciler
+        reconciler = self._reconciler = node.reconciler
         reconciler.state = DesiredState({self.sandbox: SandboxState(
             self.sandbox, pod=Pod("shop", "web"), containers={self.container: record})})
         reconciler.placement_cache.own = Ownership(
@@ -42,6 +42,10 @@ class Owner:
         """Put a process into the container's cgroup, or into one below it."""
         (self._proc / str(pid)).mkdir(parents=True)
         (self._proc / str(pid) / "cgroup").write_text(f"0::{self.cgroup}{below}\n")
+
+    def gone(self) -> None:
+        self._reconciler.state = DesiredState({})
+        self._reconciler.placement_cache.own = Ownership({}, CpuSet(), CpuSet())
 
     def ran(self, below: str, seconds: int) -> None:
         """What the kernel has counted in the container's cgroup, or in one below it."""

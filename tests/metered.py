@@ -140,6 +140,9 @@ class Node:
     def foreign_seconds(self) -> dict[int, float]:
         return {self.first.first: 1.5}
 
+    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
+        return {self.id: {self.first.first: 0.5}, SandboxId("gone"): {self.first.first: 1.0}}
+
     def allocator_view(self) -> AllocatorView | None:
         return self.allocator
 

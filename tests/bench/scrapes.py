@@ -40,6 +40,9 @@ class _Watched:
     def foreign_seconds(self) -> dict[int, float]:
         return {}
 
+    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
+        return {}
+
     def following(self) -> int:
         return 1
 

@@ -42,7 +42,7 @@ class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
     task's failures, `guest` returns a guest's report, None where no map is sent to it, `allocator_view` what is given
     out, None with `allocate.mode` off; `following` counts the clients that do, and
-    `foreign_seconds` sums up what others had, by exclusive CPU."""
+    `foreign_seconds` sums up what others had, by exclusive CPU; `foreign_by_sandbox` also by its owner."""
 
     view: NodeView
     resynced: float
@@ -57,6 +57,8 @@ class ExportedWatcher(Protocol):
     def following(self) -> int: ...
 
     def foreign_seconds(self) -> Mapping[int, float]: ...
+
+    def foreign_by_sandbox(self) -> Mapping[SandboxId, Mapping[int, float]]: ...
 
 
 class Exporter:
@@ -122,7 +124,9 @@ class Exporter:
         collector.facts = ScrapeData(watched.view, count, tuple(watched.source_health()), self._guests(),
                                      watched.restarts, time.time() - time.monotonic() + watched.resynced,
                                      len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox,
-                                     watched.following(), watched.foreign_seconds(), watched.allocator_view())
+                                     watched.following(), watched.foreign_seconds(),
+                                     watched.foreign_by_sandbox() if watched.view.config.metrics.per_sandbox else {},
+                                     watched.allocator_view())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

@@ -340,6 +340,9 @@ class Watcher:
     def foreign_seconds(self) -> dict[int, float]:
         return {} if self.sampling.observer is None else self.sampling.observer.foreign_seconds()
 
+    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
+        return {} if self.sampling.observer is None else self.sampling.observer.foreign_by_sandbox()
+
     def following(self) -> int:
         """How many clients follow the node's changes."""
         return len(self.followers)

@@ -55,6 +55,8 @@ class ScrapeData(NamedTuple):
     per_sandbox: bool
     followers: int = 0
     foreign: Mapping[int, float] = MappingProxyType({})  #: Foreign seconds by exclusive CPU.
+    #: The same of each owner of exclusive CPUs.
+    foreign_by_sandbox: Mapping[SandboxId, Mapping[int, float]] = MappingProxyType({})
     allocator: AllocatorView | None = None  #: With `allocate.mode` observe or on.
 
 
@@ -194,6 +196,12 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     yield _counter("vmpin_sandbox_run_seconds_total", "As vmpin_run_seconds_total, of each VM sandbox.",
                    {(*labels[sandbox], place): spent for sandbox in ledger.sandboxes
                     if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))}, *_POD, "place")
+    owners = {sandbox: _names(sandbox, facts.view.sandboxes[sandbox].pod) for sandbox in facts.foreign_by_sandbox
+              if sandbox in facts.view.sandboxes}
+    yield _counter("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_foreign_seconds_"
+                   "total, of each sandbox that owns CPUs, with a VM or without.",
+                   {(*names, str(cpu)): spent for sandbox, names in owners.items()
+                    for cpu, spent in facts.foreign_by_sandbox[sandbox].items()}, *_POD, "cpu")
 
 
 def _names(sandbox: SandboxId, pod: Pod | None) -> tuple[str, str, str]:

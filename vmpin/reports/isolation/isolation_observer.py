@@ -38,6 +38,19 @@ _VISIT_EVERY, _VISIT_SHARE = 60.0, 0.005
 _MAX_NAME = 253
 
 
+class _Counter:
+    """Foreign time of a CPU (ns), and its largest value: an interval may be negative, as readings are imprecise."""
+
+    __slots__ = ("most", "sum")
+
+    def __init__(self) -> None:
+        self.sum = self.most = 0
+
+    def add(self, spent: int) -> None:
+        self.sum += spent
+        self.most = max(self.most, self.sum)
+
+
 class _Owner:
     """An owner of exclusive CPUs. `before` is its last reading, None before the first of a series; `usage` the files
     of its containers' cgroups, with what they counted then (no VM's)."""
@@ -50,6 +63,7 @@ class _Owner:
         self.placement: Placement | None = None
         #: Whether no thread of the VM is placed elsewhere.
         self.confined = False
+        self.foreign: dict[int, _Counter] = {}
 
 
 class IsolationObserver:
@@ -72,9 +86,8 @@ class IsolationObserver:
         #: When the last visit began: time.monotonic(), and CLOCK_BOOTTIME in ns.
         self._visited, self._visited_at = float("-inf"), 0
         self._round = boottime.now()
-        #: Foreign time by CPU since the start (ns), and its largest value, which is a counter.
-        self._sums: dict[int, int] = {}
-        self._counters: dict[int, int] = {}
+        #: By CPU, since the start.
+        self._counters: dict[int, _Counter] = {}
 
     # Of the sampler
 
@@ -159,7 +172,12 @@ class IsolationObserver:
 
     def foreign_seconds(self) -> dict[int, float]:
         """By CPU that was exclusive since the start: what only grows."""
-        return {cpu: spent / 1e9 for cpu, spent in self._counters.items()}
+        return {cpu: counter.most / 1e9 for cpu, counter in self._counters.items()}
+
+    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
+        """The same of each owner that there is, since it has these CPUs."""
+        return {sandbox: {cpu: counter.most / 1e9 for cpu, counter in owner.foreign.items()}
+                for sandbox, owner in self._owners.items()}
 
     def save(self) -> None:
         """Write the file at once."""
@@ -179,7 +197,7 @@ class IsolationObserver:
             book.begin(now, sum(_SLACK + _SLACK_TICKLESS * (cpu in self._tickless) for cpu in owner.cpus))
             return
         book.book(now, found)
-        self._count(sandbox, found)
+        self._count(sandbox, owner, found)
 
     def _reading(self, cpus: CpuSet) -> CpuReading:
         if self._lines is None or time.monotonic_ns() - self._lines.at > _FRESH:
@@ -241,10 +259,10 @@ class IsolationObserver:
         book.kind = "vm" if sandbox in self.view.vm_sandboxes() else "runc"
         book.take(cpus)
 
-    def _count(self, sandbox: SandboxId, found: Interval) -> None:
+    def _count(self, sandbox: SandboxId, owner: _Owner, found: Interval) -> None:
         for cpu, spent in found.foreign.items():
-            now = self._sums[cpu] = self._sums.get(cpu, 0) + spent
-            self._counters[cpu] = max(self._counters.get(cpu, 0), now)
+            for counters in (self._counters, owner.foreign):
+                counters.setdefault(cpu, _Counter()).add(spent)
             before = self._foreign.get(cpu)
             had = before.foreign if before is not None and before.owner == sandbox else 0
             self._foreign[cpu] = HotCpu(sandbox, had + spent)

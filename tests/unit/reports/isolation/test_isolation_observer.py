@@ -127,3 +127,18 @@ def test_foreign_seconds_by_cpu_only_grow(node: Spinners, sleeper: int, burner: 
         assert now >= last
         last = now
     assert last > 0.04
+
+
+def test_foreign_seconds_are_also_by_owner_as_long_as_it_is_there(node: Spinners, sleeper: int, burner: int) -> None:
+    owner = Owner(node, sleeper, node.there)
+    observer = IsolationObserver(node.reconciler.view)
+    a_round(observer)
+    run_for(0.1, burner)
+    a_round(observer)
+    assert observer.foreign_by_sandbox() == {owner.sandbox: observer.foreign_seconds()}
+    had = observer.foreign_seconds()[node.there.first]
+    assert had > 0.05
+    owner.gone()
+    a_round(observer)
+    assert observer.foreign_by_sandbox() == {}
+    assert observer.foreign_seconds()[node.there.first] == had
