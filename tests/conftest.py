@@ -61,6 +61,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """pytest-timeout's timer is for all attempts together, and has run out where the first one hung: the second one
+    has as long (`make test` in CI)."""
+    if getattr(item, "execution_count", 1) > 1 and hasattr(item, "cancel_timeout"):
+        signal.setitimer(signal.ITIMER_REAL, float(item.config.getoption("timeout")))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes share the tests (`make test`), pytest-xdist deals out files in this order: the long ones
     begin, and the short ones of tests/unit fill up what is left. The nodes of the lab boot in the background
