@@ -20,7 +20,7 @@ from vmpin.errors import WatcherError
 
 #: Each reads the node in its own process where it is asked to.
 VERBS = (["status"], ["status", "-o", "json"], ["verify"], ["plan"], ["map"], ["audit", "--seconds", "0"],
-         ["top", "-o", "json", "-n", "1", "-d", "0.5"])
+         ["top", "-o", "json", "-c", "1", "-d", "0.5"])
 
 
 @pytest.fixture(autouse=True)
