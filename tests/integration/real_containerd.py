@@ -9,8 +9,9 @@
         containerd.restart()                                # kill -9: its pods live on
         containerd.nri_socket
 
-containerd 1.7 comes from Debian's trixie, 2.x from sid: fetched once and only unpacked (lab.cache). In the lab's node
-it is the one installed there. Everything runs in an `Enclosure`, of which nothing is left; pids are those out here.
+containerd 1.7 comes from Debian's trixie, 2.x from sid: fetched once and only unpacked (lab.containerd_layer). In the
+lab's node trixie's is the one installed there, and sid's is laid beside it. Everything runs in an `Enclosure`, of
+which nothing is left; pids are those out here.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ import busybox_image
 import pytest
 from cri import Cri, CriError
 from enclosure import Enclosure
-from lab import cache
+from lab.containerd_layer import MOVING, containerd_layer, programs
 from lab.errors import LabError
-from lab.packages import Packages, unpack
 from lab.rootfs import machine_mirror
 from need import lacking, need_root, need_tool
 
@@ -84,35 +84,34 @@ _HANDLER = """\
 """
 
 
+def suites() -> tuple[str, ...]:
+    """The releases whose containerd a test may ask for. In the lab's node both, where the build machine could fetch
+    sid's; elsewhere whether that can be had is seen when it is fetched."""
+    here = not os.environ.get("VMPIN_LAB_NODE") or programs(MOVING).is_dir()
+    return ("trixie", MOVING) if here else ("trixie",)
+
+
 @contextlib.contextmanager
 def binaries(suite: str) -> Iterator[Path]:
     """The directory of containerd, its shim and ctr, from a release of Debian's. sid moves: where it cannot be had the
     test is skipped, in CI too."""
     if os.environ.get("VMPIN_LAB_NODE"):
-        if suite != "trixie":
-            pytest.skip("the node has trixie's containerd and no network")
-        yield Path("/usr/bin")
+        yield Path("/usr/bin") if suite == "trixie" else programs(suite)
         return
     need_root()
     mirror = machine_mirror()
     if not mirror:
         lacking("needs a Debian mirror in the machine's apt configuration")
-
-    def make(path: Path, log: Path) -> None:
-        work = path / "apt"
-        deb = Packages(work, suite, mirror, log).download("containerd")
-        unpack(deb, path, log, ["./usr/share/*"])
-        shutil.rmtree(work)
-
     with contextlib.ExitStack() as stack:
         try:
-            path = stack.enter_context(cache.entry(f"containerd-{suite}", {"version": 1, "suite": suite}, make))
-            subprocess.run([path / "usr/bin/containerd", "--version"], check=True, capture_output=True)
+            layer = stack.enter_context(containerd_layer(suite, mirror))
+            path = layer / programs(suite).relative_to("/")
+            subprocess.run([path / "containerd", "--version"], check=True, capture_output=True)
         except (LabError, OSError, subprocess.CalledProcessError) as err:
-            if suite == "sid":
+            if suite == MOVING:
                 pytest.skip(f"sid's containerd is not to be had, or does not run here: {err}")
             lacking(f"needs the containerd of Debian {suite}: {err}")
-        yield path / "usr/bin"
+        yield path
 
 
 class Container:

@@ -13,14 +13,14 @@ from cri import CriError
 from enclosure import Enclosure
 from need import need_tool
 from process_masks import seen, two_cpus
-from real_containerd import VM, Containerd
+from real_containerd import VM, Containerd, suites
 from runtime_bundle import cgroups
 from waiting import wait
 
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture(params=["trixie", "sid"])
+@pytest.fixture(params=suites())
 def containerd(request: pytest.FixtureRequest) -> Iterator[Containerd]:
     with Containerd(request.param) as made:
         yield made

@@ -11,7 +11,7 @@ import pytest
 from cri import CriError
 from cri_node import CriNode, stays
 from process_masks import seen, union
-from real_containerd import VM, Containerd
+from real_containerd import VM, Containerd, suites
 from waiting import wait
 
 pytest_plugins = ["given"]
@@ -19,7 +19,7 @@ containerd, node = given_containerd.containerd, given_containerd.node
 pytestmark = pytest.mark.root
 
 
-@pytest.mark.parametrize("suite", ["trixie", "sid"])
+@pytest.mark.parametrize("suite", suites())
 def test_a_vm_pod_is_followed_from_its_creation_to_its_end(suite: str, cpus: tuple[str, str]) -> None:
     first, second = cpus
     both = union(cpus)

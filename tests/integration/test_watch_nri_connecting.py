@@ -9,7 +9,7 @@ from pathlib import Path
 import given_containerd
 import pytest
 from cri_node import CriNode
-from real_containerd import VM, Containerd
+from real_containerd import VM, Containerd, suites
 from real_node import COMMAND
 from waiting import wait
 
@@ -76,7 +76,7 @@ def test_a_runtime_that_starts_after_the_watcher_is_found(node: CriNode, cpus: t
     node.wait_for_all(vm.pid, first)
 
 
-@pytest.mark.parametrize("suite", ["trixie", "sid"])
+@pytest.mark.parametrize("suite", suites())
 def test_the_runtime_may_start_the_watcher_itself(suite: str, cpus: tuple[str, str]) -> None:
     """Pre-installed as an executable: it gets a connected socket and almost no environment, and ends with it. NRI 0.6
     (trixie) does not send such a plugin the list of containers (containerd/nri #43): the watcher asks for it."""

@@ -13,7 +13,7 @@ import pytest
 from cri_node import CriNode
 from nri_peer import delivering
 from process_masks import seen, union
-from real_containerd import VM, Containerd
+from real_containerd import VM, Containerd, suites
 from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
@@ -110,7 +110,7 @@ def test_a_vm_floats_on_its_balloon_and_follows_when_that_is_moved(node: CriNode
     assert {each["cpuset"] for each in node.sandbox(vm.id)["containers"]} == {second}
 
 
-@pytest.mark.parametrize("suite", ["trixie", "sid"])
+@pytest.mark.parametrize("suite", suites())
 def test_a_container_that_ends_by_itself_gives_its_cpus_back(suite: str, cpus: tuple[str, str]) -> None:
     """The runtime was not asked to stop it; so with a VMM that was killed. It ends when its CPUs were seen to be its
     own, however long that took."""

@@ -18,6 +18,7 @@ from types import FrameType
 
 from lab import cache, node, results
 from lab.cache import say
+from lab.containerd_layer import moving_layers
 from lab.errors import LabError
 from lab.guest_image import guest_layer
 from lab.kernel import Built, kernel
@@ -108,8 +109,9 @@ def _needs() -> None:
 
 @contextlib.contextmanager
 def _machine(which: Kernel) -> Iterator[tuple[Path, Built]]:
-    with rootfs() as root, kernel(which, root) as built, guest_layer(mirror_of(root)) as guest:
-        yield root, dataclasses.replace(built, layers=(*built.layers, guest))
+    with rootfs() as root, kernel(which, root) as built, guest_layer(mirror_of(root)) as guest, \
+            moving_layers(mirror_of(root)) as more:
+        yield root, dataclasses.replace(built, layers=(*built.layers, guest, *more))
 
 
 def _build(args: argparse.Namespace) -> int:
