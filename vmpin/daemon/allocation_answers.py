@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from vmpin.allocation.decisions import due_updates
 from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import UsageError, WatcherError
 from vmpin.status.allocation_report import VERSION, AllocatorView, allocation_report, explanations
@@ -41,8 +43,15 @@ def allocations(allocating: Allocating | None, request: dict[str, object]) -> di
     allocating, view = _seen(allocating)
     report = allocation_report(view)
     if request.get("actual") is True:
+        due = dict(due_updates(view.machine, view.ledger, view.options))
         for grant in report["grants"]:
-            grant["actual"] = allocating.actual_cpus(view.ledger.grants[grant["id"]])
+            actual = allocating.actual_cpus(view.ledger.grants[grant["id"]])
+            wanted = due.get(grant["id"])
+            # CPUs that it has yet to lose are not its own, though its cgroup was written with them last. Those that it
+            # has yet to get back are no mistake.
+            if actual is not None and wanted is not None and not CpuSet.parse(actual) <= wanted:
+                grant["cpuset"] = str(wanted)
+            grant["actual"] = actual
     return report
 
 

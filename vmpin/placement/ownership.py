@@ -187,8 +187,8 @@ def find_collisions(own: Ownership) -> list[Collision]:
         for what, reaching in (("shared cpuset", shared), (late, claim.stale)):
             for container, cpus in reaching:
                 for cpu in (cpus or EMPTY) & foreign:
-                    text = (f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox}, "
-                            "whose VM is kept off it")
+                    text = (f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox} "
+                            "(the threads of a VM are kept off it)")
                     found.append(Collision(cpu, _distinct([*(each for each, _ in own.owners(cpu)), sandbox]), text))
     return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
 

@@ -174,8 +174,9 @@ class CpuAllocator:
 
     def _find_due(self, ledger: Ledger) -> None:
         due = decisions.due_updates(self._machine, ledger, self._options)
-        if due and not self._due:
-            self._due_at = time.monotonic() + self._options.grow_delay_seconds
+        if not set(due) <= set(self._due):
+            soon = time.monotonic() + self._options.grow_delay_seconds
+            self._due_at = min(soon, self._due_at) if self._due else soon
         self._due = due
 
     # What follows from the ledger, and what no answer has carried: in the event loop

@@ -59,7 +59,8 @@ def test_two_sandboxes_of_one_pod_do_not_collide() -> None:
 def test_a_shared_cpuset_that_reaches_anothers_cpus_is_reported() -> None:
     assert of([own_cpus("a", "4-5")], [box("s", "0-4")]) == [
         Collision(4, (SandboxId("pod-0"), SandboxId("pod-1")),
-                  "exclusive to a of pod-0, but in the shared cpuset of s of pod-1, whose VM is kept off it")]
+                  "exclusive to a of pod-0, but in the shared cpuset of s of pod-1 "
+                  "(the threads of a VM are kept off it)")]
 
 
 def test_collisions_come_by_cpu_and_offline_cpus_do_not_collide() -> None:

@@ -9,6 +9,7 @@ which the plugin connects again. Never by NRI's UpdateContainers, which hangs ru
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Container, Iterable
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: A container whose cgroup has other CPUs than its own is given them so often within so many seconds.
 TRIES, WITHIN = 3, 600.0
-#: Seconds between two lists that are asked for, for want of a CRI socket: the runtime makes no container meanwhile.
+#: Seconds between two lists that are asked for, for want of a CRI socket (the runtime makes no container meanwhile),
+#: and between two calls for a container for which one has failed.
 PAUSE = 30.0
 
 
@@ -43,6 +45,8 @@ class PoolUpdates:
         self._wake = asyncio.Event()
         self._tries: dict[ContainerId, list[float]] = {}
         self._listed = float("-inf")
+        #: For which containers a call has failed, and until when none is made again (CLOCK_MONOTONIC in seconds).
+        self._refused: dict[ContainerId, float] = {}
 
     def touch(self) -> None:
         """After the runtime's events: CPUs may wait for an update."""
@@ -91,18 +95,21 @@ class PoolUpdates:
             await self._wake.wait()
             self._wake.clear()
             while (pause := self._allocator.pause()) is not None:
-                if pause:
-                    await asyncio.sleep(pause)
-                else:
+                if not pause:
                     await self._give()
+                    continue
+                with contextlib.suppress(TimeoutError):  # another update may be due sooner
+                    await asyncio.wait_for(self._wake.wait(), pause)
+                self._wake.clear()
 
     async def _give(self) -> None:
         """Make the calls that are due, one after the other: what an answer carries meanwhile is due no more."""
         from vmpin.sources import cri  # protobuf and gRPC, which a node without an allocator does not load
 
         servers = cri.sockets(self._view.config.paths.cri)
-        failed: set[ContainerId] = set()
-        while (update := self._allocator.next_update(failed)) is not None:
+        now = time.monotonic()
+        self._refused = {container: until for container, until in self._refused.items() if until > now}
+        while (update := self._allocator.next_update(self._refused)) is not None:
             container, cpus = update
             try:
                 if not servers:
@@ -113,16 +120,27 @@ class PoolUpdates:
                 self._list(str(err))
                 return
             except SourceError as err:
-                failed.add(container)
+                self._refused[container] = time.monotonic() + PAUSE
                 logger.warning("container=%s: the runtime does not give it the CPUs %s: %s", container, cpus, err)
+                self._keep_due(container)
                 if cri.is_mute(err):
                     break
                 continue
             self._allocator.given(update)
             logger.info("container=%s is given its CPUs by=CRI cpus=%s", container, cpus)
             self._read_back([container])
-        if failed:
-            self._allocator.postpone(PAUSE)
+        if self._refused:
+            self._allocator.postpone(max(0.0, min(self._refused.values()) - time.monotonic()))
+
+    def _keep_due(self, container: ContainerId) -> None:
+        """After a call that failed. The runtime had the call decided on before it tried, as any other update: so the
+        ledger has what was asked for, which is not so. No other writer took anything, and no try is counted."""
+        self._read_back([container])
+        for state in self._view.sandboxes.values():
+            record = state.containers.get(container)
+            report = None if record is None else record.reports.get(Source.CGROUP)
+            if report is not None and report.cpuset is not None:
+                self._allocator.read_back(container, report.cpuset)
 
     def _list(self, why: str) -> None:
         """Have the runtime list its containers: the answer gives them their CPUs."""
