@@ -115,20 +115,6 @@ def test_where_nothing_is_given_out_it_is_said(node: AllocatingNode) -> None:
     assert "largest set that fits" not in node.cli("map").stdout
 
 
-def test_switched_off_the_pool_is_given_back_and_own_cpus_stay(node: AllocatingNode) -> None:
-    node.connect()
-    shared = node.containerd.pod("shared").container("main")
-    own = node.pod().container("main", **WHOLE)
-    assert (own.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest)
-    node.stop()
-    node.configure(allocate={"mode": "off"}, paths={"cri": str(node.containerd.top / "cri.sock")})
-    node.connect()
-    node.wait_for(shared, node.all)
-    wait(lambda: node.ledger() is None, "the ledger is still there")
-    assert own.cgroup_cpus() == node.own
-    node.wait_for_log("these containers keep their CPUs until they end: tests/own/main")
-
-
 def test_unpin_all_gives_the_pool_back(node: AllocatingNode) -> None:
     node.connect()
     shared = node.containerd.pod("shared").container("main")
