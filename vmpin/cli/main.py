@@ -128,7 +128,7 @@ def _refuse_unknown(arguments: Sequence[str]) -> None:
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """:raises UsageError: for an option or argument that the command does not take."""
-    parser, arguments = _parser(arguments), without_seconds(arguments)
+    parser, arguments = verbs_parser(arguments), without_seconds(arguments)
     parsed, rest = parser.parse_known_args(arguments)
     if not rest:
         return parsed
@@ -146,7 +146,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def grammar(arguments: Sequence[str] = ()) -> "Command":
     """What the parsers take: all of it, or for a command line what concerns its verb."""
     from vmpin.cli.shell.grammar import read
-    return read(_parser(arguments), "vmpin")
+    return read(verbs_parser(arguments), "vmpin")
 
 
 def _complain(*lines: str) -> None:
@@ -179,7 +179,9 @@ def _open_closed() -> None:
             setattr(sys, name, stream)
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all verbs; where the arguments begin with one, of that alone, as the others' modules take time to
+    load."""
     from vmpin.cli.cluster.plugin import KUBECTL, named, program
     examples, name = _EXAMPLES, program()
     if name == KUBECTL:

@@ -42,10 +42,10 @@ def proof(config: Config, sandbox: str | None, since: int) -> Document:
     if found is None:
         raise WatcherError("no watcher runs, and only a watcher records where threads ran",
                            "start `vmpin watch`; without --since the current masks are checked")
-    return found | {"total": _total(found)}
+    return found | {"total": total(found)}
 
 
-def _total(found: Document) -> Document:
+def total(found: Document) -> Document:
     """The sum over all roles of all sandboxes, including those that ended."""
     made = dict.fromkeys(("placed", "certain", "elsewhere", "free", "waited", "migrations", "unseen"), 0.0)
     for account in filter(None, [*found["sandboxes"], found["ended"]]):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli.common import load_config
-from vmpin.cli.main import VERBS, _parser, main
+from vmpin.cli.main import VERBS, main, verbs_parser
 from vmpin.cli.shell.grammar import Command, read
 from vmpin.config.settings import BY_KEY
 
-GRAMMAR = read(_parser([]), "vmpin")
+GRAMMAR = read(verbs_parser([]), "vmpin")
 COMMANDS = {each.name: each for each in GRAMMAR.commands}
 
 
@@ -51,7 +51,7 @@ def test_every_option_of_the_program_may_stand_before_and_after_a_verb(verb: str
             assert (ending.value.code, bool(capsys.readouterr().out)) == (0, True)
     for before, after in ((given["--config"], given["--set"]), (given["--set"], given["--config"]),
                           ([], given["--set"] + given["--config"]), (given["--config"] + given["--set"], [])):
-        parsed = _parser(line).parse_args([*before, *line, *after])
+        parsed = verbs_parser(line).parse_args([*before, *line, *after])
         if verb != "guest":  # which reads no configuration
             found = load_config(parsed)
             assert (found.log.level, found.watch.qmp) == ("debug", False)
@@ -60,7 +60,7 @@ def test_every_option_of_the_program_may_stand_before_and_after_a_verb(verb: str
 def test_settings_before_and_after_the_verb_add_up_and_the_later_counts() -> None:
     keys = ("watch.births", "watch.kubelet", "watch.qmp")
     assert all(BY_KEY[key].parse(BY_KEY[key].default) for key in keys)
-    parsed = _parser(["config"]).parse_args([
+    parsed = verbs_parser(["config"]).parse_args([
         "--set", "watch.births=off", "--set", "log.level=error", "config", "--set=watch.kubelet=off",
         "--set", "log.level=debug", "--set", "watch.qmp=off"])
     found = load_config(parsed)

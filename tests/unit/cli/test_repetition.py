@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli.common import without_seconds
-from vmpin.cli.main import VERBS, _parser, main
+from vmpin.cli.main import VERBS, main, verbs_parser
 from vmpin.cli.shell import repetition
 from vmpin.cli.shell.grammar import read
 
@@ -69,7 +69,7 @@ def lines_until(process: subprocess.Popen[str], count: int, wanted: re.Pattern[s
 
 
 def test_the_verbs_that_read_have_it() -> None:
-    found = {each.name for each in read(_parser([]), "vmpin").commands
+    found = {each.name for each in read(verbs_parser([]), "vmpin").commands
              if any("--watch" in option.names for option in each.options)}
     assert found >= WATCHED
     assert found <= set(VERBS)

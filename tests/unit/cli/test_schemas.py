@@ -24,7 +24,9 @@ COMMANDS = [
 
 
 def verbs_with_json() -> set[str]:
-    (verbs,) = [action for action in command._parser([])._actions if isinstance(action, argparse._SubParsersAction)]
+    # argparse has no public way to a parser's options and verbs.
+    (verbs,) = [action for action in command.verbs_parser([])._actions
+                if isinstance(action, argparse._SubParsersAction)]
     return {verb for verb, parser in verbs.choices.items() for action in parser._actions
             if "json" in (action.choices or ()) and verb not in LOGGING}
 

@@ -52,6 +52,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
     monkeypatch.setattr(control_client, "ask_raw", ask_raw)
     monkeypatch.setattr(vm_networks, "add_networks", lambda *_: None)  # of real processes of these numbers
+    # No other way in: the nodes of a cluster are read from an API server.
     monkeypatch.setattr(all_nodes, "_read", lambda args, everything=False: mixed())
     monkeypatch.setenv("TERM", "dumb")  # nor bold
     monkeypatch.chdir(tmp_path)
@@ -74,7 +75,7 @@ def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
     checked("unpin-dry-run", given["unpinning"])
     checked("reconcile", given["reconcile"])
     checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
-                       "unmanaged": [], "proof": {**given["proof"], "total": proof._total(given["proof"])}})
+                       "unmanaged": [], "proof": {**given["proof"], "total": proof.total(given["proof"])}})
 
 
 @pytest.mark.parametrize("columns", [80, 200])

@@ -15,7 +15,7 @@ from metered import metered
 from need import need_tool
 from prometheus_client.parser import text_string_to_metric_families
 
-from vmpin.cli.main import _parser  # no public way leads to a verb's parser without running it
+from vmpin.cli.main import verbs_parser
 from vmpin.install import data_files
 
 ROOT = Path(__file__).parents[3]
@@ -201,7 +201,7 @@ def test_the_first_command_of_an_alert_is_one(rule: dict[str, Any]) -> None:
     for command in [text] if pod is None else [pod[1] + "shop/web", pod[2]]:
         program, *arguments = command.split()
         assert program == "vmpin"
-        assert callable(_parser(arguments).parse_args(arguments).run)
+        assert callable(verbs_parser(arguments).parse_args(arguments).run)
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])

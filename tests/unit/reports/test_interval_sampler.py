@@ -114,6 +114,7 @@ def test_nothing_is_kept_of_what_has_ended(tree: Tree) -> None:
     found = sampler.sample()
     assert found is not None
     assert found.threads == 1
+    # No public way in: nothing shows which processes are remembered.
     assert sampler._processes.keys() == {"2", "50", str(os.getpid())}
 
 
