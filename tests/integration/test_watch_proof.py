@@ -156,7 +156,7 @@ def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus:
         assert f"fight sandbox={vm.sandbox} threads=1: put back 2 times within 60 s" in node.log()
         found = node.sandbox(vm.sandbox)
         assert found["verdict"] == "degraded"
-        assert any("1 threads are moved by another program again and again" in reason for reason in found["reasons"])
+        assert any("1 thread is moved by another program again and again" in reason for reason in found["reasons"])
         assert node.cli("verify").returncode == 1
         assert node.sandbox(other.sandbox)["reasons"] == []
         assert len(node.data("reconcile")["operations"]) == 1  # by hand it is taken up again

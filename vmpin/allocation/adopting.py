@@ -23,6 +23,7 @@ from vmpin.allocation.texts.grant_annotation import GRANT_KEY, AnnotatedGrant, r
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerState
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
 
@@ -124,7 +125,7 @@ def _never(machine: Topology, grant: Grant, options: AllocationOptions) -> CpuSe
 def _against(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, never: CpuSet) -> str:
     """Why these cannot be the container's own CPUs; "" where they can."""
     if len(cpus) != grant.amount.size:
-        return f"its request is {grant.amount.size} CPUs, and those would be {len(cpus)}"
+        return f"its request is {number_of(grant.amount.size, 'CPU')}, and those would be {len(cpus)}"
     if not cpus.isdisjoint(taken):
         return f"the CPUs {cpus & taken} are another container's"
     if not cpus.isdisjoint(never):

@@ -127,7 +127,7 @@ def _against(wish: CpuWish, namespace: str, amount: CpuAmount, options: Allocati
 def whole_cpus_needed(asked: str, amount: CpuAmount) -> str:
     """The reason where the request is not the limit in whole CPUs. :param asked: the key that asks for them."""
     limit = f"{amount.limit / 1000:g}" if amount.limit else "none"
-    return (f"{asked} needs request = limit in whole CPUs: the request is {amount.request / 1000:g} CPUs, the limit "
+    return (f"{asked} needs request = limit in whole CPUs: the request is {amount.request / 1000:g}, the limit "
             f"{limit}")
 
 

@@ -18,6 +18,7 @@ from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.allocation.spare_set import with_spare_sets
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
 
@@ -82,8 +83,8 @@ def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int,
     query = query_of(grant, size - len(offline) + len(group), options, group)
     if size < len(grant.cpus):
         if size <= len(offline):
-            return Refusal(RefusalKind.CPUS, f"{size} CPUs are asked for, and {len(offline)} of the container's "
-                           f"{len(grant.cpus)} are offline")
+            return Refusal(RefusalKind.CPUS, f"{number_of(size, 'CPU is')} asked for, and {len(offline)} of the "
+                           f"container's {len(grant.cpus)} are offline")
         found = best_part(machine, free, online, query)
     else:
         keep = query.keep | online
@@ -117,8 +118,8 @@ def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, gran
         return after
     if not pool(machine, after, options) and grant.out_of_pool:
         whole = pool(machine, before, options)
-        return Refusal(RefusalKind.CPUS, f"needs {grant.amount.size} CPUs: the pool has {len(whole)} ({whole}), and "
-                       "must keep one")
+        return Refusal(RefusalKind.CPUS, f"needs {number_of(grant.amount.size, 'CPU')}: the pool has {len(whole)} "
+                       f"({whole}), and must keep one")
     return settled(machine, after, options)
 
 

@@ -20,6 +20,7 @@ from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import SandboxId
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
 _CARRIES = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED})
@@ -129,7 +130,8 @@ def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, ca
     others = union(grant.held for grant in ledger.grants.values() if grant is not carrier)
     free = allowed - others - own
     if len(free) < size or (pool(machine, ledger, options) <= free and len(free) == size):
-        return Refusal(RefusalKind.CPUS, f"cpu-spare.vmpin.io=own: needs {size} more CPUs, {len(free)} are free")
+        return Refusal(RefusalKind.CPUS,
+                       f"cpu-spare.vmpin.io=own: needs {number_of(size, 'CPU', 'more')}, {len(free)} are free")
     return ledger.with_grants(carrier._replace(spare=nearest(machine, free, own, before & free, size), own_spare=True))
 
 

@@ -16,7 +16,7 @@ from vmpin.cli.output import print_data, say, table
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
-from vmpin.domain.terminal import short_id
+from vmpin.domain.terminal import number_of, short_id
 from vmpin.errors import UsageError
 from vmpin.reports.audit import VERSION, AuditFinding, Judgement, Kind, Use, judge
 from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
@@ -149,7 +149,7 @@ def _print(found: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str],
         print()
         _print_findings(found)
     if found.ignored:
-        print(f"left out: {_counted(found.ignored)} processes")
+        print(f"left out: {_processes(found.ignored)}")
     for place, limit in enumerate(limits):
         if not place:
             print()
@@ -168,7 +168,7 @@ def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
         did = f"; {_many(ran)} ran there, for {spent} in all" if ran else ""
         when = f"{within} no other pod ran on {where}, and none may" if sampler.samples > 1 else (
             f"no other pod may run on {where}")
-        return f"PODS APART: {when}; of the node's own {_counted(counts)} processes may{did}"
+        return f"PODS APART: {when}; of the node's own {_processes(counts)} may{did}"
     if ran:
         more = f"; {findings - ran} more may" if findings > ran else ""
         return f"NOT ALONE: {within}, {_many(ran)} ran on others' {where}, for {spent} in all{more}"
@@ -197,7 +197,7 @@ def _print_uses(uses: Iterable[Use], measured: bool) -> None:
     table(columns, [[CpuSet(use.cpu for use in group), _names(group[0].owners), *(_spent(group) if measured else [])]
                     for group in rows[:_ROWS]])
     if len(rows) > _ROWS:
-        say(f"and {len(rows) - _ROWS} more owners: -o json lists them")
+        say(f"and {number_of(len(rows) - _ROWS, 'owner', 'more')}: -o json lists them")
 
 
 def _spent(group: Sequence[Use]) -> list[str]:
@@ -225,7 +225,7 @@ def _print_findings(found: Judgement) -> None:
         counts = Counter(finding.kind for finding in more)
         ran, spent = sum(finding.spent > 0 for finding in more), _time(sum(finding.spent for finding in more))
         did = f"{ran} of them ran there, for {spent} in all; " if ran else ""
-        say(f"and {_many(len(more), 'more ')} may run there ({did}{_counted(counts)}): -o json lists them")
+        say(f"and {_many(len(more), 'more')} may run there ({did}{_counted(counts)}): -o json lists them")
 
 
 def _name(finding: AuditFinding) -> str:
@@ -253,8 +253,12 @@ def _counted(counts: dict[Kind, int]) -> str:
     return ", ".join(f"{counts[kind]} {kind}" for kind in Kind if counts.get(kind))
 
 
+def _processes(counts: dict[Kind, int]) -> str:
+    return f"{_counted(counts)} process{'' if sum(counts.values()) == 1 else 'es'}"
+
+
 def _many(count: int, which: str = "") -> str:
-    return f"{count} {which}process{'' if count == 1 else 'es'}"
+    return number_of(count, "process", which)
 
 
 def _cpus(cpus: CpuSet) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from vmpin.config.scenario_values import ScenarioValues
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
 _KEYS = ("online", "cores", "caches", "sockets", "nodes", "distances", "kinds", "isolated", "devices")
@@ -62,7 +63,7 @@ def _distances(values: ScenarioValues, given: object, nodes: Mapping[int, CpuSet
     rows = [(place, values.items(row, place)) for place, row in values.items(given, at)]
     for place, entries in [(at, len(rows)), *((place, len(row)) for place, row in rows)]:
         if entries != len(numbers):
-            raise values.wrong(place, f"has {entries} entries for {len(numbers)} nodes")
+            raise values.wrong(place, f"has {number_of(entries, 'entry')} for {number_of(len(numbers), 'node')}")
     return {node: {other: values.count(number, place) for other, (place, number) in zip(numbers, row, strict=True)}
             for node, (_, row) in zip(numbers, rows, strict=True)}
 

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.terminal import number_of
 
 SOURCE = "Kata 4.1.0, checkVCPUsPinning (virtcontainers/sandbox.go) and check_vcpus_pinning (runtime-rs)"
 
@@ -28,7 +29,7 @@ def kata_pinning(vcpus: Collection[int], cpus: CpuSet) -> KataPinning:
     if not cpus:
         return KataPinning({}, "no container of the pod has a cpuset")
     if len(vcpus) != len(cpus):
-        return KataPinning({}, f"the VM has {len(vcpus)} vCPUs and the pod {len(cpus)} CPU{'s' * (len(cpus) > 1)}; "
-                               "it pins only where these numbers are equal")
+        have = f"the VM has {number_of(len(vcpus), 'vCPU')} and the pod {number_of(len(cpus), 'CPU')}"
+        return KataPinning({}, f"{have}; it pins only where these numbers are equal")
     return KataPinning({vcpu: CpuSet((cpu,)) for vcpu, cpu in zip(sorted(vcpus), cpus, strict=True)},
                        f"the VM has as many vCPUs as the pod has CPUs: {len(vcpus)}")

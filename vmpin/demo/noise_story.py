@@ -18,6 +18,7 @@ from vmpin.demo.noise_stage import WEB, NoiseStage
 from vmpin.demo.stage import PATIENCE
 from vmpin.demo.vm import VCPUS
 from vmpin.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, NoiseReading, Setup, WakeUps, Worth, wake_ups
+from vmpin.domain.terminal import number_of
 from vmpin.errors import VmpinError
 from vmpin.host.schedstat import Schedstat
 
@@ -41,7 +42,7 @@ def play(stage: NoiseStage, seconds: float, rounds: int, sidecar_busy: bool) -> 
     sidecar = "logs in the same VM, " if sidecar_busy else ""
     stage.print(f"busy beside web: {sidecar}2 vCPUs of pod noise, a container of runc")
 
-    stage.step(f"web is measured for {seconds:g} s under each placement, {rounds} times")
+    stage.step(f"web is measured for {seconds:g} s under each placement, {number_of(rounds, 'time')}")
     probe = _Probe(stage)
     readings = []
     for number in range(1, rounds + 1):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vmpin.cpuset import CpuSet
 from vmpin.demo.children import ended
+from vmpin.domain.terminal import number_of
 from vmpin.errors import VmpinError
 
 VCPUS = 3
@@ -40,7 +41,8 @@ class DemoMasks:
         parts = [f"vCPU{'s' if len(numbers) > 1 else ''} {CpuSet(numbers)} on CPU {cpus}"
                  for cpus, numbers in alike.items()]
         counts = Counter(map(str, self.others.values()))
-        return ", ".join([*parts, *(f"{count} other threads on CPU {cpus}" for cpus, count in counts.items())])
+        return ", ".join([*parts, *(f"{number_of(count, 'thread', 'other')} on CPU {cpus}"
+                                    for cpus, count in counts.items())])
 
 
 class DemoVm:

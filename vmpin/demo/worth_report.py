@@ -4,6 +4,7 @@ Pure; called by cli/demo. What stays out: the picture (worth_picture).
 """
 
 from vmpin.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
+from vmpin.domain.terminal import number_of
 
 _FIRST, _COLUMN = 20, 18
 
@@ -46,8 +47,9 @@ def disturbance(worth: Worth) -> str:
     if not disturbed:
         return f"During no measurement {took}."
     if len(worth.counted()) == len(worth.readings):
-        return f"During {disturbed} of {len(worth.readings)} measurements {took}: run it on an idle machine."
-    return f"{disturbed} of {len(worth.readings)} measurements are left out, as {took}."
+        many = number_of(len(worth.readings), "measurement")
+        return f"During {disturbed} of {many} {took}: run it on an idle machine."
+    return f"{disturbed} of {number_of(len(worth.readings), 'measurement is')} left out, as {took}."
 
 
 def kata_line(worth: Worth) -> str:

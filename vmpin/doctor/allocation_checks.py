@@ -10,6 +10,7 @@ import re
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import KubeletConfig, NodeFacts
+from vmpin.domain.terminal import number_of
 
 #: Kinds of daemons (rival_checks.PINNERS) that give out CPUs by themselves.
 RIVALS = ("balloons", "topology-aware", "koordinator", "crane", "cri-resmgr")
@@ -54,12 +55,12 @@ def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult
     allocatable = len(facts.cpus.online) - _reserved_by_kubelet(facts.kubelet)
     if facts.kubelet.pid is None and not facts.kubelet.files:
         return unknown("no kubelet was found: how many CPUs the scheduler gives out is unknown", *evidence)
-    evidence += [f"the kubelet lets the scheduler give out {allocatable:g} CPUs of this node; {left}",
+    evidence += [f"the kubelet lets the scheduler give out CPUs of this node: {allocatable:g}; {left}",
                  *why]
     if math.floor(allocatable) > there:
-        return warn(f"the scheduler gives out {math.floor(allocatable)} CPUs, and only {left}: "
+        return warn(f"the scheduler gives out {number_of(math.floor(allocatable), 'CPU')}, and only {left}: "
                     "containers with CPUs of their own may be refused, or leave the others too few",
-                    f"reserve {math.floor(allocatable) - there} CPUs more in the kubelet's configuration "
+                    f"reserve {number_of(math.floor(allocatable) - there, 'CPU')} more in the kubelet's configuration "
                     "(systemReserved.cpu or reservedSystemCPUs), or fewer in allocate.reserved", *evidence)
     if not facts.cri_sockets:
         return warn("no CRI socket was found: CPUs that come back reach the shared containers only with the next "

@@ -139,7 +139,7 @@ def nri(facts: NodeFacts) -> CheckResult:
                 *(_engine_evidence(engine) for engine in engines),
                 *(trouble for engine in engines for trouble in engine.trouble)]
     if link is not None:
-        evidence.append(f"the watcher: {link['state']}, {link['events']} events"
+        evidence.append(f"the watcher: {link['state']}, {number_of(link['events'], 'event')}"
                         + (f", last error: {link['last_error']}" if link.get("last_error") else ""))
     if wanted == "off":
         if any(hook.read_by for hook in facts.hooks):

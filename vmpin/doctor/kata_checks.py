@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from vmpin.doctor.finding import CheckResult, bad, denied, ok, several, unknown, warn
 from vmpin.domain.facts import KataConfig, NodeFacts
+from vmpin.domain.terminal import number_of
 
 _PINNING = "io.katacontainers.config.runtime.enable_vcpus_pinning"
 _READ = "run this as root; correct the named file"
@@ -42,8 +43,8 @@ def kata(facts: NodeFacts) -> CheckResult:
         return warn("Kata runs rootless: its state is below $XDG_RUNTIME_DIR, which vmpin does not read",
                     "NRI and the hook still report sandboxes; or set paths.kata_go to that directory", *rootless,
                     *evidence)
-    return ok(f"{len(facts.kata)} configurations, {len(handlers)} handlers, {len(facts.kata_sandboxes)} sandboxes",
-              *evidence)
+    found = (("configuration", facts.kata), ("handler", handlers), ("sandbox", facts.kata_sandboxes))
+    return ok(", ".join(number_of(len(many), noun) for noun, many in found), *evidence)
 
 
 def _unread(facts: NodeFacts) -> list[str]:
@@ -84,7 +85,7 @@ def pinning(facts: NodeFacts) -> CheckResult:
     remedy = ("set enable_vcpus_pinning = false, in a drop-in beside the configuration (config.d/90-vmpin.toml), and "
               "remove the annotation from pods; this applies to sandboxes started afterwards")
     if on or running:
-        scope = f"{len(running)} sandboxes run with it" if running else "it is on for new sandboxes"
+        scope = f"{number_of(len(running), 'sandbox runs')} with it" if running else "it is on for new sandboxes"
         return bad(f"Kata also pins vCPUs: two writers of the same masks ({scope})", remedy, *evidence)
     if idle:
         return warn("a configuration that no known handler reads enables Kata's own pinning", remedy, *evidence)
@@ -105,10 +106,10 @@ def vcpus(facts: NodeFacts) -> CheckResult:
     evidence += [f"{name} pid {pid} may use CPUs {mask}, and its shims inherit that mask" for name, mask, pid in masks]
     narrow = next(((name, mask) for name, mask, _ in masks if not facts.cpus.online <= mask), None)
     if narrow is not None:
-        return warn(f"{narrow[0]} may use {len(narrow[1])} of {len(facts.cpus.online)} CPUs, and Kata's shims size "
-                    "VMs by the mask that they inherit from it: pods that ask for more vCPUs fail (Go), or get no "
-                    "more (runtime-rs)", f"give {narrow[0]}'s service every CPU (no CPUAffinity= in its unit, no "
-                    f"AllowedCPUs= in its slice): vmpin places a shim once its VMM runs", *evidence)
+        return warn(f"{narrow[0]} may use {len(narrow[1])} of {number_of(len(facts.cpus.online), 'CPU')}, and Kata's "
+                    "shims size VMs by the mask that they inherit from it: pods that ask for more vCPUs fail (Go), or "
+                    "get no more (runtime-rs)", f"give {narrow[0]}'s service every CPU (no CPUAffinity= in its unit, "
+                    f"no AllowedCPUs= in its slice): vmpin places a shim once its VMM runs", *evidence)
     static = _where(facts, "static_sandbox_resource_mgmt")
     by_crio = [handler.name for engine in facts.engines if engine.name == "crio" for handler in engine.handlers
                if handler.kata and any(handler.name in config.read_by and any(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from vmpin.cpuset import CpuSet, union
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
+from vmpin.domain.terminal import number_of
 
 #: By capability, the effect of its absence.
 NEEDED = {
@@ -100,7 +101,7 @@ def cpus(facts: NodeFacts) -> CheckResult:
     if offline and facts.cgroups in ("v1", "hybrid"):
         return warn(f"CPUs {offline} are offline, and cgroup v1 has removed them from every cpuset permanently",
                     "once they are online, write the CPUs into cpuset.cpus again, or restart the pods", *evidence)
-    return ok(f"{len(found.online)} CPUs are online", *evidence)
+    return ok(f"{number_of(len(found.online), 'CPU is')} online", *evidence)
 
 
 def isolation(facts: NodeFacts) -> CheckResult:

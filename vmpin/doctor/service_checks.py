@@ -109,7 +109,7 @@ def run_directory(facts: NodeFacts) -> CheckResult:
                     "systemctl restart vmpin; RuntimeDirectoryPreserve=yes keeps it"))
     oldest = f", the oldest {found.oldest:.0f} s" if found.spooled else ""
     evidence = [f"{found.path}: uid {found.uid}, mode {found.mode:04o}, {found.file_system}",
-                f"{found.free >> 20} MiB and {found.inodes} inodes free",
+                f"{found.free >> 20} MiB and {number_of(found.inodes, 'inode')} free",
                 f"{number_of(found.spooled, 'message')} in the spool{oldest}"]
     if found.read_only:
         return bad(f"{found.path} is mounted read-only", "remount it, or set paths.run elsewhere", *evidence)
@@ -120,7 +120,8 @@ def run_directory(facts: NodeFacts) -> CheckResult:
         return warn(f"{found.path} is almost full", "free space there: without it, a restart forgets the cpusets that "
                     "only hooks reported, and the original masks", *evidence)
     if facts.watcher.state == "running" and found.spooled and found.oldest > 60:
-        return warn(f"{found.spooled} messages of hooks wait in the spool although a watcher runs", _LOG, *evidence)
+        return warn(f"{number_of(found.spooled, 'message waits')} in the spool of hooks although a watcher runs",
+                    _LOG, *evidence)
     if not found.writable:
         return unknown(f"whether {found.path} can be written is unknown", *evidence, remedy="run this as root")
     return ok(f"{found.path} can be written", *evidence)
@@ -154,10 +155,10 @@ def vcpu_threads(facts: NodeFacts) -> CheckResult:
     if blind:
         remedy = ("mount debugfs (/sys/kernel/debug), or make the VMM name its threads (Kata: enable_debug = true in "
                   "the hypervisor's section gives QEMU debug-threads=on)")
-        return bad(f"the vCPU threads of {len(blind)} VMs cannot be identified: {several(blind)}", remedy,
+        return bad(f"the vCPU threads of {number_of(len(blind), 'VM')} cannot be identified: {several(blind)}", remedy,
                    "CAP_SYS_PTRACE is needed to find them in KVM_RUN" if "CAP_SYS_PTRACE" not in
                    (facts.rights.capabilities or ()) else "all their threads are kept on their sandbox's CPUs")
-    return ok(f"the vCPU threads of all {len(running)} VMs are identified" if running else "no VM runs",
+    return ok(f"the vCPU threads of {number_of(len(running), 'VM')} are identified" if running else "no VM runs",
               *(f"by {way}" for way in ways))
 
 
@@ -173,13 +174,13 @@ def guests(facts: NodeFacts) -> CheckResult:
     evidence = [f"{sandbox['id']}: {sandbox['guest']['by'] or 'no agent'}: {sandbox['guest']['state']}"
                 for sandbox in connected[:20]]
     if mute:
-        return warn(f"{len(mute)} of {len(connected)} guests do not answer: "
+        return warn(f"{len(mute)} of {number_of(len(connected), 'guest does not answer')}: "
                     f"{several(sandbox['id'] for sandbox in mute)}",
                     "put vmpin's agent into the image (guest/README.md), or allow Kata's (guest.via: auto); to leave "
                     "guests alone: guest.disabled_handlers", *evidence)
     late = sum(sandbox["guest"]["state"] == WAITING for sandbox in connected)
     if late:
-        return ok(f"{len(connected) - late} guests answer, and the watcher waits for {late}", *evidence)
+        return ok(f"{number_of(len(connected) - late, 'guest answers')}, and the watcher waits for {late}", *evidence)
     return ok(number_of(len(connected), "guest answers") if connected else "nothing is to be sent to a guest now",
               *evidence)
 
@@ -203,7 +204,7 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
                     "vmpin reconcile, or start the watcher", *evidence)
     unmanaged = [sandbox["id"] for sandbox in found if sandbox["verdict"] == "unmanaged"]
     if unmanaged:
-        return warn(f"{len(unmanaged)} VMs are left as they are: neither their containers nor a shared pool are "
+        return warn(f"{number_of(len(unmanaged), 'VM is')} left alone: neither their containers nor a shared pool are "
                     f"known: {several(unmanaged)}", "for pods: NRI, the OCI hook or Kata's state has to report their "
                     "containers (docs/sources.md); node.shared_pool, or the kubelet's static policy, places them "
                     "until then; for VMs that are no pods: watch.only excludes them", *evidence)
@@ -226,7 +227,7 @@ def collisions(facts: NodeFacts) -> CheckResult:
     found = [f"CPU {collision['cpu']}: {collision['what']}" for collision in node["collisions"]]
     odd = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
     if found:
-        return bad(f"{len(found)} exclusive CPUs are open to others", "vmpin audit lists what runs there; "
+        return bad(number_of(len(found), "CPU is open to others", "exclusive"), "vmpin audit lists what runs there; "
                    "vmpin explain SANDBOX has the reasons", *found[:20], *odd[:20])
     if odd:
         return warn(f"the sources disagree on the CPUs of {number_of(len(odd), 'container')}, for longer than a "

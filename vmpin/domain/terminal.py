@@ -25,13 +25,15 @@ def short_id(name: str) -> str:
     return name[:12] if len(name) == 64 else name
 
 
-def number_of(count: int, noun: str) -> str:
-    """`1 thread`, `2 threads`; a verb goes with it: `thread is`, `threads are`."""
-    noun, _, verb = noun.partition(" ")
+def number_of(count: int, noun: str, which: str = "") -> str:
+    """`1 thread`, `2 threads`; a verb may follow the noun, and more words: `thread is misplaced`, `threads are
+    misplaced`. :param which: an adjective before the noun."""
+    noun, _, rest = noun.partition(" ")
+    verb, space, more = rest.partition(" ")
     if count != 1:
-        noun += "es" if noun.endswith(("x", "s", "ch")) else "s"
-        verb = {"is": "are", "was": "were", "has": "have"}.get(verb, verb.removesuffix("s"))
-    return f"{count} {noun} {verb}".rstrip()
+        noun = f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith(("x", "s", "ch")) else "s")
+        verb = {"is": "are", "was": "were", "has": "have", "does": "do"}.get(verb, verb.removesuffix("s"))
+    return " ".join(filter(None, (str(count), which, noun, verb + space + more)))
 
 
 def human_age(seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import number_of, printable
 from vmpin.fleet.node_fleet import Fleet, FleetNode
 from vmpin.fleet.node_record import NodeHealth, PodLine
 from vmpin.kube.identifiers import POOLS, REGION, ZONE
@@ -33,8 +33,9 @@ class TextTable(NamedTuple):
 def overview(fleet: Fleet) -> str:
     nodes = ", ".join(f"{count} {health}" for health, count in fleet.counts.items())
     pinned, total = (sum(getattr(each.record, key) for each in fleet.nodes) for key in ("pinned", "total"))
-    many = f"{len(fleet.nodes)} node{'s' * (len(fleet.nodes) != 1)}"
-    return f"{many}{': ' * bool(nodes)}{nodes}; {pinned} of {total} pods in VMs are in place"
+    many = number_of(len(fleet.nodes), "node")
+    pods = f"{pinned} of {number_of(total, 'pod')} in VMs {'is' if total == 1 else 'are'} in place"
+    return f"{many}{': ' * bool(nodes)}{nodes}; {pods}"
 
 
 def node_table(fleet: Fleet, wide: bool) -> TextTable:
@@ -100,8 +101,8 @@ def remarks(fleet: Fleet) -> Iterator[str]:
 
 def _cut(node: FleetNode) -> str:
     pods, hidden = node.record.cut.get("sandboxes", 0), node.record.hidden
-    unknown = [f"of {hidden} pods that are not in place the threads are not known (vmpin verify on the node)"]
-    return ", and ".join([*[f"{pods} pods are not in it"] * bool(pods), *unknown * bool(hidden)])
+    unknown = [f"of {number_of(hidden, 'pod')} not in place the threads are not known (vmpin verify on the node)"]
+    return ", and ".join([*[f"{number_of(pods, 'pod is')} not in it"] * bool(pods), *unknown * bool(hidden)])
 
 
 def _limited(lines: Sequence[str]) -> Iterator[str]:
@@ -131,16 +132,19 @@ def findings(fleet: Fleet) -> Iterator[str]:
     wrong = [pod for each in fleet.nodes for pod in each.record.pods if pod.misplaced]
     unmanaged = sum(pod.state == PinState.UNMANAGED for each in fleet.nodes for pod in each.record.pods)
     if unmanaged:
-        yield f"{unmanaged} pods are unmanaged: their threads keep their masks (vmpin explain on the node)"
+        yield f"{number_of(unmanaged, 'pod is')} unmanaged: their threads keep their masks (vmpin explain on the node)"
     if not fleet.nodes:
         yield "no node has a NodePinning: nothing was compared"
         return
     if known < len(fleet.nodes):
-        yield f"{len(fleet.nodes) - known} of {len(fleet.nodes)} nodes cannot be judged"
+        yield f"{len(fleet.nodes) - known} of {number_of(len(fleet.nodes), 'node')} cannot be judged"
     if wrong:
-        yield f"{sum(pod.misplaced for pod in wrong)} threads of {len(wrong)} pods are misplaced"
+        threads = sum(pod.misplaced for pod in wrong)
+        many = f"{number_of(threads, 'thread')} of {number_of(len(wrong), 'pod')}"
+        yield f"{many} {'is' if threads == 1 else 'are'} misplaced"
     elif fleet.verdict == 0:
-        yield f"all threads of {pods} pods in VMs on {len(fleet.nodes)} nodes are on their CPUs"
+        where = number_of(len(fleet.nodes), "node")
+        yield f"all threads of {number_of(pods, 'pod')} in VMs on {where} are on their CPUs"
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.domain.terminal import excerpt
+from vmpin.domain.terminal import excerpt, number_of
 from vmpin.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.kube.node_pinning import MAX_SIZE, REFRESH, size_of
 from vmpin.kube.pod_condition import PinState
@@ -91,7 +91,7 @@ class PodLine(NamedTuple):
     @property
     def reason(self) -> str:
         found = "; ".join(self.details.reasons) if self.details else "its details were cut"
-        wrong = [f"{self.misplaced} threads are not where they belong"] * bool(self.misplaced)
+        wrong = [number_of(self.misplaced, "thread is misplaced")] * bool(self.misplaced)
         return "; ".join([*wrong, *([found] if found else [])])
 
 

@@ -16,6 +16,7 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import ERROR, LEFT_ALONE, NO_AGENT, PENDING, SENT, ContainerReport
 from vmpin.domain.model import ContainerId
+from vmpin.domain.terminal import number_of
 from vmpin.errors import SourceError, WireError
 from vmpin.guests.agent_reports import WAITING, reason
 from vmpin.guests.cpu_numbers import CpuView, GuestVcpus, cpu_view
@@ -214,7 +215,7 @@ class KataSession(Session):
             if view.offline.isdisjoint(share.hw):
                 reports[ContainerId(cid)] = await self._set_cpus(agent, ContainerId(cid), wanted)
             else:
-                text = f"{view.online} of the guest's {view.total} CPUs are online"
+                text = f"{view.online} of the guest's {number_of(view.total, 'CPU is')} online"
                 reports[ContainerId(cid)] = ContainerReport(PENDING, text, wanted=wanted)
             if self.refused:
                 break

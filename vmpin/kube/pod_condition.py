@@ -105,15 +105,17 @@ def cpus(text: str) -> CpuSet:
 def _pinned(found: SandboxPinning) -> str:
     own = exclusive_cpus(found)
     backed = [vcpu for vcpu, mask in found.vcpus.items() if len(cpus(mask)) == 1 and cpus(mask) <= own]
-    return (f"{len(backed)} of {len(found.vcpus)} vCPUs have a CPU of their own ({own}), and all threads are within "
-            f"CPUs {found.mask}")
+    whose = "its" if len(found.vcpus) == 1 else "their"
+    return (f"{len(backed)} of {number_of(len(found.vcpus), 'vCPU has')} a CPU of {whose} own ({own}), and all "
+            f"threads are within CPUs {found.mask}")
 
 
 def _remedy(found: SandboxPinning) -> list[str]:
     wanted, there = len(exclusive_cpus(found)), len(found.vcpus)
     if found.verdict != "degraded" or not 0 < there < wanted:
         return []
-    return [f"{number_of(there, 'vCPU')} for {wanted} exclusive CPUs: raise default_maxvcpus to at least {wanted}"]
+    return [f"{number_of(there, 'vCPU')} for {number_of(wanted, 'CPU', 'exclusive')}: raise default_maxvcpus "
+            f"to at least {wanted}"]
 
 
 def _cut(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from vmpin.domain.terminal import number_of
 from vmpin.kube.pod_condition import PinState, PodPinning
 from vmpin.kube.reported_node import Repairs
 
@@ -77,8 +78,8 @@ class DriftReports:
             return None
         self._reported[uid] = repairs, now
         causes = [cause for cause, count in repairs.counts.items() if count > known.counts.get(cause, 0)]
-        return PodNotice(EventReason.RESTORED, f"{new} times a thread was found on other CPUs and put back "
-                        f"({', '.join(causes)}; the last time: {repairs.why})")
+        return PodNotice(EventReason.RESTORED, f"{number_of(new, 'time')} a thread was found on other CPUs and put "
+                        f"back ({', '.join(causes)}; the last time: {repairs.why})")
 
     def due(self, now: float) -> float | None:
         """When the first pod that was reported lately may be again; None without one."""

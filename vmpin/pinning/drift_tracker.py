@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import Contention, ContentionRules, OnContention
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.terminal import number_of
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.plan import SetAffinity
 from vmpin.placement.rules import Placement
@@ -74,8 +75,8 @@ class DriftTracker:
         rule = self.contention.rules.on_contention
         persisted = [thread for thread in known.contended
                      if rule is OnContention.PERSIST and self.contention.count(thread)]
-        return [f"{len(threads)} threads are moved by another program again and again (the last time: {known.why}) "
-                f"and are {what} (drift.on_fight={rule})"
+        return [f"{number_of(len(threads), 'thread is moved')} by another program again and again (the last time: "
+                f"{known.why}) and {'is' if len(threads) == 1 else 'are'} {what} (drift.on_fight={rule})"
                 for threads, what in ((known.left, "left alone"), (persisted, "put back each time")) if threads]
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:

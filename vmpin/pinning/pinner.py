@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, named
+from vmpin.domain.terminal import number_of
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.apply import Outcome, Result, carry_out
@@ -258,7 +259,7 @@ def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> 
     """One line for each sandbox and mask: a cgroup refuses all of a VMM's threads alike."""
     for (sandbox, cpus), alike in refusals.items():
         (_, thread, _, _), _, got, why, _ = alike[0]
-        more = f" (and {len(alike) - 1} more threads)" if len(alike) > 1 else ""
+        more = f" (and {number_of(len(alike) - 1, 'thread', 'more')})" if len(alike) > 1 else ""
         logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s%s", sandbox, thread.role, thread.id.tid, cpus,
                      got, why, more)
 

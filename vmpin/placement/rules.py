@@ -174,8 +174,8 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
     if not claim.cpus or policy.vcpus is not VcpuRule.AUTO:
         return Verdict.FLOATING
     if claim.creating and sum(each.pinned for each in places) < len(claim.cpus):
-        reasons.append(f"{number_of(len(places), 'vCPU')} for {len(claim.cpus)} exclusive CPUs, while a container "
-                       "is created that more may come with")
+        reasons.append(f"{number_of(len(places), 'vCPU')} for {number_of(len(claim.cpus), 'CPU', 'exclusive')}, while "
+                       "a container is created that more may come with")
         return Verdict.WAITING
     return Verdict.PINNED
 
@@ -273,7 +273,8 @@ def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[Vc
         found[container.id] = mine or everyone
     if not unserved:
         return found, ""
-    return found, (f"no vCPU is left for {', '.join(unserved)}: all {len(everyone)} vCPUs back exclusive CPUs, "
+    return found, (f"no vCPU is left for {', '.join(unserved)}: the VM's "
+                   f"{number_of(len(everyone), 'vCPU backs exclusive CPUs')}, "
                    "and it may use every one of them")
 
 

@@ -95,7 +95,7 @@ def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, cand
     if len(vcpus) >= len(candidates.exclusive):
         return placer.one_to_one(), False
     if not vcpus:
-        reasons.append(f"no vCPU for {len(candidates.exclusive)} exclusive CPUs")
+        reasons.append(f"no vCPU for {number_of(len(candidates.exclusive), 'CPU', 'exclusive')}")
         return (), True
     return placer.shares(), True
 

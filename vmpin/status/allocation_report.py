@@ -17,6 +17,7 @@ from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.cpuset import CpuSet
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
 #: Of the JSON document.
@@ -85,7 +86,9 @@ def largest_sets(view: AllocatorView) -> dict[str, int]:
 def free_text(free: Mapping[str, Any]) -> str:
     """What is free, and how far it is in pieces. :param free: as the report has it."""
     nodes = ", ".join(f"node {node}: {cpus or 'none'}" for node, cpus in free["nodes"].items())
-    return (f"free {free['cpus'] or 'none'} ({nodes}); of these {len(CpuSet.parse(free['cpus']))} CPUs the largest "
+    many = len(CpuSet.parse(free["cpus"]))
+    these = f"{'this' if many == 1 else 'these'} {number_of(many, 'CPU')}"
+    return (f"free {free['cpus'] or 'none'} ({nodes}); of {these} the largest "
             f"set that fits has {free['largest']}, within one NUMA node {free['largest_in_node']}, within one "
             f"last-level cache {free['largest_in_cache']}")
 

@@ -14,6 +14,7 @@ from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus, effective_containers
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
+from vmpin.domain.terminal import number_of
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
 from vmpin.placement.rules import UNMANAGED, Placement, Verdict
 
@@ -153,7 +154,8 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
     verdict = placement.verdict
     wrong = [seen for seen in threads if not seen.ok]
     if wrong and placement.waiting:
-        reasons.append(f"{placement.waiting}: until then {len(wrong)} of {len(threads)} threads stay where they are")
+        reasons.append(f"{placement.waiting}: until then {len(wrong)} of "
+                       f"{number_of(len(threads), 'thread is not moved')}")
         verdict = verdict if verdict is Verdict.DEGRADED else Verdict.WAITING
     elif wrong:
         barred = [seen for seen in wrong if seen.barred]
@@ -161,10 +163,10 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
         if barred:
             reasons.append(_barred(state, len(threads), barred))
         if less:
-            reasons.append(f"{less} of {len(threads)} threads have fewer CPUs than decided: their cpuset cgroup "
-                           "has no others")
+            reasons.append(f"{less} of {number_of(len(threads), 'thread has fewer CPUs than decided')}: their "
+                           "cpuset cgroup has no others")
         if len(wrong) > less + len(barred):
-            reasons.append(f"{len(wrong) - less - len(barred)} of {len(threads)} threads are misplaced")
+            reasons.append(f"{len(wrong) - less - len(barred)} of {number_of(len(threads), 'thread is misplaced')}")
         verdict = Verdict.DEGRADED
     reasons += notes
     return verdict, list(dict.fromkeys(reasons))
@@ -174,7 +176,8 @@ def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -
     """Why threads cannot leave their cgroup's CPUs, with the remedy if there is one."""
     limit = union(seen.limit for seen in barred if seen.limit is not None)
     wanted = union(seen.wanted for seen in barred if seen.wanted is not None)
-    why = f"{len(barred)} of {threads} threads belong on {wanted}, and their cpuset cgroup has {limit} only"
+    why = (f"{len(barred)} of {number_of(threads, 'thread belongs')} on {wanted}, and their cpuset cgroup has {limit} "
+           "only")
     without = [container.name or container.id for container in state.live()
                if is_counted(container) and not container.cpuset]
     if not without or not any(container.cpuset for container in state.live() if is_counted(container)):
@@ -212,6 +215,6 @@ def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatu
         owners = own.owners(cpu)
         first = there[0]
         collisions.append(Collision(cpu, tuple(dict.fromkeys([*(owner for owner, _ in owners), sandbox])),
-                                    f"exclusive to {own.owner_names(cpu)}, but {len(there)} threads of {sandbox} may "
-                                    f"run there (thread {first.id.tid}, {first.role})"))
+                                    f"exclusive to {own.owner_names(cpu)}, but {number_of(len(there), 'thread')} of "
+                                    f"{sandbox} may run there (thread {first.id.tid}, {first.role})"))
     return collisions

@@ -8,7 +8,7 @@ root runs (status -o wide, explain, map, doctor, gather), never for the watcher.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vmpin.cpuset import CpuSet
@@ -56,7 +56,7 @@ def add_networks(sandboxes: Iterable[dict[str, Any]], proc: Procfs, sys_root: st
     read = read_namespaces(proc, with_links) if with_links else NamespacesRead()
     if read.node is not None:
         names = default_routes(proc)
-        node = read.node._replace(default_routes=tuple(link.ifindex for link in read.node.links.values()
+        node = replace(read.node, default_routes=tuple(link.ifindex for link in read.node.links.values()
                                                        if link.name in names))
         read = read._replace(node=node)
     numa, cpus = _numa_nodes(read, nodes), _cpus_of_nodes(sys_root) if opened else {}

@@ -68,7 +68,7 @@ def test_a_resize_to_a_part_of_a_cpu_names_the_key_that_gave_the_cpus() -> None:
     def why(ledger: Ledger, options: AllocationOptions) -> str:
         return on_update(MACHINE, ledger, a_container("db", 1500), options).refusal
 
-    needs = "needs request = limit in whole CPUs: the request is 1.5 CPUs, the limit 1.5"
+    needs = "needs request = limit in whole CPUs: the request is 1.5, the limit 1.5"
     assert why(of["default"], by_default) == f"vmpin: allocate.default=exclusive (policy exclusive) {needs}"
     assert why(of["default"], ON) == f"vmpin: allocate.default at its creation (policy exclusive) {needs}"
     assert why(of["annotation"], by_default) == f"vmpin: cpu-policy.vmpin.io=group:rt {needs}"

@@ -56,7 +56,7 @@ def test_a_scenario_whose_cpus_are_given_out_is_drawn_by_the_ledger(tmp_path: Pa
     text = drawn(GIVEN_OUT, tmp_path, capsys)
     assert "A shop/web web: CPUs 1-2 (exclusive, runc)" in text
     assert "B shop/db main: CPUs 4-7 (exclusive, runc)" in text
-    assert "of these 1 CPUs the largest set" in " ".join(text.split())
+    assert "of this 1 CPU the largest set" in " ".join(text.split())
 
 
 def test_as_a_page_it_has_the_files_name_and_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def sandbox(name: str, *threads: dict[str, Any], verdict: str = "pinned") -> dic
 
 
 def collision(*sandboxes: str) -> dict[str, Any]:
-    return {"cpu": 3, "sandboxes": list(sandboxes), "what": "exclusive to x, but 1 threads of y may run there"}
+    return {"cpu": 3, "sandboxes": list(sandboxes), "what": "exclusive to x, but 1 thread of y may run there"}
 
 
 def status(*sandboxes: dict[str, Any], collisions: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused_with_numbers_and_changes_nothing(tmp_path: Pa
     """)
     assert [event.get("refused", "") != "" for event in found] == [True] * 7 + [False, True]
     assert [event["pool"] for event in found[:7]] == ["0-15"] * 7
-    for event, part in zip(found, ["node 0 has 7, node 1 has 8", "16 CPUs, 15 are free", "1.5 CPUs", "the limit 2",
+    for event, part in zip(found, ["node 0 has 7, node 1 has 8", "16 CPUs, 15 are free", "is 1.5, the", "the limit 2",
                                    "exclusiv", "privileged_namespaces", "it does not run"], strict=False):
         assert part in event["refused"]
     assert found[7]["cpus"] == "4-7,12-15"

@@ -92,7 +92,7 @@ BOX = ("sandboxes", 0, "containers", 0)
     (("topology", "distances"), {0: 10}, "topology.distances", "{0: 10} is no list"),
     (("topology", "distances"), [], "topology.distances", "has 0 entries for 2 nodes"),
     (("topology", "distances"), [10, 20], "topology.distances[0]", "10 is no list"),
-    (("topology", "distances"), [[10, 20], [20]], "topology.distances[1]", "has 1 entries for 2 nodes"),
+    (("topology", "distances"), [[10, 20], [20]], "topology.distances[1]", "has 1 entry for 2 nodes"),
     (("topology", "distances"), [[10, 20], [20, "x"]], "topology.distances[1][1]", "'x' is no number"),
     (("topology", "devices"), ["eth0"], "topology.devices", "['eth0'] is no mapping"),
     (("topology", "devices"), {"eth0": 2}, "topology.devices.eth0", "node 2 is not among the nodes"),

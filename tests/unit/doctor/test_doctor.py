@@ -176,7 +176,7 @@ def test_lines_are_folded_under_themselves_and_steer_no_terminal() -> None:
     lines = ["".join(word for word, _ in line) for line in text(examine(judged, ["collisions"]), False, 60)]
     assert max(map(len, lines)) <= 60
     assert "\x1b" not in "".join(lines)
-    assert lines[0].startswith("bad     collisions  1 exclusive CPUs are open")
+    assert lines[0].startswith("bad     collisions  1 exclusive CPU is open")
     assert lines[1].startswith("            CPU 2: ")
     assert lines[2].startswith("            word ")
     assert lines[-1] == "1 bad"

@@ -43,16 +43,16 @@ WRONG, COLLIDING = record("wrong", entry("a", misplaced=1)), record("colliding",
     (fleet_of([], [], NOW), 0, "no node has a NodePinning: nothing was compared"),
     (fleet_of([GOOD, DEGRADED], ["good"], NOW), 0, "all threads of 2 pods in VMs on 2 nodes are on their CPUs"),
     (fleet_of([GOOD], [], NOW, unchecked="no DaemonSet"), 0,
-     "all threads of 1 pods in VMs on 1 nodes are on their CPUs"),
+     "all threads of 1 pod in VMs on 1 node are on their CPUs"),
     (fleet_of([GOOD], [], NOW, unknown="forbidden"), 3, None),
-    (fleet_of([GOOD, WRONG], [], NOW), 1, "1 threads of 1 pods are misplaced"),
+    (fleet_of([GOOD, WRONG], [], NOW), 1, "1 thread of 1 pod is misplaced"),
     (fleet_of([GOOD, COLLIDING], [], NOW), 1, None),
     (fleet_of([GOOD], ["gone"], NOW), 3, "1 of 2 nodes cannot be judged"),
-    (fleet_of([record("a", age=700)], [], NOW), 3, "1 of 1 nodes cannot be judged"),
-    (fleet_of([record("a", reports=False), WRONG], [], NOW), 3, "1 threads of 1 pods are misplaced"),
-    (fleet_of([GOOD._replace(lost=1)], [], NOW), 3, "1 of 1 nodes cannot be judged"),
+    (fleet_of([record("a", age=700)], [], NOW), 3, "1 of 1 node cannot be judged"),
+    (fleet_of([record("a", reports=False), WRONG], [], NOW), 3, "1 thread of 1 pod is misplaced"),
+    (fleet_of([GOOD._replace(lost=1)], [], NOW), 3, "1 of 1 node cannot be judged"),
     (fleet_of([record("a", entry("a", verdict="unmanaged"))], [], NOW), 0,
-     "all threads of 1 pods in VMs on 1 nodes are on their CPUs")])
+     "all threads of 1 pod in VMs on 1 node are on their CPUs")])
 def test_the_verdict_is_that_of_all(fleet: Fleet, verdict: int, last: str | None) -> None:
     assert fleet.verdict == verdict
     assert next(reversed([*findings(fleet)]), None) == last
@@ -76,7 +76,7 @@ def test_pods_that_need_attention_are_listed_with_the_reason() -> None:
     rows = {row[1]: row for row in pod_table(mixed(), False).rows}
     assert rows.keys() == {"default/c", "default/d", "default/web"}
     assert rows["default/c"] == ["degraded", "default/c", "PinningDegraded", "2 vCPUs"]
-    assert rows["default/d"][-1] == "3 threads are not where they belong"
+    assert rows["default/d"][-1] == "3 threads are misplaced"
     assert misplaced_table(mixed()).rows == [["wrong", "default/d", "PinningDegraded", "0-1,4-5", 3]]
     assert len(pod_table(mixed(), True).rows) == 7
 
@@ -109,7 +109,7 @@ def test_an_object_that_was_cut_is_remarked_on() -> None:
     item["status"]["sandboxes"] = []
     item["status"]["cut"]["sandboxes"] = 2
     (said,) = remarks(fleet_of([record_of_pinning(item)], [], NOW))
-    assert said == ("a: its NodePinning was cut to its size: 2 pods are not in it, and of 1 pods that are not in "
+    assert said == ("a: its NodePinning was cut to its size: 2 pods are not in it, and of 1 pod not in "
                     "place the threads are not known (vmpin verify on the node)")
 
 

@@ -79,8 +79,8 @@ def test_a_namespace_has_its_own_counts_and_collisions() -> None:
 def test_a_collision_names_pods_and_not_ids() -> None:
     one, two = "a" * 64, "b" * 64
     found = record("node-1", entry("web", id=one), collisions=[
-        {"cpu": 4, "sandboxes": [one, two], "what": f"exclusive to {one}, but 1 threads of {two} may run there"}])
-    assert found.collisions[0].what == "exclusive to default/web, but 1 threads of bbbbbbbbbbbb may run there"
+        {"cpu": 4, "sandboxes": [one, two], "what": f"exclusive to {one}, but 1 thread of {two} may run there"}])
+    assert found.collisions[0].what == "exclusive to default/web, but 1 thread of bbbbbbbbbbbb may run there"
 
 
 def test_what_was_cut_and_may_hide_a_finding_is_counted() -> None:

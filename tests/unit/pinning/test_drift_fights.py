@@ -27,7 +27,7 @@ def test_a_fight_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
     assert "left alone for 300 s" in record.message
     (note,) = node.reconciler.pinner.refusals(vm.sandbox)
-    assert note == ("1 threads are moved by another program again and again (the last time: nothing known of sets "
+    assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
                     "such masks here) and are left alone (drift.on_fight=rest)")
     assert node.reconciler.pinner.drift_tracker.contended == 1
     assert fight(node, other, 1) == 1  # no other program moves that one
@@ -91,7 +91,7 @@ def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog:
     assert set(later) == {logging.INFO}
     pinner = node.reconciler.pinner
     assert pinner.refusals(vm.sandbox) == [
-        "1 threads are moved by another program again and again (the last time: nothing known of sets such masks "
+        "1 thread is moved by another program again and again (the last time: nothing known of sets such masks "
         "here) "
         "and are put back each time (drift.on_fight=persist)"]
     pinner.retry_now()

@@ -59,7 +59,7 @@ COUNTS = [
            {0: "6", 1: "4", 2: "5"}, {"main": [1, 2]}, Verdict.PINNED, (), node(pool="0-1", housekeeping="5-6")),
     Counts("no spare vCPU for a shared container", (MAIN, SIDE), (0, 1), Policy(),
            {0: "4", 1: "5"}, {"main": [0, 1], "side": [0, 1]}, Verdict.DEGRADED,
-           ("no vCPU is left for side: all 2 vCPUs back exclusive CPUs, and it may use every one of them",)),
+           ("no vCPU is left for side: the VM's 2 vCPUs back exclusive CPUs, and it may use every one of them",)),
     Counts("two exclusive containers", (MAIN, own_cpus("more", "8")), (0, 1, 2), Policy(),
            {0: "4", 1: "5", 2: "8"}, {"main": [0, 1], "more": [2]}, Verdict.PINNED),
     Counts("no vCPU for exclusive CPUs", (MAIN,), (), Policy(), {}, {"main": []}, Verdict.DEGRADED,

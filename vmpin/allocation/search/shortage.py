@@ -7,6 +7,7 @@ from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.cpu_groups import CpuGroups
 from vmpin.allocation.search.search_space import whole_cores
 from vmpin.cpuset import CpuSet
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
 #: Groups named in one sentence at most.
@@ -18,12 +19,13 @@ def too_few(topology: Topology, free: CpuSet, query: CpuQuery) -> Refusal | None
     :param free: CPUs that may be taken, without those kept."""
     more = query.size - len(query.keep)
     if more < 0:
-        return Refusal(RefusalKind.REQUEST, f"{query.size} CPUs are fewer than the {len(query.keep)} that are kept")
+        return Refusal(RefusalKind.REQUEST,
+                       f"{number_of(query.size, 'CPU is')} fewer than the {len(query.keep)} that are kept")
     if not query.keep <= topology.online:
         return Refusal(RefusalKind.CPUS, f"of the CPUs that are kept, {query.keep - topology.online} are offline")
     if more > len(free):
         beside = f" more than the {len(query.keep)} that are kept" if query.keep else ""
-        return Refusal(RefusalKind.CPUS, f"needs {more} CPUs{beside}, {len(free)} are free")
+        return Refusal(RefusalKind.CPUS, f"needs {number_of(more, 'CPU')}{beside}, {len(free)} are free")
     return None
 
 
@@ -46,7 +48,8 @@ def _why_unaligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
         return f"needs CPUs within one {name}, and those that are kept ({query.keep}) are in several"
     have = [f"{each} has {len(cpus & usable)}" for each, cpus in within]
     more = f", and {len(have) - _NAMED} more" if len(have) > _NAMED else ""
-    return f"no {name} has {query.size} free CPUs{' in whole cores' * whole}: {', '.join(have[:_NAMED])}{more}"
+    return (f"no {name} has {number_of(query.size, 'CPU', 'free')}{' in whole cores' * whole}: "
+            f"{', '.join(have[:_NAMED])}{more}")
 
 
 def _no_whole_cores(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
@@ -56,15 +59,15 @@ def _no_whole_cores(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
     cores = {core.cpus for cache in groups.caches for each in cache.cores.values() for core in each
              if core.cpus <= usable}
     if query.size > len(usable):
-        return f"needs {query.size} CPUs in whole cores, {len(usable)} are in cores that are wholly free"
+        return f"needs {number_of(query.size, 'CPU')} in whole cores, {len(usable)} are in cores that are wholly free"
     widths = sorted({len(core) for core in cores})
     if len(widths) == 1 and query.size % widths[0]:
-        return f"needs whole cores of {widths[0]} threads: {query.size} CPUs are no multiple"
+        return f"needs whole cores of {widths[0]} threads: {number_of(query.size, 'CPU is')} no multiple"
     kept = {core for core in cores if not core.isdisjoint(query.keep)}
     sums = {sum(map(len, kept))}
     for core in cores - kept:
         sums |= {number + len(core) for number in sums}
     if query.size not in sums:
         return (f"needs whole cores: those that are wholly free have {', '.join(map(str, widths))} threads, which "
-                f"do not add up to {query.size} CPUs")
+                f"do not add up to {number_of(query.size, 'CPU')}")
     return ""

@@ -8,7 +8,7 @@ from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import VERSION, print_data, say, table
 from vmpin.domain.pod_names import title_of, titled
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError
 
 _ABOUT = """\
@@ -142,7 +142,7 @@ def _print(found: Document) -> None:
         print()
     for collision in found["collisions"]:
         print(f"COLLISION on CPU {collision['cpu']}: {collision['what']}")
-    print(f"{found['moves']} vCPUs moved")
+    print(f"{number_of(found['moves'], 'vCPU')} moved")
 
 
 def _cpus(text: str | None) -> str:

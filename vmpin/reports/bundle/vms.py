@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vmpin.domain.terminal import number_of
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.reports.bundle.pieces import Pieces
@@ -51,7 +52,7 @@ def _process(proc: Procfs, pid: int) -> Iterator[str]:
     for tid in tids[:_MAX_THREADS]:
         yield from _thread(proc, pid, tid)
     if len(tids) > _MAX_THREADS:
-        yield f"and {len(tids) - _MAX_THREADS} threads more"
+        yield f"and {number_of(len(tids) - _MAX_THREADS, 'thread')} more"
     yield ""
 
 

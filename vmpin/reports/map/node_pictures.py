@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from vmpin.cpuset import CpuSet, union
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.fleet.fleet_tables import STYLES
 from vmpin.fleet.node_fleet import Fleet, FleetNode
@@ -78,7 +79,8 @@ def _strips(node: FleetNode, width: int) -> Iterator[tuple[str, Line]]:
     found = node.record
     online = cpus(found.cpus.get("online", ""))
     if not online or len(online) > MANY:
-        yield "", [(f"{len(online)} CPUs: --node draws them" if online else "nothing is known of its CPUs", "")]
+        many = f"{number_of(len(online), 'CPU')}: --node draws them"
+        yield "", [(many if online else "nothing is known of its CPUs", "")]
         return
     signs = _signs(found, online)
     caches = sorted((cpus(text) & online for text in found.layout.caches), key=lambda group: list(group)[:1])

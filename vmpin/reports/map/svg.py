@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from vmpin.domain.terminal import number_of
 from vmpin.reports.map import OFFLINE, SHARED, Cpu, Picture
 from vmpin.reports.map.pod_colours import DEFINITIONS, STYLE, Ground, ground
 from vmpin.reports.map.text import LEDGER_SIGNS, SIGNS, marks
@@ -137,8 +138,8 @@ def _cpu(cpu: Cpu, x: int, y: int) -> str:
     tags = " ".join(tag for tag in ("!" * bool(cpu.collisions) + cpu.letters, cpu.flags) if tag)
     holder = cpu.kind if cpu.owner is None else " and ".join(
         [owner.title for owner in (cpu.owner, *cpu.others)] + ["the shared pool"] * (cpu.kind == SHARED))
-    tip = "; ".join(text for text in (f"CPU {cpu.number}: {holder}", shown, f"{cpu.floating} threads float over it"
-                                      if cpu.floating else "", *cpu.collisions) if text)
+    floating = f"{number_of(cpu.floating, 'thread floats')} over it" if cpu.floating else ""
+    tip = "; ".join(filter(None, (f"CPU {cpu.number}: {holder}", shown, floating, *cpu.collisions)))
     left, right = x + 5, x + _CPU_W - 5
     floats = f"~{cpu.floating}" if cpu.floating else ""
     parts = [f"<title>{escape(tip)}</title>", under.drawn(x, y, _CPU_W, _CPU_H, " bad" * bool(cpu.collisions))]
