@@ -7,9 +7,13 @@ Used by most packages above it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
+
+#: Kinds of links that are pairs: what one receives the other has sent.
+PEERS = frozenset(("veth", "netkit"))
 
 
 class NetLink(NamedTuple):
@@ -26,15 +30,46 @@ class NetLink(NamedTuple):
     device: str = ""
 
 
-class NamespaceLinks(NamedTuple):
+@dataclass(frozen=True)
+class NamespaceLinks:
     """The links of one network namespace by ifindex. `redirects` are the targets of tc's mirred action on what an
     interface receives; `default_routes` the interfaces of the default route with the lowest metric; `node_ns` the
-    number that this namespace has for the node's, None without one."""
+    number that this namespace has for the node's, None without one.
+
+    The other members find links at the same cost however many there are: a node has several for each VM, and all VMs
+    are looked for."""
 
     links: Mapping[int, NetLink]
-    redirects: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+    redirects: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     default_routes: tuple[int, ...] = ()
     node_ns: int | None = None
+
+    @cached_property
+    def by_name(self) -> Mapping[str, NetLink]:
+        return {link.name: link for link in self.links.values()}
+
+    @cached_property
+    def peers(self) -> Mapping[int, Sequence[NetLink]]:
+        """The ends of pairs whose other ends are in another namespace, by its number."""
+        return _grouped((link.lower_ns, link) for link in self.links.values()
+                        if link.kind in PEERS and link.lower_ns is not None)
+
+    @cached_property
+    def ports(self) -> Mapping[int, Sequence[NetLink]]:
+        """The ports of each bridge or bond, by its ifindex, without those that lead into another namespace."""
+        return _grouped((link.master, link) for link in self.links.values()
+                        if link.master and not (link.kind in PEERS and link.lower_ns is not None))
+
+    @cached_property
+    def nics(self) -> Sequence[NetLink]:
+        return [link for link in self.links.values() if link.device]
+
+
+def _grouped(links: Iterable[tuple[int, NetLink]]) -> dict[int, list[NetLink]]:
+    found: dict[int, list[NetLink]] = {}
+    for key, link in links:
+        found.setdefault(key, []).append(link)
+    return found
 
 
 class Hop(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vmpin.domain.vm_network import NamespaceLinks
-from vmpin.network.nic_path import PEERS, path_from_node
+from vmpin.network.nic_path import path_from_node
 
 
 class NearNic(NamedTuple):
@@ -26,9 +26,8 @@ def near_nic(namespace: int | None, taps: Iterable[str], node: NamespaceLinks,
     that are on one NUMA node.
     :param namespace: the number that the node's links have for the VMM's namespace, None for none and for the node's.
     :param taps: the VMM's taps in the node's namespace."""
-    names = set(taps)
-    own = [link for link in node.links.values() if link.name in names or (
-        namespace is not None and link.lower_ns == namespace and link.kind in PEERS)]
+    own = [*(() if namespace is None else node.peers.get(namespace, ())),
+           *(node.by_name[name] for name in dict.fromkeys(taps) if name in node.by_name)]
     paths = [(link, path_from_node(link.ifindex, node, numa_nodes)) for link in own]
     found = {nic.numa_node for _, path in paths for nic in path.nics}
     if len(found) == 1 and None not in found:
@@ -37,7 +36,7 @@ def near_nic(namespace: int | None, taps: Iterable[str], node: NamespaceLinks,
         return NearNic(found.pop(), f"{link.name} leads to {' and '.join(nic.name for nic in path.nics)}{routed}")
     if len(found) > 1:
         return NearNic(None, "its interfaces lead to NICs on several NUMA nodes")
-    nics = {link.name: numa_nodes.get(link.device) for link in node.links.values() if link.device}
+    nics = {link.name: numa_nodes.get(link.device) for link in node.nics}
     nodes = set(nics.values())
     if len(nodes) == 1 and None not in nodes:
         return NearNic(nodes.pop(), "all NICs of the node are on it")

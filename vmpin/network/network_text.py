@@ -85,7 +85,8 @@ def _distant_threads(network: Document, threads: Iterable[Document], nodes: Mapp
 
 def _surplus_queues(network: Document, vcpus: int) -> list[str]:
     """Devices with more queues than the VM has vCPUs."""
-    return [f"{device['name'] or device['kind']} has {device['queues']} queues for {number_of(vcpus, 'vCPU')}"
+    return [f"{device['name'] or device['kind']} has {number_of(device['queues'], 'queue')} for "
+            f"{number_of(vcpus, 'vCPU')}"
             for device in _devices(network) if vcpus and device["queues"] > vcpus]
 
 

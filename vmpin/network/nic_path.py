@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vmpin.domain.vm_network import Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
+from vmpin.domain.vm_network import PEERS, Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
 
 #: More hops than any real path has.
 MOST_HOPS = 24
@@ -20,8 +20,6 @@ _SANDBOX, _NODE = "sandbox", "node"
 #: Ports of these kinds end at a VM or a container, or nowhere.
 _ENDPOINTS = frozenset(("tun", "dummy", "ifb"))
 _WITH_PORTS = frozenset(("bridge", "bond", "team", "openvswitch", "hsr"))
-#: Pairs: what one receives the other has sent.
-PEERS = frozenset(("veth", "netkit"))
 _SHOWN_KINDS = {"tun": "tap"}
 
 
@@ -38,10 +36,9 @@ def path_of_device(device: VmNetDevice, sandbox: NamespaceLinks | None, node: Na
     if device.kind == "vhost-user":
         return NicPath(note="its traffic goes to the process that serves its socket")
     here = node if sandbox is None else sandbox
-    found = [link.ifindex for link in here.links.values() if (
-        link.name == device.name if device.name else link.ifindex == device.ifindex and link.kind == device.kind)]
-    if found:
-        return path_from_sandbox(found[0], here, None if sandbox is None else node, numa_nodes)
+    found = here.by_name.get(device.name) if device.name else here.links.get(device.ifindex)
+    if found is not None and (device.name or found.kind == device.kind):
+        return path_from_sandbox(found.ifindex, here, None if sandbox is None else node, numa_nodes)
     if sandbox is not None:  # a VMM in a namespace of its own may have been given a tap of the node's
         return path_of_device(device, None, node, numa_nodes)
     return NicPath(note="its interface is neither in its VMM's network namespace nor in the node's")
@@ -131,6 +128,7 @@ class _Walk:
 
     def _ports(self, place: _Place) -> tuple[int, ...]:
         """The ports of a bridge or bond that may lead out: not those of VMs and, on the node, of other namespaces."""
-        return tuple(link.ifindex for link in self.namespaces[place.namespace].links.values()
-                     if link.master == place.ifindex and link.kind not in _ENDPOINTS
-                     and not (place.namespace == _NODE and link.kind in PEERS and link.lower_ns is not None))
+        here = self.namespaces[place.namespace]
+        found = here.ports.get(place.ifindex, ()) if place.namespace == _NODE else [
+            link for link in here.links.values() if link.master == place.ifindex]
+        return tuple(link.ifindex for link in found if link.kind not in _ENDPOINTS)

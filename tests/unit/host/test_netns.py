@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from waiting import wait
 
 from vmpin.domain.model import ThreadId
 from vmpin.domain.vm_network import NetLink
+from vmpin.host.links import netns
 from vmpin.host.links.netns import MOST_BYTES, NamespacesRead, read_namespaces
 from vmpin.host.procfs import Procfs
 
@@ -133,6 +135,15 @@ def test_an_endless_or_broken_answer_is_none() -> None:
     for child in (["true"], ["echo", "[1]"], ["echo", '{"node": {"links": 5}, "processes": {}}']):
         assert "without an answer" in read_namespaces(Procfs(), [], child).trouble
     assert read_namespaces(Procfs(), [], ["/nonexistent"]).trouble == "/nonexistent: No such file or directory"
+
+
+def test_a_process_that_is_not_asked_about_is_not_shown_in_the_nodes_namespace(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the most processes, and where the child leaves one out."""
+    monkeypatch.setattr(netns, "MOST_PROCESSES", 2)
+    answer = {"node": {"links": [], "redirects": {}, "node_ns": None}, "processes": {"11": {"same": True}}}
+    found = read_namespaces(Procfs(), [ThreadId(pid, 1) for pid in (11, 12, 13)], ["echo", json.dumps(answer)])
+    assert (found.of, found.why) == ({11: None}, {12: "no answer about it", 13: "too many VMs"})
 
 
 def test_the_child_imports_nothing_from_the_directory_of_the_caller(tmp_path: Path,

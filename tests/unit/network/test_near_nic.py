@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from vmpin.domain.vm_network import NamespaceLinks, NetLink
 from vmpin.network.near_nic import NearNic, near_nic
 
@@ -44,3 +46,27 @@ def test_a_nic_whose_node_is_not_known_gives_none() -> None:
     odd = NetLink(4, "odd", device="usb/1-1", master=3)
     assert near_nic(7, (), node(odd, BRIDGE, veth(5, 7, master=3)), NUMA).numa_node is None
     assert near_nic(None, (), node(B, odd), NUMA).numa_node is None
+
+
+class CountedLinks(dict[int, NetLink]):
+    """Counts how often all of them are gone through."""
+
+    scans = 0
+
+    def values(self) -> Any:
+        self.scans += 1
+        return super().values()
+
+
+def test_all_links_are_gone_through_as_often_for_many_vms_as_for_one() -> None:
+    """A node has at least a veth for each VM: a scan for each would take the square of their number."""
+    scans = []
+    for vms in (1, 300):
+        links = CountedLinks({link.ifindex: link for link in (
+            A._replace(master=3), BRIDGE, *(veth(10 + vm, vm, master=3) for vm in range(vms)))})
+        found = NamespaceLinks(links)
+        for vm in range(vms):
+            assert near_nic(vm, (), found, NUMA) == NearNic(0, f"veth{10 + vm} leads to a")
+        assert near_nic(None, ["none"], found, NUMA).numa_node == 0
+        scans.append(links.scans)
+    assert scans[0] == scans[1]

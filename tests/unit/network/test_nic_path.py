@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from vmpin.domain.vm_network import Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
@@ -25,7 +26,7 @@ def node(*routes: str) -> NamespaceLinks:
     found = namespace_links(RECORDED["node"])
     real = {number: link._replace(kind="", lower=0, device=ENO1.device) if link.name == "eno1" else link
             for number, link in found.links.items()}
-    return found._replace(links=real, default_routes=tuple(n for n, link in real.items() if link.name in routes))
+    return replace(found, links=real, default_routes=tuple(n for n, link in real.items() if link.name in routes))
 
 
 def path(sandbox: str, device: VmNetDevice = TAP, *routes: str) -> NicPath:

@@ -47,18 +47,20 @@ def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequen
     :param command: the child's, in place of `netns_reader`."""
     request = {"proc": proc.root, "seconds": int(deadline) + 1,
                "processes": [list(each) for each in processes[:MOST_PROCESSES]]}
-    raw, why = _asked(command or _READER, json.dumps(request).encode(), deadline)
-    if why:
-        return NamespacesRead(trouble=why)
+    raw, trouble = _asked(command or _READER, json.dumps(request).encode(), deadline)
+    if trouble:
+        return NamespacesRead(trouble=trouble)
     try:
         answer = json.loads(raw)
         if "error" in answer["node"]:
             return NamespacesRead(trouble=str(answer["node"]["error"]))
         found = {int(pid): entry for pid, entry in answer["processes"].items()}
+        why = {each.tid: "no answer about it" for each in processes[:MOST_PROCESSES] if each.tid not in found}
+        why |= {each.tid: "too many VMs" for each in processes[MOST_PROCESSES:]}
         return NamespacesRead(
             namespace_links(answer["node"]), {pid: None if entry.get("same") else namespace_links(entry)
                                          for pid, entry in found.items() if "error" not in entry},
-            {pid: str(entry["error"]) for pid, entry in found.items() if "error" in entry})
+            why | {pid: str(entry["error"]) for pid, entry in found.items() if "error" in entry})
     except (ValueError, LookupError, TypeError, AttributeError):
         return NamespacesRead(trouble="the process that reads network namespaces ended without an answer")
 

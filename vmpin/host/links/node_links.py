@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from vmpin.domain.model import ThreadId
@@ -49,7 +50,7 @@ def read_node_links(proc: Procfs, sys_root: str, processes: Iterable[ThreadId]) 
     nodes = DeviceNodes(sys_root)
     numa = {link.device: node for link in links.links.values() if link.device
             and (node := nodes.of_nic(link.device)) is not None}
-    return NodeLinks(links._replace(default_routes=routes), numa, numbers)
+    return NodeLinks(replace(links, default_routes=routes), numa, numbers)
 
 
 def _links(netlink: socket.socket) -> NamespaceLinks:
