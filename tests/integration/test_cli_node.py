@@ -232,9 +232,9 @@ def test_a_person_sees_a_coloured_table_and_a_pipe_plain_text(lab: Lab) -> None:
     assert row[header.index("VERDICT"):].split()[0] == "pinned"
     assert row[header.index("MASK"):].split()[0] == union((lab.first, lab.second))
     one = lab.node.cli("status", lab.vm.sandbox).stdout.splitlines()
-    assert one[1].startswith("tests/pod")
-    assert f" is pinned: qemu process {lab.vm.pid}, " in one[1]
-    assert one[2].split() == ["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"]
+    assert one[0].startswith("tests/pod")
+    assert f" is pinned: qemu process {lab.vm.pid}, " in one[0]
+    assert one[1].split() == ["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"]
     narrow = on_a_terminal(lab.node, "status", "-o", "wide", size=(24, 60))
     assert "Traceback" not in narrow
     # One line more of JSON for a person.

@@ -81,7 +81,7 @@ def status() -> dict[str, Any]:
                                                             (DB, MAIN, "48-51", DB_POD, "main"))],
                      "disagreements": [], "collisions": [{
                          "cpu": 48, "sandboxes": [DB, SHOP],
-                         "what": f"exclusive to {MAIN} of {DB}, but 1 threads of {SHOP} may run there (thread 4125, "
+                         "what": f"exclusive to {MAIN} of {DB}, but 1 thread of {SHOP} may run there (thread 4125, "
                                  "vcpu)"}]},
             "sources": {"nri": {"state": "connected", "connects": 1, "syncs": 1, "events": 31, "refused": 0,
                                 "dropped": 0, "unknown": 0, "overflows": 0, "last_error": ""},

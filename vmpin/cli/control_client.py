@@ -74,7 +74,7 @@ def status_document(config: Config, sandbox: str | None, wide: bool = False, dir
     request = {"op": "status", "wide": wide, "pods": pods}
     found = (None if direct else ask(config, request, direct is not None)) or read_status(config, wide, pods)
     if sandbox is not None:
-        found["sandboxes"] = [_only(found, sandbox, namespace)]
+        found["sandboxes"] = [only(found, sandbox, namespace)]
     return found
 
 
@@ -85,7 +85,8 @@ def known_names(config: Config, direct: bool = False) -> dict[str, str]:
     return {}
 
 
-def _only(found: Document, sandbox: str, namespace: str) -> Document:
+def only(found: Document, sandbox: str, namespace: str) -> Document:
+    """The sandbox that an argument names. :raises UsageError: for an unknown sandbox, several, or a container."""
     chosen = the_one_meant(sandbox, namespace, named_sandboxes(found))
     if chosen.container:
         raise UsageError(f"{sandbox!r} is a container, and not a VM sandbox",

@@ -1,6 +1,7 @@
 """`vmpin explain`: why each thread of a sandbox has its CPUs. What stays out: the sentences (status.explain)."""
 
 import argparse
+from collections.abc import Mapping
 
 from vmpin.cli.allocator.ledger_report import grants_of, without_vm
 from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
@@ -46,10 +47,17 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": texts}, "json")
     else:
-        names = names_of(found) | {meant.sandbox.id: short_id(meant.sandbox.id)}
+        names = names_of(found)
         for sentence in texts:
-            say(with_names(sentence, names))
+            say(_named(sentence, meant.sandbox.id, names))
     return 0
+
+
+def _named(sentence: str, sandbox: str, names: Mapping[str, str]) -> str:
+    """With names in place of ids, but for the id of the sandbox itself where the sentence begins with it."""
+    begin = f"Sandbox {sandbox}"
+    own = f"Sandbox {short_id(sandbox)}" if sentence.startswith(begin) else ""
+    return own + with_names(sentence.removeprefix(begin) if own else sentence, names)
 
 
 def _of_sandbox(config: Config, found: Document, meant: Meant) -> list[str]:

@@ -9,9 +9,10 @@ import sys
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, sandbox_argument, verb, watch_flag
-from vmpin.cli.control_client import ask_raw, read_status, status_document
+from vmpin.cli.control_client import ask_raw, only, read_status, status_document
 from vmpin.cli.output import print_data
-from vmpin.cli.text.status_text import print_status
+from vmpin.cli.text.status_text import print_one, print_status
+from vmpin.domain.pod_names import names_of
 
 _EXAMPLES = """\
 examples:
@@ -55,14 +56,18 @@ def run(args: argparse.Namespace) -> int:
         else:
             sys.stdout.buffer.write(raw)
         return 0
-    found = status_document(config, args.sandbox, wide=args.output != "table" or args.sandbox is not None,
-                            direct=args.direct, namespace=args.namespace)
+    found = status_document(config, None, wide=args.output != "table" or args.sandbox is not None, direct=args.direct)
+    names = names_of(found)
+    if args.sandbox is not None:
+        found["sandboxes"] = [only(found, args.sandbox, args.namespace)]
     if args.network or args.output == "wide":
         from vmpin.host.procfs import Procfs
         from vmpin.status.vm_networks import add_networks
         add_networks(found["sandboxes"], Procfs(config.paths.proc), str(config.paths.sys))
     if args.output in ("json", "yaml"):
         print_data(found, args.output)
+    elif args.sandbox is not None and args.output != "wide":
+        print_one(found, names)
     else:
-        print_status(found, wide=args.output == "wide", one=args.sandbox is not None)
+        print_status(found, args.output == "wide", names)
     return 0

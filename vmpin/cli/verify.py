@@ -5,7 +5,7 @@ What stays out: where threads ran before (proof).
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vmpin.cli.allocator.ledger_report import misplaced_grants
 from vmpin.cli.cluster import flags as cluster
@@ -20,7 +20,7 @@ from vmpin.cli.common import (
     verb,
     watch_flag,
 )
-from vmpin.cli.control_client import Document, status_document
+from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, say, table
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
 from vmpin.config.settings import Config
@@ -73,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
-    found = status_document(config, args.sandbox, direct=args.direct, namespace=args.namespace)
-    if found["watcher"] is None:
-        refuse_blind(config)
+    found, names = _status(config, args)
     threads = [(sandbox["id"], thread) for sandbox in found["sandboxes"] for thread in sandbox["threads"]]
     drift = [(sandbox, thread) for sandbox, thread in threads if not thread["ok"]]
     chosen = None if args.sandbox is None else found["sandboxes"][0]["id"]
@@ -111,12 +109,22 @@ def run(args: argparse.Namespace) -> int:
         name = f"{grant['namespace']}/{grant['pod']}/{grant['container']}"
         say(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has given it "
             f"({grant['policy']})")
-    names = names_of(found)
     for collision in collisions:
         say(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
     if past is not None:
         print_proof(past)
     return 0 if good else 1
+
+
+def _status(config: Config, args: argparse.Namespace) -> tuple[Document, Mapping[str, str]]:
+    """The status document with the chosen sandboxes, and the names of all, which collisions may be with."""
+    found = status_document(config, None, direct=args.direct)
+    names = names_of(found)
+    if args.sandbox is not None:
+        found["sandboxes"] = [only(found, args.sandbox, args.namespace)]
+    if found["watcher"] is None:
+        refuse_blind(config)
+    return found, names
 
 
 def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:

@@ -13,8 +13,10 @@ from typing import Any
 
 from vmpin.domain.terminal import pod_name, short_id
 
-#: Ids of containerd and CRI-O.
-_ID = re.compile(r"\b[0-9a-f]{64}\b")
+#: Ids of containerd and CRI-O; and uids of pods, by which CPUs belong to a pod that the kubelet alone reports.
+_ID = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+#: `NAME (ID)`, as sentences have containers.
+_NAME_AND_ID = re.compile(r"(\S+) \(([0-9a-f]{64})\)")
 #: The kubelet's cgroup of a pod: podUID, kubepods-burstable-podUID.slice, the uid with _ for - under systemd.
 _POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=[./:]|$)")
 
@@ -31,6 +33,7 @@ def names_of(document: Mapping[str, Any]) -> dict[str, str]:
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
     """The text with a name in place of each runtime's id, or with the id's first digits where none is known."""
+    text = _NAME_AND_ID.sub(lambda both: both[1] if names.get(both[2]) == both[1] else both[0], text)
     return _ID.sub(lambda id: names.get(id[0], short_id(id[0])), text)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from vmpin.cli.text.status_text import print_status
+from vmpin.cli.text.status_text import print_one, print_status
+from vmpin.domain.pod_names import names_of
 from vmpin.domain.terminal import human_age, number_of, short_id
 
 ID, OTHER = "5f2c" * 16, "77aa" * 16
@@ -37,7 +38,11 @@ def document(*sandboxes: dict[str, Any]) -> dict[str, Any]:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *sandboxes: dict[str, Any], one: bool = False) -> list[str]:
-    print_status(document(*sandboxes), wide=False, one=one)
+    found = document(*sandboxes)
+    if one:
+        print_one(found, names_of(found))
+    else:
+        print_status(found, False, names_of(found))
     return capsys.readouterr().out.splitlines()
 
 
@@ -59,13 +64,25 @@ def test_two_sandboxes_of_a_pod_are_distinguished_by_their_ids(capsys: pytest.Ca
 
 def test_one_sandbox_begins_with_its_verdict_and_lists_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, sandbox(ID, "db"), one=True)
-    assert lines[1:6] == [
-        "shop/db is degraded: cloud-hypervisor process 4194303, 1 of 2 threads in place, CPUs 64-67",
+    assert lines[:5] == [
+        "shop/db is degraded: cloud-hypervisor process 4194303, 1/2 threads in place",
         "CONTAINER  CPUS   KIND       VCPUS  GUEST  SINCE",
         "web        64-67  exclusive  0-3    -      6m10s",
         "1 of 2 threads are misplaced",
         "THREAD  ROLE      NAME       WANTED  ACTUAL  OK"]
-    assert [line.split()[0] for line in lines[6:-1]] == ["8"]  # the thread that is in place is left out
+    assert lines[5].split()[0] == "8"  # the thread that is in place is left out
+    assert lines[6].startswith("COLLISION on CPU 64")
+    assert lines[7].startswith("its CPUs 64-67; watcher pid 1; CPUs online")
+    assert len(lines[0]) <= 80
+
+
+def test_one_sandbox_is_shown_without_the_conflicts_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {"sandbox": OTHER, "pod": None, "name": "", "container": "c9", "what": "two sources differ"}
+    found = document(sandbox(ID, "db"))
+    found["node"] = {**NODE, "disagreements": [odd], "collisions": [{"cpu": 3, "sandboxes": [OTHER], "what": "x"}]}
+    print_one(found, {})
+    assert "DISAGREEMENT" not in (text := capsys.readouterr().out)
+    assert "COLLISION" not in text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [

@@ -6,54 +6,75 @@ What stays out: asking for the document (status), and making it (vmpin/status).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from vmpin.cli.control_client import Document, stale_checkpoint
 from vmpin.cli.output import VERDICTS, say, table
 from vmpin.cli.proof import COLUMNS, counts, row
-from vmpin.domain.pod_names import names_of, with_names
+from vmpin.domain.pod_names import with_names
 from vmpin.domain.terminal import human_age, number_of, pod_name, short_id
 
 
-def print_status(found: Document, wide: bool, one: bool) -> None:
-    """:param wide: everything, with ids.
-    :param one: only one sandbox was asked for: its containers, and what is not as it should be."""
-    node = found["node"]
-    watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
-    say(f"{watcher}; CPUs " + ", ".join(f"{key.replace('_', ' ')} {node[key] or 'none'}" for key in (
-        "online", "shared_pool", "exclusive", "housekeeping")))
+def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
+    """The node and its sandboxes. :param wide: everything, with ids. :param names: of pods and containers, by id."""
+    say(_node(found))
     if wide:
         say(_sources(found["sources"]))
-    if (stale := stale_checkpoint(found)) is not None:
-        say(f"STALE: {stale}")
-    titles, names = _titles(found["sandboxes"]), names_of(found)
+    _print_stale(found)
+    titles = _titles(found["sandboxes"])
     if not found["sandboxes"]:
         print("no VM sandbox runs on this node")
     elif wide:
         table(["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS", "RUNTIME", "HANDLER",
                "FOUND BY"], [_wide_row(sandbox) for sandbox in found["sandboxes"]], VERDICTS)
-    elif not one:
+    else:
         table(["POD", "VERDICT", "VM", "MASK", "VCPUS", "IN PLACE"],
               [[titles[sandbox["id"]], *_row(sandbox)] for sandbox in found["sandboxes"]], VERDICTS)
     for sandbox in found["sandboxes"]:
         if wide:
             _print_everything(sandbox, found["time"], names)
-        elif one:
-            _print_sandbox(sandbox, titles[sandbox["id"]], found["time"], names)
         else:
             for reason in sandbox["reasons"]:
                 say(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
-    for odd in node["disagreements"]:
+    _print_conflicts(found["node"]["disagreements"], found["node"]["collisions"], names)
+
+
+def print_one(found: Document, names: Mapping[str, str]) -> None:
+    """The only sandbox of the document: one line, its containers, what is not as it should be; and the node."""
+    (sandbox,), node = found["sandboxes"], found["node"]
+    _print_sandbox(sandbox, pod_name(sandbox["pod"], short_id(sandbox["id"])), found["time"], names)
+    _print_stale(found)
+    _print_conflicts([odd for odd in node["disagreements"] if odd["sandbox"] == sandbox["id"]],
+                     [each for each in node["collisions"] if sandbox["id"] in each["sandboxes"]], names)
+    mask = f"its CPUs {sandbox['mask']}; " if sandbox["mask"] else ""
+    say(mask + _node(found))
+
+
+def _node(found: Document) -> str:
+    node = found["node"]
+    watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
+    return f"{watcher}; CPUs " + ", ".join(f"{key.replace('_', ' ')} {node[key] or 'none'}" for key in (
+        "online", "shared_pool", "exclusive", "housekeeping"))
+
+
+def _print_stale(found: Document) -> None:
+    if (stale := stale_checkpoint(found)) is not None:
+        say(f"STALE: {stale}")
+
+
+def _print_conflicts(disagreements: Iterable[Document], collisions: Iterable[Document],
+                     names: Mapping[str, str]) -> None:
+    for odd in disagreements:
         pod, container = pod_name(odd["pod"], short_id(odd["sandbox"])), odd["name"] or short_id(odd["container"])
         say(f"DISAGREEMENT on the CPUs of {pod}/{container}: {odd['what']}")
-    for collision in node["collisions"]:
+    for collision in collisions:
         say(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
 
 
 def _sources(sources: Document) -> str:
     nri, kubelet = sources["nri"], sources["kubelet"]
-    link = "not used" if nri is None else f"{nri['state']}, {nri['events']} events"
+    link = "not used" if nri is None else f"{nri['state']}, {number_of(nri['events'], 'event')}"
     given = "no checkpoint" if kubelet is None else "no usable checkpoint" if not kubelet["policy"] else (
         f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}")
     given += f" ({kubelet['trouble']})" if kubelet and kubelet["trouble"] else ""
@@ -67,7 +88,8 @@ def _hooks(sources: Document) -> str:
         return "not counted"
     text = f"{found['taken']} received" + (f", the last at {found['last']}" if found["last"] else "")
     text += f", {found['refused']} refused" if found["refused"] else ""
-    return text + (f"; {found['disputed']} annotations disputed (docs/sources.md)" if found["disputed"] else "")
+    disputed = number_of(found["disputed"], "annotation")
+    return text + (f"; {disputed} disputed (docs/sources.md)" if found["disputed"] else "")
 
 
 def _titles(sandboxes: list[Document]) -> dict[str, str]:
@@ -100,10 +122,8 @@ def _print_sandbox(sandbox: Document, title: str, now: str, names: Mapping[str, 
     """One line, its containers, and then what is not as it should be."""
     vmm, threads = sandbox["vmm"], sandbox["threads"]
     vm = "no VMM runs" if vmm is None else f"{vmm['type']} process {vmm['pid']}"
-    kept = sum(thread["ok"] for thread in threads)
-    place = f", {kept} of {number_of(len(threads), 'thread')} in place" if threads else ""
-    mask = f", CPUs {sandbox['mask']}" if sandbox["mask"] else ""
-    say(f"{title} is {sandbox['verdict']}: {vm}{place}{mask}")
+    place = f", {_in_place(sandbox)} {'thread' if len(threads) == 1 else 'threads'} in place" if threads else ""
+    say(f"{title} is {sandbox['verdict']}: {vm}{place}")
     if sandbox["containers"]:
         table(["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"], [
             [container["name"] or short_id(container["id"]), container["cpuset"] or "-", _kind(container),
@@ -192,7 +212,7 @@ def _print_everything(sandbox: Document, now: str, names: Mapping[str, str]) -> 
 
 def _birth(birth: Document) -> str:
     """How its new threads were placed, and how long their masks allowed other CPUs."""
-    found = f"births: {birth['told']} threads, {birth['inside']} within their CPUs"
+    found = f"births: {number_of(birth['told'], 'thread')}, {birth['inside']} within their CPUs"
     if birth["ended"]:
         found += f", {birth['ended']} had ended already"
     if birth["outside"]:
