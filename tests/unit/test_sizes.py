@@ -76,8 +76,8 @@ CLUSTER = ("vmpin/kube", "vmpin/reporter", "vmpin/fleet", "vmpin/reports/map/nod
 #: 2: `-n` is a pod's namespace on this node, too.
 #: 77: the annotations that ask for CPUs, for the allocator (kube/asked_annotations).
 #: 26: NodeResourceTopology by the ledger of the allocator.
-#: 2: plurals in the condition. 12: callers in docstrings.
-CLUSTER_TOTAL = 2_400 + 2 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2 + 77 + 26 + 12
+#: 12: plurals in the condition and in the tables. 12: callers in docstrings.
+CLUSTER_TOTAL = 2_400 + 12 + 280 + 310 + 1_105 + 48 + 40 + 6 + 2 + 77 + 26 + 12
 #: What gives CPUs out (`allocate.mode`), counted apart as well: a node whose kubelet does that loads none of it.
 ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
              "vmpin/host/allocator_topology.py", "vmpin/config/allocate_settings.py",
@@ -106,8 +106,8 @@ ALLOCATOR = ("vmpin/allocation", "vmpin/doctor/allocation_checks.py",
 #: 32: cgroups are read back at a container's start; a long explanation holds up no other answer.
 #: 14: the node after a scenario's last event, for its map. 8: a VM's default_vcpus from Kata's configuration.
 #: 26: the pods of the ledger, for completion too (moved from cli/explain). 14: callers in docstrings.
-#: 26: an update that a runtime refuses holds up no other one.
-ALLOCATOR_TOTAL = 40 + 5_000 + 18 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12 + 88 + 33 + 32 + 26 + 8 + 14
+#: 26: an update that a runtime refuses holds up no other one. 14: plurals in refusals.
+ALLOCATOR_TOTAL = 54 + 5_000 + 18 + 60 + 146 + 95 + 16 + 41 + 19 + 14 + 11 + 281 + 15 + 12 + 88 + 33 + 32 + 26 + 8 + 14
 
 FILES = [*(path for top in ("vmpin", "guest", "hooks") for path in sorted((ROOT / top).rglob("*.py"))),
          ROOT / "hooks" / "vmpin-hook"]
