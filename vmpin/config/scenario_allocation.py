@@ -101,7 +101,7 @@ class _PlayedNode:
         outcome = self._outcome(before, container.id)
         if container.cpuset:  # another plugin's, left alone
             outcome["cpus"] = str(container.cpuset)
-        return outcome
+        return {**outcome, **_noted(answer, event)}
 
     def _remove(self, event: ContainerRemoved) -> dict[str, object]:
         container = self._containers.pop((event.pod, event.container))
@@ -152,6 +152,14 @@ def _requested(number: int, event: ContainerCreated) -> RequestedContainer:
         quota=None if event.limit is None else event.limit * _PERIOD // 1000, period=_PERIOD, cpuset=event.cpuset,
         vm=event.vm, vm_vcpus=event.vcpus if event.vm else None, vm_overhead=event.overhead if event.vm else 0,
         guaranteed=event.limit is not None and event.limit == event.request, time_ns=number)
+
+
+def _noted(answer: Answer, event: ContainerCreated) -> dict[str, object]:
+    """What the log has of a new container besides its CPUs: values that were passed over, a cpuset of others."""
+    name = f"{event.pod}/{event.container}"
+    notes = [note.removeprefix(f"{name}: ").removeprefix(f"{name} ") for note in answer.notes
+             if not note.startswith(f"{name} gets the CPUs ")]
+    return {"notes": notes} if notes else {}
 
 
 def _refused(answer: Answer) -> dict[str, object]:

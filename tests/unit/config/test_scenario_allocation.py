@@ -238,6 +238,20 @@ def test_cranes_annotations_are_honoured(tmp_path: Path) -> None:
     assert len(CpuSet.parse(found["cpus"])) == 2
 
 
+def test_what_the_log_would_have_besides_is_noted(tmp_path: Path) -> None:
+    text = """
+        - create: {pod: a/a, container: c, cpus: 1, annotations: {topology.crane.io/cpu-policy: static}}
+        - create: {pod: a/b, container: c, cpus: 1, policy: exclusive, cpuset: "9"}
+        - create: {pod: a/c, container: c, cpus: 1, policy: exclusive}
+    """
+    passed, left, plain = events(tmp_path, text)
+    assert passed["notes"] == ["topology.crane.io/cpu-policy=static: Crane has none, exclusive, numa, immovable; "
+                               "passed over"]
+    assert (left["cpus"], left["notes"]) == ("9", ["has the cpuset 9 of another plugin: left alone"])
+    assert "notes" not in plain
+    assert "\n  note: has the cpuset 9 of another plugin" in shown(tmp_path, f"{NODE}\nevents:\n{text}")[1]
+
+
 def test_sandboxes_and_events_go_together_and_alone_sandboxes_are_as_before(tmp_path: Path) -> None:
     sandboxes = "sandboxes: [{id: pod, vcpus: 1, containers: [{id: c, cpuset: '2', exclusive: true}]}]\n"
     _, alone = shown(tmp_path, NODE + sandboxes, "-o", "json")

@@ -118,6 +118,7 @@ def _print_events(events: list[Document]) -> None:
             lines = [f"{container}: CPUs {event['cpus']}{spare}{mems}"]
             if "cost" in event:
                 lines.append("cost: " + ", ".join(f"{part} {count}" for part, count in event["cost"].items()))
+            lines += [f"note: {note}" for note in event.get("notes", ())]
             lines.append(f"pool: {event['pool']}")
         for line in lines:
             indent = "" if line is lines[0] else "  "
