@@ -1,8 +1,8 @@
 """`vmpin watch`: keeps every VM's threads in place, on events of its sources and at each resync.
 
 The watcher owns the feeds, the tasks and the run directory, in one event loop. What stays out: what a pass does
-(reconcile) and what follows one (passes), hook messages and the state file (hook_intake), the restart of failed tasks
-(supervision). Called by `vmpin watch`."""
+(reconcile) and what follows one (passes), hook messages and the state file (hook_intake), which tasks there are
+(task_table) and the restart of failed ones (supervision). Called by `vmpin watch`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,31 +19,26 @@ from vmpin import log
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon import sd_notify
-from vmpin.daemon.control import MAX_REQUEST, Control
-from vmpin.daemon.feeds import FileFeed, NriFeed, poll_pod_resources, source_health, wants_nri
+from vmpin.daemon.feeds import FileFeed, NriFeed, source_health, wants_nri
 from vmpin.daemon.followers import Followers
 from vmpin.daemon.handed_pods import HandedPods
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
-from vmpin.daemon.run_directory import Listener, RunDirectory
+from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.samples.sampling import Sampling
-from vmpin.daemon.supervision import Source, SupervisedTasks, notify_watchdog
-from vmpin.daemon.turns import Rationed
+from vmpin.daemon.supervision import SupervisedTasks
+from vmpin.daemon.task_table import tasks_of
 from vmpin.domain.model import SandboxId
 from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
-from vmpin.host.socket_peers import Admission, Peer, is_member
-from vmpin.host.unix_sockets import Handler, serve
-from vmpin.kube import untrusted_pod
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.follow_up import FollowUp
 from vmpin.reconcile import teardown
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.relist import Relist
-from vmpin.runtime.oci import MAX_STATE
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.spool import Spool
 from vmpin.status.about import About
@@ -56,8 +50,6 @@ if TYPE_CHECKING:
     from vmpin.status.allocation_report import AllocatorView
 
 logger = logging.getLogger(__name__)
-
-MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
 
 
 class Watcher:
@@ -74,7 +66,7 @@ class Watcher:
         self.view = reconciler.view
         config = self.view.config
         self._lock = lock
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
         self._full = False  #: Whether the next resync inspects every process again.
@@ -86,21 +78,21 @@ class Watcher:
         if config.allocate.mode != "off":
             from vmpin.daemon.allocating import Allocating
 
-            self.allocating = Allocating(reconciler, lambda: self._nri, timeouts)
+            self.allocating = Allocating(reconciler, lambda: self.nri, timeouts)
         decisions = None if self.allocating is None else self.allocating.allocator
-        self._nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decisions) if wants_nri(config) else None
-        self._files = FileFeed(self._on_files, timeouts)
-        self._proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
+        self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decisions) if wants_nri(config) else None
+        self.files = FileFeed(self._on_files, timeouts)
+        self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
         self._relist = Relist()
         self._repair = RuncRepair(self.view, reconciler.tally, reconciler.read_cgroups,
-                                  lambda: None if self._nri is None else self._nri.plugin, timeouts)
+                                  lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(reconciler)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)
         self.guest = self.guests.report
         self.followers = Followers(self, self.guests.data, timeouts)
         self.handed_pods = HandedPods(timeouts)
-        self._passes = Passes(reconciler, self.guests, self.hooks, self._proc_events, self._passed, timeouts)
+        self.passes = Passes(reconciler, self.guests, self.hooks, self.proc_events, self._passed, timeouts)
         self.about: About | None = None  #: None until it is ready.
 
     async def run(self) -> None:
@@ -121,11 +113,11 @@ class Watcher:
         unpinned = False
         try:
             async with asyncio.TaskGroup() as group:
-                self._tasks.start(group, self._sources(directory))
+                self._tasks.start(group, tasks_of(self, directory))
                 sd_notify.notify("READY=1")
                 logger.info("watching vms=%d run=%s", len(self.view.vms), self.view.config.paths.run)
                 self.about = About()
-                self._passes.ask_qmp()
+                self.passes.ask_qmp()
                 await self._stop.wait()
                 unpinned = await self._end_tasks(directory)
         finally:
@@ -147,54 +139,6 @@ class Watcher:
         self.followers.touch()
         self.sampling.touch()
 
-    def _sources(self, directory: RunDirectory) -> dict[str, Source]:
-        """The tasks, by the names that metrics and logs have."""
-        def listening(listener: Listener, limit: int, answer: Handler, line: bool,
-                      admitted: Admission = lambda peer: True) -> Source:
-            return directory.restarted(
-                lambda: serve(listener.dup(), limit, answer, line, self._timeouts.unix_peer, admitted))
-
-        def may_read(peer: Peer) -> bool:
-            return is_member(peer, self.view.config.watch.status_group)
-
-        config = self.view.config
-        sources: dict[str, Source] = {
-            "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, self.hooks.receive, line=False),
-            "control": listening(directory.control, MAX_REQUEST, Control(self).answer, line=True),
-            "status": listening(directory.status, untrusted_pod.MAX_REQUEST,
-                                Rationed(Control(self, reading=True).answer), True, may_read),
-            "follow": self.followers.run,
-            "resync": partial(self._resync_regularly, directory), "settle": self._passes.recheck,
-            "state": self.hooks.saving, "files": self._files.run, "guests": self.guests.run,
-            "proof": self.sampling.run}
-        if config.watch.kubelet:
-            sources["podresources"] = partial(poll_pod_resources, config, self.reconciler.pod_resources,
-                                              self._timeouts)
-        if self._nri is not None:
-            sources["nri"] = self._nri.run
-        if self.allocating is not None:
-            sources["allocate"] = self.allocating.updates.run
-            if self.allocating.live is not None:
-                sources["annotations"] = self.allocating.live.run
-        if config.allocate.mode != "on" and config.paths.ledger_file.exists():
-            sources["release"] = self._release_ledger
-        if self._proc_events is not None:
-            sources["births"] = self._proc_events.run
-        if sd_notify.watchdog_seconds() is not None:
-            sources["watchdog"] = notify_watchdog
-        if config.metrics.address is not None:
-            from vmpin.daemon.exporter import Exporter
-
-            sources["metrics"] = directory.restarted(Exporter(self, self._timeouts).run)
-        return sources
-
-    async def _release_ledger(self) -> None:
-        """The allocator was switched off: its ledger is given up. As every task that ends, it is made again."""
-        from vmpin.reconcile.ledger_release import release_ledger
-
-        if await asyncio.to_thread(release_ledger, self.view.config, self._timeouts.cri_call):
-            await asyncio.Event().wait()
-
     async def _end_tasks(self, directory: RunDirectory) -> bool:
         """End the tasks, the guests' last: with `watch.on_exit` unpin they are given their masks back, too.
         :returns: whether threads have the masks from before."""
@@ -202,7 +146,7 @@ class Watcher:
         sd_notify.notify("STOPPING=1")
         self._repair.stop()
         self._tasks.cancel(*(name for name in self._tasks.names if name != "guests"))
-        self._passes.stop()
+        self.passes.stop()
         unpin = self.view.config.watch.on_exit == "unpin" and directory.ousted is None
         if unpin:
             teardown.give_all_back(self.reconciler)
@@ -223,8 +167,8 @@ class Watcher:
     # Events
 
     def _on_hook(self, sandboxes: set[SandboxId], since: float) -> None:
-        self._passes.make(sandboxes, "hook", since)
-        self._passes.rechecks.restart(sandboxes)
+        self.passes.make(sandboxes, "hook", since)
+        self.passes.rechecks.restart(sandboxes)
 
     @log.operation()
     def _on_nri(self, events: list[NriEvent]) -> None:
@@ -242,8 +186,8 @@ class Watcher:
         touched, lost = take_nri(self.reconciler, events)
         if self.allocating is not None:
             self.allocating.started(events)
-        if lost and self._nri is not None:
-            self._nri.request_list()
+        if lost and self.nri is not None:
+            self.nri.request_list()
         if not touched:
             return
         # Only a beginning brings threads that are not there yet.
@@ -253,12 +197,12 @@ class Watcher:
         grows = {event.container.pod for event in events
                  if isinstance(event, ContainerEvent) and event.verb in (Verb.CREATE, Verb.POST_CREATE, Verb.UPDATE)}
         grows &= self.view.vms.keys()
-        since = None if self._nri is None else self._nri.since
-        self._passes.make(touched, "nri", since, scan=bool(begun))
+        since = None if self.nri is None else self.nri.since
+        self.passes.make(touched, "nri", since, scan=bool(begun))
         if grows:
             self.reconciler.moves(grows)
             self._watch_files()
-        self._passes.rechecks.restart(begun | grows)
+        self.passes.rechecks.restart(begun | grows)
         self.hooks.save_soon()
 
     @log.operation()
@@ -266,22 +210,22 @@ class Watcher:
         """The kubelet's checkpoint, or cpuset cgroups: a pass reads them for their sandboxes."""
         touched = self.reconciler.written(written)
         self._relist.written(self.reconciler.without_kata(touched))
-        self._passes.make(touched, "files", self._files.since, scan=False)
+        self.passes.make(touched, "files", self.files.since, scan=False)
         self.hooks.save_soon()
 
     def _watch_files(self) -> None:
         """Watch the kubelet's directory, and the cpusets of the containers and VMs that are followed."""
         config = self.view.config
         kubelet = [config.paths.kubelet] if config.watch.kubelet else []
-        self._files.watch([*kubelet, *self.reconciler.cpuset_files()])
+        self.files.watch([*kubelet, *self.reconciler.cpuset_files()])
 
     @log.operation()
     def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:
         if follow_up.now:
-            self._passes.make(follow_up.now, "birth", since, scan=False)
-            self._passes.ask_qmp()
-        self._passes.rechecks.restart(follow_up.started)
-        self._passes.rechecks.unnamed_thread(follow_up.unnamed)
+            self.passes.make(follow_up.now, "birth", since, scan=False)
+            self.passes.ask_qmp()
+        self.passes.rechecks.restart(follow_up.started)
+        self.passes.rechecks.unnamed_thread(follow_up.unnamed)
         self.hooks.save_soon(only_if_unsaved=True)
 
     def _on_lost(self) -> None:
@@ -291,7 +235,7 @@ class Watcher:
 
     # Passes
 
-    async def _resync_regularly(self, directory: RunDirectory) -> None:
+    async def resync_regularly(self, directory: RunDirectory) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.view.config.watch.resync_seconds):
@@ -303,18 +247,18 @@ class Watcher:
             if self.view.config.watch.reload == "change" and self._changed():
                 self._reload()
             self.hooks.take_spool()
-            self.reconciler.births_reported(self._proc_events is not None and self._proc_events.connected)
-            self._passes.made(self.reconciler.resync(full=self._full), "resync")
+            self.reconciler.births_reported(self.proc_events is not None and self.proc_events.connected)
+            self.passes.made(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
             self.hooks.save_soon(only_if_unsaved=True)
-            self._passes.ask_qmp()
+            self.passes.ask_qmp()
             self._watch_files()
             self._repair.begin()
             if self.allocating is not None:
                 self.allocating.resynced()
-            if self._relist.due() and self._nri is not None:
-                self._nri.request_list()
+            if self._relist.due() and self.nri is not None:
+                self.nri.request_list()
 
     # What control, exporter and status read
 
@@ -325,13 +269,13 @@ class Watcher:
 
     def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
-        return source_health(self.view, self._nri, self._proc_events, self._tasks.names, self._tasks.failing)
+        return source_health(self.view, self.nri, self.proc_events, self._tasks.names, self._tasks.failing)
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
         allocate = {} if self.allocating is None else {"allocate": self.allocating.data()}
-        return (None if self._nri is None else {**self._nri.data(), **allocate},
-                None if self._proc_events is None else self._proc_events.data())
+        return (None if self.nri is None else {**self.nri.data(), **allocate},
+                None if self.proc_events is None else self.proc_events.data())
 
     def allocator_view(self) -> AllocatorView | None:
         """What is given out; None where nothing is."""
@@ -357,5 +301,5 @@ class Watcher:
         self.hooks.take_spool()
         report = self.reconciler.resync(full=True)
         self.guests.retry_now()
-        self._passes.made(report, "request")
+        self.passes.made(report, "request")
         return report

@@ -1,6 +1,6 @@
 """The peers of unix sockets: who connected, by the kernel, and whether that is a member of a group.
 
-What stays out: the sockets themselves (unix_sockets). Called by unix_sockets and daemon.watcher."""
+What stays out: the sockets themselves (unix_sockets). Called by unix_sockets and daemon.task_table."""
 
 from __future__ import annotations
 

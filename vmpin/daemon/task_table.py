@@ -1,0 +1,75 @@
+"""The watcher's tasks, by the names that metrics and logs have.
+
+What stays out: starting, restarting and ending them (supervision), and what they do. Called by the watcher, once."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vmpin.daemon import sd_notify
+from vmpin.daemon.control import MAX_REQUEST, Control
+from vmpin.daemon.feeds import poll_pod_resources
+from vmpin.daemon.run_directory import Listener, RunDirectory
+from vmpin.daemon.supervision import Source, notify_watchdog
+from vmpin.daemon.turns import Rationed
+from vmpin.host.socket_peers import Admission, Peer, is_member
+from vmpin.host.unix_sockets import Handler, serve
+from vmpin.kube import untrusted_pod
+from vmpin.runtime.oci import MAX_STATE
+
+if TYPE_CHECKING:
+    from vmpin.daemon.watcher import Watcher
+
+MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
+
+
+def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
+    """Each is made again when it ends. :param directory: open; its listeners are served."""
+    def listening(listener: Listener, limit: int, answer: Handler, line: bool,
+                  admitted: Admission = lambda peer: True) -> Source:
+        return directory.restarted(
+            lambda: serve(listener.dup(), limit, answer, line, watcher.timeouts.unix_peer, admitted))
+
+    def may_read(peer: Peer) -> bool:
+        return is_member(peer, watcher.view.config.watch.status_group)
+
+    config = watcher.view.config
+    sources: dict[str, Source] = {
+        "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, watcher.hooks.receive, line=False),
+        "control": listening(directory.control, MAX_REQUEST, Control(watcher).answer, line=True),
+        "status": listening(directory.status, untrusted_pod.MAX_REQUEST,
+                            Rationed(Control(watcher, reading=True).answer), True, may_read),
+        "follow": watcher.followers.run,
+        "resync": partial(watcher.resync_regularly, directory), "settle": watcher.passes.recheck,
+        "state": watcher.hooks.saving, "files": watcher.files.run, "guests": watcher.guests.run,
+        "proof": watcher.sampling.run}
+    if config.watch.kubelet:
+        sources["podresources"] = partial(poll_pod_resources, config, watcher.reconciler.pod_resources,
+                                          watcher.timeouts)
+    if watcher.nri is not None:
+        sources["nri"] = watcher.nri.run
+    if watcher.allocating is not None:
+        sources["allocate"] = watcher.allocating.updates.run
+        if watcher.allocating.live is not None:
+            sources["annotations"] = watcher.allocating.live.run
+    if config.allocate.mode != "on" and config.paths.ledger_file.exists():
+        sources["release"] = partial(_release_ledger, watcher)
+    if watcher.proc_events is not None:
+        sources["births"] = watcher.proc_events.run
+    if sd_notify.watchdog_seconds() is not None:
+        sources["watchdog"] = notify_watchdog
+    if config.metrics.address is not None:
+        from vmpin.daemon.exporter import Exporter
+
+        sources["metrics"] = directory.restarted(Exporter(watcher, watcher.timeouts).run)
+    return sources
+
+
+async def _release_ledger(watcher: Watcher) -> None:
+    """The allocator was switched off: its ledger is given up. As every task that ends, it is made again."""
+    from vmpin.reconcile.ledger_release import release_ledger
+
+    if await asyncio.to_thread(release_ledger, watcher.view.config, watcher.timeouts.cri_call):
+        await asyncio.Event().wait()
