@@ -17,7 +17,7 @@ from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.placing import numa_node
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import RequestedContainer
-from vmpin.allocation.texts.annotations import AskedCpus
+from vmpin.allocation.texts.annotations import AskedCpus, asked
 from vmpin.allocation.texts.asking_annotations import asking_digest
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, AnnotatedGrant, read_annotation
 from vmpin.allocation.texts.wish_values import AnnotationError
@@ -40,10 +40,10 @@ class _Claim(NamedTuple):
 
 
 def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer], options: AllocationOptions,
-             notes: list[str]) -> tuple[Ledger, list[RequestedContainer]]:
+             notes: list[str], lost: bool = False) -> tuple[Ledger, list[RequestedContainer]]:
     """The ledger with the grants of containers that are not in it, as far as annotation and cpuset prove them; and the
     containers that have no cpuset, or one of another plugin. Claims whose annotation and cpuset agree come first: only
-    then those that were resized."""
+    then those that were resized. :param lost: there was no ledger."""
     claims, others = [], []
     for container in unknown:
         try:
@@ -52,6 +52,8 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         except AnnotationError as err:
             notes.append(f"{container.namespace}/{container.pod}/{container.name}: {err}")
             annotated = None
+        if annotated is None and lost and GRANT_KEY not in container.annotations:
+            annotated = _given_when_listed(container, options)
         if annotated is None or container.cpuset is None or annotated.left_alone:
             others.append(container)
         else:
@@ -68,6 +70,23 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         else:
             ledger = ledger.with_grants(grant)
     return ledger, others
+
+
+def _given_when_listed(container: RequestedContainer, options: AllocationOptions) -> AnnotatedGrant | None:
+    """What a container without our annotation was given: it was created while vmpin was away, and got its CPUs with
+    the runtime's list. That is assumed where it asks for CPUs of its own and its cpuset has as many. Where another
+    plugin gave it those, no other container gets them either. None for all others."""
+    amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
+    try:
+        found = asked(container.pod_annotations, container.name, options.honour)
+    except AnnotationError:
+        return None
+    ruled = ruling(found, container.namespace, container.guaranteed, amount, options)
+    if (isinstance(ruled, Refusal) or ruled.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED) or found.left_alone
+            or container.vm or container.cpuset is None or len(container.cpuset) != amount.size):
+        return None
+    return AnnotatedGrant(found.wish, ruled.policy, container.cpuset, EMPTY, False, container.time_ns, False, EMPTY,
+                          EMPTY)
 
 
 def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,

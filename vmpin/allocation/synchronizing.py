@@ -33,7 +33,7 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     after = after.without([key for key, grant in after.grants.items() if key in live and overtaken(after, grant)])
     known = [one for one in sorted(live.values(), key=_age) if one.id in after.grants]
     unknown = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
-    after, unknown = adopted(machine, after, unknown, options, notes)
+    after, unknown = adopted(machine, after, unknown, options, notes, ledger is None)
     after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
     for container in known:
         after = _as_listed(machine, after, container, options, notes)

@@ -9,10 +9,12 @@ import pytest
 from played_calls import EXCLUSIVE, MACHINE, ON, Played, a_container, cpus, listed
 
 from vmpin.allocation.cpu_request import CpuPolicy
+from vmpin.allocation.ledger import Ledger
 from vmpin.allocation.runtime_call import RequestedContainer
 from vmpin.allocation.synchronizing import on_synchronize
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY
 from vmpin.allocation.texts.ledger_text import LedgerError, from_data, to_data
+from vmpin.cpuset import EMPTY
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 
 
@@ -79,6 +81,21 @@ def test_what_was_missed_gets_its_cpus_and_the_shared_ones_lose_them_first() -> 
     assert node.ledger.grants[ContainerId("a")].cpus == cpus("2-3")
     answer = on_synchronize(MACHINE, listed(web, new), None, ON)
     assert [update.container for update in answer.updates] == ["a"], "without annotation web's cpuset is another's"
+
+
+def test_what_was_missed_keeps_its_cpus_when_the_ledger_is_lost_too() -> None:
+    """It has no annotation of vmpin's: as many CPUs as it asks for are its own all the same."""
+    missed = a_container("a", 2, EXCLUSIVE, cpuset=cpus("4-5"), state=ContainerState.RUNNING)
+    fewer = a_container("b", 2, EXCLUSIVE, cpuset=cpus("6"), state=ContainerState.RUNNING)
+    twin = a_container("c", 2, EXCLUSIVE, cpuset=cpus("5-6"), state=ContainerState.RUNNING)
+    answer = on_synchronize(MACHINE, listed(missed, fewer, twin), None, ON)
+    grants = answer.ledger.grants
+    assert (grants[missed.id].cpus, grants[missed.id].left_alone) == (cpus("4-5"), False)
+    assert [(grants[one.id].cpus, grants[one.id].left_alone) for one in (fewer, twin)] == [(EMPTY, True)] * 2
+    assert answer.updates == ()
+    # With a ledger in which it is not, its cpuset is another plugin's.
+    later = on_synchronize(MACHINE, listed(missed), Ledger(), ON)
+    assert later.ledger.grants[missed.id].left_alone
 
 
 def some_ledger() -> dict[str, Any]:
