@@ -113,6 +113,21 @@ def new_file(text: str) -> str:
     return text
 
 
+def write_page(path: str, text: str, watch: float | None) -> None:
+    """Write the output's file; with --watch at once, as a browser may read it meanwhile. :raises UsageError:"""
+    file = Path(path)
+    again = watch and not file.is_symlink() and (file.is_file() or not file.exists())
+    made = file.with_name(f".{file.name}.{os.getpid()}") if again else file
+    try:
+        made.write_text(text, encoding="utf-8")
+        if again:
+            made.replace(file)
+    except OSError as err:
+        if again:
+            made.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --file FILE") from err
+
+
 def sandbox_argument(parser: argparse.ArgumentParser, what: str, optional: bool = True) -> None:
     """The argument SANDBOX."""
     parser.add_argument("sandbox", nargs="?" if optional else None, metavar="SANDBOX", help=about_this_node(

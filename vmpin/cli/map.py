@@ -5,13 +5,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb, watch_flag
+from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb, watch_flag, write_page
 from vmpin.cli.control_client import status_document
 from vmpin.cli.output import Line, plain_lines, print_styled
 from vmpin.domain.terminal import printable
@@ -109,14 +108,4 @@ def _write(text: str, args: argparse.Namespace) -> None:
     if args.file is None:
         sys.stdout.write(text)
         return
-    file = Path(args.file)
-    # A page that is written again is read by a browser meanwhile.
-    again = args.watch and not file.is_symlink() and (file.is_file() or not file.exists())
-    made = file.with_name(f".{file.name}.{os.getpid()}") if again else file
-    try:
-        made.write_text(text, encoding="utf-8")
-        made.replace(file)
-    except OSError as err:
-        if again:
-            made.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {args.file}: {err.strerror}", "give another place: --file FILE") from err
+    write_page(args.file, text, args.watch)

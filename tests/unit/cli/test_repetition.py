@@ -26,7 +26,8 @@ from vmpin.cli.shell.grammar import read
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("VMPIN_", "LINES", "COLUMNS"))}
 #: What reads, and is worth reading again.
-WATCHED = {"status", "explain", "verify", "audit", "map", "doctor", "allocations"}
+WATCHED = {"status", "explain", "verify", "audit", "map", "doctor", "allocations", "isolation",
+           "plan"}
 
 
 @pytest.fixture
@@ -177,3 +178,15 @@ def test_an_error_ends_it_at_first_and_is_shown_later(empty: list[str], tmp_path
 def test_a_drawing_is_not_repeated_into_a_pipe(empty: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*empty, "map", "-w", "-o", "svg"]) == 2
     assert "--watch goes with --file FILE" in capsys.readouterr().err
+
+
+def test_a_page_is_not_repeated_into_a_pipe(empty: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*empty, "isolation", "--all", "-w", "-o", "html"]) == 2
+    assert "--watch goes with --file FILE" in capsys.readouterr().err
+
+
+def test_a_plan_is_shown_again(empty: list[str]) -> None:
+    with started(*empty, "plan", "--watch", "0.1") as process:
+        lines = lines_until(process, 3, STAMP)
+        interrupted(process)
+    assert lines.count("nothing to do: every thread is in place") == 2

@@ -31,6 +31,7 @@ SCREENS = {
     "status": "status", "status-one": "status web-7d9f8c6b5-x2zkp", "status-wide": "status -o wide",
     "explain": "explain shop/db-0", "verify": "verify --since 24h", "plan": "plan", "unpin": "unpin --every --dry-run",
     "reconcile": "reconcile", "allocations": "allocations", "allocations-wide": "allocations -o wide",
+    "isolation": "isolation --all --slo 99.9", "isolation-pod": "isolation 5f2c8e91d0b7 --slo 99.9",
     "all-nodes": "status --all-nodes", "all-nodes-wide": "status --all-nodes -o wide",
     "verify-all-nodes": "verify --all-nodes"}
 
@@ -74,6 +75,7 @@ def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
     checked("plan", given["plan"])
     checked("unpin-dry-run", given["unpinning"])
     checked("reconcile", given["reconcile"])
+    checked("isolation", given["isolation"])
     checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
                        "unmanaged": [], "proof": {**given["proof"], "total": proof.total(given["proof"])}})
 
@@ -107,7 +109,7 @@ def test_ids_are_short_and_pods_are_named(name: str, answers: dict[str, Any], mo
 
 
 NAMES = ("name", "namespace", "what", "why", "reasons", "reason", "handler", "state", "path", "by", "text", "error",
-         "runtime", "container", "pod", "group", "trouble", "last_error", "asked")
+         "runtime", "container", "pod", "group", "trouble", "last_error", "asked", "title", "where", "advice")
 
 
 def hostile(node: Any, text: str, key: str = "") -> Any:

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vmpin.cli.common import Verbs, answering, load_config, namespace_flag, new_file, output_flag, verb
+from vmpin.cli.common import (
+    Verbs,
+    answering,
+    load_config,
+    namespace_flag,
+    new_file,
+    output_flag,
+    verb,
+    watch_flag,
+    write_page,
+)
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, table
 from vmpin.cli.proof import duration
@@ -34,6 +44,7 @@ examples:
   vmpin isolation demo/shop                          the last 24 hours of one pod
   vmpin isolation --all --since 1h                   every pod with exclusive CPUs, a line each
   vmpin isolation --all --slo 99.9                   for scripts: exit code 1 if a pod had less than 99.9 %
+  vmpin isolation demo/shop --since 5m --watch       again every two seconds
   vmpin isolation --all -o html --file isolation.html
 
 exit codes:
@@ -56,6 +67,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--all", action="store_true", help="every pod that has, or had, exclusive CPUs")
     parser.add_argument("--since", metavar="DURATION", default="24h", help="90s, 30m, 24h (the default, and the most)")
     parser.add_argument("--slo", metavar="PERCENT", help="the share that each pod should have had at least: 99.9")
+    watch_flag(parser)
     output_flag(parser, ("text", "html", "json"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
 
@@ -64,6 +76,8 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     if bool(args.pod) == args.all:
         raise UsageError("give a pod, or --all", "`vmpin isolation --all` lists the pods with exclusive CPUs")
+    if args.watch and args.output == "html" and args.file is None:
+        raise UsageError("-o html is printed once", "--watch goes with --file FILE, which it writes again")
     config, since = load_config(args), duration(args.since)
     if since > _LONGEST:
         raise UsageError(f"--since {args.since}: the books of isolation go back 24 hours", "e.g. --since 24h")
@@ -110,12 +124,15 @@ def _chosen(pods: Sequence[Document], text: str, namespace: str) -> Document:
 def _show(found: dict[str, Any], objective: float | None, args: argparse.Namespace) -> None:
     if args.output == "html":
         from vmpin.reports.isolation.isolation_page import page
-        _write(page(found, socket.gethostname()), args.file)
+        text = page(found, socket.gethostname())
+        if args.file is None:
+            sys.stdout.write(text)
+        else:
+            write_page(args.file, text, args.watch)
         return
     with contextlib.ExitStack() as stack:
         if args.file is not None:
-            text = stack.enter_context(_opened(args.file))
-            stack.enter_context(contextlib.redirect_stdout(text))
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(_opened(args.file))))
         if args.output == "json":
             print_data(found, "json")
         else:
@@ -149,11 +166,3 @@ def _opened(path: str) -> Any:
         return Path(path).open("w", encoding="utf-8")
     except OSError as err:
         raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --file FILE") from err
-
-
-def _write(text: str, path: str | None) -> None:
-    if path is None:
-        sys.stdout.write(text)
-        return
-    with _opened(path) as file:
-        file.write(text)

@@ -4,7 +4,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb
+from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import VERSION, print_data, say, table
 from vmpin.domain.pod_names import title_of, titled
@@ -43,6 +43,7 @@ where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool
 
 examples:
   vmpin plan
+  vmpin plan --watch        # what is not in place, again every two seconds
   vmpin plan --scenario node.yaml -o json > before.json
   vmpin plan --scenario changed.yaml --previous before.json
 """
@@ -55,6 +56,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--previous", metavar="FILE", help="with --scenario: an earlier output of -o json, to move as "
                         "few vCPUs as possible against it")
     direct_flag(parser)
+    watch_flag(parser)
     output_flag(parser, ("text", "json"))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from vmpin.domain.terminal import number_of, printable
+from vmpin.domain.terminal import printable
 from vmpin.reports.isolation import isolation_text as texts
 
 _STYLE = """
@@ -79,7 +79,7 @@ def page(found: Mapping[str, Any], host: str) -> str:
 
 def _pod(pod: Mapping[str, Any], heading: bool) -> str:
     count = texts.cpu_count(pod["cpus"])
-    cpus = f"{number_of(count, 'exclusive CPU')}: {pod['cpus']}" if count else "no exclusive CPUs now"
+    cpus = f"{texts.exclusive_cpus(count)}: {pod['cpus']}" if count else "no exclusive CPUs now"
     ended = " (it has ended)" if pod["ended"] else ""
     missing = [(name, pod["parts"][name]["seconds"]) for name in texts.PARTS if name != "had"]
     return "".join((

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vmpin.domain.terminal import human_age, number_of, pod_name, printable, short_id
+from vmpin.domain.terminal import human_age, pod_name, printable, short_id
 
 PARTS = {"had": "had for itself", "kernel": "the kernel had", "others": "others had",
          "unidentified": "not identified", "hypervisor": "the hypervisor had", "unseen": "not seen"}
@@ -48,10 +48,14 @@ def row(pod: Mapping[str, Any], objective: bool) -> list[str]:
 def headline(pod: Mapping[str, Any]) -> str:
     """`demo/shop had 99.912 % of its 3 exclusive CPUs 2-4 for itself, during 24h until …`"""
     count = cpu_count(pod["cpus"])
-    cpus = f"its {number_of(count, 'exclusive CPU')} {pod['cpus']}" if count else "its former exclusive CPUs"
+    cpus = f"its {exclusive_cpus(count)} {pod['cpus']}" if count else "its former exclusive CPUs"
     ended = ", when it ended" if pod["ended"] else ""
     return (f"{title(pod)} had {percent(pod['share']['had'])} of {cpus} for itself, in {human_age(pod['seconds'])} "
             f"until {pod['until']}{ended}")
+
+
+def exclusive_cpus(count: int) -> str:
+    return f"{count} exclusive CPU{'s' * (count != 1)}"
 
 
 def cpu_count(cpus: str) -> int:

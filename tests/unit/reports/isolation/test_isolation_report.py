@@ -96,6 +96,12 @@ def test_the_text_has_80_columns_and_nothing_that_steers_a_terminal() -> None:
     assert "SLO 99.9 %: " in lines[-1]
 
 
+@pytest.mark.parametrize(("cpus", "words"), [("2-4", "its 3 exclusive CPUs 2-4"), ("7", "its 1 exclusive CPU 7"),
+                                             ("", "its former exclusive CPUs")])
+def test_the_first_line_counts_the_cpus(cpus: str, words: str) -> None:
+    assert words in texts.headline({**report(book()), "cpus": cpus})
+
+
 def test_the_page_stands_alone_and_escapes_what_others_chose() -> None:
     made = book()
     made.pod = HOSTILE
