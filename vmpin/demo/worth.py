@@ -144,6 +144,11 @@ class Worth:
         quiet = tuple(each for each in self.readings if each.others <= DISTURBED)
         return quiet if {each.setup for each in quiet} == set(Setup) else self.readings
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether readings count that something else disturbed."""
+        return any(each.others > DISTURBED for each in self.counted())
+
     def metrics(self) -> list[Metric]:
         counted = self.counted()
         return [Metric(key, title, unit, {
@@ -153,7 +158,7 @@ class Worth:
     def document(self) -> dict[str, object]:
         """For JSON."""
         return {
-            "version": 1, "circumstances": asdict(self.circumstances),
+            "version": 1, "circumstances": asdict(self.circumstances), "disturbed": self.disturbed,
             "metrics": [{"key": metric.key, "unit": metric.unit,
                          **{setup.value: None if spread is None else asdict(spread)
                             for setup, spread in metric.spreads.items()}} for metric in self.metrics()],

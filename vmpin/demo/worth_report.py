@@ -41,14 +41,14 @@ def machine(at: Circumstances) -> str:
 
 
 def disturbance(worth: Worth) -> str:
-    """How many readings do not count."""
+    """How many readings do not count, or that they had to be counted."""
     disturbed = sum(each.others > DISTURBED for each in worth.readings)
     took = f"other programs took more than {DISTURBED:g} % of the two CPUs"
     if not disturbed:
         return f"During no measurement {took}."
-    if len(worth.counted()) == len(worth.readings):
-        many = number_of(len(worth.readings), "measurement")
-        return f"During {disturbed} of {many} {took}: run it on an idle machine."
+    if worth.disturbed:
+        return (f"The figures include {disturbed} of {number_of(len(worth.readings), 'measurement')} during which "
+                f"{took}: run it on an idle machine.")
     return f"{disturbed} of {number_of(len(worth.readings), 'measurement is')} left out, as {took}."
 
 

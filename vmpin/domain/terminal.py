@@ -2,6 +2,7 @@
 files."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 
@@ -46,6 +47,11 @@ def human_age(seconds: float) -> str:
             more = rest // {"h": 3600, "m": 60, "s": 1}[finer] if count < fine else 0
             return f"{count}{unit}{more}{finer}" if more else f"{count}{unit}"
     return f"{whole}s"
+
+
+def age_at(since: str | None, now: datetime) -> str:
+    """The age of a time stamp, as kubectl has it; "-" where it is not known."""
+    return "-" if since is None else human_age((now - datetime.fromisoformat(since)).total_seconds())
 
 
 def as_written(value: object) -> str:

@@ -17,7 +17,7 @@ from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.best_set import best_cpus, best_part, largest, runner_up
 from vmpin.cpuset import CpuSet
-from vmpin.domain.terminal import number_of
+from vmpin.domain.terminal import age_at, number_of
 from vmpin.domain.topology import Topology
 
 #: Of the JSON document.
@@ -116,11 +116,11 @@ def _time(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def grant_rows(report: Mapping[str, Any], wide: bool = False) -> list[list[object]]:
+def grant_rows(report: Mapping[str, Any], now: datetime, wide: bool = False) -> list[list[object]]:
     """A row for each container: those with CPUs of their own; with `wide` also those on the pool."""
     return [[f"{grant['namespace']}/{grant['pod']}", grant["container"], grant["group"] or grant["policy"],
              grant["cpus"] or "-", *([grant["spare"] or "-", grant["cpuset"] or "-"] if wide else []),
-             grant["state"], _why(grant), grant["since"]]
+             grant["state"], _why(grant), age_at(grant["since"], now)]
             for grant in report["grants"] if wide or grant["cpus"] or grant["spare"]]
 
 
@@ -153,9 +153,9 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def refusals(report: Mapping[str, Any]) -> list[str]:
-    return [f"refused {one['time']} {one['namespace']}/{one['pod']}/{one['container']}: {one['reason']}"
-            for one in report["refused"]]
+def refusals(report: Mapping[str, Any], now: datetime) -> list[str]:
+    return [f"refused {age_at(one['time'], now)} ago: {one['namespace']}/{one['pod']}/{one['container']}: "
+            f"{one['reason']}" for one in report["refused"]]
 
 
 def misplaced(report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from contextlib import redirect_stdout
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vmpin.cli import control_client, proof
+from vmpin.cli.allocator import allocations
 from vmpin.cli.cluster import all_nodes
 from vmpin.cli.main import main
 from vmpin.cli.text.table_layout import column_widths, gap_of, lines_of
@@ -55,6 +57,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(vm_networks, "add_networks", lambda *_: None)  # of real processes of these numbers
     # No other way in: the nodes of a cluster are read from an API server.
     monkeypatch.setattr(all_nodes, "_read", lambda args, everything=False: mixed())
+    monkeypatch.setattr(allocations, "_now", lambda: datetime.fromisoformat(recorded_node.NOW))
     monkeypatch.setenv("TERM", "dumb")  # nor bold
     monkeypatch.chdir(tmp_path)
     return given

@@ -45,6 +45,7 @@ def test_disturbed_readings_do_not_count_while_each_placement_has_others() -> No
     assert Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata).metrics() == WORTH.metrics()
     some = Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings[:2]), WORTH.kata)
     assert some.counted() == some.readings
+    assert (WORTH.document()["disturbed"], some.document()["disturbed"]) == (False, True)
 
 
 def test_json_has_a_version_every_metric_and_every_reading() -> None:

@@ -40,4 +40,5 @@ def test_disturbed_readings_are_counted_in_the_notes() -> None:
     assert disturbance(Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata)) == (
         "3 of 9 measurements are left out, as other programs took more than 4 % of the two CPUs.")
     assert disturbance(Worth(CIRCUMSTANCES, disturbed, WORTH.kata)) == (
-        "During 3 of 3 measurements other programs took more than 4 % of the two CPUs: run it on an idle machine.")
+        "The figures include 3 of 3 measurements during which other programs took more than 4 % of the two CPUs: run "
+        "it on an idle machine.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from vmpin.allocation.allocation_options import AllocationOptions, GroupRule
@@ -25,6 +27,8 @@ from vmpin.status.allocation_report import (
 MACHINE = Topology.build(CpuSet.parse("0-7"), [CpuSet.parse(f"{cpu},{cpu + 4}") for cpu in range(4)],
                          [CpuSet.parse(f"{cpu},{cpu + 4}") for cpu in range(4)],
                          nodes={0: CpuSet.parse("0-1,4-5"), 1: CpuSet.parse("2-3,6-7")})
+
+NOW = datetime.fromtimestamp(1_800_000_370, UTC)
 
 
 def grant(name: str, cpus: str, **changes: object) -> Grant:
@@ -51,9 +55,9 @@ def test_who_has_what_why_and_since_when() -> None:
     assert (one["cpus"], one["policy"], one["request"], one["since"]) == ("2,6", "exclusive", 2.0,
                                                                          "2027-01-15T08:00:00Z")
     assert one["asked"] == {"policy": "exclusive", "align": "cache!"}
-    [row] = grant_rows(found)
+    [row] = grant_rows(found, NOW)
     assert row == ["shop/web", "main", "exclusive", "2,6", "running", "policy=exclusive align=cache!",
-                   "2027-01-15T08:00:00Z"]
+                   "6m10s"]
     assert len(row) == len(grant_columns())
     assert summary(found)[0] == "allocate.mode on"
     assert summary(found)[2] == ("free 1,3-5,7 (node 0: 1,4-5, node 1: 3,7); of these 5 CPUs the largest set that "
@@ -94,17 +98,21 @@ def test_the_fixed_set_of_a_group_is_not_free() -> None:
 def test_those_on_the_pool_are_in_the_wide_table_alone() -> None:
     shared = grant("side", "", policy=CpuPolicy.NONE, wish=CpuWish(), written=CpuSet.parse("0-1"))
     found = allocation_report(view(shared))
-    assert grant_rows(found) == []
-    [row] = grant_rows(found, wide=True)
+    assert grant_rows(found, NOW) == []
+    [row] = grant_rows(found, NOW, wide=True)
     assert row[3:6] == ["-", "-", "0-1"]
     assert row[-2] == "allocate.default"
     assert len(row) == len(grant_columns(wide=True))
 
 
+def test_how_long_a_container_has_its_cpus_is_an_age() -> None:
+    assert grant_rows(allocation_report(view(grant("main", "2"))), NOW)[0][-1] == "6m10s"
+
+
 def test_what_was_refused_has_its_reason() -> None:
     refused = (RefusedRequest("main", "shop", "web", "4 CPUs are asked for, 3 are free", 1_800_000_000 * 10**9),)
-    assert refusals(allocation_report(view(refused=refused))) == [
-        "refused 2027-01-15T08:00:00Z shop/web/main: 4 CPUs are asked for, 3 are free"]
+    assert refusals(allocation_report(view(refused=refused)), NOW) == [
+        "refused 6m10s ago: shop/web/main: 4 CPUs are asked for, 3 are free"]
     for name, count in (("shop/web", 1), ("shop/web/main", 1), ("shop/web/side", 0), ("shop/other", 0), ("main", 0)):
         assert explanations(view(refused=refused), name) == [
             "container main of shop/web was refused at 2027-01-15T08:00:00Z: 4 CPUs are asked for, 3 are free"] * count
@@ -119,7 +127,7 @@ def test_what_is_observed_is_called_so() -> None:
 
 def test_another_programs_cpuset_is_named() -> None:
     left = grant("main", "", left_alone=True, written=CpuSet.parse("2"))
-    assert grant_rows(allocation_report(view(left)), wide=True)[0][-2] == "another program's cpuset"
+    assert grant_rows(allocation_report(view(left)), NOW, wide=True)[0][-2] == "another program's cpuset"
 
 
 def test_a_grant_is_explained_with_its_cost_and_the_next_best_set() -> None:
@@ -147,7 +155,7 @@ def test_the_nodes_of_devices_are_named(near: str, nodes: str, shown: str) -> No
     found = allocation_report(view(own))
     assert (found["grants"][0]["near"], found["grants"][0]["asked"]["near"]) == (nodes, near)
     why = grant_columns().index("WHY")
-    assert grant_rows(found)[0][why] == f"policy=exclusive {shown}"
+    assert grant_rows(found, NOW)[0][why] == f"policy=exclusive {shown}"
     assert f"(policy=exclusive {shown}), since" in explanations(view(own), "shop/web")[0]
 
 

@@ -3,6 +3,7 @@
 What stays out: the document (status.allocation_report)."""
 
 import argparse
+from datetime import UTC, datetime
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import ask
@@ -45,12 +46,17 @@ def run(args: argparse.Namespace) -> int:
     wide = args.output == "wide"
     for line in summary(found):
         say(line)
-    rows = grant_rows(found, wide)
+    now = _now()
+    rows = grant_rows(found, now, wide)
     if rows:
         print()
         table(grant_columns(wide), rows, {"running": "green", "reserved": "cyan", "lapsed": "yellow"})
     else:
         print("no container has CPUs of its own")
-    for line in refusals(found):
+    for line in refusals(found, now):
         say(line)
     return 0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -13,14 +13,15 @@ from vmpin.cli.control_client import Document, stale_checkpoint
 from vmpin.cli.output import VERDICTS, say, table
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.domain.pod_names import with_names
-from vmpin.domain.terminal import human_age, number_of, pod_name, short_id
+from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
 
 
 def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
     """The node and its sandboxes. :param wide: everything, with ids. :param names: of pods and containers, by id."""
     say(_node(found))
+    now = _now(found)
     if wide:
-        say(_sources(found["sources"]))
+        say(_sources(found["sources"], now))
     _print_stale(found)
     titles = _titles(found["sandboxes"])
     if not found["sandboxes"]:
@@ -33,7 +34,7 @@ def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
               [[titles[sandbox["id"]], *_row(sandbox)] for sandbox in found["sandboxes"]], VERDICTS)
     for sandbox in found["sandboxes"]:
         if wide:
-            _print_everything(sandbox, found["time"], names)
+            _print_everything(sandbox, now, names)
         else:
             for reason in sandbox["reasons"]:
                 say(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
@@ -43,7 +44,7 @@ def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
 def print_one(found: Document, names: Mapping[str, str]) -> None:
     """The only sandbox of the document: one line, its containers, what is not as it should be; and the node."""
     (sandbox,), node = found["sandboxes"], found["node"]
-    _print_sandbox(sandbox, pod_name(sandbox["pod"], short_id(sandbox["id"])), found["time"], names)
+    _print_sandbox(sandbox, pod_name(sandbox["pod"], short_id(sandbox["id"])), _now(found), names)
     _print_stale(found)
     _print_conflicts([odd for odd in node["disagreements"] if odd["sandbox"] == sandbox["id"]],
                      [each for each in node["collisions"] if sandbox["id"] in each["sandboxes"]], names)
@@ -72,21 +73,25 @@ def _print_conflicts(disagreements: Iterable[Document], collisions: Iterable[Doc
         say(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
 
 
-def _sources(sources: Document) -> str:
+def _now(found: Document) -> datetime:
+    return datetime.fromisoformat(found["time"])
+
+
+def _sources(sources: Document, now: datetime) -> str:
     nri, kubelet = sources["nri"], sources["kubelet"]
     link = "not used" if nri is None else f"{nri['state']}, {number_of(nri['events'], 'event')}"
     given = "no checkpoint" if kubelet is None else "no usable checkpoint" if not kubelet["policy"] else (
         f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}")
     given += f" ({kubelet['trouble']})" if kubelet and kubelet["trouble"] else ""
     feed = "not used" if sources["births"] is None else sources["births"]["state"]
-    return f"sources: NRI {link}; kubelet {given}; births {feed}; hooks {_hooks(sources)}"
+    return f"sources: NRI {link}; kubelet {given}; births {feed}; hooks {_hooks(sources, now)}"
 
 
-def _hooks(sources: Document) -> str:
+def _hooks(sources: Document, now: datetime) -> str:
     found = sources.get("hooks")  # a watcher of an older version has none
     if not found:
         return "not counted"
-    text = f"{found['taken']} received" + (f", the last at {found['last']}" if found["last"] else "")
+    text = f"{found['taken']} received" + (f", the last {age_at(found['last'], now)} ago" if found["last"] else "")
     text += f", {found['refused']} refused" if found["refused"] else ""
     disputed = number_of(found["disputed"], "annotation")
     return text + (f"; {disputed} disputed (docs/sources.md)" if found["disputed"] else "")
@@ -118,7 +123,7 @@ def _in_place(sandbox: Document) -> str:
     return f"{sum(thread['ok'] for thread in sandbox['threads'])}/{len(sandbox['threads'])}"
 
 
-def _print_sandbox(sandbox: Document, title: str, now: str, names: Mapping[str, str]) -> None:
+def _print_sandbox(sandbox: Document, title: str, now: datetime, names: Mapping[str, str]) -> None:
     """One line, its containers, and then what is not as it should be."""
     vmm, threads = sandbox["vmm"], sandbox["threads"]
     vm = "no VMM runs" if vmm is None else f"{vmm['type']} process {vmm['pid']}"
@@ -127,7 +132,7 @@ def _print_sandbox(sandbox: Document, title: str, now: str, names: Mapping[str, 
     if sandbox["containers"]:
         table(["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"], [
             [container["name"] or short_id(container["id"]), container["cpuset"] or "-", _kind(container),
-             _vcpus(container), _guest(container), _age(container["since"], now)]
+             _vcpus(container), _guest(container), age_at(container["since"], now)]
             for container in sandbox["containers"] if not container["pause"]])
     for reason in sandbox["reasons"]:
         say(with_names(reason, names))
@@ -137,12 +142,6 @@ def _print_sandbox(sandbox: Document, title: str, now: str, names: Mapping[str, 
     _print_untrusted(sandbox)
     if wrong := [thread for thread in threads if not thread["ok"]]:
         _print_threads(wrong)
-
-
-def _age(since: str | None, now: str) -> str:
-    """As kubectl has it; "-" where it is not known."""
-    return "-" if since is None else human_age(
-        (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds())
 
 
 def _kind(container: Document) -> str:
@@ -180,7 +179,7 @@ def _print_threads(threads: list[Document]) -> None:
          "yes" if thread["ok"] else "no"] for thread in threads], VERDICTS)
 
 
-def _print_everything(sandbox: Document, now: str, names: Mapping[str, str]) -> None:
+def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]) -> None:
     print()
     say(f"sandbox {sandbox['id']} of {pod_name(sandbox['pod'])}" if sandbox["pod"] else f"sandbox {sandbox['id']}")
     for reason in sandbox["reasons"]:
@@ -189,7 +188,7 @@ def _print_everything(sandbox: Document, now: str, names: Mapping[str, str]) -> 
         table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS"], [
             [short_id(container["id"]), container["name"] or "-", container["cpuset"] or "-",
              _kind(container), container["exclusive_by"] or "-", _vcpus(container), _guest(container),
-             container["source"], _age(container["since"], now), _others(container)]
+             container["source"], age_at(container["since"], now), _others(container)]
             for container in sandbox["containers"]])
     if sandbox["guest"]:
         guest, system = sandbox["guest"], sandbox["guest"]["system"]
