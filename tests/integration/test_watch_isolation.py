@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from need import lacking
 from real_node import Node
+from runtime_bundle import cgroups, remove_cgroup
 from test_watch_proof import Busy
 from waiting import wait
 
@@ -75,7 +76,6 @@ def foreign(pod: Any) -> float:
     return float(sum(pod["parts"][name]["seconds"] for name in ("kernel", "others", "unidentified")))
 
 
-@pytest.mark.release  # beside other tests a process of theirs is the foremost thief of every minute
 def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled: Node,
                                                                          cpus: tuple[str, str]) -> None:
     with Busy(sampled.id("a")) as vm:
@@ -86,11 +86,13 @@ def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled
         with Burner(cpus[1], sampled.top) as burner:
             vm.run_for(0.1)
             burner.run_for(1.0)
-            # The foremost thief of a minute: until then another test's process may be.
+            # All thieves of the last minute are listed: another test's process may have more of it.
             thief = wait(lambda: next((each for each in of(sampled, vm.sandbox)["thieves"]
-                                       if each["name"] == "burner"), None), lambda: str(of(sampled, vm.sandbox)))
+                                       if each["name"] == "burner" and each["seconds"] > 0.3), None),
+                         lambda: str(of(sampled, vm.sandbox)))
             burnt, own = burner.ran, vm.ran - before
             found = of(sampled, vm.sandbox)
+            assert thief["seconds"] <= burnt
         assert (found["kind"], found["cpus"], found["ended"]) == ("vm", cpus[1], False)
         # All that the burner ran, but for what readings are imprecise by, was foreign; and what the VM ran was not.
         assert foreign(found) - foreign(alone) > burnt - 0.1
@@ -158,6 +160,40 @@ def test_containers_without_a_vm_are_read_by_their_cgroup(sampled: Node, cpus: t
         burnt = burner.ran
     now = of(sampled, sampled.id("pod"))
     assert foreign(now) - foreign(found) > burnt - 0.1
+
+
+def test_what_a_container_runs_in_cgroups_of_its_own_is_its_own(sampled: Node, cpus: tuple[str, str]) -> None:
+    """As with systemd in a container: its first process is in a cgroup below the container's, and its work in another
+    one."""
+    sampled.start()
+    made = sampled.real("crun", sampled.id("pod"), "busy", cpus[1])
+    made.run()
+    work = [each / "work" for each in cgroups(made.cgroup) if counts_cpu_time(each)]
+    assert work, "no cgroup of it counts CPU time"
+    for each in work:
+        for directory in (each, each.parent / "init.scope"):
+            directory.mkdir()
+        (each.parent / "init.scope/cgroup.procs").write_text(str(made.pid))
+    wait(lambda: of(sampled, sampled.id("pod")), sampled.log)
+    with Burner(cpus[1], sampled.top) as burner:
+        for each in work:
+            (each / "cgroup.procs").write_text(str(burner.pid))
+        found, before = of(sampled, sampled.id("pod")), burner.ran
+        burner.run_for(1.0)
+        own, now = burner.ran - before, of(sampled, sampled.id("pod"))
+    for each in work:
+        (each.parent / "cgroup.procs").write_text(str(made.pid))
+        for directory in (each, each.parent / "init.scope"):
+            remove_cgroup(directory)
+    # It had at most what the burner left of the time, the imprecision aside.
+    assert foreign(now) - foreign(found) < now["cpu_seconds"] - found["cpu_seconds"] - own + 0.1
+    assert "burner" not in {thief["name"] for thief in now["thieves"]}
+
+
+def counts_cpu_time(cgroup: Path) -> bool:
+    """Whether the kernel's count of it is the one that is read: version 1's where it is there."""
+    return (cgroup / "cpuacct.usage").exists() or (
+        not Path("/sys/fs/cgroup/cpuacct").exists() and (cgroup / "cpu.stat").exists())
 
 
 @pytest.mark.parametrize(("args", "said"), [

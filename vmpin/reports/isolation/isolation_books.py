@@ -93,6 +93,11 @@ class OwnerBook:
     def cells(self) -> int:
         return len(self) * self.width
 
+    @property
+    def met_last(self) -> tuple[int, Mapping[Thief, int]]:
+        """The minute in which thieves were met last, since the watcher began, and what each had then (ns)."""
+        return self._met
+
     def take(self, cpus: CpuSet) -> None:
         """Note the owner's CPUs from now on. The minutes of CPUs that it has no more are added up."""
         self.cpus = cpus

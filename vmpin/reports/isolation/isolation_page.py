@@ -167,7 +167,7 @@ def _worst(pod: Mapping[str, Any]) -> str:
 
 def _thieves(pod: Mapping[str, Any]) -> str:
     rows = "".join(f'<tr><td class="n">{texts.seconds(each["seconds"])}</td><td>{_text(each["title"])}</td></tr>'
-                   for each in pod["thieves"])
+                   for each in pod["thieves"][:texts.MOST_THIEVES])
     return f"<h2>Thieves in the whole period, as far as met</h2><table>{rows}</table>" if rows else ""
 
 

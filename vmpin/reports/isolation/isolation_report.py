@@ -29,7 +29,7 @@ from vmpin.reports.isolation.isolation_shares import (
 
 VERSION = 1
 #: Parts of the period that are shown one by one, and thieves.
-MAX_BINS, MAX_SHOWN = 48, 5
+MAX_BINS, MAX_SHOWN = 48, 20
 _NS = 10**9
 
 #: A moment (CLOCK_BOOTTIME, ns) as RFC 3339.

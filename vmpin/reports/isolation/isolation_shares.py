@@ -135,10 +135,11 @@ def foreign_by_cpu(book: OwnerBook, first: int, last: int) -> dict[int, int]:
 
 
 def thefts(book: OwnerBook, first: int, last: int) -> dict[Thief, int]:
-    """What the foremost thief of each minute had, the most first: no less than that."""
-    found: dict[Thief, int] = {}
+    """What the foremost thief of each minute had, and all that were met in the last one; the most first."""
+    minute, met = book.met_last
+    found = {thief: spent // _MS for thief, spent in met.items()} if first <= minute <= last else {}
     for index in _indices(book, first, last):
-        if number := book.columns["thief"][index]:
+        if (number := book.columns["thief"][index]) and not (met and book.first + index == minute):
             thief = book.thieves[number - 1]
             found[thief] = found.get(thief, 0) + book.columns["theft"][index]
     return dict(sorted(found.items(), key=lambda each: -each[1]))

@@ -14,6 +14,8 @@ PARTS = {"had": "had for itself", "kernel": "the kernel had", "others": "others 
          "unidentified": "not identified", "hypervisor": "the hypervisor had", "unseen": "not seen"}
 SLO = {"kept": "kept", "missed": "missed", "undecided": "undecided: it lies between the bounds"}
 TABLE = ("POD", "CPUS", "FOR ITSELF", "AT LEAST", "KERNEL", "OTHERS", "NOT SEEN")
+#: That are shown of a pod: the JSON document has more.
+MOST_THIEVES = 5
 #: Of a line, in the narrowest terminal.
 WIDTH = 80
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -141,7 +143,7 @@ def _worst(pod: Mapping[str, Any], width: int, indent: str) -> Iterator[str]:
 def _thieves(thieves: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
     if len(thieves) > 1:
         yield "  in the whole period, as far as met:"
-        for thief in thieves:
+        for thief in thieves[:MOST_THIEVES]:
             yield from _wrapped(f"{seconds(thief['seconds'])}  {thief['title']}", width, "    ")
 
 

@@ -175,6 +175,17 @@ def test_names_without_end_do_not_hide_a_later_thief() -> None:
     assert (worst.thief, worst.theft) == (BACKUP, 10_000)
 
 
+def test_of_the_last_minute_all_thieves_are_kept_and_of_earlier_ones_the_foremost() -> None:
+    book = OwnerBook("owner", 0)
+    for minute in (1, 2):
+        book.met(minute * MINUTE, [Theft(SCAN, 2, 3 * SECOND), Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+    book.met(2 * MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+    assert thefts(book, 1, 2) == {SCAN: 6000, BACKUP: 2000}
+    assert thefts(book, 1, 1) == {SCAN: 3000}
+    book.met(4 * MINUTE, [Theft(host("other"), 2, SECOND)], ThiefKind.KERNEL)
+    assert thefts(book, 1, 4) == {SCAN: 6000, host("other"): 1000}
+
+
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3 * MAX_THIEVES), st.integers(1, 60_000)), max_size=400))
 def test_what_thieves_had_is_never_lost(met: list[tuple[int, int, int]]) -> None:
@@ -185,10 +196,11 @@ def test_what_thieves_had_is_never_lost(met: list[tuple[int, int, int]]) -> None
     assert len(book.thieves) <= MAX_THIEVES
     assert all(1 <= number <= len(book.thieves) for number, theft in zip(
         book.columns["thief"], book.columns["theft"], strict=True) if theft)
-    assert sum(thefts(book, 0, 200).values()) == sum(book.columns["theft"])
     assert sum(book.columns["others"]) == sum(spent for *_, spent in met)
     if len({number for _, number, _ in met}) < MAX_THIEVES:
         assert OTHERS not in book.thieves
+    book.met(201 * MINUTE, [Theft(BACKUP, 2, MS)], ThiefKind.KERNEL)
+    assert sum(thefts(book, 0, 200).values()) == sum(book.columns["theft"][:201])
 
 
 def filled(owners: int, minutes: int, ended: int = 0) -> IsolationBooks:
