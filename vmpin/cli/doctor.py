@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vmpin.cli.common import Verbs, load_config, node_root, output_flag, verb, watch_flag
@@ -17,6 +17,7 @@ from vmpin.cli.control_client import Document
 from vmpin.cli.output import Line, print_data, print_styled
 from vmpin.doctor.checks import CHECKS, examine
 from vmpin.doctor.finding import Finding, Level
+from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
 
@@ -68,12 +69,13 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     from vmpin.cli.questions import read_facts
     _refuse_unknown(args.checks)
-    findings = examine(read_facts(load_config(args), args.root), args.checks)
+    facts = read_facts(load_config(args), args.root)
+    findings = examine(facts, args.checks)
     if args.output == "json":
         print_data(data(findings), "json")
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        print_styled(text(findings, args.output == "wide", columns))
+        print_styled(text(findings, args.output == "wide", columns, names_of(facts.status) if facts.status else {}))
     return 1 if any(finding.verdict.level is Level.BAD for finding in findings) else 0
 
 
@@ -85,20 +87,26 @@ def data(findings: Sequence[Finding]) -> Document:
             "findings": [finding.data() for finding in findings]}
 
 
-def text(findings: Sequence[Finding], wide: bool, columns: int = 0) -> list[Line]:
+def text(findings: Sequence[Finding], wide: bool, columns: int = 0,
+         names: Mapping[str, str] | None = None) -> list[Line]:
     """The findings as lines, in the order of the checks.
 
     :param columns: width of the terminal; 0 for no wrapping.
+    :param names: of pods and containers by their ids, for a person; None keeps the ids whole, for a bug report.
     """
+    def named(sentence: str) -> str:
+        return sentence if names is None else with_names(sentence, names)
+
     lines: list[Line] = []
     width = max((len(finding.check) for finding in findings), default=0)
     for finding in findings:
         result = finding.verdict
-        lines += _folded([(f"{result.level:<8}", _STYLES[result.level]),
-                          (f"{finding.check:<{width}}  ", "bold" if result.remedy else "")], result.what, "", columns)
+        head = [(f"{result.level:<8}", _STYLES[result.level]),
+                (f"{finding.check:<{width}}  ", "bold" if result.remedy else "")]
+        lines += _folded(head, named(result.what), "", columns)
         if wide or result.level in (Level.WARN, Level.BAD):
             for each in result.evidence:
-                lines += _folded([(" " * 12, "")], each, "dim", columns)
+                lines += _folded([(" " * 12, "")], named(each), "dim", columns)
         if result.remedy:
             lines += _folded([(f"{'':10}→ ", "")], result.remedy, "", columns)
     counts = Counter(finding.verdict.level for finding in findings)

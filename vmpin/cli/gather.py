@@ -11,14 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from vmpin.cli.common import Verbs, load_config, new_file, node_root, output_flag, verb
 from vmpin.cli.control_client import ask
-from vmpin.cli.output import VERSION, plain_lines, print_data
+from vmpin.cli.output import VERSION, plain_lines, print_data, say
 from vmpin.config.settings import Config
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError, VmpinError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _add_log(pieces: Pieces, unit: str) -> None:
 def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
     """Print the contents; on standard error if the archive uses standard output."""
     found = pieces.all()
-    to = sys.stderr if out == "-" else sys.stdout
+    line = partial(print, file=sys.stderr) if out == "-" else say
     if args.output == "json" and out != "-":
         print_data({"version": VERSION, "file": out or None, "bytes": os.stat(out).st_size if out else None,
                     "pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut} for piece in found],
@@ -152,8 +153,8 @@ def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
         return
     if args.dry_run:
         for piece in found:
-            print(f"{len(piece.data):>9}  {printable(piece.name)}" + (f" (cut by {piece.cut})" if piece.cut else ""))
+            say(f"{len(piece.data):>9}  {piece.name}" + (f" (cut by {piece.cut})" if piece.cut else ""))
     for name, why in pieces.missing.items():
-        print(f"without {name}: {printable(why)}", file=to)
+        line(f"without {printable(name)}: {printable(why)}")
     if out and out != "-":
-        print(f"{printable(out)}: {len(found)} pieces, {os.stat(out).st_size} bytes. Inspect it before you send it.")
+        say(f"{out}: {number_of(len(found), 'piece')}, {os.stat(out).st_size} bytes. Inspect it before you send it.")

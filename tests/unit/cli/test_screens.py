@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import recorded_node
+import recorded_reports
 from documents import checked
 from fleet_given import mixed
 from hypothesis import HealthCheck, given, settings
@@ -35,10 +36,18 @@ SCREENS = {
     "reconcile": "reconcile", "allocations": "allocations", "allocations-wide": "allocations -o wide",
     "isolation": "isolation --all --slo 99.9", "isolation-pod": "isolation 5f2c8e91d0b7 --slo 99.9",
     "all-nodes": "status --all-nodes", "all-nodes-wide": "status --all-nodes -o wide",
-    "verify-all-nodes": "verify --all-nodes"}
+    "verify-all-nodes": "verify --all-nodes", "doctor": "doctor", "doctor-wide": "doctor -o wide",
+    "audit": "audit", "audit-strict": "audit --strict", "map": "map", "gather": "gather --dry-run"}
 
 
-class Terminal(io.StringIO):
+class Pipe(io.StringIO):
+    @property
+    def buffer(self) -> io.BytesIO:
+        """For an archive, which a listing does not write."""
+        return io.BytesIO()
+
+
+class Terminal(Pipe):
     """Without colours (NO_COLOR)."""
 
     def isatty(self) -> bool:
@@ -57,6 +66,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(vm_networks, "add_networks", lambda *_: None)  # of real processes of these numbers
     # No other way in: the nodes of a cluster are read from an API server.
     monkeypatch.setattr(all_nodes, "_read", lambda args, everything=False: mixed())
+    recorded_reports.replace_readers(monkeypatch, given["status"])
     monkeypatch.setattr(allocations, "_now", lambda: datetime.fromisoformat(recorded_node.NOW))
     monkeypatch.setenv("TERM", "dumb")  # nor bold
     monkeypatch.chdir(tmp_path)
@@ -66,7 +76,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 def screen(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines that are shown; 0 columns: in a pipe."""
     monkeypatch.setenv("COLUMNS", str(columns or 80))
-    with redirect_stdout(Terminal() if columns else io.StringIO()) as page:
+    with redirect_stdout(Terminal() if columns else Pipe()) as page:
         main(["--set", "allocate.mode=off", *command.split()])
     return page.getvalue().splitlines()
 
@@ -107,8 +117,22 @@ def test_ids_are_short_and_pods_are_named(name: str, answers: dict[str, Any], mo
     long = [each for each in re.findall(r"\b[0-9a-f]{13,64}\b", text) if f"sandbox {each} of" not in text
             and f"/{each}," not in text]
     assert long == []
-    if "all-nodes" not in name:
+    if "all-nodes" not in name and name != "gather":
         assert "shop/" in text
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_configuration_fits_whatever_a_value_is(columns: int, answers: dict[str, Any],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """No golden file: each new key would change it."""
+    path = "/var/" + "/".join(f"directory-{number}\x1b[2J\x07" for number in range(12))
+    lines = screen(f"--set paths.kubelet={path} --set node.shared_pool=0-7,32-39,44-47,56-63,100-103 config", columns,
+                   monkeypatch)
+    assert max(map(len, lines)) <= columns
+    assert all(line.isprintable() for line in lines)
+    text = re.sub(r"\s|KEY|VALUE|FROM", "", "".join(lines))
+    assert "policy.vhost" in text
+    assert "56-63,100-103" in text
 
 
 NAMES = ("name", "namespace", "what", "why", "reasons", "reason", "handler", "state", "path", "by", "text", "error",
@@ -124,7 +148,7 @@ def hostile(node: Any, text: str, key: str = "") -> Any:
     return node + text if isinstance(node, str) and key in NAMES else node
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(min_size=1, max_size=40), name=st.sampled_from([
     name for name in SCREENS if "all-nodes" not in name and "one" not in name and name != "explain"]))
 def test_no_line_has_a_character_that_steers_a_terminal(text: str, name: str, answers: dict[str, Any],
@@ -132,6 +156,7 @@ def test_no_line_has_a_character_that_steers_a_terminal(text: str, name: str, an
     kept = copy.deepcopy(recorded_node.answers())
     for operation, document in kept.items():
         answers[operation] = hostile(document, f"{text}\x1b[2J\x07\r\u202e")
+    recorded_reports.replace_readers(monkeypatch, answers["status"], f"{text}\x1b[2J\x07\r\u202e")
     for columns in (0, 80, 200):
         page = "\n".join(screen(SCREENS[name], columns, monkeypatch))
         assert all(line.isprintable() for line in page.split("\n")), page

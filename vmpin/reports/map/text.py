@@ -50,7 +50,7 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
     for guest in picture.guests:
         yield from _keyed(guest.letter, "bold", guest.legend, width)
     for alarm in picture.alarms():
-        yield [(f"  ! {alarm}", COLLISION)]
+        yield from _keyed("!", COLLISION, alarm, width)
 
 
 def _wrapped(text: str, width: int, kind: str = "") -> Iterator[Line]:
