@@ -132,6 +132,29 @@ def test_kills_of_the_watcher_and_of_the_runtime_move_nothing(node: AllocatingNo
     assert (own.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest)
 
 
+def test_a_pod_that_ends_after_the_runtime_was_started_again_gives_its_cpus_back(node: AllocatingNode) -> None:
+    """containerd reports the end of its container, and not the pod's (containerd#8426)."""
+    node.configure(watch={"resync_seconds": 0.3})
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    pod, idle = node.pod(), node.pod("idle", "")
+    pod.container("main", **WHOLE)
+    idle.container("main")
+    assert shared.cgroup_cpus() == node.rest
+    node.containerd.restart()
+    node.wait_for_sync(2)
+    pod.remove()
+    node.wait_for(shared, node.all)
+    again = node.pod("again").container("main", **WHOLE)
+    assert (again.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest)
+    # A pod that runs and waits for its next container holds its CPUs.
+    again.remove()
+    node.resyncs(5)
+    assert owners(node) == []
+    assert [each["state"] for each in node.data("allocations")["grants"] if each["cpus"]] == ["lapsed"]
+    assert shared.cgroup_cpus() == node.rest
+
+
 def test_containers_made_and_removed_while_it_was_away_are_adopted(node: AllocatingNode) -> None:
     node.connect()
     shared = node.containerd.pod("shared").container("main")

@@ -1,8 +1,8 @@
 """The allocator in the watcher: made with `allocate.mode` observe or on, suspended while the kubelet's static policy
 gives out the CPUs, and its ledger handed to the reconciler.
 
-What stays out: the decisions (allocation), the ledger (reconcile.cpu_allocator), CRI calls (pool_updates), and changed
-annotations (live_annotations). Made by watcher.
+What stays out: the decisions (allocation), the ledger (reconcile.cpu_allocator), CRI calls (pool_updates), pods whose
+end no event reports (ended_pods), and changed annotations (live_annotations). Made by watcher.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vmpin.allocation.ledger import Grant
 from vmpin.allocation.pool_cpus import pool
 from vmpin.allocation.runtime_call import Answer
 from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.allocator.ended_pods import EndedPods
 from vmpin.daemon.allocator.pool_updates import PoolUpdates
 from vmpin.domain.model import ContainerId
 from vmpin.host.allocator_topology import allocator_topology, device_nodes
@@ -55,6 +56,7 @@ class Allocating:
             LedgerFile(view.config.paths.ledger_file, view.boot_id),
             partial(vcpus_of, proc=view.proc, configured=kata.of), partial(device_nodes, self._sysfs))
         self.updates = PoolUpdates(view, self.allocator, reconciler.read_cgroups, nri, timeouts)
+        self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, nri, timeouts)
         self.live: LiveAnnotations | None = None
         if view.config.allocate.live_annotations:
             from vmpin.daemon.allocator.live_annotations import LiveAnnotations
@@ -96,6 +98,7 @@ class Allocating:
             self.allocator.renew(allocator_topology(self._sysfs))
         self.check()
         self.updates.compare()
+        self.ended.touch()
 
     def view(self) -> AllocatorView | None:
         """What is given out now; None before the runtime's first list."""

@@ -52,6 +52,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
         sources["nri"] = watcher.nri.run
     if watcher.allocating is not None:
         sources["allocate"] = watcher.allocating.updates.run
+        sources["ended"] = watcher.allocating.ended.run
         if watcher.allocating.live is not None:
             sources["annotations"] = watcher.allocating.live.run
     if config.allocate.mode != "on" and config.paths.ledger_file.exists():

@@ -26,7 +26,7 @@ from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, Si
 from vmpin.allocation.synchronizing import on_online_changed, on_synchronize
 from vmpin.cpuset import CpuSet
 from vmpin.domain.granted_cpus import GrantedCpus
-from vmpin.domain.model import ContainerId
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.sources.nri.call_answers import CpuAnswer
@@ -180,6 +180,23 @@ class CpuAllocator:
         self._due = due
 
     # What follows from the ledger, and what no answer has carried: in the event loop
+
+    def idle_pods(self) -> frozenset[SandboxId]:
+        """The pods that hold CPUs, and all of whose containers have stopped."""
+        with self._lock:
+            grants = {} if (ledger := self._current()) is None else ledger.grants
+        return (frozenset(grant.sandbox for grant in grants.values())
+                - {grant.sandbox for grant in grants.values() if grant.live})
+
+    def end_idle(self, sandbox: SandboxId) -> bool:
+        """End a pod that has ended unreported. :returns: whether it still was idle."""
+        with self._lock:
+            ledger = self._current()
+            grants = [] if ledger is None else ledger.of_sandbox(sandbox)
+            if ledger is None or not grants or any(grant.live for grant in grants):
+                return False
+            self._keep(decisions.on_pod_end(self._machine, ledger, sandbox, self._options))
+            return True
 
     @property
     def machine(self) -> Topology:

@@ -1,8 +1,10 @@
-"""The container runtime interface (CRI): the one call that gives a container other CPUs, as the kubelet makes it.
+"""The container runtime interface (CRI): the call that gives a container other CPUs, as the kubelet makes it, and the
+list of the pods that run.
 
 Sources: k8s.io/cri-api pkg/apis/runtime/v1/api.proto. Fields that are left out mean "no change": the kubelet's CPU
 manager sends the cpuset alone, too (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). What stays out:
-which container gets which CPUs (reconcile.runc_drift). Called by daemon.runc_repair, in a thread: a call blocks.
+which container gets which CPUs (reconcile.runc_drift, reconcile.cpu_allocator). Called by daemon.runc_repair and
+daemon.allocator, in a thread: a call blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import ContainerId
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.errors import SourceError
 from vmpin.sources.grpc_call import CallError, call
 
@@ -24,7 +26,13 @@ if TYPE_CHECKING:
 DEFAULTS = (Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock"))
 
 _UPDATE = "/runtime.v1.RuntimeService/UpdateContainerResources"
+_LIST = "/runtime.v1.RuntimeService/ListPodSandbox"
+#: PodSandboxState: SANDBOX_READY.
+_READY = 0
 _TABLE = """
+PodSandbox id=1 state=3:int32
+ListPodSandboxRequest
+ListPodSandboxResponse items=1:PodSandbox*
 LinuxContainerResources cpuset_cpus=6
 UpdateContainerResourcesRequest container_id=1 linux=2:LinuxContainerResources
 """
@@ -65,6 +73,24 @@ def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, t
     if all(err.code == _NO_CRI for err in failed):
         raise NoRuntime(", ".join(map(str, servers)) or "CRI", "no CRI runtime answers there")
     raise next((err for err in reversed(failed) if err.code not in _NOT_MINE), failed[-1])
+
+
+def ready_pods(servers: Sequence[Path], timeout: float) -> frozenset[SandboxId]:
+    """The pods that run, of all servers. :param timeout: in seconds, for each server.
+    :raises NoRuntime: when there are no servers, or none has CRI. :raises SourceError: when one of them has failed."""
+    request, found, answered = _messages()["ListPodSandboxRequest"]().SerializeToString(), set(), False
+    for socket in servers:
+        try:
+            answer = _messages().decode("ListPodSandboxResponse", call(socket, _LIST, request, timeout))
+        except CallError as err:
+            if err.code == _NO_CRI:
+                continue
+            raise
+        answered = True
+        found |= {SandboxId(pod.id) for pod in answer.items if pod.state == _READY}
+    if not answered:
+        raise NoRuntime(", ".join(map(str, servers)) or "CRI", "no CRI runtime answers there")
+    return frozenset(found)
 
 
 @cache

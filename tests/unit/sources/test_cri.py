@@ -1,4 +1,4 @@
-"""The CRI call that gives a container other CPUs, against a gRPC server as a runtime is one."""
+"""The CRI calls that give a container other CPUs and list pods, against a gRPC server as a runtime is one."""
 
 from __future__ import annotations
 
@@ -90,3 +90,19 @@ def test_the_configured_socket_is_the_only_one(tmp_path: Path) -> None:
     first.touch()
     assert cri.sockets(None, defaults) == [first, second]
     assert cri.sockets(second, defaults) == [second]
+
+
+def test_the_pods_that_run_are_those_of_every_runtime(serve: Serve) -> None:
+    docker, first, second = serve("docker.sock", served=False), serve("first.sock"), serve("second.sock")
+    first.pods = {"a": True, "b": False}
+    second.pods = {"c": True}
+    servers = [docker.path, first.path, second.path]
+    assert cri.ready_pods(servers, PATIENCE) == {"a", "c"}
+    # One that does not answer may run any pod.
+    second.failure = grpc.StatusCode.UNKNOWN, "not now"
+    with pytest.raises(SourceError, match="ListPodSandbox: unknown"):
+        cri.ready_pods(servers, PATIENCE)
+    with pytest.raises(cri.NoRuntime):
+        cri.ready_pods([docker.path], PATIENCE)
+    with pytest.raises(cri.NoRuntime):
+        cri.ready_pods([], PATIENCE)
