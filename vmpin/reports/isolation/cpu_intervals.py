@@ -96,12 +96,14 @@ def interval(before: CpuReading, after: CpuReading, own: OwnRun) -> Interval | N
         busy[cpu] = elapsed - idle - taken
         interrupts += now.interrupts - then.interrupts
         steal += taken
-    rest = {cpu: spent - own.certain.get(cpu, 0) for cpu, spent in busy.items()}
+    rest = busy if not own.certain else {cpu: spent - own.certain.get(cpu, 0) for cpu, spent in busy.items()}
     floating = own.inside + own.likely
     # Of a thread that moves, no file shows on which of the CPUs it ran: it is spread over those that were busy. The
     # sum of all CPUs does not depend on that.
-    parts = spread(floating, [max(0, spent) for spent in rest.values()])
-    foreign = {cpu: spent - part for (cpu, spent), part in zip(rest.items(), parts, strict=True)}
+    foreign = rest
+    if floating:  # which an idle owner has not
+        parts = spread(floating, [max(0, spent) for spent in rest.values()])
+        foreign = {cpu: spent - part for (cpu, spent), part in zip(rest.items(), parts, strict=True)}
     # Whether a thread's run time includes time that the hypervisor took depends on the kernel's configuration.
     return Interval(elapsed, foreign, own.outside, own.likely + steal, interrupts, steal)
 

@@ -111,7 +111,8 @@ class OwnerBook:
         self.until = now
         for name, spent in (("watched", found.elapsed), ("seen", found.seen), ("less", found.less),
                             ("more", found.more), ("interrupts", found.interrupts), ("steal", found.steal)):
-            self._add(self.columns[name], name, at, spent)
+            if spent:  # most are 0 in most rounds
+                self._add(self.columns[name], name, at, spent)
         self._add(self.columns["foreign"], "foreign", at, sum(found.foreign.values()))
         for cpu, spent in found.foreign.items():
             self._add(self._of_cpu(cpu), cpu, at, spent)

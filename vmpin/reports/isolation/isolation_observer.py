@@ -39,16 +39,18 @@ _MAX_NAME = 253
 
 
 class _Counter:
-    """Foreign time of a CPU (ns), and its largest value: an interval may be negative, as readings are imprecise."""
+    """Foreign time of a CPU (ns), and its largest value: an interval may be negative, as readings are imprecise.
+    `visited` is the sum when the last visit began."""
 
-    __slots__ = ("most", "sum")
+    __slots__ = ("most", "sum", "visited")
 
     def __init__(self) -> None:
-        self.sum = self.most = 0
+        self.sum = self.most = self.visited = 0
 
     def add(self, spent: int) -> None:
         self.sum += spent
-        self.most = max(self.most, self.sum)
+        if self.sum > self.most:
+            self.most = self.sum
 
 
 class _Owner:
@@ -80,14 +82,13 @@ class IsolationObserver:
         #: Whether owners that come now begin now: not before the first look.
         self._looked = False
         self._lines: CpuLines | None = None
-        #: Foreign time by CPU since the last visit began, with the CPU's owner; and the CPUs where it was notable.
-        self._foreign: dict[int, HotCpu] = {}
+        #: The CPUs on which foreign time was notable since the last visit began.
         self._hot: set[int] = set()
         #: When the last visit began: time.monotonic(), and CLOCK_BOOTTIME in ns.
         self._visited, self._visited_at = float("-inf"), 0
         self._round = boottime.now()
-        #: By CPU, since the start.
-        self._counters: dict[int, _Counter] = {}
+        #: Foreign time of CPUs' former owners since the start (ns).
+        self._former: dict[int, int] = {}
 
     # Of the sampler
 
@@ -110,6 +111,10 @@ class IsolationObserver:
             owners[sandbox] = _Owner(cpus, containers)
             self._named(self._book_of(sandbox, boottime.now(), first), sandbox, cpus)
             new.append(sandbox)
+        for sandbox, old in self._owners.items():
+            if owners.get(sandbox) is not old:
+                for cpu, counter in old.foreign.items():
+                    self._former[cpu] = self._former.get(cpu, 0) + counter.most
         self._owners = owners
         return new
 
@@ -172,7 +177,11 @@ class IsolationObserver:
 
     def foreign_seconds(self) -> dict[int, float]:
         """By CPU that was exclusive since the start: what only grows."""
-        return {cpu: counter.most / 1e9 for cpu, counter in self._counters.items()}
+        found = dict(self._former)
+        for owner in self._owners.values():
+            for cpu, counter in owner.foreign.items():
+                found[cpu] = found.get(cpu, 0) + counter.most
+        return {cpu: spent / 1e9 for cpu, spent in found.items()}
 
     def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
         """The same of each owner that there is, since it has these CPUs."""
@@ -197,7 +206,7 @@ class IsolationObserver:
             book.begin(now, sum(_SLACK + _SLACK_TICKLESS * (cpu in self._tickless) for cpu in owner.cpus))
             return
         book.book(now, found)
-        self._count(sandbox, owner, found)
+        self._count(owner, found)
 
     def _reading(self, cpus: CpuSet) -> CpuReading:
         if self._lines is None or time.monotonic_ns() - self._lines.at > _FRESH:
@@ -259,13 +268,11 @@ class IsolationObserver:
         book.kind = "vm" if sandbox in self.view.vm_sandboxes() else "runc"
         book.take(cpus)
 
-    def _count(self, sandbox: SandboxId, owner: _Owner, found: Interval) -> None:
+    def _count(self, owner: _Owner, found: Interval) -> None:
         for cpu, spent in found.foreign.items():
-            for counters in (self._counters, owner.foreign):
-                counters.setdefault(cpu, _Counter()).add(spent)
-            before = self._foreign.get(cpu)
-            had = before.foreign if before is not None and before.owner == sandbox else 0
-            self._foreign[cpu] = HotCpu(sandbox, had + spent)
+            if (counter := owner.foreign.get(cpu)) is None:
+                counter = owner.foreign[cpu] = _Counter()
+            counter.add(spent)
         notable = max(_NOTABLE, int(_NOTABLE_PART * found.elapsed))
         if sum(found.foreign.values()) - found.interrupts >= notable:
             self._hot.update(cpu for cpu, spent in found.foreign.items() if spent >= notable)
@@ -276,8 +283,13 @@ class IsolationObserver:
         if self.visits.under_way or not self._owners or time.monotonic() - self._visited < pause:
             return
         self._visited, self._visited_at = time.monotonic(), self._round
-        hot = {cpu: self._foreign[cpu] for cpu in self._hot}
-        self._hot, self._foreign = set(), {}
+        hot = {}
+        for sandbox, owner in self._owners.items():
+            for cpu, counter in owner.foreign.items():
+                if cpu in self._hot:
+                    hot[cpu] = HotCpu(sandbox, counter.sum - counter.visited)
+                counter.visited = counter.sum
+        self._hot.clear()
         self.visits.start(hot, {sandbox: frozenset(owner.usage) for sandbox, owner in self._owners.items()
                                 if owner.usage})
 
