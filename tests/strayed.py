@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -112,6 +113,19 @@ def spinners(root: Path, **flags: str) -> Iterator[Spinners]:
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def burner_on(cpus: CpuSet, directory: Path) -> Iterator[tuple[int, str]]:
+    """A process that never sleeps, on these CPUs: its pid, and its name, which no process of another test has."""
+    name = f"b{secrets.token_hex(6)}"
+    shutil.copy("/bin/sh", directory / name)
+    with subprocess.Popen([directory / name, "-c", SPIN]) as child:
+        os.sched_setaffinity(child.pid, cpus.frozen())
+        try:
+            yield child.pid, name
+        finally:
+            child.kill()
 
 
 def run_for(seconds: float, pid: int) -> None:

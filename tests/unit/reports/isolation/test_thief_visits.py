@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-from strayed import Spinners, run_for, spinners
+from strayed import Spinners, burner_on, run_for, spinners
 
 from vmpin.domain.model import SandboxId
 from vmpin.host.cgroup import Cgroups
@@ -32,11 +32,9 @@ def node(tmp_path: Path) -> Iterator[Spinners]:
 
 
 @pytest.fixture
-def burner(node: Spinners) -> Iterator[int]:
-    with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as child:
-        os.sched_setaffinity(child.pid, node.there.frozen())
-        yield child.pid
-        child.kill()
+def burning(node: Spinners, tmp_path: Path) -> Iterator[tuple[int, str]]:
+    with burner_on(node.there, tmp_path) as made:
+        yield made
 
 
 def visit(visits: ThiefVisits, hot: dict[int, int], own: dict[SandboxId, frozenset[str]] | None = None,
@@ -56,12 +54,14 @@ def clock(pid: int) -> int:
     return time.clock_gettime_ns(~pid << 3 | 2)
 
 
-def test_a_thread_that_ran_between_two_visits_is_met_with_its_run_time(node: Spinners, burner: int) -> None:
+def test_a_thread_that_ran_between_two_visits_is_met_with_its_run_time(node: Spinners,
+                                                                       burning: tuple[int, str]) -> None:
+    burner, name = burning
     visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
     assert visit(visits, {cpu: MUCH}) == []  # what it ran before is unknown
     before = clock(burner)
     run_for(0.2, burner)
-    found = [theft for theft in visit(visits, {cpu: MUCH}) if theft.thief.name == "sh"]
+    found = [theft for theft in visit(visits, {cpu: MUCH}) if theft.thief.name == name]
     after = clock(burner)
     assert found
     assert {theft.cpu for theft in found} == {cpu}
@@ -69,7 +69,8 @@ def test_a_thread_that_ran_between_two_visits_is_met_with_its_run_time(node: Spi
     assert {theft.thief.kind for theft in found} <= {ThiefKind.HOST, ThiefKind.CONTAINER}
 
 
-def test_without_foreign_time_no_thread_is_looked_at(node: Spinners, burner: int) -> None:
+def test_without_foreign_time_no_thread_is_looked_at(node: Spinners, burning: tuple[int, str]) -> None:
+    burner, _ = burning
     visits = ThiefVisits(node.reconciler.view)
     visit(visits, {})
     run_for(0.05, burner)
@@ -87,13 +88,14 @@ def test_a_vm_is_a_thief_on_the_cpus_of_others_and_not_on_its_own(node: Spinners
     assert ThiefKind.VM not in {theft.thief.kind for theft in visit(visits, {cpu: MUCH}, owner=vm.sandbox)}
 
 
-def test_no_thief_had_more_than_was_foreign_on_the_cpu(node: Spinners, burner: int) -> None:
+def test_no_thief_had_more_than_was_foreign_on_the_cpu(node: Spinners, burning: tuple[int, str]) -> None:
     """It ran elsewhere before: of several visits together it had no more, either."""
+    burner, name = burning
     visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
     visit(visits, {cpu: MUCH})
     for foreign in (20_000_000, 0, 30_000_000):
         run_for(0.1, burner)
-        found = sum(theft.spent for theft in visit(visits, {cpu: foreign}) if theft.thief.name == "sh")
+        found = sum(theft.spent for theft in visit(visits, {cpu: foreign}) if theft.thief.name == name)
         assert found <= foreign
         assert found == foreign or not foreign
 
