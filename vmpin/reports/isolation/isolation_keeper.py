@@ -5,11 +5,13 @@ Owned by isolation_observer. What stays out: what is in the file (isolation_file
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Generator
 from pathlib import Path
 
+from vmpin.reconcile.state_file import beside
 from vmpin.reports.isolation import isolation_file
 from vmpin.reports.isolation.isolation_books import IsolationBooks
 
@@ -27,7 +29,11 @@ class IsolationKeeper:
         self._saved = time.monotonic()
         self._steps: Generator[None, None, None] | None = None
         self._failing = ""
-        if path is not None and (trouble := isolation_file.load(path, boot_id, books)):
+        if path is None:
+            return
+        with contextlib.suppress(OSError):
+            beside(path)[0].unlink()  # left by a kill: up to 16 MB, which the next writing is minutes away from
+        if trouble := isolation_file.load(path, boot_id, books):
             logger.warning("%s", trouble)
 
     @property

@@ -81,3 +81,11 @@ def test_a_damaged_file_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     (tmp_path / "isolation").write_bytes(b"abc")
     assert loaded(tmp_path / "isolation").owners == {}
     assert "set aside as isolation.bad" in caplog.text
+
+
+def test_what_a_kill_left_of_a_writing_is_removed_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "isolation"
+    IsolationKeeper(path, "boot", books()).save()
+    (tmp_path / ".isolation.new").write_bytes(b"half")
+    assert list(loaded(path).owners) == ["one", "two"]
+    assert [each.name for each in tmp_path.iterdir()] == ["isolation"]
