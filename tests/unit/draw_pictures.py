@@ -105,7 +105,7 @@ def photograph(html: str, to: Path) -> None:
                         f"--user-data-dir={directory}/profile", "--window-size=800,1120", f"--screenshot={to}",
                         file.as_uri()], check=True, capture_output=True, timeout=300)
     image = importlib.import_module("PIL.Image")
-    image.open(to).convert("RGB").quantize(64).save(to, optimize=True)
+    image.open(to).convert("RGB").quantize(256).save(to, optimize=True)
 
 
 def main() -> None:

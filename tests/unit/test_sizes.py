@@ -35,7 +35,7 @@ OPERATOR = {
     # A measured demonstration beside noise: a guest, its memory, three placements, and the result as text and picture.
     "worth": 980,
     # Links by namespace and bridge; a pod's own screen; names and counts in what a person reads.
-    "screens": 100,
+    "screens": 150,
 }
 #: What all of them had before they were sorted into packages. A feature that needs more raises it in its own commit,
 #: by what it needs; a change that adds nothing for users does not. 29,328 before; 29,297 when the suite was split.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from vmpin.domain.terminal import number_of, printable
+from vmpin.domain.terminal import human_age, number_of, printable
 from vmpin.fleet.node_fleet import Fleet, FleetNode
 from vmpin.fleet.node_record import NodeHealth, PodLine
 from vmpin.kube.identifiers import POOLS, REGION, ZONE
@@ -49,7 +49,7 @@ def _node_row(node: FleetNode, now: float, wide: bool) -> list[object]:
     read = node.health not in (NodeHealth.MISSING, NodeHealth.UNREADABLE)
     cells: list[object] = [f"{found.pinned}/{found.total}", found.degraded, found.collision_count,
                            found.cpus.get("shared") or "none", found.cpus.get("exclusive") or "none",
-                           duration(found.age(now))] if read else ["-"] * 6
+                           human_age(found.age(now))] if read else ["-"] * 6
     pool = next((found.labels[key] for key in POOLS if key in found.labels), "-")
     more = (found.labels.get(REGION, "-"), pool, found.version or "-") if wide else ()
     return [found.name, found.labels.get(ZONE, "-"), node.health.value, *cells, *more]
@@ -121,8 +121,8 @@ def why(node: FleetNode, now: float) -> str:
     if node.health is NodeHealth.NOT_READY:
         return found.message or "its watcher is not ready"
     age = found.age(now)
-    when = f"{duration(age)} ago" if age >= 0 else f"{duration(-age)} from now: clocks differ"
-    return f"last observed {when}; it is due every {duration(found.refresh)}"
+    when = f"{human_age(age)} ago" if age >= 0 else f"{human_age(-age)} from now: clocks differ"
+    return f"last observed {when}; it is due every {human_age(found.refresh)}"
 
 
 def findings(fleet: Fleet) -> Iterator[str]:
@@ -145,12 +145,3 @@ def findings(fleet: Fleet) -> Iterator[str]:
     elif fleet.verdict == 0:
         where = number_of(len(fleet.nodes), "node")
         yield f"all threads of {number_of(pods, 'pod')} in VMs on {where} are on their CPUs"
-
-
-def duration(seconds: float) -> str:
-    """As kubectl has ages: 45s, 12m, 5h, 3d. A clock that is a little ahead makes 0s."""
-    left = max(0, int(seconds))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if left >= 2 * size:
-            return f"{left // size}{unit}"
-    return f"{left}s"

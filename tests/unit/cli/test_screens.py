@@ -19,7 +19,7 @@ import recorded_node
 import recorded_reports
 from documents import checked
 from fleet_given import mixed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from vmpin.cli import control_client, proof
@@ -151,6 +151,11 @@ def hostile(node: Any, text: str, key: str = "") -> Any:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(min_size=1, max_size=40), name=st.sampled_from([
     name for name in SCREENS if "all-nodes" not in name and "one" not in name and name != "explain"]))
+@example(text="00000", name="map")
+@example(text="w" * 40, name="map")
+@example(text="w" * 40, name="doctor-wide")
+@example(text="w" * 40, name="audit")
+@example(text="w" * 40, name="gather")
 def test_no_line_has_a_character_that_steers_a_terminal(text: str, name: str, answers: dict[str, Any],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     kept = copy.deepcopy(recorded_node.answers())

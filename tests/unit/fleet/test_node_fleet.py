@@ -11,7 +11,6 @@ from kube_given import entry
 from vmpin.fleet.fleet_document import document_parts, verify_document
 from vmpin.fleet.fleet_tables import (
     LISTED,
-    duration,
     findings,
     misplaced_table,
     node_table,
@@ -138,13 +137,6 @@ def test_json_of_verify_names_what_led_to_the_verdict() -> None:
     assert found["misplaced"] == [{"node": "wrong", "namespace": "default", "pod": "d", "sandbox": "sandbox-d",
                                    "threads": 3}]
     assert found["collisions"][0]["node"] == "colliding"
-
-
-@pytest.mark.parametrize(("seconds", "text"), [
-    (-5, "0s"), (0, "0s"), (119.9, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172799, "47h"),
-    (172800, "2d")])
-def test_ages_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_a_node_without_pods_is_well() -> None:

@@ -6,6 +6,7 @@ Pure; called by cli/map. What stays out: printing (cli).
 import re
 from collections.abc import Iterator
 
+from vmpin.domain.terminal import printable
 from vmpin.reports.map import FREE, OFFLINE, SHARED, Cpu, Picture
 
 #: Texts with the name of a style of rich, "" for none.
@@ -54,14 +55,18 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
 
 
 def _wrapped(text: str, width: int, kind: str = "") -> Iterator[Line]:
-    """Broken after semicolons, else after blanks and after the commas of long CPU lists: a number stays whole."""
+    """Broken after semicolons, else after blanks and after the commas of long CPU lists: a number stays whole. Names
+    are any text: they are made printable before they are counted, and broken where they are longer than a line."""
     line = ""
-    for part in re.findall(r"[^;]+;? *", text):
+    for part in re.findall(r"[^;]+;? *", printable(text)):
         for piece in [part] if len(part.rstrip()) <= width else re.findall(r"[^ ,]+[ ,]*", part):
             if line and len((line + piece).rstrip()) > width:
                 yield [(line.rstrip(), kind)]
                 line = ""
             line += piece
+            while len(line.rstrip()) > width:
+                yield [(line[:width], kind)]
+                line = line[width:]
     yield [(line.rstrip(), kind)]
 
 
