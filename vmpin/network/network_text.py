@@ -46,8 +46,8 @@ def network_sentences(network: Document | None) -> Iterator[str]:
             way = f"{_path(device)}; " if device["path"] else ""
             yield f"Its network device {name} ({queues}) leads to no NIC that was found: {way}{device['note']}."
         if device["workers"]:
-            each = ", ".join(f"{tid} queue {at}" for at, tid in enumerate(device["workers"]))
-            yield f"Of its vhost workers serve, inferred from the order in which they were made: {each}."
+            each = ", ".join(f"{tid} serves queue {at}" for at, tid in enumerate(device["workers"]))
+            yield f"vhost worker {each} (inferred from the order in which they were made)."
     for warning in network["warnings"]:
         yield f"{warning}."
 
