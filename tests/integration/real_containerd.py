@@ -69,10 +69,15 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.proc
   plugin_config_path = "{top}/nri-conf"
 {patience}"""
 #: A plugin has five seconds to register and two for an answer by default; one that the runtime started has no second
-#: chance.
+#: chance. A shim that does not answer a new containerd within five seconds is taken for dead, and its containers are
+#: killed.
 _PATIENCE = """\
   plugin_registration_timeout = "300s"
   plugin_request_timeout = "120s"
+[timeouts]
+  "io.containerd.timeout.shim.load" = "300s"
+  "io.containerd.timeout.shim.cleanup" = "300s"
+  "io.containerd.timeout.task.state" = "300s"
 """
 _HANDLER = """\
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]

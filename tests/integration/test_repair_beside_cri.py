@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from nri_peer import delivering
+from nri_tap import Tap
 from process_masks import two_cpus
 from real_containerd import Container, Containerd, Pod
 from waiting import wait
@@ -26,7 +25,6 @@ from vmpin.sources import cri
 from vmpin.sources.nri.connect import connect_to
 from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
-from vmpin.wire import mux, ttrpc
 
 pytestmark = pytest.mark.root
 
@@ -35,53 +33,6 @@ pytestmark = pytest.mark.root
 ROUNDS = 10
 #: A call that takes longer (s) has hung: they take some 10 ms, a hundred times that on a slow machine.
 PATIENCE = 300.0
-
-
-class Tap:
-    """Between a plugin and the runtime's socket: counts what the plugin asks of the runtime, by method."""
-
-    def __init__(self, connect: Callable[[], socket.socket]) -> None:
-        self.asked: Counter[str] = Counter()
-        self._connect = connect
-        self._ends: list[socket.socket] = []
-        self._pumps: list[threading.Thread] = []
-
-    def connect(self) -> socket.socket:
-        runtime = self._connect()
-        runtime.settimeout(None)
-        plugin, ours = socket.socketpair()
-        self._ends += runtime, ours
-        for source, target, look in (ours, runtime, self._count()), (runtime, ours, lambda data: None):
-            self._pumps.append(threading.Thread(target=self._pump, args=(source, target, look), daemon=True))
-            self._pumps[-1].start()
-        return plugin
-
-    def close(self) -> None:
-        """When the plugin has ended."""
-        for pump in self._pumps:
-            pump.join(PATIENCE)
-        for end in self._ends:
-            end.close()
-
-    @staticmethod
-    def _pump(source: socket.socket, target: socket.socket, look: Callable[[bytes], None]) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                look(data)
-                target.sendall(data)
-        for end in source, target:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _count(self) -> Callable[[bytes], None]:
-        demux, decoder = mux.Demux(), ttrpc.TtrpcDecoder()
-
-        def look(data: bytes) -> None:
-            for connection, payload in demux.feed(data):
-                if connection == mux.RUNTIME:
-                    for message in decoder.feed(payload):
-                        self.asked[message.method if isinstance(message, ttrpc.Call) else "an answer"] += 1
-        return look
 
 
 class Drive:

@@ -63,12 +63,14 @@ def _files(*names: str) -> list[str]:
 IN_CI = (
     Boot(Variant(Kernel.V6_12), "", ["--ignore", *_files("guest"), "-m", "not release"]),
 )
-#: Before a release, too: all with a real containerd, a long soak on both kernels, and the older one, whose vhost
-#: workers and KVM helpers are kernel threads, which forgets a mask that a cpuset cuts, and whose proc connector needs
-#: CAP_NET_ADMIN; a guest that boots Linux without a real containerd; the older cgroups, and few CPUs without SMT, with
-#: what they change.
+#: Before a release, too: all with a real containerd, and a long soak on both kernels; the allocator with both versions
+#: of containerd; the older kernel, whose vhost workers and KVM helpers are kernel threads, which forgets a mask that a
+#: cpuset cuts, and whose proc connector needs CAP_NET_ADMIN; a guest that boots Linux without a real containerd; the
+#: older cgroups, and few CPUs without SMT, with what they change.
 BEFORE_A_RELEASE = (
-    Boot(Variant(Kernel.V6_12), "-soak", _files("soak", "guest", "nri", "allocate"), {"VMPIN_LAB_SOAK_STEPS": "120"}),
+    Boot(Variant(Kernel.V6_12), "-soak", _files("soak", "guest", "nri"), {"VMPIN_LAB_SOAK_STEPS": "120"}),
+    Boot(Variant(Kernel.V6_12), "-churn", _files("allocate_churn")),
+    Boot(Variant(Kernel.V6_12), "-allocate", _files("allocate")),
     Boot(Variant(Kernel.V6_1), environment={"VMPIN_LAB_SOAK_STEPS": "60"}),
     Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
     Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "",

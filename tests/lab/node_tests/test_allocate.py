@@ -1,118 +1,29 @@
-"""vmpin gives out the CPUs of a node that has eight of them, beside a real containerd. What two CPUs can show of it is
-in tests/integration/test_watch_allocate*.py."""
+"""vmpin gives out the CPUs of a node that has eight of them on two NUMA nodes, beside real containerds with runc pods
+and VMs under KVM. What two CPUs can show of it is in tests/integration/test_watch_allocate*.py."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cri import CriError
-from cri_node import CriNode
-from real_containerd import Container, Containerd, Pod
-from real_node import talk
+from real_containerd import VM
 from waiting import wait
 
-from vmpin.cpuset import CpuSet, union
+from lab.node_tests import allocating
+from lab.node_tests.allocating import NODE, POLICY, RESERVED, AllocatingNode, cgroup_cpus, whole
+from vmpin.cpuset import EMPTY, CpuSet
 
 pytestmark = pytest.mark.release  # minutes
 
-NODE = CpuSet.parse("0-7")
-#: In the pool always.
-RESERVED = CpuSet.parse("0")
-POLICY = {"cpu-policy.vmpin.io": "exclusive"}
-STEPS = 30
+node = allocating.node
+
+#: The node's NUMA nodes, and its cores of two threads.
+NUMA = (CpuSet.parse("0-3"), CpuSet.parse("4-7"))
+CORES = {CpuSet((cpu, cpu + 1)) for cpu in range(0, 8, 2)}
 _CPU = Path("/sys/devices/system/cpu")
-
-
-def whole(cpus: int) -> dict[str, Any]:
-    return {"cpu_shares": 1024 * cpus, "cpu_quota": 100_000 * cpus, "cpu_period": 100_000}
-
-
-class AllocatingNode(CriNode):
-    def __init__(self, containerd: Containerd) -> None:
-        super().__init__(containerd)
-        self.configure(allocate={"mode": "on", "reserved": str(RESERVED), "grow_delay_seconds": 0},
-                       paths={"cri": str(containerd.top / "cri.sock")})
-
-    def allocations(self) -> Any:
-        """By the watcher's own answer: for the command a Python has to start, which takes seconds in the node."""
-        return json.loads(talk(self.run / "vmpin.sock", b'{"op":"allocations"}\n'))
-
-    def given(self) -> dict[str, CpuSet]:
-        """The CPUs of its own by container id."""
-        return {each["id"]: CpuSet.parse(each["cpus"]) for each in self.allocations()["grants"] if each["cpus"]}
-
-
-@pytest.fixture
-def node() -> Iterator[AllocatingNode]:
-    with Containerd() as containerd, AllocatingNode(containerd) as made:
-        yield made
-
-
-def cgroup_cpus(container: Container) -> CpuSet:
-    return CpuSet.parse(container.cgroup_cpus())
-
-
-class Story:
-    """Twelve pods that come and go, in random order; each has a container that asks for one or two CPUs of its own."""
-
-    def __init__(self, node: AllocatingNode, seed: int) -> None:
-        self.node, self.random = node, random.Random(seed)
-        self.shared = [node.containerd.pod(f"shared-{number}").container("main") for number in range(3)]
-        self.running: dict[str, tuple[Pod, Container, int]] = {}
-        self.refused = 0
-
-    def step(self, number: int) -> None:
-        name = f"own-{self.random.randrange(12)}"
-        if name in self.running:
-            self.running.pop(name)[0].remove()
-        else:
-            self._create(name, number, self.random.choice((1, 1, 2)))
-        self.check()
-
-    def _create(self, name: str, number: int, cpus: int) -> None:
-        pod = self.node.containerd.pod(f"{name}-{number}", annotations=POLICY)
-        free = len(NODE - RESERVED) - sum(size for _, _, size in self.running.values())
-        if cpus > free:
-            with pytest.raises(CriError):
-                pod.create("main", **whole(cpus))
-            pod.remove()
-            self.refused += 1
-        else:
-            self.running[name] = pod, pod.container("main", **whole(cpus)), cpus
-
-    def check(self) -> None:
-        """Ledger, cgroups and masks are one, and no CPU is in two of them."""
-        own = {container.id: cgroup_cpus(container) for _, container, _ in self.running.values()}
-        wait(lambda: self.node.given() == own, lambda: f"{self.node.given()} are given, {own} are there")
-        taken = union(own.values())
-        assert [len(cpus) for cpus in own.values()] == [size for _, _, size in self.running.values()]
-        assert len(taken) == sum(map(len, own.values()))
-        assert not taken & RESERVED
-        for _, container, _ in self.running.values():
-            assert CpuSet(os.sched_getaffinity(container.pid)) == own[container.id]
-        for each in self.shared:
-            wait(lambda: cgroup_cpus(each) == NODE - taken,  # noqa: B023
-                 lambda: f"a shared container has {cgroup_cpus(each)}, not {NODE - taken}\n{self.node.log()}")  # noqa: B023
-            assert CpuSet(os.sched_getaffinity(each.pid)) == NODE - taken
-
-
-def test_twelve_that_come_and_go_never_share_a_cpu(node: AllocatingNode) -> None:
-    seed = random.randrange(10 ** 9)
-    print(f"seed {seed}")
-    node.connect()
-    story = Story(node, seed)
-    for number in range(STEPS):
-        story.step(number)
-    for pod, _, _ in story.running.values():
-        pod.remove()
-    story.running.clear()
-    story.check()
 
 
 def test_a_granted_cpu_that_goes_offline_comes_back(node: AllocatingNode) -> None:
@@ -136,3 +47,108 @@ def test_a_granted_cpu_that_goes_offline_comes_back(node: AllocatingNode) -> Non
     wait(lambda: CpuSet(os.sched_getaffinity(own.pid)) == cpus, lambda: f"{os.sched_getaffinity(own.pid)}")
     assert node.given() == {own.id: cpus, other.id: cgroup_cpus(other)}
     wait(lambda: cgroup_cpus(shared) == NODE - cpus - cgroup_cpus(other), lambda: f"{cgroup_cpus(shared)}")
+
+
+def test_a_vm_has_a_vcpu_on_each_cpu_of_its_own_and_a_spare_one_nearby(node: AllocatingNode) -> None:
+    """The spare set gives way when the VM's second container gets CPUs of its own."""
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    guest = node.containerd.pod("guest", VM)
+    guest.container("main")
+    pod = node.containerd.pod("vm", VM, vcpus=3, annotations=POLICY)
+    main = pod.container("main", **whole(2))
+    cpus = node.given()[main.id]
+    assert cpus in CORES - {CpuSet((0, 1))}
+    spare = CpuSet.parse(node.grants()[main.id]["spare"])
+    assert len(spare) == 1
+    assert any(cpus | spare <= numa for numa in NUMA), "the spare CPU is on another node"
+    assert not spare & cpus
+    node.wait_for_vm(pod, cpus, spare)
+    node.wait_for_all(guest.pid, str(NODE - cpus))
+    node.wait_for_cgroup(shared, NODE - cpus)
+    side = pod.container("side", **whole(1))
+    both = cpus | node.given()[side.id]
+    assert len(both) == 3
+    wait(lambda: node.grants()[main.id]["spare"] == "", lambda: f"{node.grants()}")
+    wait(lambda: node.cli("verify").returncode == 0, lambda: node.cli("verify").stdout)
+    node.wait_for_cgroup(shared, NODE - both)
+    pod.remove()
+    node.wait_for_cgroup(shared, NODE)
+    node.wait_for_all(guest.pid, str(NODE))
+
+
+def test_a_resize_grows_and_shrinks_around_the_cpus(node: AllocatingNode) -> None:
+    """The kubelet sends shares and quota alone."""
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    own = node.containerd.pod("own", annotations=POLICY).container("main", **whole(2))
+    before = node.given()[own.id]
+    own.update(**whole(4))
+    grown = node.given()[own.id]
+    assert before < grown
+    assert [core for core in CORES if core & grown and not core <= grown] == []
+    for container, cpus in ((own, grown), (shared, NODE - grown)):
+        node.wait_for_cgroup(container, cpus)
+    with contextlib.suppress(CriError):  # containerd 1.7 goes on with the resize, and vmpin keeps the CPUs
+        own.update(**whole(8))
+    node.wait_for_cgroup(own, grown)
+    assert node.allocations()["refused"][0]["reason"] == "needs 4 CPUs more than the 4 that are kept, 3 are free"
+    own.update(**whole(1))
+    shrunk = node.given()[own.id]
+    assert shrunk < grown
+    assert len(shrunk) == 1
+    for container, cpus in ((own, shrunk), (shared, NODE - shrunk)):
+        node.wait_for_cgroup(container, cpus)
+
+
+def test_a_running_container_is_changed_as_the_plan_says(node: AllocatingNode) -> None:
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    main = node.containerd.pod("web", annotations={"cpu-policy.vmpin.io": "none"}).container("main", **whole(4))
+    for words, numa, alone in ((["policy=exclusive", "align=node!"], 1, True), (["policy=fixed"], 1, False),
+                               (["policy=exclusive", "smt=require"], 1, True)):
+        plan = node.data("set", "tests/web", *words, "--dry-run")
+        done = node.cli("set", "tests/web", *words)
+        assert done.returncode == 0, done
+        cpus = node.given()[main.id]
+        assert (str(cpus), cpus) == (plan["cpus"], NUMA[numa])
+        node.wait_for_cgroup(main, cpus)
+        node.wait_for_cgroup(shared, NODE - cpus if alone else NODE)
+    refused = node.cli("set", "tests/web", "align=cache!", "near=nodes:0", "kind=isolated")
+    assert refused.returncode == 2
+    assert "kind" in refused.stderr
+    node.wait_for_cgroup(main, NUMA[1])
+    assert node.cli("set", "tests/web", "policy=none").returncode == 0
+    node.wait_for_cgroup(shared, NODE)
+    wait(lambda: node.given() == {}, lambda: f"{node.given()}")
+
+
+def test_what_was_made_while_vmpin_was_away_gets_its_cpus_and_nothing_else_moves(node: AllocatingNode) -> None:
+    """The watcher, the runtime and both are killed; the ledger is lost at last."""
+    node.connect()
+    shared = node.containerd.pod("shared").container("main")
+    own = node.containerd.pod("own", annotations=POLICY).container("main", **whole(2))
+    vm = node.containerd.pod("vm", VM, vcpus=2, annotations=POLICY)
+    inner = vm.container("main", **whole(1))
+    given = node.given()
+    node.kill()
+    unseen = node.containerd.pod("unseen", annotations=POLICY).container("main", **whole(2))
+    for killed in ("watcher", "both", "the ledger"):
+        if killed != "watcher":
+            node.kill()
+        if killed == "both":
+            node.containerd.restart()
+        if killed == "the ledger":
+            (node.run / "ledger.json").unlink()
+        node.connect()
+        wait(lambda: unseen.id in node.given(), lambda: f"{node.given()}\n{node.log()}")
+        now = node.given()
+        assert {name: cpus for name, cpus in now.items() if name != unseen.id} == given, killed
+        new = now[unseen.id]
+        assert new & (given[own.id] | given[inner.id] | RESERVED) == EMPTY
+        node.wait_for_cgroup(own, given[own.id])
+        node.wait_for_cgroup(unseen, new)
+        # It may be new: the spare CPU was of the pool, and may be a container's own now.
+        node.wait_for_vm(vm, given[inner.id], CpuSet.parse(node.grants()[inner.id]["spare"]))
+        node.wait_for_cgroup(shared, NODE - given[own.id] - given[inner.id] - new)
+    assert node.tap.asked.keys() == {"RegisterPlugin"}
