@@ -72,7 +72,7 @@ def test_a_changed_annotation_moves_the_container_and_its_removal_moves_it_back(
     # The same text after a kill, and after vmpin set: it has been decided on.
     node.kill()
     node.connect()
-    assert node.cli("set", "tests/web", "policy=none").returncode == 0
+    assert node.cli("set", "-n", "tests", "web", "policy=none").returncode == 0
     for each in (shared, main):
         node.wait_for(each, node.all)
     node.hand({uid: OWN})

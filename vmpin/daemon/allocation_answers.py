@@ -64,7 +64,7 @@ def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dic
     changes = request["changes"]
     if ledger is None or not isinstance(changes, dict):
         raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
-    grant = _named(ledger, str(request["target"]))
+    grant = _named(ledger, str(request["target"]), str(request.get("namespace", "")))
     texts = {str(key): str(value) for key, value in changes.items()}
     answer = allocating.change(grant.container, texts, dry_run=request.get("dry_run") is not False)
     if answer.refusal:
@@ -76,13 +76,13 @@ def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dic
                         for update in answer.updates]}
 
 
-def _named(ledger: Ledger, target: str) -> Grant:
+def _named(ledger: Ledger, target: str, namespace: str) -> Grant:
     """The running container of a name or of the first digits of an id; a pod's with one container, too."""
     pods: dict[str, list[Grant]] = {}
     for grant in ledger.grants.values():
         if grant.live:
             pods.setdefault(grant.sandbox, []).append(grant)
-    chosen = the_one_meant(target, "", [NamedSandbox(
+    chosen = the_one_meant(target, namespace, [NamedSandbox(
         sandbox, many[0].namespace, many[0].pod, [(grant.container, grant.name) for grant in many])
         for sandbox, many in pods.items()], "running container", "vmpin allocations -o wide")
     if chosen.container:

@@ -16,6 +16,7 @@ TOPICS = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
 @pytest.mark.parametrize(("words", "hint"), [
     (["stauts"], "did you mean status?"), (["--config", "x", "--set=a.b=1", "verfy"], "did you mean verify?"),
     (["frobnicate"], "`vmpin --help` lists them"), (["help", "plcement"], "did you mean placement?"),
+    (["help", "isolatoin"], "did you mean isolation? `vmpin help`"),
     (["help", "x"], "`vmpin help` lists the topics")])
 def test_a_name_that_does_not_exist_gets_the_nearest_one(words: list[str], hint: str,
                                                          capsys: pytest.CaptureFixture[str]) -> None:

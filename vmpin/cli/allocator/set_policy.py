@@ -2,7 +2,7 @@
 
 import argparse
 
-from vmpin.cli.common import Verbs, load_config, output_flag, verb
+from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, verb
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, say
 from vmpin.errors import UsageError, WatcherError
@@ -20,7 +20,7 @@ _EXAMPLES = """\
 examples:
   vmpin set shop/web policy=fixed --dry-run     the plan, and nothing more
   vmpin set shop/web/main policy=exclusive align=cache! smt=prefer
-  vmpin set shop/web/main policy=none           back to the pool
+  vmpin set -n shop web/main policy=none        back to the pool
 
 exit codes: 0 done (or planned), 2 refused with the reason, or the command cannot be carried out
 """
@@ -32,6 +32,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("target", metavar="POD[/CONTAINER]", help="POD or NAMESPACE/POD, either with "
                         "/CONTAINER, or the beginning of a container's id")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="+", help=f"what it asks for: {', '.join(KEYS)}")
+    namespace_flag(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
     output_flag(parser, ("text", "json"))
 
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(KEYS)}", "e.g. policy=fixed")
         changes[key] = value
     config = load_config(args)
-    found = ask(config, {"op": "set", "target": args.target, "changes": changes, "dry_run": args.dry_run})
+    found = ask(config, {"op": "set", "target": args.target, "namespace": args.namespace, "changes": changes,
+                         "dry_run": args.dry_run})
     if found is None:
         raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",
                            "start it: systemctl start vmpin, or `vmpin watch`")

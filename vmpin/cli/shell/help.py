@@ -98,13 +98,14 @@ def pages() -> dict[str, Path]:
 
 def did_you_mean(text: str, names: Iterable[str], otherwise: str) -> str:
     """A hint for a name that does not exist."""
-    near = difflib.get_close_matches(text, list(names), n=2)
+    near = difflib.get_close_matches(text, list(dict.fromkeys(names)), n=2)
     return f"did you mean {' or '.join(near)}? {otherwise}" if near else otherwise
 
 
 def _list(topics: dict[str, Path]) -> None:
+    width = max(map(len, topics), default=0)
     print("topics:")
     for name, page in topics.items():
         with page.open(encoding="utf-8") as file:
-            print(f"  {name:13} {file.readline().lstrip('# ').rstrip()}")
+            print(f"  {name:{width}} {file.readline().lstrip('# ').rstrip()}")
     print("commands: vmpin --help, and each one's --help")

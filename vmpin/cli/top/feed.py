@@ -92,7 +92,7 @@ class NodeReader:
             self._describe(self._document(_LATER))
         except VmpinError as err:
             if not self.trouble.startswith("since"):
-                self.trouble = f"since {time.strftime('%H:%M:%S')} {err}"
+                self.trouble = f"since {time.strftime('%H:%M:%SZ', time.gmtime())} {err}"
 
     def _document(self, deadline: float) -> bytes | Document:
         """The watcher's answer, or without one what this process reads."""

@@ -91,7 +91,7 @@ class LiveView:
         return replace(found, text=wrapped(found.text, columns))
 
     def _show(self, usage: NodeUsage) -> None:
-        self._usage, self._time = usage, time.strftime("%H:%M:%S")
+        self._usage, self._time = usage, time.strftime("%H:%M:%SZ", time.gmtime())
 
     def _carry_out(self, feed: UsageFeed, columns: int) -> None:
         """Start what the state asks for."""
