@@ -127,7 +127,8 @@ def test_the_alerts_and_the_dashboard_are_those_of_the_repository(built: Program
     links = {rule["alert"]: rule["annotations"]["runbook_url"] for group in rules["groups"] for rule in group["rules"]}
     assert links["VmpinDrift"] == "https://wiki.example/vmpin/alerts.md#vmpindrift"
     assert all(link.startswith("https://wiki.example/vmpin/alerts.md#") for link in links.values())
-    assert found["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    (endpoint,) = found["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["honorLabels"]) == ("metrics", True)
 
 
 def test_only_keys_that_take_a_restart_roll_the_watchers_out(built: Programs) -> None:

@@ -119,7 +119,9 @@ class OwnerBook:
 
     def begin(self, now: int, slack: int) -> None:
         """A series of readings begins. :param slack: by what its sum may be wrong in the end (ns)."""
-        self._add(self.columns["slack"], "slack", self._at(now), slack)
+        at = self._at(now)
+        self.until = now  # as the oldest minutes may have been dropped
+        self._add(self.columns["slack"], "slack", at, slack)
 
     def idle(self, now: int, elapsed: int) -> None:
         """Book time in which the owner was watched and had no exclusive CPUs."""
@@ -184,7 +186,8 @@ class OwnerBook:
                 self._forget_thieves()
             if len(self.thieves) >= MAX_THIEVES:
                 self._join_least()
-            self.thieves.append(thief)
+            if thief not in self.thieves:  # it may be OTHERS
+                self.thieves.append(thief)
         return self.thieves.index(thief) + 1
 
     def _join_least(self) -> None:

@@ -39,12 +39,14 @@ class HotCpu(NamedTuple):
 
 
 class _Met:
-    """A process at the last visit: its total run time, and those of its threads that were found on such CPUs."""
+    """A process at the last visit: its total run time, and those of its threads that were found on such CPUs. `stale`
+    when it has run since these were noted, without its threads having been looked at."""
 
-    __slots__ = ("clock", "threads")
+    __slots__ = ("clock", "stale", "threads")
 
     def __init__(self, clock: int) -> None:
         self.clock = clock
+        self.stale = False
         self.threads: dict[ThreadId, int] = {}
 
 
@@ -128,6 +130,8 @@ class ThiefVisits:
             known[pid] = met
             if self._hot and spent >= _LEAST:
                 yield from self._inspect(_Process(pid, met, spent, vms.get(pid)))
+            elif spent:
+                met.stale = True
             yield
         self._known = known
 
@@ -141,7 +145,7 @@ class ThiefVisits:
                 for tid, stat in self._view.proc.task_stats(process.pid, tids).items():
                     self._look(process, tid, stat)
                 yield
-        process.met.threads = process.threads
+        process.met.threads, process.met.stale = process.threads, False
 
     def _look(self, process: _Process, tid: int, stat: Stat) -> None:
         hot = self._hot.get(stat.processor)
@@ -170,7 +174,8 @@ class ThiefVisits:
         `alone` in its process: the next visit has it."""
         before = process.met.threads.get(thread)
         if before is not None:
-            return max(0, ran - before)
+            since = max(0, ran - before)
+            return min(since, process.spent) if process.met.stale else since
         if self._last and seconds_since_boot(thread.starttime) >= self._last:
             return ran
         return min(ran, process.spent) if self._last and process.alone else 0

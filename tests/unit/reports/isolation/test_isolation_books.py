@@ -159,6 +159,21 @@ def test_many_thieves_take_bounded_room_and_old_ones_are_forgotten() -> None:
     assert max(book.columns["thief"]) <= len(book.thieves)
 
 
+def test_the_rest_of_a_full_list_has_one_place() -> None:
+    book = OwnerBook("owner", 0)
+    for number in range(MAX_THIEVES):
+        book.met(number * MINUTE, [Theft(host(f"t{number}"), 2, SECOND)], ThiefKind.KERNEL)
+    book.met(MAX_THIEVES * MINUTE, [Theft(OTHERS, 2, SECOND)], ThiefKind.KERNEL)
+    assert book.thieves.count(OTHERS) == 1
+
+
+def test_a_series_that_begins_after_a_day_without_a_reading_keeps_the_times_in_order() -> None:
+    """As the file's reader takes no other book (isolation_file)."""
+    book = OwnerBook("owner", 0)
+    book.begin(2 * MINUTES * MINUTE, SECOND)
+    assert book.first <= book.until // MINUTE + 1
+
+
 def test_names_without_end_do_not_hide_a_later_thief() -> None:
     """As a container may give its threads, each of which runs for a moment."""
     book = OwnerBook("owner", 0)

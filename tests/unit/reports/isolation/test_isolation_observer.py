@@ -126,6 +126,23 @@ def test_an_owner_that_loses_its_first_process_begins_again(node: Spinners, slee
     assert sums(observer, owner)["slack"] > 0
 
 
+def test_rounds_at_the_same_moment_begin_no_series_anew(node: Spinners, sleeper: int,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two commands may ask for one: each beginning widens the bounds."""
+    owner = Owner(node, sleeper, node.there)
+    observer = IsolationObserver(node.reconciler.view)
+    a_round(observer)
+    slack = sums(observer, owner)["slack"]
+    monkeypatch.setattr(isolation_observer, "_FRESH", 3600 * 10**9)  # one reading for all
+    for _ in range(3):
+        a_round(observer)
+    assert sums(observer, owner)["slack"] == slack
+    monkeypatch.undo()
+    owner.ran("", 1000)
+    a_round(observer)
+    assert sums(observer, owner)["seen"] > 0
+
+
 def test_foreign_seconds_by_cpu_only_grow(node: Spinners, sleeper: int, burner: int) -> None:
     owner = Owner(node, sleeper, node.there)
     observer = IsolationObserver(node.reconciler.view)

@@ -100,6 +100,21 @@ def test_no_thief_had_more_than_was_foreign_on_the_cpu(node: Spinners, burning: 
         assert found == foreign or not foreign
 
 
+def test_what_ran_before_a_visit_that_looked_at_no_thread_is_not_met_later(node: Spinners,
+                                                                           burning: tuple[int, str]) -> None:
+    burner, name = burning
+    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
+    visit(visits, {cpu: MUCH})
+    run_for(0.05, burner)
+    visit(visits, {cpu: MUCH})
+    run_for(0.5, burner)
+    before = clock(burner)
+    visit(visits, {})
+    run_for(0.02, burner)
+    found = sum(theft.spent for theft in visit(visits, {cpu: MUCH}) if theft.thief.name == name)
+    assert 0 < found <= clock(burner) - before
+
+
 MANY = """
 import threading, time
 end = threading.Event()
