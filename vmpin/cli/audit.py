@@ -219,7 +219,7 @@ def _print_findings(found: Judgement) -> None:
         [_time(first.spent), CpuSet(first.ran) or "-", first.may or "-", first.kind, _name(first),
          f"{first.process.pid}" + (f" and {len(rest)} more" if rest else ""),
          sum(len(finding.threads) for finding in (first, *rest)), _home(first), _names(first.owners, everyone)]
-        for first, *rest in rows[:_ROWS]])
+        for first, *rest in rows[:_ROWS]], keys=("PROCESS", "PID"))
     more = [finding for row in rows[_ROWS:] for finding in row]
     if more:
         counts = Counter(finding.kind for finding in more)

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from vmpin.cli.text.table_layout import broken, gap_of, lines_of
+from vmpin.cli.text.table_layout import Block, blocks_of, broken, lines_of
 from vmpin.domain.terminal import printable
 
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",
@@ -25,11 +25,15 @@ def print_data(data: object, output: str) -> None:
         print(json.dumps(data, indent=2 if sys.stdout.isatty() else None))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict[str, str] | None = None) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict[str, str] | None = None, *,
+          spare: Sequence[str] = (), also: str = "", keys: Sequence[str] = ()) -> None:
     """Print an aligned table: in colour at a terminal and within its width, plain and as wide as it is in a pipe. At a
-    terminal without room for it each row is a sentence, its titles in it.
+    terminal without room for it columns are left out, which a line below names, or it is cut into several tables;
+    where not even these have room each row is a sentence, its titles in it.
 
-    :param styles: by cell text, a rich style.
+    :param styles: by cell text, a rich style. :param spare: titles that may be left out, the least important first.
+    :param also: a command that shows these. :param keys: titles of the columns that name a row (none: the first does);
+        each of several tables has them.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
@@ -37,20 +41,26 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
             print(line)
         return
     width, rows_with_titles = columns_of_terminal(), [list(columns), *cells]
-    gap = gap_of(rows_with_titles, width)
-    if gap is None:
+    blocks = blocks_of(rows_with_titles, width, spare, keys)
+    print_styled(line for block in blocks for line in _styled(rows_with_titles, block, styles or {}))
+    if not blocks:
         for row in cells:
             say("  ".join(f"{title} {cell}" for title, cell in zip(columns, row, strict=True) if cell))
-        return
+    elif left := [title for place, title in enumerate(columns) if not any(place in block.places for block in blocks)]:
+        say(f"{also} also has {', '.join(left)} (no room in {width} columns)")
+
+
+def _styled(rows: Sequence[Sequence[str]], block: Block, styles: dict[str, str]) -> "list[Line]":
+    """The columns of this block, their titles underlined."""
     made: list[Line] = []
-    for row, lines in zip(rows_with_titles, lines_of(rows_with_titles, width, gap), strict=True):
-        kinds = [(styles or {}).get(cell, "") for cell in row] if made else ["bold"] * len(row)
+    for row, lines in zip(rows, lines_of(rows, block), strict=True):
+        kinds = [styles.get(row[place], "") if made else "bold" for place in block.places]
         for filled in lines:
             made.append([part for text, kind in zip(filled, kinds, strict=True)
-                         for part in ((text, kind), (" " * gap, ""))][:-1])
-        if row is rows_with_titles[0]:
+                         for part in ((text, kind), (" " * block.gap, ""))][:-1])
+        if row is rows[0]:
             made.append([("─" * sum(len(text) for text, _ in made[-1]), "dim")])
-    print_styled(made)
+    return made
 
 
 def say(text: str, indent: str = "") -> None:

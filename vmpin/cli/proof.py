@@ -71,7 +71,7 @@ def print_proof(found: Document) -> None:
         rows += [["(ended)", role, *row(account)] for role, account in found["ended"]["roles"].items()
                  if any(account.values())]
     if rows:
-        table(["POD", *COLUMNS], rows)
+        table(["POD", *COLUMNS], rows, keys=("POD", "ROLE"))
     missed = found["seconds"] - found["watched"]
     gap = f", of which {missed:.0f} s were not watched" if missed > 1 else ""
     say(f"since {found['since']} ({found['seconds']:.0f} s{gap})")

@@ -26,7 +26,7 @@ from vmpin.cli import control_client, proof
 from vmpin.cli.allocator import allocations
 from vmpin.cli.cluster import all_nodes
 from vmpin.cli.main import main
-from vmpin.cli.text.table_layout import column_widths, gap_of, lines_of
+from vmpin.cli.text.table_layout import Block, blocks_of, broken, lines_of
 from vmpin.status import vm_networks
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -172,17 +172,61 @@ def test_no_line_has_a_character_that_steers_a_terminal(text: str, name: str, an
 TEXTS = st.lists(st.lists(st.text("ab0,- ", max_size=30), min_size=3, max_size=3), min_size=1, max_size=5)
 
 
-@given(rows=TEXTS, width=st.integers(20, 120))
-def test_a_table_loses_nothing_and_keeps_its_width(rows: list[list[str]], width: int) -> None:
-    gap = gap_of(rows, width)
-    assert gap is None or sum(column_widths(rows, width, gap)) + gap * 2 <= width
-    for row, lines in zip(rows, lines_of(rows, width, gap or 1), strict=True):
-        for place, cell in enumerate(row):
-            assert "".join(line[place] for line in lines).replace(" ", "") == cell.replace(" ", "")
-    assert [[cell.rstrip() for cell in line] for lines in lines_of(rows, 0, 2) for line in lines] == [
-        [cell.rstrip() for cell in row] for row in rows]
+@given(rows=TEXTS, width=st.integers(0, 120), spare=st.booleans(),
+       keys=st.sampled_from([(), ("CPUS",), ("POD", "CPUS")]))
+def test_a_table_loses_nothing_and_keeps_its_width(rows: list[list[str]], width: int, spare: bool,
+                                                   keys: tuple[str, ...]) -> None:
+    rows = [["POD", "CPUS", "WHY"], *rows]
+    blocks = blocks_of(rows, width, ["WHY"] if spare else [], keys)
+    if width == 0 or width > 50:
+        assert blocks
+    shown = {place for block in blocks for place in block.places}
+    assert shown in ([{0, 1, 2}, {0, 1}] if spare else [{0, 1, 2}]) or not blocks
+    for block in blocks:
+        assert not width or sum(block.widths) + block.gap * (len(block.widths) - 1) <= width
+        for row, lines in zip(rows, lines_of(rows, block), strict=True):
+            for at, place in enumerate(block.places):
+                assert "".join(line[at] for line in lines).replace(" ", "") == row[place].replace(" ", "")
+    for block in blocks_of(rows, 0):
+        assert [[cell.rstrip() for cell in line] for lines in lines_of(rows, block) for line in lines] == [
+            [cell.rstrip() for cell in row] for row in rows]
 
 
 def test_a_number_of_a_cpu_list_stays_whole() -> None:
     rows = [["POD", "CPUS"], ["shop/web-7d9f8c6b5-x2zkp", "0-7,32-39,44-47,56-63,100-103,110-117"]]
-    assert [line[1].rstrip() for line in lines_of(rows, 50, 2)[1]] == ["0-7,32-39,44-47,56-63,", "100-103,110-117"]
+    (block,) = blocks_of(rows, 50)
+    assert [line[1].rstrip() for line in lines_of(rows, block)[1]] == ["0-7,32-39,44-47,56-63,", "100-103,110-117"]
+
+
+def test_columns_go_before_a_name_is_broken_and_the_least_important_first() -> None:
+    rows = [["POD", "CPUS", "KERNEL", "LEAST"], ["shop/web-7d9f8c6b5-x2zkp", "9", "0.002 %", "0.1 %"]]
+    spare = ["KERNEL", "LEAST"]
+    found = {width: [list(block.places) for block in blocks_of(rows, width, spare)] for width in (60, 38, 32, 25)}
+    assert found == {60: [[0, 1, 2, 3]], 38: [[0, 1, 3]], 32: [[0, 1]], 25: [[0, 1]]}
+    assert [line[0].rstrip() for line in lines_of(rows, blocks_of(rows, 25, spare)[0])[1]] == [
+        "shop/web-7d9f8c6b5-", "x2zkp"]
+
+
+def test_a_table_without_room_is_cut_into_several_which_all_name_their_rows() -> None:
+    rows = [["POD", "ROLE", "RAN", "WAITED", "MIGRATIONS"], ["shop/web-7d9f8c6b5-x2zkp", "vcpu", "3 s", "1 s", "17"]]
+    assert blocks_of(rows, 37, keys=("POD", "ROLE")) == [
+        Block([0, 1, 2, 3], [18, 4, 3, 6], 2), Block([0, 1, 4], [19, 4, 10], 2)]
+    assert blocks_of(rows, 20, keys=("POD", "ROLE")) == []
+
+
+def test_a_long_name_is_broken_at_a_sign_of_its_own() -> None:
+    assert list(broken("shop/web-7d9f8c6b5-x2zkp", 16)) == ["shop/web-", "7d9f8c6b5-x2zkp"]
+    assert list(broken("a" * 20, 16)) == ["a" * 16, "a" * 4]
+
+
+LONG = "production/checkout-service-worker-7d9f8c6b5-x2zkp"
+
+
+@pytest.mark.parametrize("name", [name for name in SCREENS if "all-nodes" not in name and "one" not in name])
+def test_80_columns_are_enough_for_a_table_of_long_names(name: str, answers: dict[str, Any],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps(answers).replace("web-7d9f8c6b5-x2zkp", "web-7d9f8c6b5-x2zkp" + LONG)
+    answers.update(json.loads(text))
+    lines = screen(SCREENS[name], 80, monkeypatch)
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.match(r"(POD|SANDBOX|NODE) [a-z0-9]", line)]

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     rows = grant_rows(found, now, wide)
     if rows:
         print()
-        table(grant_columns(wide), rows, {"running": "green", "reserved": "cyan", "lapsed": "yellow"})
+        table(grant_columns(wide), rows, {"running": "green", "reserved": "cyan", "lapsed": "yellow"},
+              spare=() if wide else ("WHY", "SINCE"), also="`vmpin allocations -o wide`", keys=("POD", "CONTAINER"))
     else:
         print("no container has CPUs of its own")
     for line in refusals(found, now):

@@ -151,7 +151,8 @@ def _print_text(found: dict[str, Any], objective: float | None, single: bool) ->
         print("no pod has, or had, exclusive CPUs in that time: nothing was compared")
         return
     table([*texts.TABLE, *(["SLO"] if objective is not None else [])],
-          [texts.row(pod, objective is not None) for pod in pods], {"missed": "yellow", "undecided": "yellow"})
+          [texts.row(pod, objective is not None) for pod in pods], {"missed": "yellow", "undecided": "yellow"},
+          spare=("KERNEL", "AT LEAST"), also="`vmpin isolation POD`")
     for pod in pods:
         if pod["worst"] is not None:
             print()

@@ -1,50 +1,88 @@
 """Tables as lines of a given width: cells are broken between words and after commas, never within a number.
 
-Pure. What stays out: colours and printing (cli.output)."""
+Where that is too wide, columns are left out or names are broken, and then the table is cut into several. Pure. What
+stays out: colours and printing (cli.output)."""
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 #: Between two columns, where there is room for it; else 1.
 GAPS = (2, 1)
+#: A name longer than this may be broken where there is no room for it. All figures and titles are shorter.
+LONGEST = 16
 #: What a text is broken into: words with what follows them, the parts of CPU lists, numbers with their unit.
 _PIECE = re.compile(r"[^ ,]*(?: [s%]\)?(?= |$))?[ ,]*")
 
 
-def lines_of(rows: Sequence[Sequence[str]], width: int, gap: int) -> list[list[list[str]]]:
-    """The lines of each row, each a list of its cells, filled up to the columns' widths.
-    :param rows: the first has the titles. :param width: what there is for all columns and gaps; 0: any."""
-    widths = column_widths(rows, width, gap)
-    made = []
-    for row in rows:
-        cells = [list(broken(cell, room)) for cell, room in zip(row, widths, strict=True)]
-        height = max(map(len, cells), default=0)
-        made.append([[(cell[number] if number < len(cell) else "").ljust(room)
-                      for cell, room in zip(cells, widths, strict=True)] for number in range(height)])
+class Block(NamedTuple):
+    """Columns that stand side by side: which of the table's they are, their widths in characters, and the gap."""
+
+    places: Sequence[int]
+    widths: Sequence[int]
+    gap: int
+
+
+def blocks_of(rows: Sequence[Sequence[str]], width: int, spare: Sequence[str] = (),
+              keys: Sequence[str] = ()) -> list[Block]:
+    """The table as one block; where the width suffices for none, as several, each with the key columns; [] where
+    there is no room for these either.
+    :param rows: the first has the titles. :param width: in characters; 0: any.
+    :param spare: titles of columns to leave out where that makes one block possible, the first of them first.
+    :param keys: titles of the columns that name a row; none: the first does."""
+    every = range(len(rows[0]))
+    full, words = ([max(map(size, column)) for column in zip(*rows, strict=True)] for size in (len, _longest_piece))
+    least = (words, [min(word, LONGEST) for word in words])
+    for floors in least:
+        for count in range(len(spare) + 1):
+            places = [place for place in every if rows[0][place] not in spare[:count]]
+            if found := _block(places, full, floors, width):
+                return [found]
+    named = [place for place in every if rows[0][place] in keys] or [0]
+    return next(filter(None, (_cut(named, full, floors, width) for floors in least)), [])
+
+
+def _block(places: Sequence[int], full: Sequence[int], least: Sequence[int], width: int,
+           gaps: Sequence[int] = GAPS) -> Block | None:
+    """Columns as wide as their cells; where that is too much, the widest are made narrower, down to their least width.
+    None where that is too much, too."""
+    for gap in gaps:
+        room = width - gap * (len(places) - 1)
+        if width and sum(least[place] for place in places) > room:
+            continue
+        widths = [full[place] for place in places]
+        while width and sum(widths) > room:
+            widths[max((size, at) for at, size in enumerate(widths) if size > least[places[at]])[1]] -= 1
+        return Block(places, widths, gap)
+    return None
+
+
+def _cut(keys: Sequence[int], full: Sequence[int], least: Sequence[int], width: int) -> list[Block]:
+    """Blocks with the key columns and as many others, in their order, as there is room for; [] if one has no other."""
+    made: list[Block] = []
+    for place in (each for each in range(len(full)) if each not in keys):
+        if made and (wider := _block([*made[-1].places, place], full, least, width, GAPS[:1])):
+            made[-1] = wider
+        elif started := _block([*keys, place], full, least, width, GAPS[:1]):
+            made.append(started)
+        else:
+            return []
     return made
 
 
-def column_widths(rows: Sequence[Sequence[str]], width: int, gap: int) -> list[int]:
-    """As wide as their cells; where that is too much, the widest columns are made narrower, but no word is broken."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    least, room = _words(rows), width - gap * (len(widths) - 1)
-    while width and sum(widths) > room and (wide := [
-            (size, place) for place, size in enumerate(widths) if size > least[place]]):
-        widths[max(wide)[1]] -= 1
-    return widths
+def lines_of(rows: Sequence[Sequence[str]], block: Block) -> list[list[list[str]]]:
+    """The lines of each row in this block, each a list of its cells, filled up to the columns' widths."""
+    made = []
+    for row in rows:
+        cells = [list(broken(row[place], room)) for place, room in zip(block.places, block.widths, strict=True)]
+        height = max(map(len, cells), default=0)
+        made.append([[(cell[number] if number < len(cell) else "").ljust(room)
+                      for cell, room in zip(cells, block.widths, strict=True)] for number in range(height)])
+    return made
 
 
-def gap_of(rows: Sequence[Sequence[str]], width: int) -> int | None:
-    """The gap between columns with which the table has room in this width (0: any) without a broken word, None where
-    there is none."""
-    least = _words(rows)
-    return next((gap for gap in GAPS if not width or sum(least) + gap * (len(least) - 1) <= width), None)
-
-
-def _words(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The longest piece of each column."""
-    return [max(len(piece.rstrip()) for cell in column for piece in pieces(cell))
-            for column in zip(*rows, strict=True)]
+def _longest_piece(cell: str) -> int:
+    return max(len(piece.rstrip()) for piece in pieces(cell))
 
 
 def pieces(cell: str) -> list[str]:
@@ -53,7 +91,8 @@ def pieces(cell: str) -> list[str]:
 
 
 def broken(cell: str, room: int) -> Iterator[str]:
-    """The lines of a text, of at most `room` characters each (at least one)."""
+    """The lines of a text, of at most `room` characters each (at least one). A longer word is broken after one of its
+    last `/` or `-`, if it has one there."""
     room = max(room, 1)
     line = ""
     for piece in pieces(cell):
@@ -62,6 +101,7 @@ def broken(cell: str, room: int) -> Iterator[str]:
             line = ""
         line += piece
         while len(line.rstrip()) > room:
-            yield line[:room]
-            line = line[room:]
+            cut = max(line.rfind(sign, room // 2, room) for sign in "/-") + 1 or room
+            yield line[:cut]
+            line = line[cut:]
     yield line.rstrip()
