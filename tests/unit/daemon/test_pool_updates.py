@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Container
 from pathlib import Path
@@ -13,12 +14,15 @@ import pytest
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.cpuset import CpuSet
+from vmpin.daemon.allocator import pool_updates
 from vmpin.daemon.allocator.pool_updates import TRIES, PoolUpdates
 from vmpin.domain.events import Source
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
+from vmpin.errors import SourceError
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
+from vmpin.sources import cri
 
 MACHINE = Topology.build(CpuSet(range(4)))
 POD, MAIN = SandboxId("pod"), ContainerId("main")
@@ -40,7 +44,8 @@ class Node:
         self.reports: dict[Source, Any] = {}
         self.disagreements: dict[tuple[SandboxId, ContainerId], str] = {}
         record = SimpleNamespace(reports=self.reports)
-        view: Any = SimpleNamespace(vm_sandboxes=lambda: self.vms, disagreements=self.disagreements,
+        view: Any = SimpleNamespace(config=SimpleNamespace(paths=SimpleNamespace(cri=None)),
+                                    vm_sandboxes=lambda: self.vms, disagreements=self.disagreements,
                                     sandboxes={POD: SimpleNamespace(containers={MAIN: record})})
         self.updates = PoolUpdates(view, self.allocator, self._read, lambda: None)
 
@@ -87,6 +92,34 @@ def test_another_writer_is_left_its_way_after_some_tries(node: Node, caplog: pyt
         node.updates.compare()
     assert caplog.text.count("it is given its own again") == TRIES
     assert caplog.text.count("another writer takes its own") == 1
+
+
+def test_a_call_that_the_runtime_refuses_counts_no_try(node: Node, caplog: pytest.LogCaptureFixture,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often, and although a pass reads the cgroup during each: no other writer took anything."""
+    node.cgroup, node.disagreements[POD, MAIN] = OTHER, "its cgroup has other CPUs"
+    calls = iter(range(TRIES + 3))
+    loop = asyncio.new_event_loop()
+
+    def refused(servers: object, container: ContainerId, cpus: CpuSet, seconds: float) -> None:
+        update = node.allocator.next_update(())
+        assert update == (container, cpus)
+        node.allocator.given(update)  # NRI reports the update before the runtime carries it out
+        node.updates.compare()
+        if next(calls, None) is None:
+            loop.call_soon_threadsafe(task.cancel)
+        raise SourceError("cri.sock", "read-only")
+
+    monkeypatch.setattr(cri, "sockets", lambda configured: ["cri.sock"])
+    monkeypatch.setattr(cri, "update_cpus", refused)
+    monkeypatch.setattr(pool_updates, "PAUSE", 0.0)
+    node.start()
+    task = loop.create_task(node.updates.run())
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    loop.close()
+    assert caplog.text.count("the runtime does not give it the CPUs 1-2") > TRIES
+    assert "another writer" not in caplog.text
 
 
 def test_a_granted_cpu_that_was_offline_is_given_again(node: Node) -> None:

@@ -134,7 +134,9 @@ class PoolUpdates:
 
     def _keep_due(self, container: ContainerId) -> None:
         """After a call that failed. The runtime had the call decided on before it tried, as any other update: so the
-        ledger has what was asked for, which is not so. No other writer took anything, and no try is counted."""
+        ledger has what was asked for, which is not so. No other writer took anything: a pass that saw the difference
+        during the call has counted no try."""
+        self._tries.pop(container, None)
         self._read_back([container])
         for state in self._view.sandboxes.values():
             record = state.containers.get(container)
