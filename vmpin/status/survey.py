@@ -1,7 +1,8 @@
 """The node in brief, for followers of its changes (daemon.followers): each VM sandbox without its threads.
 
 Made from the same entries as the status document, sandbox by sandbox, so that the caller can do other work in between.
-What stays out: which of it changed, and to whom it is sent (daemon.followers). Called by daemon.followers."""
+Sentences have pods and containers by name, as every reader cuts them to a length of its own. What stays out: which of
+it changed, and to whom it is sent (daemon.followers). Called by daemon.followers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.pod_names import with_names
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.view import NodeView
@@ -31,6 +33,7 @@ class Survey:
         """Survey one sandbox a step. :param guest: the reports from guests."""
         masks: dict[frozenset[int], CpuSet] = {}
         collisions = []
+        names = _names(view)
         for listed in shown(view):
             yield
             sandbox = view.sandboxes.get(listed.id)
@@ -40,22 +43,25 @@ class Survey:
             threads = [] if vm is None else threads_of(view, vm, masks)
             collisions += trespasses(view.ownership, sandbox.id, threads)
             entry = sandbox_entry(view, sandbox, vm, threads, False, guest(sandbox.id))
-            self.sandboxes[sandbox.id] = brief(entry, sandbox.suspended)
+            self.sandboxes[sandbox.id] = brief(entry, sandbox.suspended, names)
         collisions += find_collisions(view.ownership)
+        names = _names(view)  # pods may have come since
         node, own = view.node, view.ownership
         self.node = {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
                      "housekeeping": str(node.housekeeping), "topology": _topology(node.topology),
                      "trouble": view.checkpoint.trouble,
-                     "collisions": [collision._asdict() for collision in sorted(collisions)]}
+                     "collisions": [{**collision._asdict(), "what": with_names(collision.what, names)}
+                                    for collision in sorted(collisions)]}
 
 
-def brief(entry: Mapping[str, Any], suspended: bool) -> dict[str, object]:
+def brief(entry: Mapping[str, Any], suspended: bool, names: Mapping[str, str]) -> dict[str, object]:
     """A sandbox's entry of the status document without its threads.
-    :param suspended: whether it was unpinned by hand."""
-    threads = entry["threads"]
+    :param suspended: whether it was unpinned by hand. :param names: of pods and containers by their ids."""
+    threads, drift = entry["threads"], entry["drift"]
     guest = entry["guest"]
-    return {**{key: entry[key] for key in ("id", "pod", "runtime", "handler", "vmm", "mask", "verdict", "reasons",
-                                           "drift")},
+    return {**{key: entry[key] for key in ("id", "pod", "runtime", "handler", "vmm", "mask", "verdict")},
+            "reasons": [with_names(reason, names) for reason in entry["reasons"]],
+            "drift": None if drift is None else {**drift, "why": with_names(drift["why"], names)},
             "suspended": suspended,
             # Not how many there are: a VMM's worker threads come and go all the time, and each would be a change.
             "misplaced": sum(not thread["ok"] for thread in threads),
@@ -64,6 +70,16 @@ def brief(entry: Mapping[str, Any], suspended: bool) -> dict[str, object]:
             "containers": [{"name": each["name"], "cpus": each["cpuset"], "exclusive": each["exclusive"],
                             "vcpus": each["vcpus"], "guest": (each["guest"] or {}).get("text")}
                            for each in entry["containers"] if not each["pause"]]}
+
+
+def _names(view: NodeView) -> dict[str, str]:
+    """`namespace/pod` by sandbox id and by the pod's uid, a container's name by its id; also of pods without a VM."""
+    names: dict[str, str] = {}
+    for sandbox in view.sandboxes.values():
+        names |= {container.id: container.name for container in sandbox.live() if container.name}
+        if sandbox.pod is not None:
+            names[sandbox.id] = names[sandbox.pod.uid] = f"{sandbox.pod.namespace}/{sandbox.pod.name}"
+    return names
 
 
 def _topology(topology: Topology) -> dict[str, object]:
