@@ -26,11 +26,12 @@ from vmpin.cpuset import CpuSet
 from vmpin.daemon.exporter import Exporter
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
-from vmpin.domain.guest_report import GuestReport
+from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
+from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.reconcile.reconciler import Reconciler
@@ -116,6 +117,10 @@ class Node:
         tally.placement_latency.observe(0.0003)
         tally.pin_latency.observe(0.003)
         self.reconciler.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
+        self.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("error")})
+        self.reconciler.placement_cache.own = ownership(
+            {self.id: CpuClaims(((WEB, self.first),), ()), SandboxId("other"): CpuClaims(((WEB, self.second),), ())},
+            self.reconciler.node)
         both = self.first | self.second
         self.allocator = AllocatorView("on", "", Topology.build(both, caches=[both], nodes={0: both}),
                                        AllocationOptions(), Ledger(shared=both), both)

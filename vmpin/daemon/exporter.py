@@ -130,13 +130,13 @@ class Exporter:
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 
-    def _guests(self) -> Counter[str]:
-        """Containers by the state of the map that their guest was sent."""
-        found: Counter[str] = Counter()
+    def _guests(self) -> dict[SandboxId, Counter[str]]:
+        """Containers by the state of the map that their guest was sent, of each sandbox with a map."""
+        found: dict[SandboxId, Counter[str]] = {}
         for sandbox, placement in self._watched.view.placements.items():
             report = self._watched.guest(sandbox)
             if report is not None:
-                found.update(report.of(container).state for container in placement.containers)
+                found[sandbox] = Counter(report.of(container).state for container in placement.containers)
         return found
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
-from vmpin.placement.ownership import find_collisions
+from vmpin.placement.ownership import Collision, find_collisions
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import shown, threads_of
@@ -42,11 +42,13 @@ class Headcount:
 
     sandboxes: dict[SandboxId, SandboxCount] = field(default_factory=dict)
     collisions: int = 0  #: As status lists them.
+    #: How many of these each sandbox takes part in, with a VM or without: as an owner, or by its threads or cpuset.
+    collided: Counter[SandboxId] = field(default_factory=Counter)
 
     def take(self, view: NodeView) -> Iterator[None]:
         """Count one sandbox a step."""
         masks: dict[frozenset[int], CpuSet] = {}
-        trespassed = 0
+        collisions: list[Collision] = []
         listing = shown(view)
         yield
         for listed in listing:
@@ -59,9 +61,11 @@ class Headcount:
                                unmanaged=sandbox.id in view.unmanaged)
             self.sandboxes[sandbox.id] = SandboxCount(
                 sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
-            trespassed += len(trespasses(view.ownership, sandbox.id, threads))
+            collisions += trespasses(view.ownership, sandbox.id, threads)
             yield
-        self.collisions = len(find_collisions(view.ownership)) + trespassed
+        collisions += find_collisions(view.ownership)
+        self.collisions = len(collisions)
+        self.collided.update(each for collision in collisions for each in collision.sandboxes)
 
     def verdicts(self) -> Counter[Verdict]:
         return Counter(count.verdict for count in self.sandboxes.values())

@@ -48,7 +48,7 @@ class ScrapeData(NamedTuple):
     view: NodeView
     headcount: Headcount
     sources: Iterable[SourceHealth]
-    guests: Counter[str]  #: Containers by their state in the guest.
+    guests: Mapping[SandboxId, Counter[str]]  #: Containers by their state in the guest, of each sandbox.
     restarts: Mapping[str, int]  #: Restarts after a failure, by the watcher's task.
     resynced: float  #: Unix time of the last resync, in seconds.
     tasks: int  #: Tasks of the watcher's loop.
@@ -116,9 +116,7 @@ def _state(facts: ScrapeData) -> Iterator[Metric]:
                   "shared": len(view.ownership.pool), "housekeeping": len(view.node.housekeeping)}, "set")
     yield _gauge("vmpin_source_up", "Whether a source of the watcher is available and works.",
                  {source.name: source.up for source in facts.sources}, "source")
-    states: Counter[str] = Counter()
-    for state, number in facts.guests.items():
-        states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
+    states = sum(map(_guest_states, facts.guests.values()), Counter[str]())
     yield _gauge("vmpin_guest_containers", "Containers of VMs, by the result of their placement in the guest.",
                  {state: states[state] for state in GUEST_STATES}, "state")
     yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.", view.saved)
@@ -196,12 +194,33 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     yield _counter("vmpin_sandbox_run_seconds_total", "As vmpin_run_seconds_total, of each VM sandbox.",
                    {(*labels[sandbox], place): spent for sandbox in ledger.sandboxes
                     if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))}, *_POD, "place")
-    owners = {sandbox: _names(sandbox, facts.view.sandboxes[sandbox].pod) for sandbox in facts.foreign_by_sandbox
-              if sandbox in facts.view.sandboxes}
+    yield _gauge("vmpin_sandbox_guest_containers", "As vmpin_guest_containers, of each VM sandbox, without zero "
+                 "values.",
+                 {(*labels[sandbox], state): number for sandbox, found in facts.guests.items() if sandbox in labels
+                  for state, number in _guest_states(found).items()}, *_POD, "state")
+    yield _gauge("vmpin_sandbox_collisions", "As vmpin_collisions, of each sandbox that takes part in one, with a VM "
+                 "or without.",
+                 {names: count.collided[sandbox] for sandbox, names in _named(count.collided, facts.view).items()},
+                 *_POD)
+    owners = _named(facts.foreign_by_sandbox, facts.view)
     yield _counter("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_foreign_seconds_"
                    "total, of each sandbox that owns CPUs, with a VM or without.",
                    {(*names, str(cpu)): spent for sandbox, names in owners.items()
                     for cpu, spent in facts.foreign_by_sandbox[sandbox].items()}, *_POD, "cpu")
+
+
+def _guest_states(found: Counter[str]) -> Counter[str]:
+    """What a guest reports as a state may be any text."""
+    states: Counter[str] = Counter()
+    for state, number in found.items():
+        states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
+    return states
+
+
+def _named(sandboxes: Iterable[SandboxId], view: NodeView) -> dict[SandboxId, tuple[str, str, str]]:
+    """The labels of those that are still there."""
+    return {sandbox: _names(sandbox, view.sandboxes[sandbox].pod) for sandbox in sandboxes
+            if sandbox in view.sandboxes}
 
 
 def _names(sandbox: SandboxId, pod: Pod | None) -> tuple[str, str, str]:

@@ -26,9 +26,9 @@ from vmpin.daemon import exporter
 from vmpin.daemon.exporter import Exporter
 from vmpin.daemon.http import HttpReply
 from vmpin.domain.counters import Histogram
-from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.guest_report import ContainerReport, GuestReport
-from vmpin.domain.model import ContainerId, SandboxId, ThreadRole
+from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadRole
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
 from vmpin.pinning.apply import Outcome
@@ -106,6 +106,20 @@ def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) ->
     assert node.values("vmpin_cpus")["exclusive",] == 1
 
 
+@per_sandbox
+def test_each_sandbox_of_a_collision_is_named_when_asked_for(node: Node) -> None:
+    """With a VM or without; what has no state of its own, as a pod that only the kubelet reports, has no series."""
+    node.pod("shop")
+    assert node.values("vmpin_sandbox_collisions") == {}
+    runc, unseen = SandboxId("runc"), SandboxId("uid-1")
+    states = node.reconciler.state.sandboxes
+    node.reconciler.state = DesiredState({**states, runc: SandboxState(runc, pod=Pod("tests", "db"))})
+    node.reconciler.placement_cache.own = ownership(
+        {each: CpuClaims(((WEB, node.second),), ()) for each in (runc, unseen)}, node.reconciler.node)
+    assert node.values("vmpin_collisions") == {(): 2}  # two owners, and the VM's threads on their CPU
+    assert node.values("vmpin_sandbox_collisions") == {("tests", "shop", node.id): 1, ("tests", "db", runc): 2}
+
+
 def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
     count = Headcount()
     steps = count.take(node.view)
@@ -144,6 +158,16 @@ def test_a_state_that_no_guest_may_have_counts_as_unknown(node: Node) -> None:
     node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport('any"thing')})
     assert node.values("vmpin_guest_containers")["unknown",] == 1
     assert ('any"thing',) not in node.values("vmpin_guest_containers")
+
+
+@per_sandbox
+def test_each_sandboxs_containers_are_counted_by_their_state_in_the_guest(node: Node) -> None:
+    node.pod("shop")
+    assert node.values("vmpin_sandbox_guest_containers") == {}  # no map is sent to it
+    for state, shown in (("error", "error"), ('any"thing', "unknown")):
+        node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport(state)})
+        assert node.values("vmpin_sandbox_guest_containers") == {("tests", "shop", node.id, shown): 1}
+        assert node.values("vmpin_guest_containers")[shown,] == 1
 
 
 def test_no_label_names_a_pod_or_sandbox_unless_asked_for(node: Node) -> None:
