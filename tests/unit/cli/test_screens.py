@@ -212,10 +212,12 @@ def test_a_table_without_room_is_cut_into_several_which_all_name_their_rows() ->
     assert blocks_of(rows, 37, keys=("POD", "ROLE")) == [
         Block([0, 1, 2, 3], [18, 4, 3, 6], 2), Block([0, 1, 4], [19, 4, 10], 2)]
     assert blocks_of(rows, 20, keys=("POD", "ROLE")) == []
+    assert [block.places for block in blocks_of(rows, 42, keys=("POD", "ROLE"))] == [[0, 1, 2, 3], [0, 1, 4]]
 
 
 def test_a_long_name_is_broken_at_a_sign_of_its_own() -> None:
     assert list(broken("shop/web-7d9f8c6b5-x2zkp", 16)) == ["shop/web-", "7d9f8c6b5-x2zkp"]
+    assert list(broken("service-7d9f8c6b5-x2zkp", 16)) == ["service-", "7d9f8c6b5-x2zkp"]
     assert list(broken("a" * 20, 16)) == ["a" * 16, "a" * 4]
 
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 #: Between two columns, where there is room for it; else 1.
 GAPS = (2, 1)
-#: A name longer than this may be broken where there is no room for it. All figures and titles are shorter.
-LONGEST = 16
+#: A name longer than this may be broken where there is no room for it; where that does not suffice, one longer than
+#: the second. All figures and titles are shorter.
+LONGEST = (24, 16)
 #: What a text is broken into: words with what follows them, the parts of CPU lists, numbers with their unit.
 _PIECE = re.compile(r"[^ ,]*(?: [s%]\)?(?= |$))?[ ,]*")
 
@@ -25,21 +26,21 @@ class Block(NamedTuple):
 
 def blocks_of(rows: Sequence[Sequence[str]], width: int, spare: Sequence[str] = (),
               keys: Sequence[str] = ()) -> list[Block]:
-    """The table as one block; where the width suffices for none, as several, each with the key columns; [] where
-    there is no room for these either.
+    """The table as one block; where the width suffices for none, as few as possible, each with the key columns; []
+    where there is no room for these either.
     :param rows: the first has the titles. :param width: in characters; 0: any.
     :param spare: titles of columns to leave out where that makes one block possible, the first of them first.
     :param keys: titles of the columns that name a row; none: the first does."""
     every = range(len(rows[0]))
     full, words = ([max(map(size, column)) for column in zip(*rows, strict=True)] for size in (len, _longest_piece))
-    least = (words, [min(word, LONGEST) for word in words])
+    least = (words, *([min(word, most) for word in words] for most in LONGEST))
     for floors in least:
         for count in range(len(spare) + 1):
             places = [place for place in every if rows[0][place] not in spare[:count]]
             if found := _block(places, full, floors, width):
                 return [found]
     named = [place for place in every if rows[0][place] in keys] or [0]
-    return next(filter(None, (_cut(named, full, floors, width) for floors in least)), [])
+    return min(filter(None, (_cut(named, full, floors, width) for floors in least)), key=len, default=[])
 
 
 def _block(places: Sequence[int], full: Sequence[int], least: Sequence[int], width: int,
@@ -101,7 +102,7 @@ def broken(cell: str, room: int) -> Iterator[str]:
             line = ""
         line += piece
         while len(line.rstrip()) > room:
-            cut = max(line.rfind(sign, room // 2, room) for sign in "/-") + 1 or room
+            cut = max(line.rfind(sign, room // 3, room) for sign in "/-") + 1 or room
             yield line[:cut]
             line = line[cut:]
     yield line.rstrip()
