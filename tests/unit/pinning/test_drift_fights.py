@@ -28,7 +28,7 @@ def test_a_fight_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert "left alone for 300 s" in record.message
     (note,) = node.reconciler.pinner.refusals(vm.sandbox)
     assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
-                    "such masks here) and are left alone (drift.on_fight=rest)")
+                    "such masks here) and is left alone (drift.on_fight=rest)")
     assert node.reconciler.pinner.drift_tracker.contended == 1
     assert fight(node, other, 1) == 1  # no other program moves that one
     assert node.reconciler.pinner.refusals(other.sandbox) == []
@@ -93,7 +93,7 @@ def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog:
     assert pinner.refusals(vm.sandbox) == [
         "1 thread is moved by another program again and again (the last time: nothing known of sets such masks "
         "here) "
-        "and are put back each time (drift.on_fight=persist)"]
+        "and is put back each time (drift.on_fight=persist)"]
     pinner.retry_now()
     assert pinner.refusals(vm.sandbox) == []
 
