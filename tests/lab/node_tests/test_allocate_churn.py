@@ -47,7 +47,7 @@ class Story:
         self.refused = self.steps = self.most = 0
 
     @property
-    def told(self) -> bool:
+    def complete(self) -> bool:
         """Whether each of them has come and gone, some were refused, and it was long enough."""
         return self.steps >= STEPS and len(self.gone) == PODS and self.refused > 0
 
@@ -128,7 +128,7 @@ def test_twelve_that_come_and_go_never_share_a_cpu(node: AllocatingNode) -> None
     node.configure(watch={"resync_seconds": 2})  # the end of pods is looked for then, once containerd was killed
     node.connect()
     story = Story(node, seed)
-    while not story.told:
+    while not story.complete:
         story.step()
     story.end()
     print(f"{story.steps} steps, {story.most} at the same time, {story.refused} refused")

@@ -57,9 +57,9 @@ class Node:
     def stop(self) -> None:
         self.allocator.asked(Verb.STOP, self.main)
 
-    def look(self) -> int:
+    def refresh(self) -> int:
         """:returns: how many grants there are then."""
-        asyncio.run(self.pods.look())
+        asyncio.run(self.pods.refresh())
         ledger = self.allocator.ledger()
         assert ledger is not None
         return len(ledger.grants)
@@ -71,21 +71,21 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 def test_a_pod_that_runs_no_more_is_ended_at_the_second_look(node: Node) -> None:
-    assert [node.look(), node.look(), node.asked] == [1, 1, 0]
+    assert [node.refresh(), node.refresh(), node.asked] == [1, 1, 0]
     node.stop()
-    assert (node.look(), node.asked) == (1, 0)
-    assert (node.look(), node.asked, node.ended) == (0, 1, 1)
+    assert (node.refresh(), node.asked) == (1, 0)
+    assert (node.refresh(), node.asked, node.ended) == (0, 1, 1)
     assert node.allocator.idle_pods() == frozenset()
-    assert (node.look(), node.asked) == (0, 1)
+    assert (node.refresh(), node.asked) == (0, 1)
 
 
 def test_a_pod_that_runs_holds_its_cpus_for_its_next_container(node: Node) -> None:
     node.stop()
     node.ready = frozenset((POD,))
-    assert [node.look() for _ in range(3)] == [1, 1, 1]
+    assert [node.refresh() for _ in range(3)] == [1, 1, 1]
     assert (node.asked, node.ended) == (2, 0)
     node.ready = SourceError("cri.sock", "no answer in time")
-    assert (node.look(), node.lists) == (1, 0)
+    assert (node.refresh(), node.lists) == (1, 0)
 
 
 def test_a_container_that_comes_meanwhile_keeps_the_pod(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,14 +94,14 @@ def test_a_container_that_comes_meanwhile_keeps_the_pod(node: Node, monkeypatch:
         return frozenset()
 
     node.stop()
-    node.look()
+    node.refresh()
     monkeypatch.setattr(cri, "ready_pods", ready)
-    node.look()
+    node.refresh()
     assert (node.ended, node.allocator.idle_pods()) == (0, frozenset())
 
 
 def test_without_cri_a_list_is_asked_for_and_not_soon_again(node: Node) -> None:
     node.stop()
     node.ready = cri.NoRuntime("CRI", "no socket")
-    assert [node.look() for _ in range(4)] == [1, 1, 1, 1]
+    assert [node.refresh() for _ in range(4)] == [1, 1, 1, 1]
     assert (node.asked, node.lists) == (3, 1)

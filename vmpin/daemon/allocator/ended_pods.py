@@ -50,10 +50,10 @@ class EndedPods:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self.look()
+            await self.refresh()
 
-    async def look(self) -> None:
-        """End the pods that were idle at the last look, too, and that the runtime does not run."""
+    async def refresh(self) -> None:
+        """End the pods that were idle at the last refresh, too, and that the runtime does not run."""
         idle = self._allocator.idle_pods()
         waiting, self._before = idle & self._before, idle
         if not waiting:
