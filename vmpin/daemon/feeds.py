@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.reconcile.view import NodeView
 from vmpin.sources.nri.event_queue import NriQueue, merged
@@ -111,6 +112,10 @@ class NriFeed:
         """Have the runtime list its containers again, where it can: a new connection begins with that."""
         if self.plugin is not None and self.plugin.can_reconnect:
             self.plugin.reconnect()
+
+    def unread(self) -> set[SandboxId]:
+        """The sandboxes of events that wait to be taken."""
+        return set[SandboxId]().union(*(queue.sandboxes() for queue in self._queues))
 
     def _new_queue(self, loop: asyncio.AbstractEventLoop) -> NriQueue:
         # The loop is woken for each event: the first call takes all, and the others find nothing.

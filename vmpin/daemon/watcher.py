@@ -81,6 +81,8 @@ class Watcher:
             self.allocating = Allocating(reconciler, lambda: self.nri, timeouts)
         decisions = None if self.allocating is None else self.allocating.allocator
         self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decisions) if wants_nri(config) else None
+        if self.nri is not None:
+            reconciler.judge_drift_after(self.nri.unread)
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)

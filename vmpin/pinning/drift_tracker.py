@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,8 @@ class DriftTracker:
         self.contended = 0
         #: Called with a thread that is put back and the CPU that it was on, outside its mask.
         self.strayed: Callable[[SandboxId, VmThread, int, CpuSet], None] | None = None
+        #: The sandboxes of reports that wait to be read.
+        self.unread: Callable[[], Set[SandboxId]] = frozenset
         self._explain = explain
         self._of: dict[SandboxId, _Drift] = {}
 
@@ -98,6 +100,12 @@ class DriftTracker:
         """Count nothing that is to be put back now as drift: the runtime moved it."""
         if (known := self._of.get(sandbox)) is not None:
             known.away = {}
+
+    def undecided(self, sandbox: SandboxId) -> bool:
+        """Whether threads drifted by what `sort` found, while a report that waits may say that the runtime moved
+        them."""
+        known = self._of.get(sandbox)
+        return known is not None and bool(known.away) and sandbox in self.unread()
 
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
              expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...]:

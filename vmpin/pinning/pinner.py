@@ -122,6 +122,9 @@ class Pinner:
             self.drift_tracker.disregard(vm.sandbox)
         operations = self.drift_tracker.sort(vm.sandbox, placement, diff(placement, observed),
                                       {} if masks.waits or placement.pending else masks.expected)
+        if self.drift_tracker.undecided(vm.sandbox):
+            masks.open = True
+            return ()  # the pass that follows the report, or the next resync, finds all of this again
         if not operations:
             masks.waits = ""
         changing = {operation.thread.id for operation in operations}

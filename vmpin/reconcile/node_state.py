@@ -9,7 +9,7 @@ come (daemon). The base class of reconciler. Called by intake, reconciler and vi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -214,6 +214,11 @@ class NodeState:
     def report_strays(self, stray: Callable[[SandboxId, VmThread, int, CpuSet], None] | None) -> None:
         """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
         self.drift_tracker.strayed = stray
+
+    def judge_drift_after(self, unread: Callable[[], Set[SandboxId]]) -> None:
+        """Have drift judged once the reports of its sandbox are read: they may say that the runtime moved the threads.
+        :param unread: the sandboxes of reports that wait to be read."""
+        self.drift_tracker.unread = unread
 
     def newborn_counts_of(self, sandbox: SandboxId) -> NewbornCounts:
         """A sandbox's counts of new threads, made at the first call."""

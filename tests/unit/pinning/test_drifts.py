@@ -12,7 +12,7 @@ from drift_steps import log, mask
 from strayed import Spinners
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import VmThread
+from vmpin.domain.model import SandboxId, VmThread
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.pinning.pinner import SHOWN, shown_masks
@@ -105,6 +105,37 @@ def test_a_place_decided_again_hides_no_drift(node: Spinners) -> None:
     node.place(vm.sandbox, node.here)  # another object, and the same place
     assert node.repair(vm) == 1
     assert node.reconciler.tally.drift == {"other": 1}
+
+
+def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Spinners) -> None:
+    """A runtime writes a VM's cgroup as soon as its call is answered, maybe amid a pass that began before."""
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    waiting = {SandboxId("another"), vm.sandbox}
+    node.reconciler.judge_drift_after(lambda: waiting)
+    node.move(vm, node.there)
+    assert (node.repair(vm), mask(vm)) == (0, node.there)
+    waiting.remove(vm.sandbox)
+    placed = node.reconciler.placements[vm.sandbox]
+    node.reconciler.placements[vm.sandbox] = placed._replace(pending=True)  # read: a container is being created
+    assert (node.repair(vm), mask(vm)) == (1, node.here)
+    assert node.reconciler.tally.drift == {}
+    node.reconciler.placements[vm.sandbox] = placed
+    assert node.repair(vm) == 0
+    node.move(vm, node.there)
+    waiting.add(vm.sandbox)
+    assert node.repair(vm) == 0
+    waiting.remove(vm.sandbox)  # read, and it explains nothing
+    assert node.repair(vm) == 1
+    assert node.reconciler.tally.drift == {"other": 1}
+
+
+def test_a_report_that_waits_delays_no_new_place(node: Spinners) -> None:
+    vm = node.vm()
+    assert node.repair(vm) == 0
+    node.reconciler.judge_drift_after(lambda: {vm.sandbox})
+    node.place(vm.sandbox, node.there)
+    assert (node.repair(vm), mask(vm)) == (1, node.there)
 
 
 def test_drift_that_a_plan_found_is_counted_when_it_is_repaired(node: Spinners) -> None:

@@ -35,6 +35,23 @@ def test_a_thousand_updates_at_once_are_all_reported(runtimes: NriRuntimes, conn
         CpuSet([number]) for number in range(1000)]
 
 
+def test_what_an_answered_call_is_about_waits_in_the_queue(runtimes: NriRuntimes) -> None:
+    """From the moment that the runtime has the answer, and may act on it."""
+    waiting = NriQueue()
+    made = Connected(runtimes, waiting)
+    made.plugin.start()
+    runtime = runtimes.next()
+    runtime.begin()
+    assert waiting.sandboxes() == set()
+    waiting.take()
+    for number in range(200):
+        ours = pod(f"pod{number}")
+        runtime.call("CreateContainer", MESSAGES["EventRequest"](pod=ours, container=container("c", ours.id)))
+        assert waiting.sandboxes() == {f"pod{number}"}
+        waiting.take()
+    made.plugin.stop(PATIENCE)
+
+
 def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes) -> None:
     waiting = NriQueue()
     made = Connected(runtimes, waiting)

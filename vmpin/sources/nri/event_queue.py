@@ -16,6 +16,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
+from vmpin.domain.model import SandboxId
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 
 #: Events (a thousand updates in one second are a lot), and about as many bytes of the runtime's data.
@@ -71,6 +72,11 @@ class NriQueue:
                 self._size -= _size(event)
         return batch
 
+    def sandboxes(self) -> set[SandboxId]:
+        """Those that events which wait are about; of a list, each sandbox of it."""
+        with self._lock:
+            return {sandbox for _, event in self._events for sandbox in _sandboxes(event)}
+
     def close(self) -> None:
         """Drop everything, and what is put from now on."""
         with self._lock:
@@ -85,6 +91,17 @@ def merged(queues: Iterable[NriQueue]) -> NriBatch:
     batches = [queue.take(until) for queue in queues]
     found = sorted(chain.from_iterable(zip(*batch, strict=True) for batch in batches), key=itemgetter(1))
     return NriBatch([event for event, _ in found], [put for _, put in found])
+
+
+def _sandboxes(event: NriEvent) -> Iterable[SandboxId]:
+    match event:
+        case Synced():
+            return [pod.id for pod in event.pods]
+        case PodEvent():
+            return [event.pod.id]
+        case ContainerEvent():
+            return [event.container.pod]
+    return ()
 
 
 def _size(event: NriEvent) -> int:

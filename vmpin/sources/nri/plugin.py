@@ -172,13 +172,20 @@ class NriPlugin:
         return session.ending()
 
     def _process(self, stream: NriStream, session: NriSession, data: bytes) -> bool:
-        """Send the session's answers and queue its events. :returns: False when the queue has overflowed."""
-        for item in session.feed(data):
-            if isinstance(item, bytes):
-                stream.send(item)
-            elif not self.queue.put(item):
-                self.counters.overflows += 1
-                return False
+        """Queue the session's events and send its answers, each after the events of its call: what the runtime does
+        upon an answer is never seen by a pass that could not have known of the call (`NriQueue.sandboxes`).
+        :returns: False when the queue has overflowed."""
+        answer = b""
+        try:
+            for item in session.feed(data):
+                if isinstance(item, bytes):
+                    stream.send(answer)
+                    answer = item
+                elif not self.queue.put(item):
+                    self.counters.overflows += 1
+                    return False
+        finally:
+            stream.send(answer)
         return True
 
     def _run(self) -> None:
