@@ -59,19 +59,25 @@ def _files(*names: str) -> list[str]:
     return [f"tests/lab/node_tests/test_{name}.py" for name in names]
 
 
+def _without(*names: str) -> list[str]:
+    return [word for name in _files(*names) for word in ("--ignore", name)]
+
+
 #: In CI: one node, with all but the longest on the newer kernel and a short soak.
 IN_CI = (
-    Boot(Variant(Kernel.V6_12), "", ["--ignore", *_files("guest"), "-m", "not release"]),
+    Boot(Variant(Kernel.V6_12), "", [*_without("guest"), "-m", "not release"]),
 )
-#: Before a release, too: all with a real containerd, and a long soak on both kernels; the allocator with both versions
-#: of containerd; the older kernel, whose vhost workers and KVM helpers are kernel threads, which forgets a mask that a
-#: cpuset cuts, and whose proc connector needs CAP_NET_ADMIN; a guest that boots Linux without a real containerd; the
-#: older cgroups, and few CPUs without SMT, with what they change.
+#: Before a release, too: a long soak on both kernels; the long tests on the newer one, most of which resemble another
+#: in CI; the allocator with both versions of containerd; the older kernel, whose vhost workers and KVM helpers are
+#: kernel threads, which forgets a mask that a cpuset cuts, and whose proc connector needs CAP_NET_ADMIN; a guest that
+#: boots Linux without a real containerd; the older cgroups, and few CPUs without SMT, with what they change.
 BEFORE_A_RELEASE = (
-    Boot(Variant(Kernel.V6_12), "-soak", _files("soak", "guest", "nri"), {"VMPIN_LAB_SOAK_STEPS": "120"}),
+    Boot(Variant(Kernel.V6_12), "-soak", _files("soak", "guest", "requests"),
+         {"VMPIN_LAB_SOAK_STEPS": "120", "VMPIN_LAB_ROUNDS": "50"}),
+    Boot(Variant(Kernel.V6_12), "-long", [*_without("allocate", "allocate_churn"), "-m", "release"]),
     Boot(Variant(Kernel.V6_12), "-churn", _files("allocate_churn")),
     Boot(Variant(Kernel.V6_12), "-allocate", _files("allocate")),
-    Boot(Variant(Kernel.V6_1), environment={"VMPIN_LAB_SOAK_STEPS": "60"}),
+    Boot(Variant(Kernel.V6_1), environment={"VMPIN_LAB_SOAK_STEPS": "60", "VMPIN_LAB_ROUNDS": "50"}),
     Boot(Variant(Kernel.V6_1, Cgroup.V1), "", _files("node", "vms", "changes")),
     Boot(Variant(Kernel.V6_1, Cgroup.HYBRID, Topology.NOSMT), "",
          _files("node", "vms", "few_cpus", "doctor_node")),

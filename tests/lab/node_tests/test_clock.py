@@ -45,6 +45,7 @@ def restart(node: CriNode) -> None:
     node.connect()
 
 
+@pytest.mark.release
 def test_pods_are_followed_over_steps_and_restarts(node: CriNode, step: Step) -> None:
     node.connect()
     vm = node.containerd.pod("vm", VM, vcpus=2)

@@ -6,6 +6,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lab.node_tests.conftest import StartsVms
 from lab.node_tests.machines import Kata, Vmpin, Watcher, until
 from lab.variant import Kernel, Topology, Variant
@@ -15,6 +17,7 @@ def findings(vmpin: Vmpin, *checks: str, code: int = 0) -> dict[str, Any]:
     return {finding["check"]: finding for finding in vmpin.json("doctor", *checks, code=code)["findings"]}
 
 
+@pytest.mark.release
 def test_the_doctor_knows_the_node_and_the_watcher(variant: Variant, nested_vm: StartsVms, vmpin: Vmpin, kata: Kata,
                                                    watcher: Watcher, online: list[int], tmp_path: Path) -> None:
     vm = nested_vm(vcpus=2, vhost_net=1)

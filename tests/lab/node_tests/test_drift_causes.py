@@ -41,6 +41,7 @@ def test_a_cpu_that_was_away_between_two_looks_is_the_cause(nested_vm: StartsVms
         assert "CPUs 5 went off or came back" in vmpin.status(busy)["drift"]["why"]
 
 
+@pytest.mark.release
 def test_a_write_to_the_cgroup_is_the_cause_where_the_kernel_forgets(vm: NestedVm, cgroup: CpusetCgroup, vmpin: Vmpin,
                                                                     watcher: Watcher, variant: Variant) -> None:
     with watcher:
@@ -53,6 +54,7 @@ def test_a_write_to_the_cgroup_is_the_cause_where_the_kernel_forgets(vm: NestedV
         assert causes(vm, vmpin) in ([{"cpuset"}] if variant.kernel is Kernel.V6_1 else [{"cpuset"}, set()])
 
 
+@pytest.mark.release
 def test_a_move_into_another_cgroup_is_the_cause_where_the_kernel_forgets(
         vm: NestedVm, cgroup: CpusetCgroup, vmpin: Vmpin, watcher: Watcher, variant: Variant) -> None:
     with watcher:

@@ -100,6 +100,7 @@ def test_a_vmm_killed_in_the_middle_of_a_pass_is_no_error_and_others_are_placed(
     state_is_sound()
 
 
+@pytest.mark.release
 def test_vmms_killed_at_random_moments_do_not_disturb_the_watcher_or_other_vms(
         nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher) -> None:
     moments = random.Random(SEED)
@@ -139,6 +140,7 @@ def test_vmms_killed_at_random_moments_do_not_disturb_the_watcher_or_other_vms(
 # Watchers
 
 
+@pytest.mark.release
 def test_watchers_killed_at_random_moments_leave_nothing_that_the_last_does_not_put_right(
         nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher) -> None:
     """Containers come and go meanwhile. At any time a thread has the mask it began with or one of those that the

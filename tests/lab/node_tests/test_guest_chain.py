@@ -150,6 +150,7 @@ def wait_for_masks(made: GuestContainer, cpus: str) -> None:
           lambda: f"{made.cgroup} on {cpus}, have {made.threads()}", SLOW)
 
 
+@pytest.mark.release
 def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: PodGuest) -> None:
     """AF_VSOCK shows the caller's CID: from within it is not 2."""
     with AgentClient.vsock(CID, patience=SLOW) as host:

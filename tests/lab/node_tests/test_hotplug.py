@@ -90,6 +90,7 @@ def test_plugged_vcpus_are_placed_and_unplugged_ones_leave_their_cpu(nested_vm: 
         assert all(thread["ok"] for thread in threads)
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("pool")
 def test_a_vcpu_that_is_not_identified_yet_moves_no_other(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
                                                         watcher: Watcher) -> None:
@@ -109,6 +110,7 @@ def test_a_vcpu_that_is_not_identified_yet_moves_no_other(nested_vm: StartsVms, 
         wait_for(vm, {0: "2", 1: "3", 6: "0-1", 7: "0-1"}, "0-1")
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("pool")
 def test_a_busy_vcpu_stays_on_its_cpu_when_the_watcher_begins_anew(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
                                                                    watcher: Watcher, tmp_path: Path) -> None:
@@ -132,6 +134,7 @@ def test_a_busy_vcpu_stays_on_its_cpu_when_the_watcher_begins_anew(nested_vm: St
         until(lambda: vmpin.status(vm)["verdict"] in ("waiting", "degraded"), "a vCPU to be missed")
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("pool")
 def test_unplugged_vcpus_leave_too_few_and_those_left_share(nested_vm: StartsVms, kata: Kata,
                                                            watcher: Watcher) -> None:

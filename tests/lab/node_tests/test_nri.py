@@ -119,6 +119,7 @@ def test_vm_pods_and_runc_pods_share_a_node(node: CriNode) -> None:
     assert main.id in {each["container"] for each in node.status()["node"]["owners"]}
 
 
+@pytest.mark.release
 def test_nothing_moves_while_runtime_or_watcher_are_away(node: CriNode) -> None:
     containerd, kubelet = node.containerd, Kubelet(node)
     node.connect()

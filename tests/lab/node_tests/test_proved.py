@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+import pytest
 from real_node import talk
 
 from lab.node_tests.conftest import StartsVms
@@ -14,6 +15,7 @@ from lab.node_tests.machines import RUN, Kata, Vmpin, Watcher, mask, until
 from vmpin.cpuset import CpuSet
 
 
+@pytest.mark.release
 def test_a_busy_vcpu_that_is_pinned_is_proved_to_have_stayed_and_one_that_was_moved_not(
         nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher) -> None:
     vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=600, watch__births=False, proof__sample_seconds=0.5)

@@ -4,6 +4,7 @@ the runtime reports that anything has been done."""
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from vmpin.cpuset import CpuSet
 
 __all__ = ["cgroup"]
 
-ROUNDS = 50
+#: Each is the same story; more of them meet rare races (before a release: lab/boots.py).
+ROUNDS = int(os.environ.get("VMPIN_LAB_ROUNDS", "10"))
 
 
 @pytest.fixture
