@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Container images set this, and each of the hundreds of programs that the tests start would compile all of vmpin.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Processes that share the tests: half of most tests is waiting.
 JOBS := 3
