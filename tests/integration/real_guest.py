@@ -48,6 +48,9 @@ _BOOTS = 3
 #: Boots take 4 s with 4 vCPUs, 9 with 8; one that does not end is not one of a busy machine.
 _BOOT = 300.0
 _ANSWER = 300.0
+#: So long without an answer, and with a kernel that complains of this, it has stalled. A busy machine alone may make
+#: it complain, too.
+_STALLED_AFTER, _STALLED = 90.0, "kthread timer wakeup didn't happen"
 _AGENT = "/vmpin-agent.pyz"
 #: A process of the guest calls it: CID 1 is the machine itself.
 _CALL = f"""
@@ -92,6 +95,11 @@ class GuestError(Exception):
 
 class GuestEnded(GuestError):
     """The guest has ended by itself."""
+
+
+class GuestStalled(GuestEnded):
+    """A CPU of the guest gets no timer interrupt any more: the emulator's fault, in one of hundreds of boots. It never
+    goes on."""
 
 
 @dataclass(frozen=True)
@@ -267,11 +275,15 @@ class RealGuest(Qemu):
     def _receive(self, seconds: float) -> dict[str, Any]:
         """:raises GuestError: when nothing comes; with the end of the console."""
         assert self._line is not None
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         while b"\n" not in self._rest:
-            ready = select.select([self._line], [], [], max(0.0, deadline - time.monotonic()))[0]
-            if not ready:
-                raise GuestError(f"the guest does not answer; its console:\n{self.console()[-4000:]}")
+            if not select.select([self._line], [], [], 5.0)[0]:
+                waited = time.monotonic() - began
+                if waited > _STALLED_AFTER and _STALLED in self.console():
+                    raise GuestStalled(f"the guest stands still; its console:\n{self.console()[-4000:]}")
+                if waited > seconds:
+                    raise GuestError(f"the guest does not answer; its console:\n{self.console()[-4000:]}")
+                continue
             try:
                 part = self._line.recv(1 << 16)
             except ConnectionResetError:
