@@ -185,9 +185,9 @@ def observed(answer: Answer, before: Ledger, options: AllocationOptions) -> Answ
         return answer
     ledger = answer.ledger
     for grant in answer.ledger.grants.values():
-        known = before.grants.get(grant.container)
+        previous = before.grants.get(grant.container)
         if not grant.left_alone:
-            ledger = with_written(ledger, grant.container, known.written if known is not None else None)
+            ledger = with_written(ledger, grant.container, previous.written if previous is not None else None)
     return Answer(ledger, notes=answer.notes)
 
 

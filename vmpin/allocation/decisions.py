@@ -25,9 +25,9 @@ from vmpin.domain.topology import Topology
 def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
     """Give a new container its CPUs, and the shared containers those that are left. The same call again is answered
     as before."""
-    known = ledger.grants.get(container.id)
-    if known is not None:
-        return observed(Answer(ledger, _adjustment(machine, ledger, known, container, options)), ledger, options)
+    existing = ledger.grants.get(container.id)
+    if existing is not None:
+        return observed(Answer(ledger, _adjustment(machine, ledger, existing, container, options)), ledger, options)
     granted = admitted(machine, rebalanced(machine, ledger, options), container, options)
     if isinstance(granted, Refusal):
         return observed(refused(ledger, container, granted), ledger, options)

@@ -31,11 +31,11 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     live = {one.id: one for one in listed.containers if one.state is not ContainerState.STOPPED}
     after = _without_the_gone(machine, before, listed, live, options)
     after = after.without([key for key, grant in after.grants.items() if key in live and overtaken(after, grant)])
-    known = [one for one in sorted(live.values(), key=_age) if one.id in after.grants]
+    granted = [one for one in sorted(live.values(), key=_age) if one.id in after.grants]
     unknown = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
     after, unknown = adopted(machine, after, unknown, options, notes, ledger is None)
     after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
-    for container in known:
+    for container in granted:
         after = _as_listed(machine, after, container, options, notes)
     for container in unknown:
         answer = missed(machine, after, container, options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log, status_document
-from vmpin.cli.output import print_data, say
+from vmpin.cli.output import print_data, print_text
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import title_of, titled
 from vmpin.domain.terminal import number_of
@@ -174,7 +174,7 @@ def _print_plan(args: argparse.Namespace, found: Document, names: Mapping[str, s
                  *(f"{title_of(sandbox, names)}: ask its guest to drop its map" for sandbox in found["guests"]),
                  *(f"{title_of(sandbox, names)}: leave it alone until `vmpin reconcile`" for sandbox in found["held"]),
                  *(f"remove {path}" for path in found.get("files", ()))):
-        say(line)
+        print_text(line)
     print("nothing was changed: this was a dry run")
     return 0
 
@@ -203,13 +203,13 @@ def finish(args: argparse.Namespace, found: Document, nothing: str,
         print_data(found, "json")
         return code
     for line in outcome_lines(found, names):
-        say(line)
+        print_text(line)
     for sandbox in kept:
-        say(f"{title_of(sandbox, names)}: not all of its threads have their original masks; try again")
+        print_text(f"{title_of(sandbox, names)}: not all of its threads have their original masks; try again")
     if not operations and not kept:
         print(nothing)
     for sandbox, result in guests.items():
-        say(f"{title_of(sandbox, names)}: in its guest: {result}")
+        print_text(f"{title_of(sandbox, names)}: in its guest: {result}")
     return code
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
-from vmpin.cli.output import print_data, say, table
+from vmpin.cli.output import print_data, print_text, table
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
@@ -138,10 +138,10 @@ def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
 
 
 def _print(found: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
-    say(_answer(found, sampler, strict))
+    print_text(_answer(found, sampler, strict))
     for use in found.uses:
         if use.cpu in found.contested:
-            say(f"CPU {use.cpu} has {len(use.owners)} owners: {_names(use.owners)}")
+            print_text(f"CPU {use.cpu} has {len(use.owners)} owners: {_names(use.owners)}")
     if found.exclusive:
         print()
         _print_uses(found.uses, measured=sampler.samples > 1)
@@ -153,7 +153,7 @@ def _print(found: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str],
     for place, limit in enumerate(limits):
         if not place:
             print()
-        say(limit)
+        print_text(limit)
 
 
 def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
@@ -197,14 +197,14 @@ def _print_uses(uses: Iterable[Use], measured: bool) -> None:
     table(columns, [[CpuSet(use.cpu for use in group), _names(group[0].owners), *(_spent(group) if measured else [])]
                     for group in rows[:_ROWS]])
     if len(rows) > _ROWS:
-        say(f"and {number_of(len(rows) - _ROWS, 'owner', 'more')}: -o json lists them")
+        print_text(f"and {number_of(len(rows) - _ROWS, 'owner', 'more')}: -o json lists them")
 
 
 def _spent(group: Sequence[Use]) -> list[str]:
-    known, busy = any(use.busy is not None for use in group), sum(use.busy or 0 for use in group)
-    return [(_time(busy) if busy else "<0.010 s") if known else "?", _time(sum(use.owner for use in group)),
+    measured, busy = any(use.busy is not None for use in group), sum(use.busy or 0 for use in group)
+    return [(_time(busy) if busy else "<0.010 s") if measured else "?", _time(sum(use.owner for use in group)),
             _time(sum(use.bound for use in group)), _time(sum(use.others for use in group)),
-            _time(sum(use.unseen or 0 for use in group)) if known else "?"]
+            _time(sum(use.unseen or 0 for use in group)) if measured else "?"]
 
 
 def _print_findings(found: Judgement) -> None:
@@ -225,7 +225,7 @@ def _print_findings(found: Judgement) -> None:
         counts = Counter(finding.kind for finding in more)
         ran, spent = sum(finding.spent > 0 for finding in more), _time(sum(finding.spent for finding in more))
         did = f"{ran} of them ran there, for {spent} in all; " if ran else ""
-        say(f"and {_many(len(more), 'more')} may run there ({did}{_counted(counts)}): -o json lists them")
+        print_text(f"and {_many(len(more), 'more')} may run there ({did}{_counted(counts)}): -o json lists them")
 
 
 def _name(finding: AuditFinding) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from vmpin.cli.allocator.ledger_report import grants_of, without_vm
 from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
-from vmpin.cli.output import VERSION, print_data, say
+from vmpin.cli.output import VERSION, print_data, print_text
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id
@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     found = status_document(config, None, direct=args.direct)
     grants = [] if args.direct else grants_of(config)
-    known = named_sandboxes(found)
-    vms = {each.id for each in known}
+    sandboxes = named_sandboxes(found)
+    vms = {each.id for each in sandboxes}
     what = "VM sandbox" if config.allocate.mode == "off" else "pod of a VM, or with CPUs that vmpin gave it,"
-    meant = the_one_meant(args.sandbox, args.namespace, [*known, *without_vm(grants, vms)], what)
+    meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *without_vm(grants, vms)], what)
     texts = _of_sandbox(config, found, meant) if meant.sandbox.id in vms else []
     if any(grant["sandbox"] == meant.sandbox.id for grant in grants):
         texts += _of_grants(config, meant.container or meant.sandbox.id)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         names = names_of(found)
         for sentence in texts:
-            say(_named(sentence, meant.sandbox.id, names))
+            print_text(_named(sentence, meant.sandbox.id, names))
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from vmpin.cli.common import Verbs, load_config, new_file, node_root, output_flag, verb
 from vmpin.cli.control_client import ask
-from vmpin.cli.output import VERSION, plain_lines, print_data, say
+from vmpin.cli.output import VERSION, plain_lines, print_data, print_text
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError, VmpinError
@@ -145,7 +145,7 @@ def _add_log(pieces: Pieces, unit: str) -> None:
 def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
     """Print the contents; on standard error if the archive uses standard output."""
     found = pieces.all()
-    line = partial(print, file=sys.stderr) if out == "-" else say
+    line = partial(print, file=sys.stderr) if out == "-" else print_text
     if args.output == "json" and out != "-":
         print_data({"version": VERSION, "file": out or None, "bytes": os.stat(out).st_size if out else None,
                     "pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut} for piece in found],
@@ -153,8 +153,9 @@ def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
         return
     if args.dry_run:
         for piece in found:
-            say(f"{len(piece.data):>9}  {piece.name}" + (f" (cut by {piece.cut})" if piece.cut else ""))
+            print_text(f"{len(piece.data):>9}  {piece.name}" + (f" (cut by {piece.cut})" if piece.cut else ""))
     for name, why in pieces.missing.items():
         line(f"without {printable(name)}: {printable(why)}")
     if out and out != "-":
-        say(f"{out}: {number_of(len(found), 'piece')}, {os.stat(out).st_size} bytes. Inspect it before you send it.")
+        print_text(f"{out}: {number_of(len(found), 'piece')}, {os.stat(out).st_size} bytes. "
+                   "Inspect it before you send it.")

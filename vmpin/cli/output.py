@@ -45,9 +45,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
     print_styled(line for block in blocks for line in _styled(rows_with_titles, block, styles or {}))
     if not blocks:
         for row in cells:
-            say("  ".join(f"{title} {cell}" for title, cell in zip(columns, row, strict=True) if cell))
+            print_text("  ".join(f"{title} {cell}" for title, cell in zip(columns, row, strict=True) if cell))
     elif left := [title for place, title in enumerate(columns) if not any(place in block.places for block in blocks)]:
-        say(f"{also} also has {', '.join(left)} (no room in {width} columns)")
+        print_text(f"{also} also has {', '.join(left)} (no room in {width} columns)")
 
 
 def _styled(rows: Sequence[Sequence[str]], block: Block, styles: dict[str, str]) -> "list[Line]":
@@ -63,7 +63,7 @@ def _styled(rows: Sequence[Sequence[str]], block: Block, styles: dict[str, str])
     return made
 
 
-def say(text: str, indent: str = "") -> None:
+def print_text(text: str, indent: str = "") -> None:
     """Print a sentence: at a terminal broken between words, and after commas in long CPU lists."""
     text, columns = printable(text), columns_of_terminal()
     for number, line in enumerate(broken(text, columns - len(indent) - 2) if columns else [text]):

@@ -7,7 +7,7 @@ import contextlib
 import re
 
 from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import say, table
+from vmpin.cli.output import print_text, table
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.errors import UsageError, WatcherError
@@ -74,18 +74,18 @@ def print_proof(found: Document) -> None:
         table(["POD", *COLUMNS], rows, keys=("POD", "ROLE"))
     missed = found["seconds"] - found["watched"]
     gap = f", of which {missed:.0f} s were not watched" if missed > 1 else ""
-    say(f"since {found['since']} ({found['seconds']:.0f} s{gap})")
+    print_text(f"since {found['since']} ({found['seconds']:.0f} s{gap})")
     if found["drift"]:
-        say(f"threads put back: {counts(found['drift'])}")
+        print_text(f"threads put back: {counts(found['drift'])}")
     for each in found["findings"]:
         role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
         title = titles.get(each["sandbox"], short_id(each["sandbox"]))
-        say(f"ELSEWHERE {title}: {role} (thread {each['tid']}) ran {each['seconds']:.3f} s on CPU {each['cpu']}, its "
-            f"place is {each['place']}; last seen {each['last']}")
+        print_text(f"ELSEWHERE {title}: {role} (thread {each['tid']}) ran {each['seconds']:.3f} s on CPU "
+                   f"{each['cpu']}, its place is {each['place']}; last seen {each['last']}")
     sums = found["total"]
     ran = sums["placed"] + sums["elsewhere"]
-    say(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "
-        f"{part(sums['certain'], ran)}; unseen between two samples {sums['unseen']:.3f} s")
+    print_text(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "
+               f"{part(sums['certain'], ran)}; unseen between two samples {sums['unseen']:.3f} s")
 
 
 def row(account: Document) -> list[str]:

@@ -21,7 +21,7 @@ from vmpin.cli.common import (
     watch_flag,
 )
 from vmpin.cli.control_client import Document, only, status_document
-from vmpin.cli.output import VERDICTS, VERSION, print_data, say, table
+from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
 from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
@@ -99,18 +99,18 @@ def run(args: argparse.Namespace) -> int:
         if held < len(drift):
             print(f"{len(drift) - held} of {number_of(len(threads), 'thread')} misplaced")
         if held:
-            say(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, because of "
-                "the cpuset cgroup (CGROUP): vmpin explain POD")
+            print_text(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, "
+                       "because of the cpuset cgroup (CGROUP): vmpin explain POD")
     else:
-        say(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
+        print_text(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
     for sandbox in unmanaged:
-        say(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin explain {titles[sandbox]})")
+        print_text(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin explain {titles[sandbox]})")
     for grant in grants or ():
         name = f"{grant['namespace']}/{grant['pod']}/{grant['container']}"
-        say(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has given it "
-            f"({grant['policy']})")
+        print_text(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has given it "
+                   f"({grant['policy']})")
     for collision in collisions:
-        say(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
+        print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
     if past is not None:
         print_proof(past)
     return 0 if good else 1

@@ -69,9 +69,9 @@ class _PlayedNode:
 
     def play(self, number: int, event: ScenarioEvent) -> dict[str, object]:
         about: dict[str, object] = {"event": _NAMES[type(event)], "pod": event.pod, "container": event.container}
-        known = self._containers.get((event.pod, event.container))
-        if (known is None) != isinstance(event, ContainerCreated):
-            outcome: dict[str, object] = {"refused": "it runs already" if known else "it does not run"}
+        running = self._containers.get((event.pod, event.container))
+        if (running is None) != isinstance(event, ContainerCreated):
+            outcome: dict[str, object] = {"refused": "it runs already" if running else "it does not run"}
         elif isinstance(event, ContainerCreated):
             outcome = self._create(number, event)
         elif isinstance(event, WishChanged):

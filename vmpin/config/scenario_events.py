@@ -75,8 +75,8 @@ def read_events(values: ScenarioValues, given: object, valid: CpuSet,
     """`events`, in order. :param valid: the CPUs of the topology. :param pods: containers created before them.
     :raises ConfigError: with the place."""
     events: list[ScenarioEvent] = []
-    known = {(each.pod, each.container) for each in pods}
-    from_pods = set(known)  # those that no event has removed yet
+    containers = {(each.pod, each.container) for each in pods}
+    from_pods = set(containers)  # those that no event has removed yet
     vms = {each.pod: each.vm for each in pods}
     found = values.items(given, "events")
     if len(found) > MAX_EVENTS:
@@ -91,10 +91,10 @@ def read_events(values: ScenarioValues, given: object, valid: CpuSet,
             if (event.pod, event.container) in from_pods:
                 raise values.wrong(f"{at}.create", f"container {event.container!r} of pod {event.pod!r} is created by "
                                    "`pods` already, and was not removed since")
-            known.add((event.pod, event.container))
+            containers.add((event.pod, event.container))
             if vms.setdefault(event.pod, event.vm) != event.vm:
                 raise values.wrong(f"{at}.create.vm", "is not the same for all containers of the pod")
-        elif (event.pod, event.container) not in known:
+        elif (event.pod, event.container) not in containers:
             raise values.wrong(f"{at}.{kind}", f"container {event.container!r} of pod {event.pod!r} was never created")
         elif isinstance(event, ContainerRemoved):
             from_pods.discard((event.pod, event.container))

@@ -132,12 +132,12 @@ def path_of(head: bytes) -> str | HttpReply:
     """The path that is asked for, without the query, or what is answered to a head that is none of ours."""
     if len(head) > MAX_HEAD:
         return _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-    words = head.partition(b"\n")[0].split(b" ")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1.") or not words[1].startswith(b"/"):
+    fields = head.partition(b"\n")[0].split(b" ")
+    if len(fields) != 3 or not fields[2].startswith(b"HTTP/1.") or not fields[1].startswith(b"/"):
         return _refuse(HTTPStatus.BAD_REQUEST)
-    if words[0] not in (b"GET", b"HEAD"):
+    if fields[0] not in (b"GET", b"HEAD"):
         return _refuse(HTTPStatus.METHOD_NOT_ALLOWED)
-    return words[1].partition(b"?")[0].decode("ascii", "backslashreplace")
+    return fields[1].partition(b"?")[0].decode("ascii", "backslashreplace")
 
 
 def _refuse(status: HTTPStatus) -> HttpReply:

@@ -168,5 +168,5 @@ class Worth:
 
 
 def _spread(figures: Sequence[float | None]) -> Spread | None:
-    known = [each for each in figures if each is not None]
-    return Spread(statistics.median(known), min(known), max(known)) if known else None
+    measured = [each for each in figures if each is not None]
+    return Spread(statistics.median(measured), min(measured), max(measured)) if measured else None

@@ -33,8 +33,8 @@ def kata(facts: NodeFacts) -> CheckResult:
         return unknown("no Kata was found on this node: no configuration, no handler, no sandbox",
                        remedy="if its configuration is elsewhere, name it in the handler's ConfigPath (containerd) or "
                        "runtime_config_path (CRI-O)")
-    known = {config.path for config in facts.kata}
-    lost = [handler for handler in handlers if handler.config_path and handler.config_path not in known]
+    paths = {config.path for config in facts.kata}
+    lost = [handler for handler in handlers if handler.config_path and handler.config_path not in paths]
     if lost:
         return warn(f"handler {lost[0].name} names a configuration that does not exist: {lost[0].config_path}",
                     f"correct {lost[0].file}, or install that file", *evidence)

@@ -116,7 +116,6 @@ class Engine:
     files: tuple[str, ...] = ()
     nri: bool | None = None
     nri_socket: str = ""
-    config_version: int = 0
     handlers: tuple[Handler, ...] = ()
     hooks_dirs: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()

@@ -86,10 +86,6 @@ class Topology(_Groups):
         """The CPUs that share its last-level cache; in no such group, its core (siblings share every cache)."""
         return self._cache_of.get(cpu) or self.core_of(cpu)
 
-    def socket_of(self, cpu: int) -> CpuSet:
-        """The CPUs of its socket. All that the kernel shows in no socket count as one."""
-        return next((socket for socket in self.sockets if cpu in socket), self.all_cpus - union(self.sockets))
-
     def node_of(self, cpu: int) -> int | None:
         """Its NUMA node, None where it is in none: the kernel forgets the node of a CPU that is offline."""
         return self._node_of.get(cpu)

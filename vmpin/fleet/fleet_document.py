@@ -30,7 +30,7 @@ def document_parts(fleet: Fleet) -> Iterator[str]:
 def node_document(node: FleetNode, now: float) -> dict[str, Any]:
     found = node.record
     made: dict[str, Any] = {"node": found.name, "state": node.health.value,
-                            "why": None if node.health.known else why(node, now)}
+                            "why": None if node.health.current else why(node, now)}
     if node.health in (NodeHealth.MISSING, NodeHealth.UNREADABLE):
         return made
     return {**made, "ready": found.ready, "message": found.message, "version": found.version,

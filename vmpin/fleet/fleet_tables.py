@@ -84,8 +84,8 @@ def _inside(pod: PodLine) -> tuple[str, str]:
 def remarks(fleet: Fleet) -> Iterator[str]:
     """Sentences about what needs attention, LISTED at most of a kind."""
     yield from _limited([f"{each.record.name} is {each.health}: {why(each, fleet.time)}" for each in fleet.nodes
-                         if not each.health.known])
-    if any(not each.health.known for each in fleet.nodes):
+                         if not each.health.current])
+    if any(not each.health.current for each in fleet.nodes):
         yield _REPORTERS
     yield from _limited([f"COLLISION on CPU {collision.cpu} of {each.record.name}: {collision.what}"
                          for each in fleet.nodes for collision in each.record.collisions])
@@ -128,7 +128,7 @@ def why(node: FleetNode, now: float) -> str:
 def findings(fleet: Fleet) -> Iterator[str]:
     """What `vmpin verify` ends with."""
     pods = sum(each.record.total for each in fleet.nodes)
-    known = sum(each.health.known and not each.record.hidden for each in fleet.nodes)
+    current = sum(each.health.current and not each.record.hidden for each in fleet.nodes)
     wrong = [pod for each in fleet.nodes for pod in each.record.pods if pod.misplaced]
     unmanaged = sum(pod.state == PinState.UNMANAGED for each in fleet.nodes for pod in each.record.pods)
     if unmanaged:
@@ -136,8 +136,8 @@ def findings(fleet: Fleet) -> Iterator[str]:
     if not fleet.nodes:
         yield "no node has a NodePinning: nothing was compared"
         return
-    if known < len(fleet.nodes):
-        yield f"{len(fleet.nodes) - known} of {number_of(len(fleet.nodes), 'node')} cannot be judged"
+    if current < len(fleet.nodes):
+        yield f"{len(fleet.nodes) - current} of {number_of(len(fleet.nodes), 'node')} cannot be judged"
     if wrong:
         threads = sum(pod.misplaced for pod in wrong)
         many = f"{number_of(threads, 'thread')} of {number_of(len(wrong), 'pod')}"

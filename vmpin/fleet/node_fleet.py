@@ -40,7 +40,7 @@ class Fleet(NamedTuple):
     def verdict(self) -> int:
         """The exit code of `vmpin verify`: 3 where the check was impossible for any node, 1 where threads are
         misplaced or CPUs collide, else 0."""
-        if self.unknown or any(not each.health.known or each.record.hidden for each in self.nodes):
+        if self.unknown or any(not each.health.current or each.record.hidden for each in self.nodes):
             return 3
         return int(any(each.record.collision_count or any(pod.misplaced for pod in each.record.pods)
                        for each in self.nodes))

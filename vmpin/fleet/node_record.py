@@ -44,7 +44,7 @@ class NodeHealth(enum.StrEnum):
     GOOD = "ok"
 
     @property
-    def known(self) -> bool:
+    def current(self) -> bool:
         """Whether the object shows its node's present state."""
         return self not in (self.MISSING, self.UNREADABLE, self.STALE, self.NOT_READY)
 

@@ -31,7 +31,7 @@ def _sum(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _quoted(word: str) -> str:
+def _quoted(argument: str) -> str:
     """As systemd reads it in ExecStart= (systemd.service(5), systemd.syntax(7))."""
-    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return text if re.fullmatch(r"[\w./+=:,@%$-]+", text) else f'"{text}"'

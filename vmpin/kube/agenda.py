@@ -110,8 +110,8 @@ class Agenda:
                 self._sandboxes[pod.uid] = sandbox
             state = (AWAY if self.away else NO_SANDBOX if sandbox is None else
                      pinning_of(sandbox, reported.node.collisions))
-            known = self._states.get(pod.uid)
-            self._states[pod.uid] = state, known[1] if known is not None and known[0].state is state.state else now
+            before = self._states.get(pod.uid)
+            self._states[pod.uid] = state, before[1] if before is not None and before[0].state is state.state else now
             if reports and sandbox is not None and self._wanted.events:
                 self._note(pod, transition(self._before(pod), state), now, clock)
                 self._note(pod, self._drift.event(pod.uid, sandbox.repairs, now), now, clock)

@@ -82,29 +82,29 @@ class EventLimits:
             self.dropped += 1
             return None
         key = uid, event.reason.value, text
-        known = self._recorded.get(key)
-        if known is None:
+        earlier = self._recorded.get(key)
+        if earlier is None:
             self._made += 1
             # As client-go names them: the object, and what makes it another.
-            known = Recorded(event, f"{pod[:200].rstrip('.-')}.{self._prefix}{self._made:x}", 0, clock)
+            earlier = Recorded(event, f"{pod[:200].rstrip('.-')}.{self._prefix}{self._made:x}", 0, clock)
         # Of combined ones the object shows the last.
         message = COMBINED + event.message if text == COMBINED else event.message
-        found = known._replace(event=event._replace(message=message), times=known.times + 1)
+        found = earlier._replace(event=event._replace(message=message), times=earlier.times + 1)
         _remember(self._recorded, key, found)
         return found
 
     def refused(self, uid: str, recorded: Recorded) -> None:
         """The object is gone (Events expire): the next one like it is a new one."""
-        for key in [key for key, known in self._recorded.items() if key[0] == uid and known.name == recorded.name]:
+        for key in [key for key, earlier in self._recorded.items() if key[0] == uid and earlier.name == recorded.name]:
             del self._recorded[key]
 
     def _merged(self, uid: str, event: PodNotice, now: float) -> str:
         """The text by which Events are the same: that of an Event, or one for all similar ones."""
         key = uid, event.reason.value
-        known = self._similar.get(key)
-        if known is None or now - known.since > SIMILAR_SECONDS:
-            known = _Similar(frozenset(), now)
-        messages = known.messages | {event.message} if len(known.messages) < SIMILAR else known.messages
+        earlier = self._similar.get(key)
+        if earlier is None or now - earlier.since > SIMILAR_SECONDS:
+            earlier = _Similar(frozenset(), now)
+        messages = earlier.messages | {event.message} if len(earlier.messages) < SIMILAR else earlier.messages
         _remember(self._similar, key, _Similar(messages, now))
         return COMBINED if len(messages) >= SIMILAR else event.message
 

@@ -56,7 +56,7 @@ _STATES = {"pinned": PinState.PINNED, "floating": PinState.FLOATING, "waiting": 
 
 
 class PodPinning(NamedTuple):
-    """A pod's state, in words for its readers."""
+    """A pod's state, as a text for its readers."""
 
     state: PinState
     message: str

@@ -69,15 +69,15 @@ class DriftReports:
 
     def event(self, uid: str, repairs: Repairs, now: float) -> PodNotice | None:
         """The Event that is due for a pod, which then counts as reported."""
-        known, last = self._reported.get(uid, (None, float("-inf")))
-        if known is None or repairs.total < known.total:  # met now, or its watcher was started again
+        counted, last = self._reported.get(uid, (None, float("-inf")))
+        if counted is None or repairs.total < counted.total:  # met now, or its watcher was started again
             self._reported[uid] = repairs, last
             return None
-        new = repairs.total - known.total
+        new = repairs.total - counted.total
         if not new or now - last < DRIFT_PAUSE:
             return None
         self._reported[uid] = repairs, now
-        causes = [cause for cause, count in repairs.counts.items() if count > known.counts.get(cause, 0)]
+        causes = [cause for cause, count in repairs.counts.items() if count > counted.counts.get(cause, 0)]
         return PodNotice(EventReason.RESTORED, f"{number_of(new, 'time')} a thread was found on other CPUs and put "
                         f"back ({', '.join(causes)}; the last time: {repairs.why})")
 

@@ -66,20 +66,20 @@ class DriftTracker:
 
     def again(self, sandbox: SandboxId) -> float:
         """When the first thread that was left to another writer is tried again (monotonic, seconds)."""
-        known = self._of.get(sandbox)
-        return NEVER if known is None else known.again
+        drift = self._of.get(sandbox)
+        return NEVER if drift is None else drift.again
 
     def notes(self, sandbox: SandboxId) -> list[str]:
         """Sentences on threads in contention, for status."""
-        known = self._of.get(sandbox)
-        if known is None:
+        drift = self._of.get(sandbox)
+        if drift is None:
             return []
         rule = self.contention.rules.on_contention
-        persisted = [thread for thread in known.contended
+        persisted = [thread for thread in drift.contended
                      if rule is OnContention.PERSIST and self.contention.count(thread)]
         return [f"{number_of(len(threads), 'thread is moved')} by another program again and again (the last time: "
-                f"{known.why}) and {'is' if len(threads) == 1 else 'are'} {what} (drift.on_fight={rule})"
-                for threads, what in ((known.left, "left alone"), (persisted, "put back each time")) if threads]
+                f"{drift.why}) and {'is' if len(threads) == 1 else 'are'} {what} (drift.on_fight={rule})"
+                for threads, what in ((drift.left, "left alone"), (persisted, "put back each time")) if threads]
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
         """Forget VMs that have ended, and contention that is over."""
@@ -94,57 +94,57 @@ class DriftTracker:
     def retry_now(self) -> list[SandboxId]:
         """Have threads tried again that were left to another writer. :returns: their sandboxes."""
         self.contention.retry_now()
-        return [sandbox for sandbox, known in self._of.items() if known.left]
+        return [sandbox for sandbox, drift in self._of.items() if drift.left]
 
     def disregard(self, sandbox: SandboxId) -> None:
         """Count nothing that is to be put back now as drift: the runtime moved it."""
-        if (known := self._of.get(sandbox)) is not None:
-            known.away = {}
+        if (drift := self._of.get(sandbox)) is not None:
+            drift.away = {}
 
     def undecided(self, sandbox: SandboxId) -> bool:
         """Whether threads drifted by what `sort` found, while a report that waits may say that the runtime moved
         them."""
-        known = self._of.get(sandbox)
-        return known is not None and bool(known.away) and sandbox in self.unread()
+        drift = self._of.get(sandbox)
+        return drift is not None and bool(drift.away) and sandbox in self.unread()
 
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
              expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...]:
         """Note which operations put threads back. :returns: the operations without those of threads left alone.
         :param expected: the masks that the kernel was to show until now, by tid."""
-        known = self._of.get(sandbox)
-        if known is None:
-            known = self._of[sandbox] = _Drift()
-        known.left, known.again = set(), NEVER
-        known.away = _away(known, placement, operations, expected) if operations and known.placement else {}
-        known.placement = placement
-        return self._without_contended(sandbox, known, operations) if operations and self.contention else operations
+        drift = self._of.get(sandbox)
+        if drift is None:
+            drift = self._of[sandbox] = _Drift()
+        drift.left, drift.again = set(), NEVER
+        drift.away = _away(drift, placement, operations, expected) if operations and drift.placement else {}
+        drift.placement = placement
+        return self._without_contended(sandbox, drift, operations) if operations and self.contention else operations
 
-    def _without_contended(self, sandbox: SandboxId, known: _Drift,
+    def _without_contended(self, sandbox: SandboxId, drift: _Drift,
                         operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
         kept, begun = [], []
         now = time.monotonic()
         for operation in operations:
             thread, cpus = operation.thread.id, operation.cpus
             resting = self.contention.resting(thread, cpus, now)
-            if not resting and thread not in known.away and self.contention.retry_due(thread, cpus, now):
-                known.away[thread] = cpus  # its rest is over
-            elif not resting and thread in known.away and self.contention.starts(thread, cpus, now):
+            if not resting and thread not in drift.away and self.contention.retry_due(thread, cpus, now):
+                drift.away[thread] = cpus  # its rest is over
+            elif not resting and thread in drift.away and self.contention.starts(thread, cpus, now):
                 begun.append(thread)
                 resting = self.contention.resting(thread, cpus, now)
             if resting:
-                known.left.add(thread)
-                known.away.pop(thread, None)
+                drift.left.add(thread)
+                drift.away.pop(thread, None)
             else:
                 kept.append(operation)
-        known.again = self.contention.next_retry(known.left, now) or NEVER
+        drift.again = self.contention.next_retry(drift.left, now) or NEVER
         if begun:
-            self._contended(sandbox, known, begun)
+            self._contended(sandbox, drift, begun)
         return tuple(kept)
 
-    def _contended(self, sandbox: SandboxId, known: _Drift, threads: Collection[ThreadId]) -> None:
+    def _contended(self, sandbox: SandboxId, drift: _Drift, threads: Collection[ThreadId]) -> None:
         """Log contention: an error when it is new, else info."""
         rules = self.contention.rules
-        known.contended = {thread for thread in known.contended if self.contention.count(thread)} | set(threads)
+        drift.contended = {thread for thread in drift.contended if self.contention.count(thread)} | set(threads)
         new = sum(self.contention.count(thread) == 1 for thread in threads)
         does = {OnContention.REST: f"they are left alone for {rules.rest:.0f} s, and longer each time",
                 OnContention.LEAVE: "they are left alone",
@@ -153,13 +153,13 @@ class DriftTracker:
             self.contended += 1
             logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s and moved again "
                          "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
-                         known.why, does, rules.on_contention)
+                         drift.why, does, rules.on_contention)
         else:
             logger.info("fight sandbox=%s goes on: %s", sandbox, does)
 
     def record_repairs(self, results: Iterable[Result]) -> None:
         """Count the operations that put threads back, with their causes, and log them once for each sandbox."""
-        if not any(known.away for known in self._of.values()):
+        if not any(drift.away for drift in self._of.values()):
             return
         now = time.monotonic()
         counted: dict[SandboxId, Counter[MaskRepair]] = {}
@@ -182,8 +182,8 @@ class DriftTracker:
         found: dict[SandboxId, dict[tuple[object, ...], tuple[MaskRepair, list[ThreadId]]]] = {}
         for result in results:
             (sandbox, thread, cpus, was), outcome, got, *_ = result
-            known = self._of.get(sandbox)
-            shown = None if known is None else known.away.get(thread.id)
+            drift = self._of.get(sandbox)
+            shown = None if drift is None else drift.away.get(thread.id)
             if shown is None or outcome is gone or outcome is waiting:
                 continue
             left = None if outcome is refused else got
@@ -198,19 +198,19 @@ class DriftTracker:
         return {sandbox: dict(alike.values()) for sandbox, alike in found.items()}
 
 
-def _away(known: _Drift, placement: Placement, operations: Iterable[SetAffinity],
+def _away(drift: _Drift, placement: Placement, operations: Iterable[SetAffinity],
           held: Mapping[int, frozenset[int]]) -> dict[ThreadId, CpuSet]:
     """The threads to be set that had the mask they are to have, with what the kernel showed then. A thread that has
     another placement since has not drifted."""
-    was, found = known.placement, dict[ThreadId, CpuSet]()
+    was, found = drift.placement, dict[ThreadId, CpuSet]()
     for _, thread, cpus, actual in operations:
         if was is not placement and (was is None or was.cpus_for(thread.role, thread.vcpu) != cpus):
             continue
         shown = held.get(thread.id.tid)
         if shown is not None and shown != actual.frozen():
             found[thread.id] = _cpuset(shown)
-        elif thread.id in known.away:  # found by a pass that did not act
-            found[thread.id] = known.away[thread.id]
+        elif thread.id in drift.away:  # found by a pass that did not act
+            found[thread.id] = drift.away[thread.id]
     return found
 
 

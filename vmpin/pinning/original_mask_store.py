@@ -40,17 +40,17 @@ class OriginalMaskStore:
         here = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel_threads)]
         if len(here) == len(before.processes) and all(main in before.processes for main in here):
             return
-        known = before.only(here)
-        met: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in here if main not in known.processes}
+        kept = before.only(here)
+        met: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in here if main not in kept.processes}
         for seen in observed:
             if (mine := met.get(seen.thread.pid)) is not None:  # a kernel thread is a process of its own
                 mine.append((seen.thread, seen.actual))
         for main in here:
             if masks := met.get(main.tid):
                 had = self._inherited(before, main)
-                known = known.remember(main, masks if had is None else [(thread, had) for thread, _ in masks])
-        if known is not before:
-            self.masks[vm.sandbox] = known
+                kept = kept.remember(main, masks if had is None else [(thread, had) for thread, _ in masks])
+        if kept is not before:
+            self.masks[vm.sandbox] = kept
             self.unsaved = True
 
     def _inherited(self, before: OriginalMasks, process: ThreadId) -> CpuSet | None:
@@ -73,8 +73,8 @@ class OriginalMaskStore:
         for it, None when there was one already."""
         before = self.masks.get(sandbox, OriginalMasks())
         had = self._inherited(before, main.id) or mask
-        known = before.remember(main.id, [(main, had)])
-        if known is before:
+        learned = before.remember(main.id, [(main, had)])
+        if learned is before:
             return None
-        self.masks[sandbox] = known
+        self.masks[sandbox] = learned
         return had

@@ -28,8 +28,8 @@ class OriginalMasks(NamedTuple):
 
     def mask(self, thread: VmThread, main: ThreadId) -> CpuSet | None:
         """The original mask of a thread of the process `main`; None for a process of which none was learned."""
-        known = self.processes.get(main)
-        return None if known is None else known.others.get(thread.id, known.main)
+        masks = self.processes.get(main)
+        return None if masks is None else masks.others.get(thread.id, masks.main)
 
     def remember(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> OriginalMasks:
         """With the masks of a process that is seen for the first time; itself for one that was seen before."""
@@ -43,8 +43,8 @@ class OriginalMasks(NamedTuple):
 
     def of_parent(self, parent: ThreadId) -> CpuSet | None:
         """The original mask of a process that `parent` forked: its parent's, as its own mask was set by vmpin."""
-        known = self.processes.get(parent)
-        return None if known is None else known.main
+        masks = self.processes.get(parent)
+        return None if masks is None else masks.main
 
     def only(self, mains: Iterable[ThreadId]) -> OriginalMasks:
         """With these processes alone; the others have ended."""

@@ -78,14 +78,14 @@ class Pinner:
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         """Why masks were refused, and threads left to another writer, for status.
         :param but: threads of which another reason is given."""
-        known = self._masks.get(sandbox)
-        refused = {} if known is None else known.refused
+        masks = self._masks.get(sandbox)
+        refused = {} if masks is None else masks.refused
         return [*(why for thread, why in refused.items() if thread not in but), *self.drift_tracker.notes(sandbox)]
 
     def doubts(self, sandbox: SandboxId) -> bool:
         """Whether a cgroup refused or trimmed masks of late: the sources have to be read again."""
-        known, early = self._masks.get(sandbox), time.monotonic() - self.grace
-        return known is not None and any(since > early for _, since in known.doubted.values())
+        masks, early = self._masks.get(sandbox), time.monotonic() - self.grace
+        return masks is not None and any(since > early for _, since in masks.doubted.values())
 
     def recheck(self, sandbox: SandboxId) -> None:
         """Have a VM's threads compared one by one in the next pass."""

@@ -59,7 +59,7 @@ def of_vm(proc: Procfs, pid: int, argv: Sequence[str], daemons: Sequence[Rival])
     for rival in daemons:
         if rival.cause in (Cause.LIBVIRT, Cause.KUBEVIRT) and not libvirts:
             continue
-        if rival.cause not in {known.cause for known in found}:
+        if rival.cause not in {other.cause for other in found}:
             found.append(rival)
     # What may set any thread on the node comes after what set this VM up.
     return tuple(sorted(found, key=lambda rival: rival.cause in (Cause.TUNED, Cause.NUMAD)))

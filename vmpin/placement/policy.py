@@ -82,10 +82,10 @@ _RULES: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {
 def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPolicy | CpuSet:
     """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
     rules = _RULES.get(key, ThreadPolicy)
-    known = [rule for rule in rules if rule is not ThreadPolicy.NEAR or key == "vhost"]
-    if str(value) in known:
+    names = [rule for rule in rules if rule is not ThreadPolicy.NEAR or key == "vhost"]
+    if str(value) in names:
         return rules(str(value))
-    may = ", ".join(known)
+    may = ", ".join(names)
     if rules is ThreadPolicy and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
         may += " or a CPU list"
         try:

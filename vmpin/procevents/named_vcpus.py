@@ -1,7 +1,7 @@
 """Places a VMM's thread that its name shows to be a vCPU, ahead of the pass that identifies it.
 
-A name is the thread's own word, so it moves a thread only where the pass will believe it. What stays out: identifying
-vCPUs (vmm.threads) and deciding their CPUs (placement). Called by newborn_placer.
+A thread chooses its own name, so a name moves a thread only where the pass will believe it, too. What stays out:
+identifying vCPUs (vmm.threads) and deciding their CPUs (placement). Called by newborn_placer.
 """
 
 from collections.abc import Container

@@ -31,7 +31,7 @@ MAX_LINE = 8 << 20
 PAGE = 500
 #: The longest answer that is read (bytes): a page of pods with 10 kB each has 5 MB.
 MAX_ANSWER = 256 << 20
-#: A connection whose other end is gone without a word (a load balancer, a node without its network) is closed after a
+#: A connection whose other end has vanished silently (a load balancer, a node without its network) is closed after a
 #: minute: a watch may be silent for as long as it lasts.
 KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
              (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30), (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),

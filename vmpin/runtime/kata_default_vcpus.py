@@ -44,10 +44,10 @@ class KataDefaultVcpus:
         directory = f"{os.path.dirname(real)}/config.d"
         names = [real, *(f"{directory}/{name}" for name in self._files.names(directory))]
         stamps = tuple(self._stamp(name) for name in names)
-        known = self._known.get(path)
-        if known is None or known[0] != stamps:
-            known = self._known[path] = stamps, self._read(names)
-        return known[1]
+        kept = self._known.get(path)
+        if kept is None or kept[0] != stamps:
+            kept = self._known[path] = stamps, self._read(names)
+        return kept[1]
 
     def _stamp(self, path: str) -> tuple[str, int, int]:
         try:

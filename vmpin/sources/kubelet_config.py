@@ -36,8 +36,8 @@ def running_kubelet(proc: Procfs) -> dict[str, str]:
     """What the running kubelet's configuration sets of the keys that concern NUMA zones; {} where no kubelet is found,
     or not all of its files can be read. Reads the command line of every process: for a thread of its own."""
     found = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, _PROGRAMS))
-    known = found.pid is not None and not found.trouble
-    return {key: text for key in ZONE_KEYS if known and (text := found.text(key))}
+    readable = found.pid is not None and not found.trouble
+    return {key: text for key in ZONE_KEYS if readable and (text := found.text(key))}
 
 
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:

@@ -136,11 +136,11 @@ def _why(grant: Mapping[str, Any]) -> str:
 
 def _asked_text(asked: Mapping[str, str], near: str) -> str:
     """What is asked for, and in which NUMA nodes the devices are that it names."""
-    words = [f"{key}={text}" for key, text in asked.items()]
+    parts = [f"{key}={text}" for key, text in asked.items()]
     if "near" in asked and not asked["near"].startswith("nodes:"):
         found = f"NUMA node{'' if near.isdigit() else 's'} {near}" if near else "no NUMA node"
-        words[list(asked).index("near")] += f" ({found})"
-    return " ".join(words) or "allocate.default"
+        parts[list(asked).index("near")] += f" ({found})"
+    return " ".join(parts) or "allocate.default"
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
@@ -213,7 +213,7 @@ def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
 
 
 def _parts(cost: CpuCost) -> str:
-    """The parts that are not 0, in words."""
+    """The parts that are not 0, as a text."""
     names = {"nodes": "NUMA nodes", "distance": "distance", "away": "CPUs away from the devices",
              "caches": "last-level caches", "partial_cores": "cores held in part",
              "broken_nodes": "whole nodes broken", "broken_caches": "whole caches broken",

@@ -67,14 +67,14 @@ def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], what
     :param what: that the text should name. :param listing: the command that lists them.
     :raises UsageError: for none, and for several, which are listed.
     """
-    known = list(among)
-    found = meant(text, namespace, known)
+    candidates = list(among)
+    found = meant(text, namespace, candidates)
     if len(found) == 1:
         return found[0]
     where = f" in namespace {namespace!r}" if namespace else ""
     if not found:
         pod = text.rpartition("/")[2]
-        near = [each.title for each in known if pod and each.pod.startswith(pod)][:_LISTED]
+        near = [each.title for each in candidates if pod and each.pod.startswith(pod)][:_LISTED]
         hint = printable(f"did you mean {' or '.join(near)}? ") if near else ""
         raise UsageError(f"no {what} {text!r} is on this node{where}", f"{hint}`{listing}` lists them")
     titles = [each.title for each in found]
@@ -112,17 +112,17 @@ def offered(text: str, namespace: str, among: Iterable[NamedSandbox], containers
 
     :param namespace: of the pod; "" for any.
     """
-    known = [each for each in among if not namespace or each.namespace == namespace]
-    uses = Counter(name for each in known for name in (*{each.id, *_names_of(each)}, *_containers_of(each)))
+    within = [each for each in among if not namespace or each.namespace == namespace]
+    uses = Counter(name for each in within for name in (*{each.id, *_names_of(each)}, *_containers_of(each)))
     by_name: list[str] = []
     by_id: list[str] = []
-    for each in known:
+    for each in within:
         names = [name for name in _names_of(each) if uses[name] == 1]
         fitting = [name for name in names if name.startswith(text)]
         by_name += fitting[:1]
         if not fitting and each.id.startswith(text) and (text or not names):
             short = short_id(each.id)
-            alone = short.startswith(text) and sum(one.id.startswith(short) for one in known) == 1 and not uses[short]
+            alone = short.startswith(text) and sum(one.id.startswith(short) for one in within) == 1 and not uses[short]
             (by_id if names else by_name).append(short if alone else each.id)
         if containers and "/" in text:
             by_name += [name for name in _containers_of(each) if name.startswith(text) and uses[name] == 1]

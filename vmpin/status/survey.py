@@ -1,8 +1,8 @@
 """The node in brief, for followers of its changes (daemon.followers): each VM sandbox without its threads.
 
 Made from the same entries as the status document, sandbox by sandbox, so that the caller can do other work in between.
-Sentences have pods and containers by name, as every reader cuts them to a length of its own. What stays out: which of
-it changed, and to whom it is sent (daemon.followers). Called by daemon.followers."""
+Sentences have pods and containers by name, as every reader cuts them to a length of its own. What stays out:
+finding what changed, and sending it (daemon.followers, which calls this)."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
         if call == "running":
             running.append(tid)
             continue
-        words = call.split(None, 3)
-        if len(words) < 3 or words[0] not in _IOCTL or words[2] != _KVM_RUN:
+        fields = call.split(None, 3)
+        if len(fields) < 3 or fields[0] not in _IOCTL or fields[2] != _KVM_RUN:
             continue
         try:
-            number = fds.get(int(words[1], 16))
+            number = fds.get(int(fields[1], 16))
         except ValueError:
             continue
         if number is not None:

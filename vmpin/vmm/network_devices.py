@@ -66,8 +66,8 @@ def open_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> OpenDevices:
     left = vhost.get("net", 0) - sum(queues.values())
     fits = left == sum(len(taps[device]) for device in plugged)
     queues |= {device: len(taps[device]) if fits else 0 for device in plugged}
-    known = left in (0, sum(queues[device] for device in plugged)) and vhost.keys() <= {"net", "vsock"}
-    others = vhost.get("vsock", 0) if known and vhost.get("vsock", 0) == _vsock_devices(argv) else None
+    certain = left in (0, sum(queues[device] for device in plugged)) and vhost.keys() <= {"net", "vsock"}
+    others = vhost.get("vsock", 0) if certain and vhost.get("vsock", 0) == _vsock_devices(argv) else None
     devices = [device._replace(queues=len(taps[device]), vhost=queues[device]) for device in (*cold, *plugged)]
     users = _vhost_user(argv)
     return OpenDevices((*devices, *users), (*(VhostQueues(queues[device], device in plugged)

@@ -140,8 +140,8 @@ def _in_use(path: str, table: str) -> bool:
     try:
         with open(table, encoding="utf-8", errors="replace") as file:
             for line in file:
-                words = line.rstrip("\n").split(None, 7)
-                if len(words) == 8 and words[7] == path and words[3] != _LISTENING:
+                fields = line.rstrip("\n").split(None, 7)
+                if len(fields) == 8 and fields[7] == path and fields[3] != _LISTENING:
                     return True
     except OSError:
         pass  # then the deadline alone protects

@@ -58,11 +58,9 @@ def test_without_nodes_there_is_none() -> None:
     assert Topology.build(cpus("0-3")).node_of(0) is None
 
 
-def test_a_cpu_finds_its_socket_and_those_in_none_are_in_one() -> None:
+def test_sockets_are_sorted_and_each_is_there_once() -> None:
     built = Topology.build(cpus("0-7"), sockets=[cpus("4-5"), cpus("0-3"), cpus("4-5")])
     assert built.sockets == (cpus("0-3"), cpus("4-5"))
-    assert [built.socket_of(cpu) for cpu in (0, 5, 6)] == [cpus("0-3"), cpus("4-5"), cpus("6-7")]
-    assert TWO_SOCKETS.socket_of(0) == cpus("0-7")
 
 
 def test_kinds_and_devices_are_the_same_in_any_order() -> None:

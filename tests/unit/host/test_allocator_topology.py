@@ -25,19 +25,17 @@ def read(tmp_path: Path, text: str, *devices: str) -> Topology:
     return allocator_topology(Sysfs(make_tree(tmp_path, text)), devices)
 
 
-def test_this_machine_has_every_online_cpu_in_one_socket() -> None:
+def test_this_machine_is_read_as_the_base_reads_it() -> None:
     topology = allocator_topology(Sysfs())
     base = Sysfs().topology()
     assert topology.online == base.online
     assert topology.cores == base.cores
-    assert all(cpu in topology.socket_of(cpu) for cpu in topology.online)
     assert topology.memory_nodes
 
 
 def test_the_list_of_online_cpus_alone_is_enough(tmp_path: Path) -> None:
     topology = read(tmp_path, "devices/system/cpu/online = 0-1,4\n")
     assert topology == Topology.build(cpus("0-1,4"), nodes={0: cpus("0-1,4")}, memory_nodes=cpus("0"))
-    assert topology.socket_of(1) == cpus("0-1,4")
 
 
 def test_without_the_list_of_online_cpus_it_is_an_error(tmp_path: Path) -> None:
@@ -58,7 +56,7 @@ def test_sockets_have_an_older_name_and_dies_are_apart(tmp_path: Path) -> None:
     assert topology.dies == groups("0", "1")
 
 
-def test_a_cpu_that_comes_meanwhile_is_in_the_socket_of_the_others(tmp_path: Path) -> None:
+def test_a_cpu_that_comes_meanwhile_is_in_its_socket(tmp_path: Path) -> None:
     """CPU 0 was read before CPU 1 came, which then shows both."""
     topology = read(tmp_path, """
         devices/system/cpu/online = 0-2
@@ -67,7 +65,6 @@ def test_a_cpu_that_comes_meanwhile_is_in_the_socket_of_the_others(tmp_path: Pat
         devices/system/cpu/cpu2/topology/package_cpus_list = what
     """)
     assert topology.sockets == groups("0-1")
-    assert topology.socket_of(2) == cpus("2")
 
 
 def test_nodes_of_memory_alone_count_for_memory_and_not_for_cpus(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ def read_annotation(text: str) -> AnnotatedGrant:
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("v") != _VERSION:
             raise ValueError(f"it is no object with \"v\":{_VERSION}")
-        known = {"v", "policy", "since", *_LISTS, "own", "alone", "wish"}
-        if data.keys() - known:
-            raise ValueError(f"it has the unknown key {min(data.keys() - known)!r:.80}")
+        keys = {"v", "policy", "since", *_LISTS, "own", "alone", "wish"}
+        if data.keys() - keys:
+            raise ValueError(f"it has the unknown key {min(data.keys() - keys)!r:.80}")
         since = data.get("since", 0)
         if type(since) is not int or not 0 <= since < 1 << 63:
             raise ValueError("\"since\" is no time in nanoseconds")

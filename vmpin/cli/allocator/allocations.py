@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from vmpin.cli.common import Verbs, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import ask
-from vmpin.cli.output import print_data, say, table
+from vmpin.cli.output import print_data, print_text, table
 from vmpin.errors import WatcherError
 
 _ABOUT = """\
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     wide = args.output == "wide"
     for line in summary(found):
-        say(line)
+        print_text(line)
     now = _now()
     rows = grant_rows(found, now, wide)
     if rows:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("no container has CPUs of its own")
     for line in refusals(found, now):
-        say(line)
+        print_text(line)
     return 0
 
 

@@ -4,7 +4,7 @@ import argparse
 
 from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, verb
 from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import print_data, say
+from vmpin.cli.output import print_data, print_text
 from vmpin.errors import UsageError, WatcherError
 
 #: The annotations' short names.
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(found: Document, dry_run: bool) -> None:
     for note in found["notes"]:
-        say(note)
+        print_text(note)
     for update in found["updates"]:
-        say(f"{update['name']}: cpuset {update['cpus']}", "  ")
+        print_text(f"{update['name']}: cpuset {update['cpus']}", "  ")
     if not found["updates"]:
         print("  no cpuset changes")
     print("planned, and not done" if dry_run else "the container runtime is asked for these changes now")

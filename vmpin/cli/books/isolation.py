@@ -1,6 +1,6 @@
 """`vmpin isolation`: what share of its exclusive CPUs' time a pod had for itself, and what took the rest.
 
-What stays out: the figures and the words (reports.isolation), and keeping them (daemon).
+What stays out: the figures and their texts (reports.isolation), and keeping them (daemon).
 """
 
 import argparse
@@ -115,9 +115,9 @@ def _document(config: Config, since: int) -> Document:
 
 def _chosen(pods: Sequence[Document], text: str, namespace: str) -> Document:
     """:raises UsageError: for none, and for several."""
-    known = [NamedSandbox(pod["sandbox"], pod["pod"]["namespace"] if pod["pod"] else "",
+    named = [NamedSandbox(pod["sandbox"], pod["pod"]["namespace"] if pod["pod"] else "",
                           pod["pod"]["name"] if pod["pod"] else "") for pod in pods]
-    meant = the_one_meant(text, namespace, known, "pod with exclusive CPUs in that time", "vmpin isolation --all")
+    meant = the_one_meant(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")
     return next(pod for pod in pods if pod["sandbox"] == meant.sandbox.id)
 
 

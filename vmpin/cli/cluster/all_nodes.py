@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from vmpin.cli.common import answering
 from vmpin.cli.map import show, show_lines, width
-from vmpin.cli.output import print_data, say, table
+from vmpin.cli.output import print_data, print_text, table
 from vmpin.errors import ClusterError, UnseenError, UsageError
 from vmpin.fleet.fleet_document import document_parts, verify_document
 from vmpin.fleet.fleet_reading import NodeChoice, read_fleet
@@ -38,7 +38,7 @@ def status(args: argparse.Namespace) -> int:
     if args.output in ("json", "yaml"):
         return _print_document(fleet, args.output)
     wide = args.output == "wide"
-    say(overview(fleet))
+    print_text(overview(fleet))
     _print_table(node_table(fleet, wide))
     _print_table(pod_table(fleet, wide))
     _print_lines(remarks(fleet))
@@ -115,4 +115,4 @@ def _print_table(found: TextTable) -> None:
 
 def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
-        say(line)
+        print_text(line)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
-from vmpin.cli.output import VERSION, print_data, say, table
+from vmpin.cli.output import VERSION, print_data, print_text, table
 from vmpin.domain.pod_names import title_of, titled
 from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError
@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     names = known_names(config, args.direct) if found["operations"] or found.get("unmanaged") else {}
     for operation in found["operations"]:
-        say(titled(operation["what"], operation["sandbox"], names))
+        print_text(titled(operation["what"], operation["sandbox"], names))
     for sandbox in found.get("unmanaged", ()):
-        say(f"{title_of(sandbox, names)} is unmanaged: neither its containers nor a shared pool are known; its "
-            "threads keep their masks")
+        print_text(f"{title_of(sandbox, names)} is unmanaged: neither its containers nor a shared pool are known; its "
+                   "threads keep their masks")
     if not found["operations"]:
         print("nothing to do: every thread is in place")
     return 0

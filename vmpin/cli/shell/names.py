@@ -54,9 +54,9 @@ def _names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     parser.add_argument("-n", "--namespace", nargs="?", const="", default="")
     args = parser.parse_known_args(words, argparse.Namespace(set_here=[]))[0]
     config = load_config(args)
-    known = named_sandboxes(status_document(config, None))
+    sandboxes = named_sandboxes(status_document(config, None))
     if kind == CONTAINERS:
-        known += without_vm(grants_of(config), {each.id for each in known})
+        sandboxes += without_vm(grants_of(config), {each.id for each in sandboxes})
     if kind == NAMESPACES:
-        return sorted({each.namespace for each in known if each.namespace.startswith(text)})
-    return offered(text, args.namespace, known, containers=kind == CONTAINERS)
+        return sorted({each.namespace for each in sandboxes if each.namespace.startswith(text)})
+    return offered(text, args.namespace, sandboxes, containers=kind == CONTAINERS)

@@ -47,8 +47,8 @@ def script(program: Command, own: Sequence[str]) -> str:
 
 def _functions(command: Command, name: str, everywhere: Sequence[Option]) -> list[str]:
     """Its function, after those of its commands. :param everywhere: the program's own options."""
-    known = {each for option in command.options for each in option.names}
-    options = [*command.options, *(each for each in everywhere if not known & set(each.names))]
+    names = {each for option in command.options for each in option.names}
+    options = [*command.options, *(each for each in everywhere if not names & set(each.names))]
     specs = [spec for option in options for spec in _option(option)] + [_argument(each) for each in command.arguments]
     if not command.commands:
         return [_function(name, [_arguments(specs)])]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from vmpin.cli.control_client import Document, stale_checkpoint
-from vmpin.cli.output import VERDICTS, say, table
+from vmpin.cli.output import VERDICTS, print_text, table
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.domain.pod_names import with_names
 from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
@@ -18,10 +18,10 @@ from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
 
 def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
     """The node and its sandboxes. :param wide: everything, with ids. :param names: of pods and containers, by id."""
-    say(_node(found))
+    print_text(_node(found))
     now = _now(found)
     if wide:
-        say(_sources(found["sources"], now))
+        print_text(_sources(found["sources"], now))
     _print_stale(found)
     titles = _titles(found["sandboxes"])
     if not found["sandboxes"]:
@@ -37,7 +37,7 @@ def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
             _print_everything(sandbox, now, names)
         else:
             for reason in sandbox["reasons"]:
-                say(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
+                print_text(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
     _print_conflicts(found["node"]["disagreements"], found["node"]["collisions"], names)
 
 
@@ -49,7 +49,7 @@ def print_one(found: Document, names: Mapping[str, str]) -> None:
     _print_conflicts([odd for odd in node["disagreements"] if odd["sandbox"] == sandbox["id"]],
                      [each for each in node["collisions"] if sandbox["id"] in each["sandboxes"]], names)
     mask = f"its CPUs {sandbox['mask']}; " if sandbox["mask"] else ""
-    say(mask + _node(found))
+    print_text(mask + _node(found))
 
 
 def _node(found: Document) -> str:
@@ -61,16 +61,16 @@ def _node(found: Document) -> str:
 
 def _print_stale(found: Document) -> None:
     if (stale := stale_checkpoint(found)) is not None:
-        say(f"STALE: {stale}")
+        print_text(f"STALE: {stale}")
 
 
 def _print_conflicts(disagreements: Iterable[Document], collisions: Iterable[Document],
                      names: Mapping[str, str]) -> None:
     for odd in disagreements:
         pod, container = pod_name(odd["pod"], short_id(odd["sandbox"])), odd["name"] or short_id(odd["container"])
-        say(f"DISAGREEMENT on the CPUs of {pod}/{container}: {odd['what']}")
+        print_text(f"DISAGREEMENT on the CPUs of {pod}/{container}: {odd['what']}")
     for collision in collisions:
-        say(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
+        print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
 
 
 def _now(found: Document) -> datetime:
@@ -128,16 +128,16 @@ def _print_sandbox(sandbox: Document, title: str, now: datetime, names: Mapping[
     vmm, threads = sandbox["vmm"], sandbox["threads"]
     vm = "no VMM runs" if vmm is None else f"{vmm['type']} process {vmm['pid']}"
     place = f", {_in_place(sandbox)} {'thread' if len(threads) == 1 else 'threads'} in place" if threads else ""
-    say(f"{title} is {sandbox['verdict']}: {vm}{place}")
+    print_text(f"{title} is {sandbox['verdict']}: {vm}{place}")
     if sandbox["containers"]:
         table(["CONTAINER", "CPUS", "KIND", "VCPUS", "GUEST", "SINCE"], [
             [container["name"] or short_id(container["id"]), container["cpuset"] or "-", _kind(container),
              _vcpus(container), _guest(container), age_at(container["since"], now)]
             for container in sandbox["containers"] if not container["pause"]])
     for reason in sandbox["reasons"]:
-        say(with_names(reason, names))
+        print_text(with_names(reason, names))
     if drift := sandbox["drift"]:
-        say(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}")
+        print_text(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}")
     _print_network(sandbox)
     _print_untrusted(sandbox)
     if wrong := [thread for thread in threads if not thread["ok"]]:
@@ -158,7 +158,7 @@ def _print_untrusted(sandbox: Document) -> None:
     if sandbox.get("untrusted"):  # a watcher of an older version has none
         from vmpin.kube.untrusted_pod import untrusted_sentences
         for sentence in untrusted_sentences(sandbox["untrusted"]):
-            say(sentence, "  ")
+            print_text(sentence, "  ")
 
 
 def _print_network(sandbox: Document) -> None:
@@ -169,7 +169,7 @@ def _print_network(sandbox: Document) -> None:
         if network["devices"]:
             table(NETWORK_COLUMNS, rows(network))
         for text in (*([f"network {network['why']}"] if network["why"] else []), *network["warnings"]):
-            say(text, "  ")
+            print_text(text, "  ")
 
 
 def _print_threads(threads: list[Document]) -> None:
@@ -181,9 +181,10 @@ def _print_threads(threads: list[Document]) -> None:
 
 def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]) -> None:
     print()
-    say(f"sandbox {sandbox['id']} of {pod_name(sandbox['pod'])}" if sandbox["pod"] else f"sandbox {sandbox['id']}")
+    of = f" of {pod_name(sandbox['pod'])}" if sandbox["pod"] else ""
+    print_text(f"sandbox {sandbox['id']}{of}")
     for reason in sandbox["reasons"]:
-        say(with_names(reason, names), "  ")
+        print_text(with_names(reason, names), "  ")
     if sandbox["containers"]:
         table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS"], [
             [short_id(container["id"]), container["name"] or "-", container["cpuset"] or "-",
@@ -194,13 +195,13 @@ def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]
         guest, system = sandbox["guest"], sandbox["guest"]["system"]
         own = "" if system is None else f"; its own processes {system['text']}, on its CPUs {system['effective']}"
         state = ": " + guest["state"] if guest["state"] else ""
-        say(f"guest: {guest['by'] or 'no agent'}{state}{own}", "  ")
+        print_text(f"guest: {guest['by'] or 'no agent'}{state}{own}", "  ")
     if sandbox["cgroup"]:
-        say(f"cgroup of the VMM: {sandbox['cgroup']['path']}, CPUs {sandbox['cgroup']['cpus']}", "  ")
+        print_text(f"cgroup of the VMM: {sandbox['cgroup']['path']}, CPUs {sandbox['cgroup']['cpus']}", "  ")
     if sandbox["birth"]:
-        say(_birth(sandbox["birth"]), "  ")
+        print_text(_birth(sandbox["birth"]), "  ")
     if drift := sandbox["drift"]:
-        say(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}", "  ")
+        print_text(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}", "  ")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
     _print_network(sandbox)

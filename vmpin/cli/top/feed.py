@@ -56,9 +56,9 @@ class NodeReader:
     def first(self) -> NodeUsage:
         """The pods, without any usage yet. :raises UsageError: for an argument that names no pod."""
         self._describe(self._document(DEADLINE))
-        known = self._named()
+        named = self._named()
         for text in self._pods:
-            the_one_meant(text, self._namespace, known, what="pod of a VM, or with exclusive CPUs,")
+            the_one_meant(text, self._namespace, named, what="pod of a VM, or with exclusive CPUs,")
         self._sample()
         assert self._described is not None
         return self._only(usage(self._described, None))
@@ -81,9 +81,9 @@ class NodeReader:
                        thefts=tuple(theft for theft in found.thefts if theft.victim in chosen))
 
     def _sample(self) -> UsageInterval | None:
-        known = self._described
-        assert known is not None
-        return self._sampler.sample(known.owned, known.by_tid)
+        description = self._described
+        assert description is not None
+        return self._sampler.sample(description.owned, description.by_tid)
 
     def _refresh(self) -> None:
         if time.monotonic() < self._next:
@@ -116,9 +116,9 @@ class NodeReader:
             self._answer, answer = lasting, json.loads(answer)
         self._described = describe(answer, self._described)  # type: ignore[arg-type]
         if self._pods:
-            known = self._named()
+            named = self._named()
             self._chosen = frozenset(each.sandbox.id for text in self._pods
-                                     for each in meant(text, self._namespace, known))
+                                     for each in meant(text, self._namespace, named))
 
     def _named(self) -> list[NamedSandbox]:
         assert self._described is not None

@@ -140,7 +140,7 @@ def _first(usage: NodeUsage, around: Surroundings, more: str) -> Line:
 
 def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
     """The line on what was stolen, and on everything that is not as it should be."""
-    known = usage.description
+    description = usage.description
     victims = sum(pod.stolen > 0 for pod in usage.pods)
     parts: list[tuple[str, str]] = []
     if not usage.seconds:
@@ -148,13 +148,13 @@ def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
     elif victims:
         parts.append((f"stolen {rate(usage.stolen, usage.seconds, not usage.estimated)} a second from "
                       f"{number_of(victims, 'pod')}", _BAD))
-    elif known.owned:
+    elif description.owned:
         parts.append(("nothing was stolen", ""))
     else:
         parts.append(("no CPU is exclusive", ""))
-    odd = sum(not pod.calm for pod in known.pods)
+    odd = sum(not pod.calm for pod in description.pods)
     parts += [(f"{number_of(odd, 'pod')} marked ! not in order", _ODD)] * bool(odd)
-    parts += [(f"{number_of(len(known.collisions), 'collision')}, see m", _BAD)] * bool(known.collisions)
+    parts += [(f"{number_of(len(description.collisions), 'collision')}, see m", _BAD)] * bool(description.collisions)
     parts += [(printable(around.watcher), _BAD)] * bool(around.watcher)
     parts += [("no kernel thread in sight: another PID namespace", _BAD)] * (not usage.kernel_seen)
     parts += [("run times in ticks only", _ODD)] * (not usage.precise)

@@ -66,7 +66,7 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
                  config_path=string(dig(table, "options", "ConfigPath")), kind=string(table.get("runtime_type")),
                  annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
         for plugin in _CRI for name, table in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")))
-    return Engine("containerd", pid, tuple(read), on, string(dig(config, "plugins", _NRI, "socket_path")), version,
+    return Engine("containerd", pid, tuple(read), on, string(dig(config, "plugins", _NRI, "socket_path")),
                   handlers, trouble=tuple(trouble))
 
 

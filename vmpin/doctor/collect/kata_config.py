@@ -43,7 +43,7 @@ def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig,
             readers.setdefault(found, []).extend(takers or ([] if handlers else ["default"]))
     if not handlers:
         for path in dict.fromkeys(path for place in _PLACES for path in files.glob(place)):
-            if files.real(path) not in {files.real(known) for known in readers}:
+            if files.real(path) not in {files.real(reader) for reader in readers}:
                 readers.setdefault(path, [])
     return tuple(config for path, names in readers.items()
                  if (names or not handlers) and (config := _read(files, path, names)) is not None)

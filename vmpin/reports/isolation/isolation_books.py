@@ -241,7 +241,7 @@ class IsolationBooks:
         return book
 
     def end(self, there: Mapping[str, object] | set[str], now: int) -> None:
-        """Note the owners that are no more, and forget those of whom every minute is too old."""
+        """Mark the owners that have ended, and forget those whose minutes are all too old."""
         for owner, book in list(self.owners.items()):
             if owner not in there and book.ended is None:
                 book.ended = now

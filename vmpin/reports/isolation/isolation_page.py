@@ -1,7 +1,7 @@
 """The isolation report as one HTML page: it loads nothing, reads on a phone, and is printed on one page.
 
-Each colour goes with a pattern or a word: they can be told apart without colours. Pure; called by cli. What stays out:
-the figures (isolation_report), and the sentences (isolation_text).
+Each colour comes with a pattern or a text, so that the page can be read without colours. Pure; called by cli. What
+stays out: the figures (isolation_report), and the sentences (isolation_text).
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def _slo(verdict: str) -> str:
 
 def _table(pods: Sequence[Mapping[str, Any]], objective: bool) -> str:
     heads = [*texts.TABLE, *(["SLO"] if objective else [])]
-    words = {"POD": "", "CPUS": "wide", "SLO": "verdict", "AT LEAST": "n wide", "KERNEL": "n wide", "OTHERS": "n wide"}
-    css = [words.get(name, "n") for name in heads]
+    named = {"POD": "", "CPUS": "wide", "SLO": "verdict", "AT LEAST": "n wide", "KERNEL": "n wide", "OTHERS": "n wide"}
+    css = [named.get(name, "n") for name in heads]
     head = "".join(f'<th class="{name}">{text if text == "SLO" else text.capitalize()}</th>'
                    for name, text in zip(css, heads, strict=True))
     rows = "".join("<tr>" + "".join(f'<td class="{name}">{_text(cell)}</td>' for name, cell in

@@ -1,7 +1,7 @@
 """What the books of an owner mean over a period: shares of its CPUs' time, with bounds, its worst minute, its thieves.
 
 Pure; milliseconds of CPU time but where another unit is given. What stays out: booking (isolation_books), and the
-words (isolation_report). Called by isolation_report.
+texts (isolation_report). Called by isolation_report.
 """
 
 from __future__ import annotations

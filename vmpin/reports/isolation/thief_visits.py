@@ -116,7 +116,7 @@ class ThiefVisits:
     def _visit(self) -> Iterator[None]:
         vms = {process.pid: vm.sandbox for vm in self._view.vms.values() for process in vm.processes()}
         vms |= {thread.pid: vm.sandbox for vm in self._view.vms.values() for thread in vm.kernel_threads}
-        known: dict[int, _Met] = {}
+        alive: dict[int, _Met] = {}
         for name in self._view.proc.pids():
             pid = int(name)
             clock = process_ran(pid)
@@ -127,13 +127,13 @@ class ThiefVisits:
                 met, spent = _Met(clock), clock if self._last else 0
             else:
                 met.clock, spent = clock, clock - met.clock
-            known[pid] = met
+            alive[pid] = met
             if self._hot and spent >= _LEAST:
                 yield from self._inspect(_Process(pid, met, spent, vms.get(pid)))
             elif spent:
                 met.stale = True
             yield
-        self._known = known
+        self._known = alive
 
     def _inspect(self, process: _Process) -> Iterator[None]:
         """Look for threads of a process that were last on one of the CPUs, some at a time."""
@@ -143,11 +143,12 @@ class ThiefVisits:
                 process.alone = before == self._threads and len(tids) == 1
                 self._threads += len(tids)
                 for tid, stat in self._view.proc.task_stats(process.pid, tids).items():
-                    self._look(process, tid, stat)
+                    self._judge(process, tid, stat)
                 yield
         process.met.threads, process.met.stale = process.threads, False
 
-    def _look(self, process: _Process, tid: int, stat: Stat) -> None:
+    def _judge(self, process: _Process, tid: int, stat: Stat) -> None:
+        """Book the time that a thread on a hot CPU ran there, if that CPU is not its own."""
         hot = self._hot.get(stat.processor)
         if hot is None or hot.owner == process.vm or self._owns(hot.owner, process):
             return

@@ -85,9 +85,9 @@ class ThreadUsageSampler:
         self._last, self.seconds = began, began - self._begun
         self.samples += 1
         for pid in self.proc.pids():
-            known = self._threads.get(pid)
+            sampled = self._threads.get(pid)
             # A kernel thread is a process of one thread.
-            for tid in [pid] if known is not None and known.kernel else self.proc.tids(pid):
+            for tid in [pid] if sampled is not None and sampled.kernel else self.proc.tids(pid):
                 self._sample(pid, tid, full)
             if full and pid in self._homes:
                 self._homes[pid] = self._home(pid)
@@ -129,33 +129,33 @@ class ThreadUsageSampler:
             yield SampledProcess(int(pid), head.comm, head.kernel, cgroup, contained, tuple(tasks[pid]))
 
     def _sample(self, pid: str, tid: str, full: bool) -> None:
-        known = self._threads.get(tid)
-        if known is None:
+        sampled = self._threads.get(tid)
+        if sampled is None:
             self._add(pid, tid)
             return
         now = self.host.ran(pid, tid)
         # Most threads of a node sleep. Reading a thread's CPU costs three times as much as its run time.
-        if now is not None and now.ran == known.ran and not full:
-            known.seen = self.samples
+        if now is not None and now.ran == sampled.ran and not full:
+            sampled.seen = self.samples
             return
         stat = self.proc.thread_stat(pid, tid)
         if stat is None:
             return
-        if stat.starttime != known.starttime or pid != known.pid:
-            self._replaced.append(known)
+        if stat.starttime != sampled.starttime or pid != sampled.pid:
+            self._replaced.append(sampled)
             del self._threads[tid]
             self._add(pid, tid)
             return
-        known.comm = stat.comm
-        if now is not None and now.ran > known.ran:
-            known.booked[stat.processor] = known.booked.get(stat.processor, 0) + now.ran - known.ran
-            known.ran = now.ran
+        sampled.comm = stat.comm
+        if now is not None and now.ran > sampled.ran:
+            sampled.booked[stat.processor] = sampled.booked.get(stat.processor, 0) + now.ran - sampled.ran
+            sampled.ran = now.ran
         if full:
             mask = affinity.get(int(tid))
             if mask is None or stat.state in "ZX":
                 return
-            known.cpus = _cpu_set(mask)
-        known.seen = self.samples
+            sampled.cpus = _cpu_set(mask)
+        sampled.seen = self.samples
 
     def _add(self, pid: str, tid: str) -> None:
         """Add a new thread: after the first sweep, all its run time is within the sampled period."""
@@ -174,8 +174,8 @@ class ThreadUsageSampler:
 
     def _home(self, pid: str) -> tuple[str, bool]:
         """(its cpuset cgroup, True if it is in a PID namespace of its own)."""
-        known = self._threads.get(pid)
-        if known is not None and known.kernel:
+        sampled = self._threads.get(pid)
+        if sampled is not None and sampled.kernel:
             return "", False
         before = self._homes.get(pid)
         path = self.cgroups.cpuset_path(int(pid))

@@ -65,11 +65,11 @@ class IntervalSampler:
         self._ticks = 0
         self._idle: dict[int, int] = {}
 
-    def sample(self, watched: Collection[int] = (), known: Collection[int] = ()) -> UsageInterval | None:
+    def sample(self, watched: Collection[int] = (), described: Collection[int] = ()) -> UsageInterval | None:
         """What ran since the last call; None for the first.
 
         :param watched: CPUs. Of the threads that are on them, the mask is read.
-        :param known: processes (pids) whose cgroup is of no use.
+        :param described: processes (pids) whose cgroup is of no use.
         """
         at, ticks = time.monotonic(), int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         idle = idle_times(self.proc)
@@ -88,7 +88,7 @@ class IntervalSampler:
             ran = self._threads(pid, process, watched)
             threads += len(process.meters)
             if ran:
-                self._describe(pid, process, known)
+                self._describe(pid, process, described)
                 found.append(ProcessInterval(int(pid), process.comm, process.kernel, process.cgroup, tuple(ran)))
         for pid in [pid for pid, process in self._processes.items() if process.seen != self._samples]:
             del self._processes[pid]
@@ -139,11 +139,11 @@ class IntervalSampler:
         return ThreadInterval(tid, stat.comm, now.ran - meter.ran, max(0, now.waited - meter.waited), stat.processor,
                               bound)
 
-    def _describe(self, pid: str, process: _Metered, known: Collection[int]) -> None:
+    def _describe(self, pid: str, process: _Metered, described: Collection[int]) -> None:
         """Fill in its name, and its cgroup where that is of use."""
         if not process.comm and (stat := self.proc.stat(pid)) is not None:
             process.comm, process.kernel = stat.comm, stat.kernel_thread
-        if process.kernel or int(pid) in known:
+        if process.kernel or int(pid) in described:
             return
         if process.read is None or self._samples - process.read >= _CGROUP_AGE:
             process.read = self._samples

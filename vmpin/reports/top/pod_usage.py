@@ -135,9 +135,9 @@ class _IntervalBooks:
         self._foreign: dict[int, list[tuple[ProcessInterval, ThreadInterval, str]]] = {}
 
     def book(self, process: ProcessInterval) -> None:
-        known, cpus = self.description, self.cpus
-        sandbox = known.sandbox_of(process)
-        pod = self.pods.get(sandbox or known.pod_of(process) or "")
+        description, cpus = self.description, self.cpus
+        sandbox = description.sandbox_of(process)
+        pod = self.pods.get(sandbox or description.pod_of(process) or "")
         if pod is not None:
             pod.ran += process.threads
             pod.busy += sum(thread.ran for thread in process.threads)
@@ -145,7 +145,7 @@ class _IntervalBooks:
         there = [thread for thread in process.threads if thread.cpu in cpus]
         if not there:
             return
-        mine, label = known.cpus_of(process, sandbox), ""
+        mine, label = description.cpus_of(process, sandbox), ""
         for thread in there:
             use = cpus[thread.cpu]
             if thread.cpu in mine:
@@ -153,7 +153,7 @@ class _IntervalBooks:
             elif process.kernel and sandbox is None and thread.bound:
                 cpus[thread.cpu] = use._replace(kernel=use.kernel + thread.ran)
             else:
-                label = label or known.label_of(process, sandbox)
+                label = label or description.label_of(process, sandbox)
                 self._foreign.setdefault(thread.cpu, []).append((process, thread, label))
 
     def thefts(self) -> list[CpuTheft]:
