@@ -31,6 +31,7 @@ def sampling(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     made.forget()
     reconciler = settled(made, machines)
     sampler = Sampler(reconciler.view)
+    sampler.load()
     interval = float(str(next(setting.default for setting in SETTINGS if setting.key == "proof.sample_seconds")))
     tids = {machine.pid: machine.tids() for machine in machines}
 
@@ -81,6 +82,7 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     pool, other = cpus()
     reconciler = settled(made, machines)
     sampler = Sampler(reconciler.view)
+    sampler.load()
     sampler.round()
     gc.collect()
     gc.freeze()  # as the watcher does

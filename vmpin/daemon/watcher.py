@@ -81,8 +81,6 @@ class Watcher:
             self.allocating = Allocating(reconciler, lambda: self.nri, timeouts)
         decisions = None if self.allocating is None else self.allocating.allocator
         self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decisions) if wants_nri(config) else None
-        if self.nri is not None:
-            reconciler.judge_drift_after(self.nri.unread)
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
@@ -106,6 +104,8 @@ class Watcher:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))  # cli/watch
         directory = RunDirectory(self.view.config, self._lock, self.hooks.prepare_again)
         directory.open()
+        if self.nri is not None:
+            self.reconciler.judge_drift_after(self.nri.unread)
         self.hooks.take_spool()
         if self.hooks.kept:
             self._resync.set()  # what came since the first pass does not wait for the clock

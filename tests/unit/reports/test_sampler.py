@@ -14,9 +14,16 @@ from vmpin.domain.model import ThreadRole
 from vmpin.domain.proof import RunAccount
 from vmpin.host.procfs import Procfs
 from vmpin.host.schedstat import Ran, Schedstat, process_ran
+from vmpin.reconcile.view import NodeView
 from vmpin.reports.residency.sampler import BREATH, SHARE, Sampler
 
 SECOND = 10**9
+
+
+def started(view: NodeView, keep: Path | None = None) -> Sampler:
+    sampler = Sampler(view, keep)
+    sampler.load()
+    return sampler
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ class Counting(Schedstat):
 
 def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     before = process_ran(vm.vmm.pid)
     sampler.round()
     assert node.account(vm) == RunAccount()  # what it ran before cannot be read
@@ -60,7 +67,7 @@ def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
 
 def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     node.move(vm, node.there)
     run_for(0.2, vm.vmm.pid)
@@ -79,7 +86,7 @@ def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> 
 
 def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsewhere(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     node.reconciler.report_strays(sampler.strayed)
     assert node.repair(vm) == 0
     sampler.round()
@@ -104,7 +111,7 @@ def test_a_repair_goes_on_where_the_thread_cannot_be_sampled_before(node: Spinne
         raise OSError(24, "Too many open files")
 
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     assert node.repair(vm) == 0
     sampler.round()
     node.move(vm, node.there)
@@ -116,7 +123,7 @@ def test_a_repair_goes_on_where_the_thread_cannot_be_sampled_before(node: Spinne
 
 def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     node.place(vm.sandbox, None)
     run_for(0.1, vm.vmm.pid)
@@ -132,7 +139,7 @@ def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners)
 
 def test_where_the_place_changed_in_between_both_count_once(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     run_for(0.1, vm.vmm.pid)
     node.place(vm.sandbox, node.there)  # decided, and not set yet
@@ -152,7 +159,7 @@ def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
         time.sleep(0.05)
         stat = Procfs().stat(vm.vmm.pid)
         looks = [looks[1], stat.state if stat is not None and stat.comm == "sleep" else ""]
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.host = counting = Counting()
     sampler.round()
     assert counting.reads == 1
@@ -165,7 +172,7 @@ def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
 
 
 def test_what_is_born_while_it_is_looked_at_counts_from_its_birth(node: Spinners) -> None:
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm = node.vm()
@@ -188,7 +195,7 @@ while True:
 """ + "'")
     while len(os.listdir(f"/proc/{vm.vmm.pid}/task")) < 2:  # Python's own start is its main thread's
         time.sleep(0.01)
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     run_for(0.5, vm.vmm.pid)
     sampler.round()
@@ -202,7 +209,7 @@ while True:
 
 def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     known = vm.vmm.threads[vm.vmm.pid]
     stranger = known._replace(id=known.id._replace(starttime=known.id.starttime - 1))
@@ -214,7 +221,7 @@ def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners)
 
 def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
     vm = node.vm(code="exec sleep 600")
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     node.children[vm.sandbox].kill()
     node.children[vm.sandbox].wait()
@@ -230,7 +237,7 @@ def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners
 
 @pytest.mark.parametrize("kernel", [False, True])
 def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: bool) -> None:
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     vms = node.reconciler.inventory.vms
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm = spins = node.vm()
@@ -264,7 +271,7 @@ def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: boo
 
 def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     del node.reconciler.inventory.vms[vm.sandbox]
     sampler.round()
@@ -279,7 +286,7 @@ def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
 def test_a_vm_that_ends_leaves_its_account_in_the_sum(node: Spinners) -> None:
     vm = node.vm()
     other = node.vm("b")
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     run_for(0.1, vm.vmm.pid)
     sampler.round()
@@ -292,7 +299,7 @@ def test_a_vm_that_ends_leaves_its_account_in_the_sum(node: Spinners) -> None:
 
 def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None:
     vm, gone = node.vm(), node.vm("b")
-    sampler = Sampler(node.reconciler.view, tmp_path / "proof")
+    sampler = started(node.reconciler.view, tmp_path / "proof")
     sampler.round()
     began = sampler.ledger.began
     run_for(0.1, vm.vmm.pid)
@@ -304,7 +311,7 @@ def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None
     node.place(vm.sandbox, node.here)
     vm = node.meet(vm.sandbox)
     time.sleep(0.3)
-    sampler = Sampler(node.reconciler.view, tmp_path / "proof")
+    sampler = started(node.reconciler.view, tmp_path / "proof")
     sampler.round()
     assert node.account(vm).placed == placed  # what ran meanwhile is not proved
     run_for(0.1, vm.vmm.pid)
@@ -319,7 +326,7 @@ def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None
 
 def test_sampling_that_is_switched_off_and_on_goes_on_with_what_is_known(node: Spinners, tmp_path: Path) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view, tmp_path / "proof")
+    sampler = started(node.reconciler.view, tmp_path / "proof")
     sampler.round()
     kept = (tmp_path / "proof").read_bytes()
     run_for(0.1, vm.vmm.pid)
@@ -327,14 +334,14 @@ def test_sampling_that_is_switched_off_and_on_goes_on_with_what_is_known(node: S
     (tmp_path / "proof").write_bytes(kept)  # as if there had been no space for more
     placed = node.account(vm).placed
     node.reconciler.ledger.drift["other"] += 1
-    sampler = Sampler(node.reconciler.view, tmp_path / "proof")
+    sampler = started(node.reconciler.view, tmp_path / "proof")
     assert node.account(vm).placed == placed > 0.09 * SECOND
     assert sampler.ledger.drift == {"other": 1}
 
 
 def test_a_file_that_cannot_be_kept_is_reported_once(node: Spinners, tmp_path: Path,
                                                      caplog: pytest.LogCaptureFixture) -> None:
-    sampler = Sampler(node.reconciler.view, tmp_path / "none" / "proof")
+    sampler = started(node.reconciler.view, tmp_path / "none" / "proof")
     for _ in range(3):
         sampler.save()
     assert [record.message for record in caplog.records if "cannot be saved" in record.message] == [
@@ -349,7 +356,7 @@ def test_a_file_that_cannot_be_kept_is_reported_once(node: Spinners, tmp_path: P
 def test_sampling_that_takes_long_is_done_less_often(node: Spinners) -> None:
     for number in range(8):
         node.vm(str(number), code="exec sleep 600")
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     pause = sampler.turn(every=0.0)
     while not sampler.rounds:
         pause = sampler.turn(every=0.0)
@@ -363,7 +370,7 @@ def test_sampling_that_takes_long_is_done_less_often(node: Spinners) -> None:
 def test_a_round_is_taken_in_slices(node: Spinners) -> None:
     for number in range(4):
         node.vm(str(number), code="exec sleep 600")
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
 
     class Slow(Schedstat):
         def ran(self, pid: int | str, tid: int | str) -> Ran | None:
@@ -381,7 +388,7 @@ def test_a_round_is_taken_in_slices(node: Spinners) -> None:
 
 def test_a_vm_whose_threads_are_not_readable_is_none_the_worse(node: Spinners) -> None:
     vm = node.vm()
-    sampler = Sampler(node.reconciler.view)
+    sampler = started(node.reconciler.view)
     sampler.round()
     node.children[vm.sandbox].kill()
     os.waitid(os.P_PID, vm.vmm.pid, os.WEXITED | os.WNOWAIT)

@@ -43,6 +43,8 @@ class Sampling:
                 view = self._reconciler.view
                 self.observer = IsolationObserver(view, config.paths.isolation_file)
                 self.sampler = Sampler(view, config.paths.proof_file, self.observer)
+                self.observer.keeper.load()
+                self.sampler.load()
                 self._reconciler.report_strays(self.sampler.strayed)
                 self.touch()
             due = time.monotonic() + self.sampler.turn(seconds)

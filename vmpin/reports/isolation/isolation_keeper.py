@@ -22,18 +22,22 @@ _SAVE_EVERY = 300.0
 
 
 class IsolationKeeper:
-    """Loads the books at its creation. :param path: None for no file."""
+    """The file of `books`. :param path: None for no file."""
 
     def __init__(self, path: Path | None, boot_id: str, books: IsolationBooks) -> None:
         self._path, self._boot_id, self._books = path, boot_id, books
         self._saved = time.monotonic()
         self._steps: Generator[None, None, None] | None = None
         self._failing = ""
-        if path is None:
+
+    def load(self) -> None:
+        """Continue the books of the file; one that cannot be used is logged. Removes what a killed watcher left of
+        its unfinished writing. To be called once, before the books change."""
+        if self._path is None:
             return
         with contextlib.suppress(OSError):
-            beside(path)[0].unlink()  # left by a kill: up to 16 MB, which the next writing is minutes away from
-        if trouble := isolation_file.load(path, boot_id, books):
+            beside(self._path)[0].unlink()  # up to 16 MB, which the next writing is minutes away from
+        if trouble := isolation_file.load(self._path, self._boot_id, self._books):
             logger.warning("%s", trouble)
 
     @property

@@ -80,7 +80,7 @@ class _Books:
 
 
 class Sampler:
-    """Starts at its creation: earlier run time of a thread is not booked.
+    """Books from its creation on: earlier run time of a thread is not booked.
 
     :param keep: the file in which the books survive a restart; None for no file.
     """
@@ -102,8 +102,12 @@ class Sampler:
         self._spent = 0.0
         self._last = time.monotonic()
         self._failing = ""
-        if keep is not None and self.ledger.began is None:  # else the ledger has more than the file
-            trouble = books_file.load(keep, view.boot_id, self.ledger)
+
+    def load(self) -> None:
+        """Continue the ledger of the file, if there is none yet; a file that cannot be used is logged. To be called
+        once, before the first sample."""
+        if self.keep is not None and self.ledger.began is None:  # else the ledger has more than the file
+            trouble = books_file.load(self.keep, self.view.boot_id, self.ledger)
             if trouble:
                 logger.warning("%s", trouble)
         if self.ledger.began is None:

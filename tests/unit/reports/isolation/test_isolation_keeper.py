@@ -29,7 +29,7 @@ def written(keeper: IsolationKeeper) -> int:
 
 def loaded(path: Path) -> IsolationBooks:
     found = IsolationBooks()
-    IsolationKeeper(path, "boot", found)
+    IsolationKeeper(path, "boot", found).load()
     return found
 
 
