@@ -211,6 +211,7 @@ def test_an_interrupted_run_ends_its_machines(tmp_path: Path) -> None:
     assert not (tmp_path / "bench.json").exists()
 
 
+@pytest.mark.release
 def test_growth_and_a_hostile_storm_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")

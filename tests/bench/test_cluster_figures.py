@@ -31,6 +31,7 @@ def test_the_reporter_is_measured_at_an_api_server(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+@pytest.mark.release
 def test_every_node_at_one_glance_is_measured(tmp_path: Path) -> None:
     need_root()
     out = tmp_path / "bench.json"

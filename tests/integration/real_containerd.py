@@ -96,6 +96,11 @@ def suites() -> tuple[str, ...]:
     return ("trixie", MOVING) if here else ("trixie",)
 
 
+def one_in_ci() -> list[Any]:
+    """`suites`, as parameters: the first alone in CI, for what does not depend on the version by what is known."""
+    return [pytest.param(suite, marks=[pytest.mark.release] * (suite != suites()[0])) for suite in suites()]
+
+
 @contextlib.contextmanager
 def binaries(suite: str) -> Iterator[Path]:
     """The directory of containerd, its shim and ctr, from a release of Debian's. sid moves: where it cannot be had the

@@ -6,13 +6,13 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from real_containerd import Container, Containerd, suites
+from real_containerd import Container, Containerd, one_in_ci
 from test_watch_allocate import WHOLE, AllocatingNode
 
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture(params=[suites()[0], *(pytest.param(suite, marks=pytest.mark.release) for suite in suites()[1:])])
+@pytest.fixture(params=one_in_ci())
 def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
     with Containerd(request.param) as containerd, AllocatingNode(containerd) as made:
         yield made

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from process_masks import by_tid
-from real_containerd import VM, Containerd, suites
+from real_containerd import VM, Containerd, one_in_ci
 from test_watch_allocate import WHOLE, AllocatingNode
 from waiting import wait
 
@@ -16,7 +16,7 @@ from vmpin.cpuset import CpuSet
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture(params=suites())
+@pytest.fixture(params=one_in_ci())
 def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
     with Containerd(request.param) as containerd, AllocatingNode(containerd) as made:
         yield made

@@ -302,7 +302,8 @@ def test_what_unpin_leaves_has_no_map(guest: RealGuest, agent: Agent,
 
 
 @pytest.mark.parametrize(("layout", "append"), [
-    ("v1", ""), pytest.param("hybrid", "", marks=pytest.mark.release), ("v2", "cgroup_disable=cpuset")])
+    ("v1", ""), pytest.param("hybrid", "", marks=pytest.mark.release),
+    pytest.param("v2", "cgroup_disable=cpuset", marks=pytest.mark.release)])
 def test_in_every_layout_of_cgroups(agent_file: Path, layout: str, append: str) -> None:
     """Where there is no cpuset controller, thread by thread; and no APIC id from 3 on is the CPU's number."""
     with image() as built, RealGuest(built, cgroup=layout, append=append, agent=agent_file,

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 
 #: Each loop does so much, at the least: where updates were unsolicited, containerd hung after 0.6 to 3.4 s, a few of
 #: each.
-ROUNDS = 10
+ROUNDS = 5
 #: A call that takes longer (s) has hung: they take some 10 ms, a hundred times that on a slow machine.
 PATIENCE = 300.0
 

@@ -15,7 +15,7 @@ from cri import CriError
 from cri_node import CriNode
 from nri_peer import delivering
 from process_masks import seen, two_cpus
-from real_containerd import VM, Container, Containerd, Pod, suites
+from real_containerd import VM, Container, Containerd, Pod, one_in_ci
 from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
@@ -58,7 +58,7 @@ class AllocatingNode(CriNode):
              lambda: f"{container.name} has {container.cgroup_cpus()}, not {cpus}\n{self.log()}")
 
 
-@pytest.fixture(params=suites())
+@pytest.fixture(params=one_in_ci())
 def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
     with Containerd(request.param) as containerd, AllocatingNode(containerd) as made:
         yield made

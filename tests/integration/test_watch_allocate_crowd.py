@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from real_containerd import Containerd, suites
+from real_containerd import Containerd, one_in_ci
 from test_watch_allocate import WHOLE, AllocatingNode
 
 pytestmark = [pytest.mark.root, pytest.mark.release]
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.root, pytest.mark.release]
 PODS, EACH, ROUNDS = 10, 10, 3
 
 
-@pytest.mark.parametrize("suite", suites())
+@pytest.mark.parametrize("suite", one_in_ci())
 def test_all_of_them_follow_the_pool(suite: str) -> None:
     with Containerd(suite) as containerd, AllocatingNode(containerd) as node:
         node.connect()

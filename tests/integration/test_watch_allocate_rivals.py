@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from cri import CriError
 from nri_peer import delivering
-from real_containerd import Containerd, suites
+from real_containerd import Containerd, one_in_ci
 from test_watch_allocate import WHOLE, AllocatingNode
 from waiting import PATIENCE, wait
 
@@ -44,7 +44,7 @@ class Rival:
         """It keeps no account."""
 
 
-@pytest.fixture(params=suites())
+@pytest.fixture(params=one_in_ci())
 def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
     with Containerd(request.param) as containerd, AllocatingNode(containerd) as made:
         made.connect()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from real_containerd import Containerd, suites
+from real_containerd import Containerd, one_in_ci
 from real_node import talk
 from test_watch_allocate import POLICY, WHOLE, AllocatingNode
 from waiting import wait
@@ -50,7 +50,7 @@ class FollowingNode(AllocatingNode):
         return [each["reason"] for each in self.data("allocations")["refused"]]
 
 
-@pytest.fixture(params=suites())
+@pytest.fixture(params=one_in_ci())
 def node(request: pytest.FixtureRequest) -> Iterator[FollowingNode]:
     with Containerd(request.param) as containerd, FollowingNode(containerd) as made:
         yield made

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_containerd import Container, Containerd, suites
+from real_containerd import Container, Containerd, one_in_ci
 from test_watch_allocate import WHOLE, AllocatingNode
 
 from vmpin.cpuset import CpuSet
@@ -14,7 +14,7 @@ from vmpin.cpuset import CpuSet
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture(params=suites())
+@pytest.fixture(params=one_in_ci())
 def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
     with Containerd(request.param) as containerd, AllocatingNode(containerd) as made:
         yield made
