@@ -116,6 +116,11 @@ class Node:
             counter[key] += 1
         tally.placement_latency.observe(0.0003)
         tally.pin_latency.observe(0.003)
+        tally.dispute(self.id)
+        tally.refused_by[self.id] = 1
+        self.reconciler.drift_tracker.contended_by[self.id] = 1
+        tally.contentions_by = self.reconciler.drift_tracker.contended_by
+        self.reconciler.disagreements.lasting = {(self.id, WEB): "two"}
         self.reconciler.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
         self.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("error")})
         self.reconciler.placement_cache.own = ownership(

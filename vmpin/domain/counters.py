@@ -8,8 +8,9 @@ daemon add to them. What stays out: the state of this moment (status.collector),
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Container, Mapping
 
-from vmpin.domain.model import ThreadRole
+from vmpin.domain.model import SandboxId, ThreadRole
 
 #: Upper bounds in seconds: a thread is placed within 500 µs where its creation is reported, else within a resync.
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -92,10 +93,14 @@ class Counters:
     def __init__(self) -> None:
         #: Masks set, by the thread's role and the outcome (the value of an `apply.Outcome`).
         self.pins: Counter[tuple[ThreadRole, str]] = Counter()
+        #: Masks that the kernel refused, by sandbox, of those that are still there.
+        self.refused_by: Counter[SandboxId] = Counter()
         self.drift: Counter[str] = Counter()  #: Repairs, by cause (the value of a `drift.Cause`).
         #: CPUs given back to runc containers (policy.runc_repair), by outcome: done, failed.
         self.repairs: Counter[str] = Counter()
-        self.contentions = 0  #: Threads found to be contested with another program.
+        self.contentions = 0  #: How often contention with another writer of the same masks began.
+        #: The same by sandbox, of those that are still there.
+        self.contentions_by: Mapping[SandboxId, int] = {}
         self.placement_latency = Histogram()  #: From a thread's creation until it was placed.
         #: How long threads could run outside of their sandbox, of those that could.
         self.outside = Histogram()
@@ -111,8 +116,21 @@ class Counters:
         self.last_hook_at: float | None = None
         #: Annotations of a pod's author that contradicted the runtime and were not believed.
         self.disputed = 0
+        #: The same by the author's sandbox, of those that are still there.
+        self.disputed_by: Counter[SandboxId] = Counter()
         #: How late timers of the watcher's event loop fired, where that is measured.
         self.loop_lag = Histogram()
         #: Passes, by their trigger: hook, nri, files, resync, settle, qmp, request, birth.
         self.passes: Counter[str] = Counter()
         self.pass_seconds = Histogram()  #: How long the passes took.
+
+    def dispute(self, sandbox: SandboxId) -> None:
+        """Count annotations that were not believed. :param sandbox: their author's."""
+        self.disputed += 1
+        self.disputed_by[sandbox] += 1
+
+    def keep_only(self, sandboxes: Container[SandboxId]) -> None:
+        """Forget what is counted by sandbox of all others."""
+        for counted in (self.disputed_by, self.refused_by):
+            for gone in [each for each in counted if each not in sandboxes]:
+                del counted[gone]

@@ -87,10 +87,12 @@ class ContainerStopped(NamedTuple):
 
 
 class ContainerMisplaced(NamedTuple):
-    """The runtime has this container in another sandbox: it never was one of this sandbox."""
+    """The runtime has this container in another sandbox: it never was one of this sandbox.
+    `by` is the sandbox that it belongs to."""
 
     sandbox: SandboxId
     container: ContainerId
+    by: SandboxId
 
 
 class SandboxGone(NamedTuple):

@@ -57,6 +57,7 @@ class DriftTracker:
         self.contention = Contention(rules or ContentionRules())
         #: How often contention began, once for each sandbox.
         self.contended = 0
+        self.contended_by: Counter[SandboxId] = Counter()  #: The same by sandbox, of those that are still there.
         #: Called with a thread that is put back and the CPU that it was on, outside its mask.
         self.strayed: Callable[[SandboxId, VmThread, int, CpuSet], None] | None = None
         #: The sandboxes of reports that wait to be read.
@@ -83,8 +84,11 @@ class DriftTracker:
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
         """Forget VMs that have ended, and contention that is over."""
-        for gone in self._of.keys() - set(sandboxes):
+        kept = set(sandboxes)
+        for gone in self._of.keys() - kept:
             del self._of[gone]
+        for gone in self.contended_by.keys() - kept:
+            del self.contended_by[gone]
         if self.contention:
             self.contention.keep_only(threads(), time.monotonic())
 
@@ -151,6 +155,7 @@ class DriftTracker:
                 OnContention.PERSIST: "they are put back all the same"}[rules.on_contention]
         if new:
             self.contended += 1
+            self.contended_by[sandbox] += 1
             logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s and moved again "
                          "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
                          drift.why, does, rules.on_contention)

@@ -90,7 +90,7 @@ def take_nri(node: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
             continue
         for each in found:
             if isinstance(each, ContainerMisplaced):
-                node.tally.disputed += 1
+                node.tally.dispute(each.by)
                 logger.warning("sandbox=%s had container=%s by an annotation; the runtime has it in another",
                                each.sandbox, each.container)
         node.reduce(found)

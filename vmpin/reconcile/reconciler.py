@@ -155,6 +155,7 @@ class Reconciler(NodeState):
         self.pinner.keep_only(vms)
         self.changed |= self.originals.keep_only(kept, self.inventory.process_table.is_running)
         self.changed |= self.placement_cache.keep_only(vms, kept)
+        self.tally.keep_only(self.state.sandboxes)
         for sandbox in self.inventory.vcpus.keys() - kept:
             del self.inventory.vcpus[sandbox]
             self.changed = True
@@ -175,6 +176,7 @@ class Reconciler(NodeState):
                 vms.append(vm)
         operations = [operation for vm in vms for operation in self.failures.run(vm.sandbox, self._operations) or ()]
         self.tally.contentions = self.drift_tracker.contended
+        self.tally.contentions_by = self.drift_tracker.contended_by
         if not operations:
             return ()
         if not act:
@@ -186,6 +188,7 @@ class Reconciler(NodeState):
         results = tuple(self.pinner.carry_out(operations, self.placements))
         outcomes = Counter([(result.operation.thread.role, result.outcome) for result in results])
         self.tally.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
+        self.tally.refused_by.update(each.operation.sandbox for each in results if each.outcome is Outcome.REFUSED)
         return results
 
     def _operations(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:

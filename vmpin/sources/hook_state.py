@@ -45,7 +45,7 @@ def events_of(hook: HookState, state: DesiredState, proc: Procfs, exclusive_anno
         logger.warning("container=%s sandbox=%s: contradicting annotations of the pod's author are ignored: %s",
                        member.container, member.sandbox, ignored)
         if tally is not None:
-            tally.disputed += 1
+            tally.dispute(member.sandbox)
     when = began_at(hook)
     if hook.stopped:
         return [ContainerStopped(member.sandbox, member.container, when)]

@@ -202,6 +202,16 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
                  "or without.",
                  {names: count.collided[sandbox] for sandbox, names in _named(count.collided, facts.view).items()},
                  *_POD)
+    tally = facts.view.counters
+    for name, text, counted in (
+            ("fights", "As vmpin_fights_total", tally.contentions_by),
+            ("disputed_annotations", "As vmpin_disputed_annotations_total", tally.disputed_by),
+            ("pins_refused", "Masks that the kernel refused", tally.refused_by)):
+        yield _counter(f"vmpin_sandbox_{name}_total", f"{text}, of each sandbox with any.",
+                       {names: counted[sandbox] for sandbox, names in _named(counted, facts.view).items()}, *_POD)
+    odd = Counter(sandbox for sandbox, _ in facts.view.disagreements)
+    yield _gauge("vmpin_sandbox_disagreements", "As vmpin_disagreements, of each sandbox with any.",
+                 {names: odd[sandbox] for sandbox, names in _named(odd, facts.view).items()}, *_POD)
     owners = _named(facts.foreign_by_sandbox, facts.view)
     yield _counter("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_foreign_seconds_"
                    "total, of each sandbox that owns CPUs, with a VM or without.",

@@ -120,6 +120,23 @@ def test_each_sandbox_of_a_collision_is_named_when_asked_for(node: Node) -> None
     assert node.values("vmpin_sandbox_collisions") == {("tests", "shop", node.id): 1, ("tests", "db", runc): 2}
 
 
+@per_sandbox
+def test_what_was_counted_by_sandbox_names_the_pod_and_ends_with_it(node: Node) -> None:
+    """With a VM or without; none before the first event."""
+    node.pod("shop")
+    series = {name: f"vmpin_sandbox_{name}" for name in (
+        "disputed_annotations_total", "pins_refused_total", "fights_total", "disagreements")}
+    assert [node.values(name) for name in series.values()] == [{}] * 4
+    node.fill()
+    assert [node.values(name) for name in series.values()] == [{("tests", "shop", node.id): 1}] * 4
+    tally = node.reconciler.tally
+    tally.dispute(SandboxId("gone"))
+    assert len(node.values(series["disputed_annotations_total"])) == 1
+    tally.keep_only([node.id])
+    assert tally.disputed_by.keys() == {node.id}
+    assert tally.disputed == 2
+
+
 def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
     count = Headcount()
     steps = count.take(node.view)

@@ -30,6 +30,7 @@ def test_a_fight_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
                     "such masks here) and is left alone (drift.on_fight=rest)")
     assert node.reconciler.pinner.drift_tracker.contended == 1
+    assert node.reconciler.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
     assert fight(node, other, 1) == 1  # no other program moves that one
     assert node.reconciler.pinner.refusals(other.sandbox) == []
 

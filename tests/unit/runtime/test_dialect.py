@@ -200,7 +200,7 @@ def test_what_the_author_says_of_the_pod_is_reported_and_counts_for_nothing(
         events = events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY, tally)
     (seen,) = (event for event in events if isinstance(event, SandboxSeen))
     assert (seen.sandbox, seen.pod) == (OWN, POD)
-    assert tally.disputed == 1
+    assert (tally.disputed, tally.disputed_by) == (1, {OWN: 1})
     assert "are ignored" in caplog.text
     assert ("container-name" if met.bundle.startswith(OVERLAY) else "container.name") in caplog.text
 
@@ -235,7 +235,7 @@ def test_nri_and_katas_state_outrank_an_annotation() -> None:
         found = after(events_of(parse_state(forged.message({})), known, PROC, KEY, tally), known)
         assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
         assert found.sandboxes[OWN].containers.keys() == {CID}
-        assert tally.disputed == 1
+        assert (tally.disputed, tally.disputed_by) == (1, {OWN: 1})
 
 
 # --- NRI heals -------------------------------------------------------------------------------------------------------

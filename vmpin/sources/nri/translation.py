@@ -88,8 +88,8 @@ class _EventTranslation:
         """Containers that the state has in another sandbox than in `pods`, by an annotation of the pod's author."""
         for sandbox in self._state.sandboxes.values():
             for container in sandbox.containers:
-                if pods.get(container, sandbox.id) != sandbox.id:
-                    yield events.ContainerMisplaced(sandbox.id, container)
+                if (own := pods.get(container, sandbox.id)) != sandbox.id:
+                    yield events.ContainerMisplaced(sandbox.id, container, own)
 
     def _listed(self, event: Synced) -> Iterator[events.Event]:
         """Everything listed, and the end of everything that is not."""
