@@ -54,6 +54,7 @@ PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "al
               "reports.isolation.isolation_page",
               "reports.top.thread_intervals", "reports.top.node_description", "reports.top.pod_usage",
               "reports.top.usage_document", "cli.top.keys", "cli.top.view_state", "cli.top.sheet",
+              "cli.shell.help_layout",
               "doctor.checks", "doctor.allocation_checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
               "doctor.network_checks", "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")

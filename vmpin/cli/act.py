@@ -29,6 +29,12 @@ One full pass: read everything again and place every thread. Through the watcher
 Sandboxes that `vmpin unpin` suspended are managed again (all of them, or the named one).
 """
 
+_RECONCILE_EXAMPLES = """\
+examples:
+  vmpin reconcile                   every thread of the node
+  vmpin reconcile demo/shop         one pod, also after `vmpin unpin demo/shop`
+"""
+
 _UNPIN = """\
 Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin reconcile`.
 Threads created since then get the mask that they would have inherited. Guests that answer drop their maps as well. The
@@ -48,7 +54,8 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "reconcile", "place every thread now", reconcile, about=_RECONCILE, epilog=_EXITS)
+    parser = verb(verbs, "reconcile", "place every thread now", reconcile, about=_RECONCILE,
+                  epilog=f"{_RECONCILE_EXAMPLES}\n{_EXITS}")
     sandbox_argument(parser, "only this one (default: all)")
     namespace_flag(parser)
     output_flag(parser, ("text", "json"))

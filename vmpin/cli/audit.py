@@ -48,6 +48,7 @@ classes of what is found:
              /sys/devices/virtual/workqueue/cpumask. Those bound to their CPU are part of it and no finding
   pause      a pod's pause process: it sleeps, whatever its mask; left out except with --strict, and of class
              container once it ran there
+
 The kubelet keeps pods apart, but does not keep daemons and kernel threads off a pod's CPUs: those two are listed, and
 cause exit code 1 only with --strict.
 This command is a host process as well, and may run where its shell may: `taskset -c 0 vmpin audit`.

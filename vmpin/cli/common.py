@@ -21,12 +21,22 @@ from vmpin.errors import ConfigError, UsageError, VmpinError
 Verbs = Any
 
 
+#: Paragraphs are no wider, however wide the terminal is.
+_WIDEST = 118
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """As wide as the terminal, as shutil finds it: argparse makes one for every option that it is given, and would
     load shutil and all its compressors for the first."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_columns() - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from vmpin.cli.shell.help_layout import laid_out
+
+        return "".join(f"{indent}{line}\n" if line else "\n"
+                       for line in laid_out(text, min(width, _WIDEST) - len(indent)).splitlines())
 
 
 @functools.cache

@@ -28,7 +28,8 @@ _EPILOG = """\
 examples:
   vmpin reporter                     in a pod, with the service account's token
   vmpin reporter --withdraw          before the chart is removed: nothing is left on any node or pod
-  vmpin --set kubernetes.kubeconfig=/root/.kube/config --set kubernetes.node=$(hostname) reporter
+  vmpin reporter --set kubernetes.kubeconfig=$HOME/.kube/config \\
+    --set kubernetes.node=$(hostname)
 
 rights: pods list, watch; pods/status patch; nodes get, patch; events create, patch; nodepinnings.vmpin.io create,
 patch, delete; its own DaemonSet get. With kubernetes.annotate also: pods patch; with kubernetes.nrt:

@@ -17,9 +17,15 @@ restores the original ones; with watch.on_exit: unpin the watcher does that itse
 one JSON object a log line.)
 """
 
+_EXAMPLES = """\
+examples:
+  vmpin watch --log-level debug     in this terminal, with the reason for each change
+  vmpin install-service --now       under systemd
+"""
+
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "watch", "keep every thread in place: the service", run, about=_ABOUT)
+    parser = verb(verbs, "watch", "keep every thread in place: the service", run, about=_ABOUT, epilog=_EXAMPLES)
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="the same as "
                         "--set log.level=…")
     parser.add_argument("--nri", action=argparse.BooleanOptionalAction, default=None, help="be an NRI plugin, or do "

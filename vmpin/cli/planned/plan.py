@@ -38,8 +38,11 @@ a scenario:
 
 where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:
   allocate: {reserved: "0"}
-  pods: [{pod: shop/web, containers: [{container: web, cpus: 2, policy: exclusive}]}]
-  events: [{create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}}]
+  pods:
+    - pod: shop/web
+      containers: [{container: web, cpus: 2, policy: exclusive}]
+  events:
+    - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}
 
 examples:
   vmpin plan

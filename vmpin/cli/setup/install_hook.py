@@ -31,7 +31,8 @@ EPILOG = """\
 examples:
   vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d     # CRI-O's only default, and podman's
   vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d --remove
-  ctr oci spec | vmpin install-hook --base-spec - --out /etc/containerd/vmpin-base.json
+  ctr oci spec | vmpin install-hook --base-spec - \\
+    --out /etc/containerd/vmpin-base.json
 """
 
 

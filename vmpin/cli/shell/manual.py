@@ -6,6 +6,10 @@ What stays out: putting them into the wheel (hatch_build.py), and printing them 
 import re
 
 from vmpin.cli.shell.grammar import Command, Option
+from vmpin.cli.shell.help_layout import laid_out
+
+#: What a page of 78 columns leaves to text, as man and mandoc indent it.
+_WIDTH = 70
 
 
 def pages(program: Command, version: str) -> dict[str, str]:
@@ -64,8 +68,8 @@ def _prose(text: str) -> list[str]:
 
 
 def _literal(text: str) -> list[str]:
-    """As it is, line by line."""
-    return [".nf", *(_text(line) or ".sp" for line in text.strip("\n").splitlines()), ".fi"]
+    """Line by line, as the help has it."""
+    return [".nf", *(_text(line) or ".sp" for line in laid_out(text, _WIDTH).splitlines()), ".fi"]
 
 
 def _line(text: str) -> str:

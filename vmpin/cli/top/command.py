@@ -37,6 +37,7 @@ columns:
             CPU belongs to it and does not count
   WAITED/s  time that its threads were ready to run and had no CPU, in each second
   DRIFT     how many times the watcher put a thread back
+
 With ~ a time is an estimate: the kernel has a thread's run time and its last CPU, so the time of a thread that may run
 on several CPUs is booked to the one it was last on. Without ~ the thread may run on that CPU alone: that is exact.
 Threads that begin and end between two samples are seen as busy time of the CPU only ("unseen" on a pod's page).
