@@ -183,7 +183,7 @@ class CpuSet:
         return CpuSet.from_bits(self._bits ^ other._bits)
 
     def __le__(self, other: CpuSet) -> bool:
-        """Subset."""
+        """Whether every CPU of this set is in the other one."""
         return self._bits & ~other._bits == 0
 
     def __lt__(self, other: CpuSet) -> bool:
@@ -220,7 +220,7 @@ class CpuSet:
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
-    """All CPUs of all sets."""
+    """Return all CPUs of all sets."""
     bits = 0
     for each in sets:
         bits |= each.bits

@@ -74,7 +74,8 @@ class GuestCgroups:
                 yield Hierarchy(path, False, os.path.exists(f"{path}/cpuset.cpus"))
 
     def locate(self, wanted: Set[str]) -> Dict[str, ContainerCgroup]:
-        """By id, the cgroup of each of these containers: the uppermost, in a hierarchy with cpuset if possible."""
+        """Return, by id, the cgroup of each of these containers: the uppermost, in a hierarchy with cpuset if
+        possible."""
         found = {cid: place for cid, place in self._known.items()
                  if cid in wanted and inode(place.path) == place.inode}
         lacking = wanted - found.keys()

@@ -40,7 +40,7 @@ class Link:
         return self._decoder.pending
 
     def receive(self) -> bytes:
-        """What there is to read. :raises LinkClosed: at the end, b"" when there is nothing now."""
+        """Read what has arrived. :raises LinkClosed: at the end, b"" when there is nothing now."""
         try:
             data = os.read(self.fd, _READ)
         except (BlockingIOError, InterruptedError):

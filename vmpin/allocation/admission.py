@@ -94,7 +94,7 @@ def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
 
 
 def _near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> tuple[str, ...]:
-    """For the log: what `cpu-near` was found to be."""
+    """Return what `cpu-near` was resolved to, for the log."""
     asked = f"{about(grant)}: cpu-near.vmpin.io={shown(grant.wish.near)}"
     if grant.wish.near != "devices":
         return (f"{asked} is in no known NUMA node",) if grant.wish.near and not grant.near else ()

@@ -112,14 +112,14 @@ class Ledger(NamedTuple):
         return self._replace(refused=(*others, refused)[-MAX_REFUSED:])
 
     def of_sandbox(self, sandbox: SandboxId) -> list[Grant]:
-        """Its grants, the oldest first."""
+        """Return the grants of a sandbox, the oldest first."""
         return sorted((grant for grant in self.grants.values() if grant.sandbox == sandbox), key=age)
 
     def of_group(self, group: str) -> list[Grant]:
         return sorted((grant for grant in self.grants.values() if grant.group == group), key=age)
 
     def held(self) -> CpuSet:
-        """All CPUs that are some pod's: given to no other."""
+        """Return all CPUs that belong to some pod, and are given to no other."""
         return union(grant.held for grant in self.grants.values())
 
     def out_of_pool(self) -> CpuSet:
@@ -127,5 +127,5 @@ class Ledger(NamedTuple):
 
 
 def age(grant: Grant) -> tuple[int, ContainerId]:
-    """For sorting: the same order whatever the order of the map."""
+    """Return the sort key of a grant: the order does not depend on that of the map."""
     return (grant.since_ns, grant.container)

@@ -107,7 +107,7 @@ def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: Cont
 
 
 def all_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
-    """Every update that is due: those of `shrinking`, and then what containers get back."""
+    """Return every update that is due: those of `shrinking`, and then what containers get back."""
     wanted = due(machine, ledger, options)
     if not wanted:
         return ()  # after most answers: they have carried everything

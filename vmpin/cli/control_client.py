@@ -1,6 +1,6 @@
 """The client of the watcher's control socket, and the status document with or without a watcher.
 
-What stays out: answering (daemon.control), and the facts of doctor and gather (questions).
+What stays out: answering (daemon.control), and the facts of doctor and gather (questions). Called by most verbs.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ def named_sandboxes(found: Document) -> list[NamedSandbox]:
 
 
 def entry_of(found: Document, chosen: Meant) -> Document:
-    """Its entry of the status document."""
+    """Return a sandbox's entry of the status document."""
     entry: Document = next(each for each in found["sandboxes"] if each["id"] == chosen.sandbox.id)
     return entry
 

@@ -92,7 +92,7 @@ def show(found: "Picture", args: argparse.Namespace) -> None:
 
 
 def show_lines(lines: Iterable[Line], args: argparse.Namespace) -> None:
-    """As `show`."""
+    """Print lines, or write them to --file, as `show` does."""
     made = [[(printable(text), style) for text, style in line] for line in lines]
     if args.file is None:
         print_styled(made)

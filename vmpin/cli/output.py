@@ -1,4 +1,7 @@
-"""Printing: data as JSON or YAML, tables, and styled lines, in colour at a terminal and plain in a pipe."""
+"""Printing: data as JSON or YAML, tables, and styled lines, in colour at a terminal and plain in a pipe.
+
+Called by all verbs.
+"""
 
 import json
 import sys
@@ -17,7 +20,7 @@ VERSION = 1
 
 
 def print_data(data: object, output: str) -> None:
-    """As JSON (indented for a person) or YAML."""
+    """Print data as JSON (indented at a terminal) or YAML."""
     if output == "yaml":
         import yaml
         print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")

@@ -1,6 +1,6 @@
 """Requests of doctor and gather to the watcher, and the facts of a node with or without one.
 
-What stays out: reading the node (doctor.collect).
+What stays out: reading the node (doctor.collect). Called by doctor and gather.
 """
 
 import logging

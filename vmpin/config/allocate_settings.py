@@ -93,7 +93,7 @@ class AllocateSettings(NamedTuple):
 
     @property
     def options(self) -> AllocationOptions:
-        """As the allocator takes them."""
+        """Return the settings as the allocator takes them."""
         from vmpin.allocation import allocation_options as allowed  # not in what every command loads
         from vmpin.allocation.cpu_request import Alignment, SmtUse
 

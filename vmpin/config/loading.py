@@ -1,7 +1,8 @@
 """Loading the configuration: defaults, then the file, then the environment, then flags; each value is checked once.
 
 What stays out: the keys and their values (config.settings), and YAML (config.yaml_file). Called at the start of every
-command, and by the watcher at SIGHUP (daemon.reloading)."""
+command, and by the watcher at SIGHUP (daemon.reloading).
+"""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
 
 
 def _from(environment: Mapping[str, str]) -> dict[Setting, str]:
-    """What the environment sets. :raises ConfigError: for a variable that is named like vmpin's and sets no key."""
+    """Return what the environment sets. :raises ConfigError: for a variable that is named like vmpin's and sets no
+    key."""
     services = [name.removesuffix(_SERVICE) for name in environment if name.endswith(_SERVICE)]
     others = (*_NO_KEYS, *(f"{name}{part}" for name in services for part in ("_SERVICE_", "_PORT")))
     by_variable = {setting.variable: setting for setting in SETTINGS}

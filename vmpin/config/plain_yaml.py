@@ -1,7 +1,8 @@
 """The plain subset of YAML that configuration files mostly use: sections of keys with one value each, and comments.
 
 Pure. It parses such a document as YAML does, in a fiftieth of the time: loading PyYAML alone takes a fifth of a short
-command. Everything beyond the subset is left to PyYAML (yaml_file, which calls this first)."""
+command. Everything beyond the subset is left to PyYAML (yaml_file, which calls this first).
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ScenarioOutcome(NamedTuple):
     moves: int  #: How many vCPUs have other CPUs than in the previous plan.
 
     def data(self) -> dict[str, Any]:
-        """As `vmpin plan --scenario -o json` prints it."""
+        """Return the result as `vmpin plan --scenario -o json` prints it."""
         return {"sandboxes": [_placement_data(placement, sandbox.iothreads)
                               for placement, sandbox in zip(self.placements, self.sandboxes, strict=True)],
                 "collisions": [collision._asdict() for collision in self.collisions], "moves": self.moves}

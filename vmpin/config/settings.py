@@ -55,7 +55,7 @@ class PathSettings(NamedTuple):
 
     @property
     def status_socket(self) -> Path:
-        """In a directory of its own, all that `vmpin reporter` gets of the host."""
+        """The socket for reading only. Its directory is all that `vmpin reporter` gets of the host."""
         return self.run / "status" / "vmpin.sock"
 
     @property
@@ -73,7 +73,7 @@ class PathSettings(NamedTuple):
 
     @property
     def isolation_file(self) -> Path:
-        """What was foreign on exclusive CPUs."""
+        """The books of foreign time on exclusive CPUs."""
         return self.run / "isolation"
 
     @property
@@ -142,7 +142,7 @@ class WatchSettings(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """Of the ids of the sandboxes that are placed."""
+        """The pattern that the ids of sandboxes match which are placed."""
         return self.only or "*"
 
 
@@ -230,7 +230,7 @@ class Config(NamedTuple):
 
     @property
     def values(self) -> dict[str, object]:
-        """Every value by its key, in the order of the table."""
+        """Return every value by its key, in the order of the table."""
         return {setting.key: getattr(getattr(self, section), name)
                 for setting, (section, name) in zip(SETTINGS, _PLACES, strict=True)}
 
@@ -240,7 +240,7 @@ class Config(NamedTuple):
                                self.watch.resync_seconds)
 
     def data(self) -> dict[str, dict[str, object]]:
-        """Every key with its value, as JSON and YAML can hold it, and where it came from."""
+        """Return every key with its value, as JSON and YAML can hold it, and where it came from."""
         return {key: {"value": to_plain(value), "from": self.origin[key]} for key, value in self.values.items()}
 
 

@@ -65,7 +65,8 @@ class Allocating:
         self.check()
 
     def check(self) -> None:
-        """Before a pass: whether the kubelet gives out the CPUs, and which are online."""
+        """Called before a pass. Suspend the allocator while the kubelet gives out CPUs, resume it when that ends, and
+        hand the reconciler what is given out."""
         kubelet = self._view.kubelet
         suspended = _STATIC if kubelet is not None and kubelet.static else ""
         if suspended != self.allocator.suspended:
@@ -91,7 +92,7 @@ class Allocating:
                              if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START)
 
     def resynced(self) -> None:
-        """After a resync."""
+        """Called after a resync. Read the allocator's topology again if other CPUs are online."""
         online = self._view.node.online
         if online != self._online:
             self._online = online
@@ -121,21 +122,21 @@ class Allocating:
         return None if found is None else str(found.effective)
 
     def brief(self) -> dict[str, str] | None:
-        """For followers; None while nothing is given out."""
+        """Return what followers get; None while nothing is given out."""
         if self.allocator.suspended or self.allocator.options.mode is not AllocationMode.ON:
             return None
         view = self.view()
         return {"why": "the container runtime has not listed its containers yet"} if view is None else brief(view)
 
     def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
-        """As `CpuAllocator.change`."""
+        """Change a container's CPUs, as `CpuAllocator.change` does."""
         answer = self.allocator.change(container, changes, dry_run)
         if not dry_run:
             self.take()
         return answer
 
     def data(self) -> dict[str, object]:
-        """For the status."""
+        """Return the allocator's part of the status."""
         ledger = self.allocator.ledger()
         return {"mode": self._view.config.allocate.mode, "suspended": self.allocator.suspended,
                 "pool": None if ledger is None else str(ledger.shared),

@@ -73,7 +73,7 @@ class Exporter:
         self._made = float("-inf")
 
     async def run(self) -> None:
-        """Until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
+        """Serve metrics until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
         config = self._watched.view.config
         address = config.metrics.address
         assert address is not None
@@ -106,7 +106,7 @@ class Exporter:
         return health.alive(time.monotonic() - self._watched.resynced, self._watched.view.config.watch.resync_seconds)
 
     async def metrics(self) -> bytes:
-        """All metrics as text. Requests while it is made wait for the same."""
+        """Return all metrics as text. Requests that come while it is made get the same text."""
         async with self._scraping:
             if time.monotonic() - self._made < self._timeouts.scrape_age:
                 return self._page

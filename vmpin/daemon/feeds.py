@@ -133,7 +133,7 @@ class NriFeed:
             self._take(batch.events)
 
     def data(self) -> dict[str, object]:
-        """For the status."""
+        """Return the plugin's state and counters for the status."""
         return {"state": self.state, **asdict(NriCounters() if self.plugin is None else self.plugin.counters)}
 
 

@@ -5,7 +5,8 @@ that are different now and the ids of those that are `gone`, and the node's part
 either, the line only shows that the watcher makes its passes. A client that reads too slowly is dropped: it connects
 again, and gets everything. Without a client there is no work, and only for one that asks for it the kubelet's
 configuration is read. What stays out: what is sent of a sandbox (status.survey), and the connection
-(host.unix_sockets). Made and run by watcher."""
+(host.unix_sockets). Made and run by watcher.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ class Followers:
             self._new.discard(queue)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send changes to followers until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timeouts.follow_beat):

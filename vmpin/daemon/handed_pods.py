@@ -39,7 +39,7 @@ class HandedPods:
         return len(self._pods)
 
     def data(self, pod: Pod | None) -> dict[str, object] | None:
-        """What the status shows of a pod; None where nothing is known, or not any more."""
+        """Return what the status shows of a pod; None where nothing is known, or not any more."""
         if self._clock() - self._taken >= self._timeouts.handed_kept:
             self._pods = {}
         found = None if pod is None else self._pods.get(pod.uid)

@@ -48,7 +48,8 @@ class RuncRepair:
         self._listed: dict[ContainerId, CpuSet | None] = {}  #: What the list had of them.
 
     def begin(self) -> None:
-        """After a resync: begin what is due, unless repairs are still under way. Returns at once."""
+        """Called after a resync. Begin the repairs that are due, unless earlier ones are still under way. Returns at
+        once."""
         view, busy = self._view, self._task is not None and not self._task.done()
         if not (view.config.policy.runc_repair and view.nri_listed) or busy or view.granted is not None:
             return  # the ledger's containers are pool_updates' to repair

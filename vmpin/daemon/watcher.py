@@ -96,7 +96,8 @@ class Watcher:
         self.about: About | None = None  #: None until it is ready.
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT. :raises LockHeldError: when another process took the run directory's lock."""
+        """Run the watcher until SIGTERM or SIGINT. :raises LockHeldError: when another process took the run
+        directory's lock."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -280,7 +281,7 @@ class Watcher:
                 None if self.proc_events is None else self.proc_events.data())
 
     def allocator_view(self) -> AllocatorView | None:
-        """What is given out; None where nothing is."""
+        """Return what the allocator has given out; None where it gives nothing."""
         return None if self.allocating is None else self.allocating.view()
 
     def foreign_seconds(self) -> dict[int, float]:
@@ -294,7 +295,7 @@ class Watcher:
         return len(self.followers)
 
     def allocated(self) -> dict[str, str] | None:
-        """As `Allocating.brief`, for followers."""
+        """Return `Allocating.brief`, for followers."""
         return None if self.allocating is None else self.allocating.brief()
 
     @log.operation()

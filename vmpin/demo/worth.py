@@ -156,7 +156,7 @@ class Worth:
         }, rises=key == "share_percent") for key, title, unit, figure in _FIGURES]
 
     def document(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the result as the JSON document of `vmpin demo --noise`."""
         return {
             "version": 1, "circumstances": asdict(self.circumstances), "disturbed": self.disturbed,
             "metrics": [{"key": metric.key, "unit": metric.unit,

@@ -76,7 +76,7 @@ class NewbornCounts:
         self.placed_max = max(self.placed_max, seconds)
 
     def data(self) -> dict[str, object]:
-        """For the status; times in milliseconds."""
+        """Return the counts for the status, times in milliseconds."""
         mean = _ms(self.placed_sum / self.placed) if self.placed else None
         return {"told": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": self.outside,
                 "outside_ms": {"sum": _ms(self.outside_sum), "max": _ms(self.outside_max)},

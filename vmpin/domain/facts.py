@@ -154,7 +154,7 @@ class KataConfig:
     trouble: str = ""
 
     def find(self, key: str) -> list[tuple[str, FoundSetting]]:
-        """By the last part of a key, in every section that has it."""
+        """Find settings by the last part of their key, in every section that has it."""
         return [(name, setting) for name, setting in self.settings.items() if name.rpartition(".")[2] == key]
 
 
@@ -267,7 +267,7 @@ class NodeFacts:
 
     @property
     def exclusive(self) -> CpuSet:
-        """All exclusive CPUs, by the status, else by the checkpoint."""
+        """Return all exclusive CPUs: the status's, else the checkpoint's."""
         return self._cpus("exclusive")
 
     @property

@@ -58,7 +58,7 @@ class CpuManagerState(NamedTuple):
 
     @property
     def exclusive(self) -> CpuSet:
-        """All CPUs that are a container's or a pod's own."""
+        """Return all CPUs that the kubelet has given to a container or a pod alone."""
         return union([*self.entries.values(), *self.pods.values(), *self.by_id.values()])
 
     def exclusive_of(self, pod_uid: str, container: str, container_id: str = "") -> CpuSet | None:

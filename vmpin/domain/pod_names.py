@@ -22,7 +22,8 @@ _POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=
 
 
 def names_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Of a status document's sandboxes and owners: `namespace/pod` by sandbox id, a container's name by its id."""
+    """Return names by the ids of a status document's sandboxes and owners: `namespace/pod` by sandbox id, a
+    container's name by its id."""
     names = {container["id"]: container["name"] for sandbox in document["sandboxes"]
              for container in sandbox.get("containers", ()) if container["name"]}
     names |= {owner["container"]: owner["name"] for owner in document["node"].get("owners", ()) if owner.get("name")}
@@ -38,7 +39,7 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def title_of(sandbox: str, names: Mapping[str, str]) -> str:
-    """Its pod, or `sandbox ID` with the id's first digits where no source names one.
+    """Return a sandbox's title: its pod, or `sandbox ID` with the id's first digits where no source names one.
     :param names: as of `names_of`."""
     short = short_id(sandbox)
     name = names.get(sandbox, short)

@@ -185,17 +185,17 @@ class ResidencyLedger:
     # a reader of counters treats one that decreased as restarted from zero.
 
     def added(self) -> dict[ThreadRole, RunAccount]:
-        """As `roles`."""
+        """Return the run times that this process has added, by role."""
         before = {} if self.taken_up is None else self.taken_up.roles()
         return {role: account.since(before.get(role, _NOTHING)) for role, account in self.roles().items()}
 
     def added_to(self, sandbox: SandboxId) -> RunAccount:
-        """One sandbox's, in all roles."""
+        """Return the run times that this process has added for one sandbox, in all roles together."""
         before = None if self.taken_up is None else self.taken_up.sandboxes.get(sandbox)
         return self.sandboxes[sandbox].total.since(_NOTHING if before is None else before.total)
 
     def added_seconds(self) -> float:
-        """In which samples were taken."""
+        """Return the seconds in which this process has taken samples."""
         return self.watched - (0.0 if self.taken_up is None else self.taken_up.watched)
 
     def found(self, finding: StrayRun, thread: ThreadId) -> None:

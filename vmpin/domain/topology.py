@@ -74,7 +74,7 @@ class Topology(_Groups):
 
     @cached_property
     def all_cpus(self) -> CpuSet:
-        """Every CPU that is online, plugged in, or named anywhere."""
+        """Return every CPU that is online, plugged in, or named anywhere."""
         return union((self.online, self.present, self.isolated, self.nohz_full,
                       *self.cores, *self.caches, *self.nodes.values(), *self.sockets))
 
@@ -87,7 +87,7 @@ class Topology(_Groups):
         return self._cache_of.get(cpu) or self.core_of(cpu)
 
     def node_of(self, cpu: int) -> int | None:
-        """Its NUMA node, None where it is in none: the kernel forgets the node of a CPU that is offline."""
+        """Return a CPU's NUMA node, None where it is in none: the kernel forgets the node of a CPU that is offline."""
         return self._node_of.get(cpu)
 
     @cached_property

@@ -126,7 +126,8 @@ class VmNetwork(NamedTuple):
     path: NicPath = NicPath()
 
     def data(self) -> dict[str, object]:
-        """As JSON: the member `network.devices` of a sandbox in the status document."""
+        """Return the device as plain JSON: an element of the member `network.devices` of a sandbox in the status
+        document."""
         device, path = self.device, self.path
         return {"name": device.name, "kind": device.kind, "queues": device.queues, "vhost": device.vhost,
                 "workers": list(self.workers), "path": [hop._asdict() for hop in path.hops],

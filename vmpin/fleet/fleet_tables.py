@@ -126,7 +126,7 @@ def why(node: FleetNode, now: float) -> str:
 
 
 def findings(fleet: Fleet) -> Iterator[str]:
-    """What `vmpin verify` ends with."""
+    """Yield the sentences that `vmpin verify` ends with."""
     pods = sum(each.record.total for each in fleet.nodes)
     current = sum(each.health.current and not each.record.hidden for each in fleet.nodes)
     wrong = [pod for each in fleet.nodes for pod in each.record.pods if pod.misplaced]

@@ -77,7 +77,7 @@ class PodLine(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name; the sandbox's id for one that no source named."""
+        """The pod's name; the sandbox's id where no source named it."""
         return f"{self.namespace}/{self.pod}" if self.pod else self.sandbox[:12]
 
     @property
@@ -137,7 +137,7 @@ class NodeRecord(NamedTuple):
         return now - self.observed
 
     def health(self, now: float) -> NodeHealth:
-        """Of a node with an object."""
+        """Return the health of a node that has an object."""
         if self.unreadable:
             return NodeHealth.UNREADABLE
         # As far ahead, the two clocks differ too much for an age.
@@ -152,7 +152,8 @@ class NodeRecord(NamedTuple):
         return NodeHealth.DEGRADED if self.degraded else NodeHealth.GOOD
 
     def within(self, namespace: str) -> NodeRecord:
-        """Of the pods of one namespace alone; "" for all. What was cut from the object still counts."""
+        """Return the record with the pods of one namespace alone; "" for all. What was cut from the object still
+        counts."""
         if not namespace:
             return self
         pods = tuple(pod for pod in self.pods if pod.namespace == namespace)
@@ -163,14 +164,16 @@ class NodeRecord(NamedTuple):
                              degraded=sum(pod.state == PinState.DEGRADED for pod in pods))
 
     def attention(self) -> NodeRecord:
-        """Without the pods that are in place, and the details of containers: as much as a table shows."""
+        """Return the record without the pods that are in place, and the details of containers: as much as a table
+        shows."""
         pods = [pod for pod in self.pods if not pod.good]
         return self._replace(pods=tuple(pod._replace(details=pod.details and pod.details._replace(
             containers=(), vcpus=MappingProxyType({}))) for pod in pods), layout=CpuLayout())
 
 
 def record_of_pinning(item: Any) -> NodeRecord:
-    """Never raises. :param item: the object as JSON."""
+    """Read a NodePinning. Raises nothing: an object that cannot be read is a record that shows that. :param item: the
+    object as JSON."""
     try:
         name = _text(item["metadata"]["name"])
     except (KeyError, TypeError):

@@ -50,7 +50,7 @@ class TimeoutStreak:
         return 0 < self._times < PATIENCE
 
     def reset(self) -> None:
-        """After an answer."""
+        """End the streak: the agent has answered."""
         self._times = 0
 
 

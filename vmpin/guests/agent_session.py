@@ -3,7 +3,8 @@
 The newest map is sent at once; a map is complete, so none of the maps before it has to arrive. An agent that was
 restarted asks for it. What a guest sends is limited in size (protocol) and rate (limits); exceeding a limit ends the
 connection, and the next attempt comes later each time. Created and run by vm_guest. What stays out: sockets
-(transport), pauses between attempts (attempts), and what the map contains (vcpu_map)."""
+(transport), pauses between attempts (attempts), and what the map contains (vcpu_map).
+"""
 
 import asyncio
 import logging
@@ -83,7 +84,7 @@ class AgentSession(Session):
         self.reports, self.system = {}, None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep a session with the agent, connecting again whenever it ends, until cancelled."""
         from vmpin.guests.attempts import attempts
 
         while True:

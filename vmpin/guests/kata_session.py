@@ -3,7 +3,8 @@
 It connects only for the calls of one round. A round follows every change, and repeats now and then, because the
 runtime's own UpdateContainer makes the agent forget the CPUs that it should set again when a vCPU is plugged. Kata's
 agent confirms a call and no effect, so a container is reported as `sent` and never as `applied`. Created and run by
-vm_guest. What stays out: which guest CPU is which vCPU (cpu_numbers), and pauses after a failure (attempts)."""
+vm_guest. What stays out: which guest CPU is which vCPU (cpu_numbers), and pauses after a failure (attempts).
+"""
 
 import asyncio
 import contextlib
@@ -81,7 +82,7 @@ class KataSession(Session):
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled, or until the agent's policy refuses."""
+        """Carry out the wish in rounds until cancelled, or until the agent's policy refuses."""
         from vmpin.guests.attempts import attempts
 
         first = self._timeouts.kata_pending, self._timeouts.kata_again

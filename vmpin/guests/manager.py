@@ -44,7 +44,7 @@ class GuestManager:
         self._errors: dict[SandboxId, str] = {}
 
     async def run(self) -> None:
-        """Until cancelled. The guests keep their last map."""
+        """Keep the sessions with all guests until cancelled. The guests keep their last map."""
         if self._early:
             await asyncio.to_thread(_load)
         self._running = True
@@ -157,7 +157,7 @@ class GuestManager:
         leaving.add_done_callback(left)
 
     def report(self, sandbox: SandboxId) -> GuestReport | None:
-        """For the status; None for a sandbox whose guest gets no map."""
+        """Return a guest's report for the status; None for a sandbox whose guest gets no map."""
         guest = self._guests.get(sandbox)
         return None if guest is None else guest.report()
 
@@ -181,7 +181,8 @@ class GuestManager:
         return dict(zip(asked, results, strict=True))
 
     async def unpin_once(self, view: NodeView, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
-        """Without a watcher: have these guests take back what one sent earlier. :returns: as `unpin_results`."""
+        """Have these guests take back what an earlier watcher sent; for a command, while none runs. :returns: as
+        `unpin_results`."""
         for sandbox in sandboxes:
             vm, state = view.vms.get(sandbox), view.sandboxes.get(sandbox)
             via = view.config.guest.via_for("" if state is None else state.handler)

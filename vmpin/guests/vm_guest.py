@@ -125,7 +125,7 @@ class VmGuest:
                 session.retry_now()
 
     async def run(self) -> None:
-        """Until cancelled, or until Kata's agent, as the only one, refused."""
+        """Keep the guest's map applied until cancelled, or until Kata's agent, as the only one, refused."""
         if self.agent is None:
             assert self.kata is not None
             await self.kata.run()
@@ -188,7 +188,8 @@ class VmGuest:
         return f"nothing is taken back: {kata.text}" if kata.text and not kata.up else ""
 
     def report(self) -> GuestReport:
-        """For the status: the report of the session that sets the CPUs, or of the one that shows why none does."""
+        """Return for the status the report of the session that sets the CPUs, or of the one that shows why none
+        does."""
         agent, kata = self.agent, self.kata
         if agent is not None and (agent.up or kata is None or not (kata.up or kata.refused)):
             foreign, text = agent.state is SessionState.FOREIGN, agent.text

@@ -99,7 +99,7 @@ class Cgroups:
         return any(mount is not None and os.fspath(path) == mount.point for mount in (self._v1, self._v2))
 
     def cpuset_of(self, pid: int, tid: int | None = None) -> CpusetCgroup | None:
-        """What a thread's cpuset cgroup leaves it."""
+        """Return the CPUs that a thread's cpuset cgroup leaves it."""
         found = self._find(pid, tid)
         if found is None:
             return None

@@ -50,7 +50,7 @@ class Files:
         return "/" + "/".join(done)
 
     def host(self, path: str | Path) -> Path:
-        """Where this process finds it."""
+        """Return the path at which this process finds a file of the host."""
         return Path(self.root + self.real(path))
 
     def read(self, path: str | Path, most: int = MAX_BYTES) -> bytes | None:
@@ -74,7 +74,7 @@ class Files:
         return os.path.exists(self.host(path))
 
     def names(self, path: str | Path) -> list[str]:
-        """What lies in a directory, sorted by name; [] when it cannot be listed."""
+        """Return the names in a directory, sorted by name; [] when it cannot be listed."""
         try:
             return sorted(os.listdir(self.host(path)))
         except (OSError, ValueError):

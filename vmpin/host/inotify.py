@@ -67,7 +67,7 @@ class Inotify:
         self._libc.inotify_rm_watch(self.fd, wd)
 
     def read(self) -> list[InotifyEvent]:
-        """What happened, oldest first; [] when nothing did. With very many events it takes several calls."""
+        """Return the events, oldest first; [] when nothing did. With very many events it takes several calls."""
         try:
             raw = os.read(self.fd, _READ)
         except BlockingIOError:

@@ -76,7 +76,7 @@ class ProcConnector:
         return self._socket.fileno()
 
     def read(self, most: int = 256) -> tuple[list[Event], bool]:
-        """What happened, oldest first, at most so much, and whether something before it was lost."""
+        """Read at most so many events, the oldest first. :returns: them, and whether earlier ones were lost."""
         found: list[Event] = []
         lost = False
         receive, parse = self._socket.recvfrom, proc_events.parse

@@ -146,7 +146,7 @@ class Procfs:
         return self._kept.pop(thread, None)
 
     def pids(self) -> list[str]:
-        """All process ids, as the directory names they are."""
+        """Return all process ids, as the names of their directories."""
         return [name for name in os.listdir(self.root) if name[0] in "123456789"]
 
     def tids(self, pid: int | str) -> list[str]:

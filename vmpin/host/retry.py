@@ -53,7 +53,7 @@ class Backoff:
         return seconds * random.uniform(1 - self._jitter, 1 + self._jitter)
 
     def after(self, err: Exception) -> float:
-        """As `pause`. A subclass may derive the pause from the error."""
+        """Return the pause after an error: `pause`, unless a subclass derives it from the error."""
         return self.pause()
 
     def at_most(self, attempts: int) -> None:

@@ -1,6 +1,8 @@
 """Answers on unix sockets that go on, part by part, until the peer or the server ends them.
 
-What stays out: what is sent (daemon.followers), and the server (unix_sockets, which calls this)."""
+What stays out: what is sent (daemon.followers), and the server (unix_sockets, which calls this). Called by
+unix_sockets; its answers are made by daemon.control.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Streams:
         self._running: dict[asyncio.Task[None], asyncio.Task[object] | None] = {}
 
     async def send(self, writer: asyncio.StreamWriter, parts: Stream) -> None:
-        """Until the parts end, or `end` is called. :raises OSError, TimeoutError: when the peer is gone, or slow."""
+        """Send parts until there are no more, or `end` is called. :raises OSError, TimeoutError: when the peer is
+        gone, or slow."""
         task = asyncio.create_task(self._send(writer, parts))
         self._running[task] = asyncio.current_task()
         try:

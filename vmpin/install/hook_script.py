@@ -24,7 +24,7 @@ _OLDEST = (3, 9)
 
 
 def script_path(hooks_dir: Path) -> Path:
-    """Where the copy lies in `hooks_dir`; absolute."""
+    """Return the absolute path of the script's copy in `hooks_dir`."""
     return Path(os.path.abspath(hooks_dir)) / SCRIPT
 
 

@@ -32,6 +32,6 @@ def _sum(body: str) -> str:
 
 
 def _quoted(argument: str) -> str:
-    """As systemd reads it in ExecStart= (systemd.service(5), systemd.syntax(7))."""
+    """Quote an argument as systemd reads it in ExecStart= (systemd.service(5), systemd.syntax(7))."""
     text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return text if re.fullmatch(r"[\w./+=:,@%$-]+", text) else f'"{text}"'

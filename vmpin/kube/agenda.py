@@ -1,8 +1,9 @@
 """What is to be written to the API server, and when: nothing twice, each kind at its own pace.
 
-Pure state: `observe` takes in the node's and the pods' state, `done` the result of a write, with both clocks: `now`
-is a steady one, `clock` CLOCK_REALTIME, both in seconds. What stays out: the requests' contents (pod_condition,
-node_pinning, …) and sending them (reporter.service, which calls this)."""
+Pure state: `observe` takes in the node's and the pods' state, `done` the result of a write, with both clocks: `now` is
+a steady one, `clock` CLOCK_REALTIME, both in seconds. What stays out: the requests' contents (pod_condition,
+node_pinning, …) and sending them (reporter.service, which calls this).
+"""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ class Agenda:
             self._events.append((pod, found, found.times == 1))
 
     def due(self, node: ClusterNode, now: float, clock: float) -> Iterator[Write]:
-        """What is to be written now. The caller reports each with `done` before it takes the next one."""
+        """Return what is to be written now. The caller reports each with `done` before it takes the next one."""
         wanted = self._wanted
         ready = self._reports and self._reported.node.ready
         if ready and self._free("taint", now) and (request := taint_removal(node, wanted.startup_taint)) is not None:

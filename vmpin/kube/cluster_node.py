@@ -23,7 +23,7 @@ class ClusterNode(NamedTuple):
 
     @property
     def places(self) -> dict[str, str]:
-        """Its zone, region and pool, as labels of objects about it."""
+        """Return the node's zone, region and pool, as labels of objects about it."""
         return {key: self.labels[key] for key in (ZONE, REGION, *POOLS) if self.labels.get(key)}
 
 

@@ -73,7 +73,7 @@ class EventLimits:
         self.dropped = 0
 
     def admit(self, uid: str, pod: str, event: PodNotice, now: float, clock: float) -> Recorded | None:
-        """What is to be written for an Event of a pod; None where it is over a limit.
+        """Return what is to be written for an Event of a pod; None where it is over a limit.
         :param now: of a steady clock, :param clock: CLOCK_REALTIME; both in seconds."""
         text = self._merged(uid, event, now)
         bucket = self._pods.get(uid) or TokenBucket(POD_BURST, POD_SECONDS, now)

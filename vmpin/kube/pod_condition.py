@@ -38,7 +38,7 @@ class PinState(enum.StrEnum):
 
     @property
     def status(self) -> str:
-        """Of the condition."""
+        """The condition's status."""
         return "True" if self.good else "Unknown" if self in (self.WAITING, self.NOT_RUNNING, self.AWAY) else "False"
 
     @property

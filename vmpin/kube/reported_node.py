@@ -103,7 +103,7 @@ class ReportedNode(NamedTuple):
     sandboxes: Mapping[str, SandboxPinning]
 
     def after(self, raw: bytes) -> ReportedNode:
-        """As another line of `follow` changes it. :raises WireError: for what is no such line."""
+        """Return the node as another line of `follow` changes it. :raises WireError: for what is no such line."""
         try:
             found = json.loads(raw)
             if "error" in found:

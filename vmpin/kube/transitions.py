@@ -82,7 +82,7 @@ class DriftReports:
                         f"back ({', '.join(causes)}; the last time: {repairs.why})")
 
     def due(self, now: float) -> float | None:
-        """When the first pod that was reported lately may be again; None without one."""
+        """Return when the first pod that was reported lately may be reported again; None without one."""
         ends = [last + DRIFT_PAUSE for _, last in self._reported.values() if last + DRIFT_PAUSE > now]
         return min(ends, default=None)
 

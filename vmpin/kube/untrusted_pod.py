@@ -46,13 +46,13 @@ class UntrustedPod(NamedTuple):
     more_annotations: int
 
     def data(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return it as plain JSON."""
         return {**self._asdict(), "resizes": [each._asdict() for each in self.resizes],
                 "annotations": dict(self.annotations)}
 
 
 def untrusted_pod(item: Mapping[str, Any]) -> UntrustedPod:
-    """Of a pod as the API server has it. :raises TypeError, AttributeError: for what is no pod."""
+    """Make it of a pod as the API server has it. :raises TypeError, AttributeError: for what is no pod."""
     annotations = item["metadata"].get("annotations") or {}
     spec, status = item.get("spec") or {}, item.get("status") or {}
     shown = {key: annotations[key] for key in sorted(annotations) if key != _APPLIED}

@@ -46,7 +46,7 @@ def path_of_device(device: VmNetDevice, sandbox: NamespaceLinks | None, node: Na
 
 def path_from_sandbox(ifindex: int, sandbox: NamespaceLinks, node: NamespaceLinks | None,
                       numa_nodes: Mapping[str, int]) -> NicPath:
-    """From an interface of a sandbox's namespace.
+    """Follow the path from an interface of a sandbox's namespace.
     :param node: of the node; None where the sandbox has no other namespace than the node's (`sandbox` is that).
     :param numa_nodes: by device, as NetLink has it."""
     if node is None:
@@ -55,7 +55,7 @@ def path_from_sandbox(ifindex: int, sandbox: NamespaceLinks, node: NamespaceLink
 
 
 def path_from_node(ifindex: int, node: NamespaceLinks, numa_nodes: Mapping[str, int]) -> NicPath:
-    """From an interface of the node's namespace."""
+    """Follow the path from an interface of the node's namespace."""
     return _Walk({_NODE: node}, numa_nodes).path(_Place(_NODE, ifindex))
 
 

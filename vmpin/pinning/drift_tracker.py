@@ -66,7 +66,7 @@ class DriftTracker:
         self._of: dict[SandboxId, _Drift] = {}
 
     def again(self, sandbox: SandboxId) -> float:
-        """When the first thread that was left to another writer is tried again (monotonic, seconds)."""
+        """Return when the first thread that was left to another writer is tried again (monotonic, seconds)."""
         drift = self._of.get(sandbox)
         return NEVER if drift is None else drift.again
 

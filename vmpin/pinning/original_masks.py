@@ -32,7 +32,8 @@ class OriginalMasks(NamedTuple):
         return None if masks is None else masks.others.get(thread.id, masks.main)
 
     def remember(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> OriginalMasks:
-        """With the masks of a process that is seen for the first time; itself for one that was seen before."""
+        """Return these with the masks of a process that is seen for the first time; unchanged for one that was seen
+        before."""
         if main in self.processes:
             return self
         mine = next((cpus for thread, cpus in masks if thread.id == main), None)
@@ -47,7 +48,7 @@ class OriginalMasks(NamedTuple):
         return None if masks is None else masks.main
 
     def only(self, mains: Iterable[ThreadId]) -> OriginalMasks:
-        """With these processes alone; the others have ended."""
+        """Return these without the processes that have ended: all but the given ones."""
         alive = set(mains)
         if self.processes.keys() <= alive:
             return self

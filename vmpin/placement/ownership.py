@@ -127,7 +127,7 @@ class Ownership(NamedTuple):
         return foreign if rest is None or rest is mine else foreign - rest.cpus
 
     def owner_names(self, cpu: int) -> str:
-        """Its owners, as a text."""
+        """Return a CPU's owners as a text."""
         return " and ".join(f"{container} of {sandbox}" if container else f"pod {sandbox}"
                             for sandbox, container in self.owners(cpu))
 

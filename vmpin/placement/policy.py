@@ -61,7 +61,8 @@ class Policy(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Policy:
-        """From values as in a file. :raises ValueError: with the key, the value and what it may be."""
+        """Make a policy of values as a file has them. :raises ValueError: with the key, the value and what it may
+        be."""
         made: dict[str, object] = {}
         for key, value in values.items():
             if key not in cls._fields:

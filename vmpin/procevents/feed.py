@@ -67,7 +67,8 @@ class ProcEventsFeed:
         self._unconfirmed: set[SandboxId] = set()
 
     async def run(self) -> None:
-        """Until cancelled. :raises OSError: when the connector cannot be read any more."""
+        """Open the connector and place what it reports, until cancelled. :raises OSError: when the connector cannot be
+        read any more."""
         connector = await self._open()
         loop = asyncio.get_running_loop()
         self._connector, self._broken = connector, loop.create_future()
@@ -127,7 +128,7 @@ class ProcEventsFeed:
         return SourceHealth("births", self.connected, False, self._state)
 
     def data(self) -> dict[str, object]:
-        """For the status."""
+        """Return the feed's counters for the status."""
         counters = self._counters
         return {"state": self._state, "events": dict(counters.proc_events), "overruns": counters.overruns}
 

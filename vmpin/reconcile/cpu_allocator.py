@@ -65,7 +65,7 @@ class CpuAllocator:
     # The runtime's calls, in the plugin's thread
 
     def vcpus_of(self, pod: NriPod) -> VmSize:
-        """As `CpuDecisions` has it."""
+        """Return whether a pod is a VM and of which size, as `CpuDecisions` asks."""
         return self._vcpus_of(pod)
 
     def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
@@ -232,7 +232,7 @@ class CpuAllocator:
             self._due_at = time.monotonic()
 
     def granted(self) -> GrantedCpus | None:
-        """What placement follows; None while nothing is given out."""
+        """Return the given CPUs, which placement follows; None while nothing is given out."""
         with self._lock:
             ledger = self._ledger
             if ledger is None or not self._acts or self._suspended:
@@ -266,7 +266,7 @@ class CpuAllocator:
             return max(0.0, self._due_at - time.monotonic()) if self._due else None
 
     def next_update(self, but: Container[ContainerId]) -> SideUpdate | None:
-        """What is to be given by a CRI call now; None for nothing. `given` follows.
+        """Return the update that is to be made by a CRI call now; None where none is due. `given` follows.
         :param but: containers for which a call has just failed."""
         with self._lock:
             if self._due_at > time.monotonic():
@@ -285,7 +285,7 @@ class CpuAllocator:
             self._due_at = time.monotonic() + seconds
 
     def ledger(self) -> Ledger | None:
-        """As it is now; None before the first list."""
+        """The present ledger; None before the runtime's first list."""
         with self._lock:
             return self._ledger
 

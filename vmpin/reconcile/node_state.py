@@ -95,7 +95,7 @@ class NodeState:
 
     @cached_property
     def view(self) -> NodeView:
-        """For all that only reads."""
+        """The read-only view, for every reader outside this package."""
         from vmpin.reconcile.view import NodeView
 
         return NodeView(self)

@@ -168,7 +168,7 @@ class PlacementCache:
         return True
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
-        """Where the new processes of a sandbox go; None when they are left alone."""
+        """Return the placement of a sandbox's new processes; None when they are left alone."""
         return self.placements.get(sandbox) or place_before_vm(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.kubelet,
             self.previous.get(sandbox), self.granted)

@@ -27,7 +27,7 @@ class StateStore:
         self._written: state_format.Written = {}
 
     def load(self, set_aside: bool) -> SavedState:
-        """What was saved last, with the notes since. :param set_aside: whether a damaged file is moved away."""
+        """Return what was saved last, with the notes since. :param set_aside: whether a damaged file is moved away."""
         kept, trouble = state_file.load(self._state, self._boot_id, set_aside)
         if trouble:
             logger.warning("%s", trouble)

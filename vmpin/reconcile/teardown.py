@@ -57,7 +57,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
 
 
 def left(config: Config) -> list[Path]:
-    """What `forget` would remove that is there."""
+    """Return the existing files and directories that `forget` would remove."""
     paths, address = config.paths, config.metrics.address
     metrics = [] if address is None or address.path is None else [address.path]
     return [path for path in (*_files(config), *metrics, paths.spool, paths.lock_file, paths.run)

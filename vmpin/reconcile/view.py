@@ -141,11 +141,12 @@ class NodeView:
         return self._state.disagreements.lasting
 
     def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
-        """Where the processes of a sandbox go that has just begun; None when they are left alone."""
+        """Return the placement of the processes of a sandbox that has just begun; None when they are left alone."""
         return self._state.placement_cache.at_exec(sandbox, self._state.state)
 
     def placement_with_vcpu(self, vm: Vm, vcpu: VcpuId) -> Placement | None:
-        """As a VM will be placed that has just got a vCPU, ahead of the pass that decides it."""
+        """Return the placement that a VM will have with a vCPU that it has just got, ahead of the pass that decides
+        it."""
         return self._state.placement_cache.with_vcpu(vm, vcpu, self._state.state)
 
     # What runs

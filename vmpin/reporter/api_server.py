@@ -73,7 +73,7 @@ class ApiServer:
         raise AnswerTooLong(f"{request}: the answer has more than {most >> 20} MiB")
 
     def get(self, path: str) -> Any:
-        """As `send`."""
+        """Read an object, as `send` does."""
         return self.send(ApiRequest("GET", path))
 
     def pods(self, node: str, version: str = "") -> tuple[list[Mapping[str, Any]], str]:
@@ -207,7 +207,7 @@ class _Translated:
 
 
 def _limited(response: Any, most: int) -> bytes | None:
-    """Its body; None for a longer one, of which the rest is not read."""
+    """Read a response's body; None for a longer one, of which the rest is not read."""
     data = bytearray()
     for part in response.stream(1 << 18, decode_content=True):
         data += part

@@ -45,7 +45,7 @@ class PodHandover:
         self._woken.set()
 
     def run(self) -> None:
-        """Until `stopping` is set; it may last as long as `again` then, so it is a daemon's thread."""
+        """Hand pods over until `stopping` is set; it may last as long as `again` then, so it is a daemon's thread."""
         sent: tuple[int, dict[str, UntrustedPod], bytes] = 0, {}, b""
         when, why = float("-inf"), ""
         while not self._stopping.is_set():

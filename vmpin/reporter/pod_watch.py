@@ -46,7 +46,7 @@ class PodWatch:
         self.lists = self.watches = 0  #: How many were begun.
 
     def pods(self) -> Pods:
-        """As of now."""
+        """The pods as of now."""
         with self._lock:
             return Pods(self._pods.values())
 
@@ -55,7 +55,8 @@ class PodWatch:
         self._take("MODIFIED", item)
 
     def run(self) -> None:
-        """Until `stopping` is set; it may last as long as a watch then, so it is a daemon's thread."""
+        """List and watch the node's pods until `stopping` is set; it may last as long as a watch then, so it is a
+        daemon's thread."""
         version = ""
         while not self._stopping.is_set():
             began, self._fed = time.monotonic(), False

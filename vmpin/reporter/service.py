@@ -62,7 +62,8 @@ class Reporter:
         self._read = float("-inf")  #: When the node's object was read last.
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT. :raises ConfigError: without the kubernetes package or an API server's address.
+        """Report the node until SIGTERM or SIGINT. :raises ConfigError: without the kubernetes package or an API
+        server's address.
         :raises WatcherError: when the status socket's directory was removed: only another container sees a new one."""
         self._server.check()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -42,7 +42,7 @@ class StatusStream:
         self.lost = False
 
     def run(self) -> None:
-        """Until `stopping` is set, or the directory is lost."""
+        """Read the watcher's reports until `stopping` is set, or the directory is lost."""
         why = ""
         while not self._stopping.is_set():
             began = time.monotonic()

@@ -65,7 +65,8 @@ class OwnDaemonSet:
 
 
 def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
-    """Of the node `keys.node`. Each part is tried, whether or not another one fails.
+    """Withdraw everything that was written about the node `keys.node`. Each part is tried, whether or not another one
+    fails.
     :returns: how many objects were changed. :raises ClusterError: the first failure."""
     node = keys.node
     return _all([partial(_sent, server, pinning_withdrawal(node)), partial(_labels, server, node),
@@ -73,9 +74,9 @@ def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
 
 
 def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: float = GONE_WITHIN) -> int:
-    """Of all nodes. The reporters' DaemonSet `keys.daemonset` is deleted first and waited for, as they would write it
-    all again; "" where none runs. :param within: seconds. A pod of a node that is down does not end: it writes nothing
-    either. :returns: as above. :raises ClusterError: the first failure."""
+    """Withdraw everything that was written about all nodes. The reporters' DaemonSet `keys.daemonset` is deleted first
+    and waited for, as they would write it all again; "" where none runs. :param within: seconds. A pod of a node that
+    is down does not end: it writes nothing either. :returns: as above. :raises ClusterError: the first failure."""
     if keys.daemonset:
         _stop_reporters(server, _path(keys.daemonset), within)
 
@@ -145,7 +146,7 @@ def _names(server: ApiServer, path: str) -> list[str]:
 
 
 def _listed(server: ApiServer, path: str, query: tuple[tuple[str, str], ...] = ()) -> Iterator[Mapping[str, Any]]:
-    """All objects of a kind, a page at a time; none where the kind is not there."""
+    """Yield all objects of a kind, a page at a time; none where the kind is not there."""
     token = ""
     while True:
         try:

@@ -2,7 +2,7 @@
 
 The call blocks until its deadline at most. The first one loads grpc (some 70 ms and 15 MB). A failed one is not
 repeated here: callers make it again at the next resync, with what is true by then. What stays out: messages and their
-meaning (pod_resources, cri).
+meaning (pod_resources, cri). Called by cri and pod_resources.
 """
 
 from __future__ import annotations

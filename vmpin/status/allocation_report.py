@@ -70,7 +70,7 @@ def free_cpus(view: AllocatorView) -> CpuSet:
 
 
 def brief(view: AllocatorView) -> dict[str, str]:
-    """What followers of the watcher get of it: two CPU lists, whatever the number of containers."""
+    """Return what followers of the watcher get of it: two CPU lists, whatever the number of containers."""
     return {"allocatable": str(allocatable_cpus(view)), "free": str(free_cpus(view)), "why": ""}
 
 
@@ -144,7 +144,7 @@ def _asked_text(asked: Mapping[str, str], near: str) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
-    """What stands above the table."""
+    """Return the lines above the table."""
     lines = [f"allocate.mode {report['mode']}" + (f" ({report['why']})" if report["why"] else ""),
              f"pool {report['pool'] or 'none'}, reserved {report['reserved'] or 'none'}",
              free_text(report["free"])]

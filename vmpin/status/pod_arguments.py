@@ -40,7 +40,7 @@ class Meant(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As it can be typed again."""
+        """The name as it can be typed again."""
         if not self.container:
             return self.sandbox.title
         return f"{self.sandbox.title}/{dict(self.sandbox.containers)[self.container] or short_id(self.container)}"

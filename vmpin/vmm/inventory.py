@@ -187,7 +187,7 @@ class VmInventory:
         return vm.found_by in ("kvm_run", "debugfs") and (turn or vm.attempts < ATTEMPTS_BY_CALLS)
 
     def _drop(self, vm: Vm) -> None:
-        """Its VMM has ended."""
+        """Drop a VM whose VMM has ended."""
         del self.vms[vm.sandbox]
         self.process_table.forget(vm.vmm.pid)
         self._followed = None

@@ -33,7 +33,7 @@ class VmNics:
         self._trouble = ""
 
     def numa_node(self, vmm: ThreadId) -> int | None:
-        """Of a VM's NIC; None where it is not known, or not read."""
+        """Return the NUMA node of a VM's NIC; None where it is not known, or not read."""
         nic = self.found.get(vmm)
         return None if nic is None else nic.numa_node
 

@@ -28,12 +28,13 @@ _TYPE = 0x3FFF  #: NLA_TYPE_MASK
 
 
 def links_request() -> bytes:
-    """For all links of the socket's namespace; `parse_links` takes the datagrams of the answer."""
+    """Make the request for all links of the socket's namespace; `parse_links` takes the datagrams of the answer."""
     return _HEADER.pack(_HEADER.size + _IFINFO.size, _GETLINK, _REQUEST | _DUMP, 0, 0) + _IFINFO.pack(0, 0, 0, 0, 0)
 
 
 def nsid_request(pid: int) -> bytes:
-    """For the number that the socket's namespace has for that of a process; `parse_nsid` takes the answer."""
+    """Make the request for the number that the socket's namespace has for that of a process; `parse_nsid` takes the
+    answer."""
     payload = _RTGEN.pack(0) + _ATTRIBUTE.pack(_ATTRIBUTE.size + 4, _NSID_PID) + struct.pack("=I", pid)
     return _HEADER.pack(_HEADER.size + len(payload), _GETNSID, _REQUEST, 0, 0) + payload
 

@@ -246,7 +246,7 @@ class _Search(Generic[Entry]):
         return found
 
     def _far(self, key: int) -> _Far:
-        """What the touched units of a key add to the distance."""
+        """Return what the touched units of a key add to the distance."""
         between, most = self._asked.groups.between, max(self._asked.groups.sorts) + 1
         counts = [(sort, count) for sort in range(most) if (count := key >> SORT_BITS * sort & (1 << SORT_BITS) - 1)]
         within = sum(comb(count, 2) * between.get((sort, sort), 0) for sort, count in counts)
@@ -256,7 +256,7 @@ class _Search(Generic[Entry]):
         return _Far(within, tuple(counts), pulls)
 
     def _best_of(self, found: Iterable[_Found]) -> list[_Found]:
-        """As many as an entry keeps, of those that differ as its costs do."""
+        """Return the best sets, as many as an entry of a table keeps, whose costs differ as its costs do."""
         kept: dict[tuple[int, int], _Found] = {}
         for each in sorted(found):
             kept.setdefault((each.distance, self._tables.mark(each.code)), each)

@@ -49,7 +49,7 @@ class CostCode:
         self.never = 1 << (self._cpu_bits + _FIELD * (fields + 1))
 
     def cpu(self, cpu: int) -> int:
-        """What one CPU adds by itself."""
+        """Return the cost of one CPU by itself."""
         return self._new.get(cpu, 0) - self._bit[cpu]
 
     def parts(self, code: int) -> int:

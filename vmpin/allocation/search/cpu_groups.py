@@ -42,7 +42,7 @@ class CpuGroups(NamedTuple):
 
 @lru_cache(maxsize=8)
 def cpu_groups(topology: Topology, by_socket: bool) -> CpuGroups:
-    """Of a machine. Kept, as they are the same for all requests of a node."""
+    """Return the groups of a machine. They are cached, as all requests of a node share them."""
     online = topology.online
     if by_socket and topology.sockets:
         named = [(f"socket {cpus & online}", cpus & online) for cpus in topology.sockets]

@@ -23,23 +23,23 @@ class CostTables(ABC, Generic[Entry]):
 
     @abstractmethod
     def entry(self, costs: Iterable[int]) -> Entry:
-        """Of the costs of sets of one size, ascending."""
+        """Make the entry of the costs of sets of one size, which are given in ascending order."""
 
     @abstractmethod
     def costs(self, entry: Entry) -> tuple[int, ...]:
-        """What an entry keeps, ascending; nothing for what cannot be."""
+        """Return the costs that an entry keeps, ascending; none for a size that no set has."""
 
     @abstractmethod
     def mark(self, cost: int) -> int:
-        """What no two costs of an entry have in common."""
+        """Return the value in which any two costs of an entry have to differ."""
 
     @abstractmethod
     def priced(self, table: Sequence[Entry], prices: Sequence[int | None]) -> list[Entry]:
-        """The table with a price added to each entry; None: that number of CPUs cannot be."""
+        """Return the table with a price added to each entry; a price of None rules out that number of CPUs."""
 
     @abstractmethod
     def least(self, one: Sequence[Entry], other: Sequence[Entry]) -> list[Entry]:
-        """Of each number of CPUs the better entry."""
+        """Merge tables: keep the better entry for each number of CPUs."""
 
     @abstractmethod
     def added(self, one: Sequence[Entry], other: Sequence[Entry], least: int, most: int) -> list[Entry]:
@@ -47,7 +47,7 @@ class CostTables(ABC, Generic[Entry]):
 
     @abstractmethod
     def at(self, one: Sequence[Entry], other: Sequence[Entry], number: int) -> Entry:
-        """One entry of it."""
+        """Return one entry of the table that `added` would make."""
 
     def sum(self, tables: Sequence[Sequence[Entry]], most: int) -> Sequence[Entry]:
         """The table of all these groups together, up to `most` CPUs: neighbours are added first, as long tables cost

@@ -92,7 +92,7 @@ class SearchSpace(Generic[Entry]):
 
     def _joined(self, one: dict[int, Sequence[Entry]], other: dict[int, Sequence[Entry]],
                 bounds: UnitBounds) -> dict[int, Sequence[Entry]]:
-        """Both together, by the sum of their keys."""
+        """Join two sets of tables, by the sum of their keys."""
         found: dict[int, Sequence[Entry]] = {}
         for key, table in one.items():
             for more, added in other.items():
@@ -115,7 +115,7 @@ class SearchSpace(Generic[Entry]):
         return self._tables.added(one, other, least, self._most) if least < len(one) + len(other) - 1 else None
 
     def _link_tables(self, units: tuple[int, ...], bounds: UnitBounds) -> dict[int, Sequence[Entry]]:
-        """Of linked units, by the number of those touched."""
+        """Return the tables of linked units, by the number of those touched."""
         caches = [cache for cache in self._groups.caches if not cache.cpus.isdisjoint(self._some)]
         shared = [_Shared(cache, 2 * at) for at, cache in enumerate(
             cache for cache in caches if len(cache.cores) > 1 and not set(cache.cores).isdisjoint(units))]
@@ -136,7 +136,7 @@ class SearchSpace(Generic[Entry]):
 
     def _unit_tables(self, unit: int, caches: Iterable[CacheGroup], shared: Sequence[_Shared],
                      bounds: UnitBounds) -> dict[tuple[int, int], Sequence[Entry]]:
-        """Of one unit, by its key and the states of the caches that it shares."""
+        """Return the tables of one unit, by its key and the states of the caches that it shares."""
         if unit not in self._own_tables:
             self._own_tables[unit] = self._tables.sum([self._cache_table(cache, unit) for cache in caches
                                                        if len(cache.cores) == 1 and unit in cache.cores], self._most)
@@ -169,7 +169,7 @@ class SearchSpace(Generic[Entry]):
                 else None for held in range(kept, kept + length)]
 
     def _cache_table(self, cache: CacheGroup, unit: int) -> Sequence[Entry]:
-        """Of a cache that lies in one unit."""
+        """Return the table of a cache that lies in one unit."""
         one, table = self._code.one, self._cores_table(cache, unit)
         free = len(cache.cpus & self._free)
         kept = not cache.cpus.isdisjoint(self._query.keep)
@@ -179,7 +179,8 @@ class SearchSpace(Generic[Entry]):
         return self._tables.priced(table, prices)
 
     def _shared_tables(self, shared: _Shared, unit: int) -> Mapping[int, Sequence[Entry]]:
-        """Of one unit's part of a cache that others have a part of, by what becomes of that part."""
+        """Return the tables of one unit's part of a cache that it shares with other units, by what becomes of that
+        part."""
         table = self._cores_table(shared.cache, unit)
         width = sum(len(core.cpus) for core in shared.cache.cores[unit])
         kept = sum(len(core.cpus & self._query.keep) for core in shared.cache.cores[unit])
@@ -203,7 +204,7 @@ class SearchSpace(Generic[Entry]):
                                  if not core.cpus.isdisjoint(self._some)], self._most)
 
     def _core_table(self, core: CoreGroup) -> Sequence[Entry]:
-        """Of one core: its best CPUs first, the lowest of those that differ in nothing else."""
+        """Return the table of one core: its best CPUs first, the lowest of those that differ in nothing else."""
         code, kept, width = self._code, len(core.cpus & self._query.keep), len(core.cpus)
         numbers = sorted(code.cpu(cpu) for cpu in core.cpus & self._choice)
         away = code.one.away if self._query.near and core.node not in self._query.near else 0

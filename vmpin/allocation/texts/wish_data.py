@@ -15,7 +15,7 @@ _KEYS = ("policy", "align", "smt", "kind", "near", "spare")
 
 
 def wish_data(wish: CpuWish) -> dict[str, object]:
-    """By the keys' short names, with the values of annotations."""
+    """Return a wish by the keys' short names, with values as annotations have them."""
     found: dict[str, object] = {}
     if wish.policy is not None:
         found["policy"] = f"group:{wish.group}" if wish.policy is CpuPolicy.GROUP else str(wish.policy)

@@ -27,7 +27,8 @@ class AnnotationError(ValueError):
 
 
 def shown(text: str) -> str:
-    """For a message: escaped where it is not printable, and cut where it is long. It is text of a pod's author."""
+    """Return a text for a message: escaped where it is not printable, and cut where it is long. It is text of a pod's
+    author."""
     escaped = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:_SHOWN + 1])
     return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
 

@@ -1,6 +1,7 @@
 """What the watcher gives out, for the verbs that also show or check other things: `map`, `verify`, `audit`, `explain`.
 
-What stays out: the document (status.allocation_report)."""
+What stays out: the document (status.allocation_report). Called by these verbs.
+"""
 
 import contextlib
 import time

@@ -36,7 +36,8 @@ The other commands are about the machine that they are started on. `vmpin help k
 
 
 def examples(verb: str, of_this_node: str) -> str:
-    """For the end of a verb's help. :param of_this_node: left out by the plugin, which is about the cluster."""
+    """Return the examples for the end of a verb's help. :param of_this_node: left out by the plugin, which is about
+    the cluster."""
     return f"{of_this_node}\n" * (program() != KUBECTL) + _EXAMPLES.format(verb=verb)
 
 

@@ -1,4 +1,7 @@
-"""The name of this program: its own, or that of the kubectl plugin, which is the same program by another name."""
+"""The name of this program: its own, or that of the kubectl plugin, which is the same program by another name.
+
+Called by main, and by the verbs whose help names the program.
+"""
 
 import argparse
 import os

@@ -1,7 +1,8 @@
 """What completes a value of the grammar: its metavar decides, so that a new verb's arguments are completed as they are
 named.
 
-What stays out: how a shell does it (bash_script, zsh_script, fish_script).
+What stays out: how a shell does it (bash_script, zsh_script, fish_script). Called by bash_script, fish_script and
+zsh_script.
 """
 
 from enum import StrEnum
@@ -38,7 +39,7 @@ _BY_METAVAR = {
 
 
 def completed(one: Option | Argument) -> Completed:
-    """For an option's value or an argument."""
+    """Return what completes an option's value or an argument."""
     if one.choices:
         return Completed(WordSource.WORDS, one.choices)
     if one.metavar in _BY_METAVAR:

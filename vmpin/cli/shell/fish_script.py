@@ -87,7 +87,7 @@ def _values(one: Option | Argument) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As fish reads it between single quotes."""
+    """Quote a text as fish reads it between single quotes."""
     for each in "\\'":
         text = text.replace(each, f"\\{each}")
     return f"'{text}'"

@@ -68,7 +68,7 @@ def _prose(text: str) -> list[str]:
 
 
 def _literal(text: str) -> list[str]:
-    """Line by line, as the help has it."""
+    """Return a text as literal lines, as the help has them."""
     return [".nf", *(_text(line) or ".sp" for line in laid_out(text, _WIDTH).splitlines()), ".fi"]
 
 

@@ -1,6 +1,7 @@
 """The path of this vmpin, for what has to start it again: a shell's completion, the systemd unit.
 
-What stays out: its name in texts (cluster.plugin)."""
+What stays out: its name in texts (cluster.plugin). Called by completion and install_service.
+"""
 
 import os
 import shutil

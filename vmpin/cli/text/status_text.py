@@ -1,6 +1,6 @@
 """The status document as a person reads it: the table of sandboxes, and each sandbox in full.
 
-What stays out: asking for the document (status), and making it (vmpin/status).
+What stays out: asking for the document (status), and making it (vmpin/status). Called by status.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tables as lines of a given width: cells are broken between words and after commas, never within a number.
 
 Where that is too wide, columns are left out or names are broken, and then the table is cut into several. Pure. What
-stays out: colours and printing (cli.output)."""
+stays out: colours and printing (cli.output). Called by output.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -87,7 +88,7 @@ def _longest_piece(cell: str) -> int:
 
 
 def pieces(cell: str) -> list[str]:
-    """What may stand in lines of its own."""
+    """Split a text into the pieces between which a line may be broken."""
     return _PIECE.findall(cell) or [""]
 
 

@@ -155,11 +155,11 @@ class UsageFeed:
         self._tasks.put(None)
 
     def put(self, task: Callable[[], object]) -> None:
-        """Its result, or the VmpinError that it raises, is one of `results`."""
+        """Hand over a task: its result, or the VmpinError that it raises, becomes one of `results`."""
         self._tasks.put(task)
 
     def results(self) -> list[object]:
-        """What has come since the last call: NodeUsage, results of tasks, exceptions."""
+        """Return what has come since the last call: NodeUsage, results of tasks, exceptions."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:

@@ -1,4 +1,4 @@
-"""Bytes from a terminal as names of keys. Pure."""
+"""Bytes from a terminal as names of keys. Pure. Called by terminal."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class LiveView:
         self._time = ""
 
     def run(self) -> int:
-        """Until it is ended. :returns: the exit code."""
+        """Show the view until it is ended. :returns: the exit code."""
         self._show(self._reader.first())
         # A warning of what is read would be written across the screen.
         before = logging.root.manager.disable

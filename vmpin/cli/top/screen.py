@@ -1,6 +1,6 @@
 """A sheet as lines of a screen, and the changed ones of them as bytes for the terminal, with rich.
 
-What stays out: what is shown (sheet), and writing it (terminal).
+What stays out: what is shown (sheet), and writing it (terminal). Called by live.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARKS = 2
 
 
 def laid_out(sheet: Sheet, state: State, width: int, height: int) -> list[Line]:
-    """All lines of the screen, none wider than it. :param state: settled for this sheet and height."""
+    """Lay out all lines of the screen, none wider than it. :param state: settled for this sheet and height."""
     lines = [*sheet.head]
     rows = sheet.height(height)
     if state.page.view is View.TEXT:
@@ -113,7 +113,7 @@ def _cell(text: str, column: Column, width: int) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    """Without its middle: the names of a Deployment's pods differ at their end."""
+    """Cut the middle out of a text: the names of a Deployment's pods differ at their end."""
     if width < 12:
         return set_cell_size(text, max(width - 1, 0)) + "…"[:width]
     end = width // 3

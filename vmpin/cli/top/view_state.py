@@ -1,7 +1,8 @@
 """What the live view shows, and how a key changes that. Pure.
 
 A page lies on the page that it was opened from. What a key asks of the outside (explain, map, reconcile) is left in
-`State.request`, which the caller carries out. What stays out: the rows themselves (sheet).
+`State.request`, which the caller carries out. What stays out: the rows themselves (sheet). Called by live; read by
+screen and sheet.
 """
 
 from __future__ import annotations

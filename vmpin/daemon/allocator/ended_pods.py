@@ -42,11 +42,11 @@ class EndedPods:
         self._listed = float("-inf")
 
     def touch(self) -> None:
-        """After a resync."""
+        """Called after a resync: have pods of the ledger looked for."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look for ended pods whenever that is due, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -42,11 +42,11 @@ class LiveAnnotations:
         self._wake.set()
 
     def touch(self) -> None:
-        """After the runtime's events: a container may have begun to run."""
+        """Called after the runtime's events, as a container may have begun to run."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Have changed annotations decided on, until cancelled."""
         while True:
             self._wake.clear()
             while True:

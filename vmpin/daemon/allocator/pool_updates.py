@@ -49,17 +49,17 @@ class PoolUpdates:
         self._refused: dict[ContainerId, float] = {}
 
     def touch(self) -> None:
-        """After the runtime's events: CPUs may wait for an update."""
+        """Called after the runtime's events, as CPUs may wait for an update."""
         self._wake.set()
 
     def compare(self) -> None:
-        """After a resync: containers on other CPUs than the ledger has for them, for longer than a resync. An update
-        may have failed, which no runtime reports; they are given their CPUs again."""
+        """Called after a resync. Give containers their CPUs again that have had other ones than the ledger's for
+        longer than a resync: an update may have failed, which no runtime reports."""
         self._correct(self._view.disagreements)
 
     def started(self, containers: Iterable[tuple[SandboxId, ContainerId]]) -> None:
-        """They have just been started: their cgroups prove what was given, or they are given their CPUs again. Of
-        one in a VM, without a cgroup of its own, Kata's state and its vCPUs' places are the proof."""
+        """Have the cgroups of containers read back that have just been started; one with other CPUs is given its own
+        again. A container in a VM has no cgroup: there Kata's state and its vCPUs' masks are the proof."""
         begun = list(containers)
         if begun:
             self._read_back({container for _, container in begun})
@@ -90,7 +90,7 @@ class PoolUpdates:
             self.touch()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Make the CRI calls that are due, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -145,7 +145,7 @@ class PoolUpdates:
                 self._allocator.read_back(container, report.cpuset)
 
     def _list(self, why: str) -> None:
-        """Have the runtime list its containers: the answer gives them their CPUs."""
+        """Make the plugin reconnect, so that the runtime lists its containers: the answer gives them their CPUs."""
         nri, now = self._nri(), time.monotonic()
         if nri is not None and now >= self._listed + PAUSE:
             self._listed = now

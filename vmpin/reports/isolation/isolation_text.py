@@ -40,7 +40,7 @@ def seconds(spent: float) -> str:
 
 
 def row(pod: Mapping[str, Any], objective: bool) -> list[str]:
-    """In the order of TABLE, and of SLO if there is one."""
+    """Return a pod's cells, in the order of TABLE, and of SLO if there is one."""
     parts, share = pod["parts"], pod["share"]
     return [title(pod), pod["cpus"] or "-", percent(share["had"]), percent(share["least"]),
             *(percent(parts[name]["share"]) for name in ("kernel", "others", "unseen")),

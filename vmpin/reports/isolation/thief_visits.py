@@ -106,7 +106,7 @@ class ThiefVisits:
         return over
 
     def taken(self) -> dict[SandboxId, list[Theft]]:
-        """What was found since it was last taken, by owner of the CPU."""
+        """Take what was found since the last call, by owner of the CPU."""
         found: dict[SandboxId, list[Theft]] = {}
         for owner, theft in self._found:
             found.setdefault(owner, []).append(theft)
@@ -198,7 +198,7 @@ class ThiefVisits:
         return Thief(kind, excerpt(stat.comm, _MAX_NAME), where)
 
     def _home(self, process: _Process, stat: Stat) -> tuple[ThiefKind, str]:
-        """Of all its threads."""
+        """Return the home of a process, which all its threads have."""
         if process.vm is not None:
             state = self._view.sandboxes.get(process.vm)
             pod = None if state is None or state.pod is None else state.pod._asdict()

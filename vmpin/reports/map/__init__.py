@@ -89,7 +89,8 @@ class Cpu:
 
     @property
     def letters(self) -> str:
-        """Of its owners; with a dot where the shared pool has the CPU as well. "" without an owner."""
+        """Return the letters of a CPU's owners; with a dot where the shared pool has the CPU as well. "" without an
+        owner."""
         owners = (*(() if self.owner is None else (self.owner,)), *self.others)
         return ",".join(owner.letter for owner in owners) + "·" * (bool(owners) and self.kind == SHARED)
 

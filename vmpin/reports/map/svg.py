@@ -206,7 +206,7 @@ def _swatch(under: Ground | None, key: str, x: int, y: int) -> str:
 
 
 def _key(under: Ground | None, key: str) -> str:
-    """As `_swatch`, in a table."""
+    """Draw a swatch as `_swatch` does, in a table."""
     if under is None:
         return escape(key)
     return f'<svg class="key" width="{_KEY_W + 2}" height="17">{_swatch(under, key, 1, 13)}</svg>'

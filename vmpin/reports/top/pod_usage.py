@@ -196,5 +196,5 @@ _ORDERS: dict[str, Callable[[PodUsage], tuple[object, ...]]] = {
 
 
 def sorted_pods(pods: Iterable[PodUsage], order: str) -> list[PodUsage]:
-    """In one of these orders, equal ones by name."""
+    """Sort pods in one of these orders, equal ones by name."""
     return sorted(pods, key=lambda row: (*_ORDERS[order](row), row.pod.title))
