@@ -1,6 +1,7 @@
 """`vmpin map`: the node's CPUs, their owners, and the threads on them. What stays out: the drawing (reports.map)."""
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -25,7 +26,7 @@ _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
 other threads of VMs on them, by their current masks in the kernel. Where vmpin gives out the CPUs (allocate.mode: on),
 also groups, the spare sets of VMs, reserved CPUs, and the largest set that would still fit. As text (in colour at a
-terminal), as an SVG, or as an HTML page that loads no other resource.
+terminal), as an SVG, as an HTML page that loads no other resource, or as JSON with the same data.
 """
 
 _EXAMPLES = """\
@@ -35,6 +36,7 @@ examples:
   vmpin map -o html --file node.html --watch 10     a page that a browser loads again every ten seconds
   vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
   vmpin map -o svg --file node.svg
+  vmpin map -o json | jq -r '.owners[] | [.letter, .title, .cpus] | @tsv'
 """
 
 
@@ -54,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
     if cluster.asked(args):
         from vmpin.cli.cluster import all_nodes
         return all_nodes.draw(args)
-    if args.output == "json":
-        raise UsageError("-o json is for --all-nodes", "`vmpin status -o json` has the data of this node")
     if args.watch and args.output != "text" and args.file is None:
         raise UsageError(f"-o {args.output} is drawn once", "--watch goes with --file FILE, which it writes again")
     if args.scenario is not None:
@@ -86,6 +86,9 @@ def show(found: "Picture", args: argparse.Namespace) -> None:
     if args.output == "text":
         from vmpin.reports.map.text import lines
         show_lines(lines(found, width(args)), args)
+    elif args.output == "json":
+        from vmpin.reports.map.map_document import map_document
+        _write(json.dumps(map_document(found), indent=None if args.file else 2) + "\n", args)
     else:
         from vmpin.reports.map import svg
         _write(svg.svg(found) if args.output == "svg" else svg.html(found, args.watch), args)

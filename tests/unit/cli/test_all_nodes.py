@@ -79,13 +79,9 @@ def test_the_plugin_is_about_all_nodes(plugin: None, capsys: pytest.CaptureFixtu
     assert "is about this node" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["map", "--all-nodes", "-o", "svg"], "-o svg draws one node"),
-    (["map", "-o", "json"], "-o json is for --all-nodes")])
-def test_a_format_that_is_not_drawn_is_refused(words: list[str], said: str,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    assert said in capsys.readouterr().err
+def test_a_format_that_is_not_drawn_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", "--all-nodes", "-o", "svg"]) == 2
+    assert "-o svg draws one node" in capsys.readouterr().err
 
 
 #: A module of that name that cannot be imported: as without the extra, also where it is installed.

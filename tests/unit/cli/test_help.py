@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def test_the_version_is_a_command_and_an_option(capsys: pytest.CaptureFixture[st
         main(["--version"])
     assert (ending.value.code, capsys.readouterr().out) == (0, by_command)
     assert re.fullmatch(r"vmpin [0-9.]+\S*\n", by_command)
+    assert main(["version", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vmpin"] == by_command.split()[1]
 
 
 def test_each_page_that_a_message_names_is_a_topic() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,25 @@ def test_a_scenario_is_drawn_with_its_planned_masks(tmp_path: Path, capsys: pyte
     assert " A2 pod-b side: CPUs 6 (VM)" in lines
     assert "  b pod-a: floating, on 0-1; vCPUs 0-1, vhost, emulator on 0-1" in lines
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_data_of_a_picture_has_what_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """tests/documents.py checks it against the schema."""
+    found = json.loads(drawn(PLACED, tmp_path, capsys, "-o", "json"))
+    assert (found["node"], found["time"], found["exclusive"], found["reserved"]) == ("node.yaml", None, "4-6", "")
+    cpus = {cpu["cpu"]: cpu for node in found["numa_nodes"] for cache in node["caches"]
+            for core in cache["cores"] for cpu in core}
+    assert (cpus[4]["kind"], cpus[4]["owners"], cpus[4]["pinned"]) == ("exclusive", ["A1"], ["a:v1"])
+    assert (cpus[0]["kind"], cpus[0]["owners"], cpus[0]["floating"]) == ("shared", [], 4)
+    assert {owner["letter"]: owner["cpus"] for owner in found["owners"]} == {"A1": "4-5", "A2": "6"}
+    assert found["guests"][1] == {"letter": "b", "title": "pod-a", "verdict": "floating", "mask": "0-1",
+                                  "floating": ["vCPUs 0-1, vhost, emulator on 0-1"], "network": ""}
+    file = tmp_path / "map.json"
+    assert drawn(PLACED, tmp_path, capsys, "-o", "json", "--file", str(file)) == ""
+    assert json.loads(file.read_text()) == found
+    given_out = json.loads(drawn(GIVEN_OUT, tmp_path, capsys, "-o", "json"))
+    assert (given_out["reserved"], given_out["exclusive"]) == ("0", "1-2,4-7")
+    assert given_out["notes"]
 
 
 def test_a_scenario_whose_cpus_are_given_out_is_drawn_by_the_ledger(tmp_path: Path,

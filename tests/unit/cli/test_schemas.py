@@ -16,11 +16,11 @@ from vmpin.cli import main as command
 
 #: One of each form.
 COMMANDS = [
-    "status", "status shop", "status --all-nodes", "map --node n", "explain shop", "verify", "verify -l a=b", "audit",
-    "isolation --all", "top",
+    "status", "status shop", "status --all-nodes", "map --node n", "map", "explain shop", "verify", "verify -l a=b",
+    "audit", "isolation --all", "top",
     "doctor", "gather", "plan", "plan --scenario f", "allocations", "set shop policy=none", "reconcile", "unpin shop",
     "unpin --all --dry-run", "config", "install-hook --hooks-dir d", "install-service --now", "demo",
-    "demo --noise"]
+    "demo --noise", "version"]
 
 
 def verbs_with_json() -> set[str]:

@@ -5,11 +5,12 @@ What stays out: each command's own help (argparse, cli.common).
 
 import argparse
 import difflib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, verb
-from vmpin.cli.output import print_markdown
+from vmpin.cli.common import Verbs, output_flag, verb
+from vmpin.cli.output import VERSION, print_data, print_markdown
 from vmpin.errors import UsageError
 
 _EXAMPLES = """\
@@ -21,6 +22,11 @@ examples:
                             the members of `vmpin status -o json`, as a JSON Schema; without a name: the list
 """
 
+_VERSION_EXAMPLE = """\
+example:
+  vmpin version -o json | jq -r .vmpin
+"""
+
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
@@ -30,17 +36,32 @@ def add_parser(verbs: Verbs) -> None:
                         "(`vmpin help --man status | man -l -`)")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of TOPIC's -o json, or list the "
                         "schemas (`vmpin help json`)")
-    verb(verbs, "version", "print the version", version)
+    parser = verb(verbs, "version", "print the version", print_version, epilog=_VERSION_EXAMPLE)
+    output_flag(parser, ("text", "json"))
 
 
-def version(args: argparse.Namespace) -> int:
-    """Also `vmpin --version`."""
+def version(_: argparse.Namespace) -> int:
+    """`vmpin --version`."""
+    found = _installed()
+    print("vmpin, run without having been installed" if found is None else f"vmpin {found}")
+    return 0
+
+
+def print_version(args: argparse.Namespace) -> int:
+    """`vmpin version`."""
+    if args.output == "json":
+        python = ".".join(map(str, sys.version_info[:3]))
+        print_data({"version": VERSION, "vmpin": _installed(), "python": python}, "json")
+        return 0
+    return version(args)
+
+
+def _installed() -> str | None:
     from importlib import metadata
     try:
-        print(f"vmpin {metadata.version('vmpin')}")
+        return metadata.version("vmpin")
     except metadata.PackageNotFoundError:
-        print("vmpin, run without having been installed")
-    return 0
+        return None
 
 
 def run(args: argparse.Namespace) -> int:
