@@ -123,16 +123,18 @@ class Cri:
 
     def create(self, pod: str, config: Any, name: str, image: str, resources: Mapping[str, Any],
                annotations: Mapping[str, str], command: Sequence[str], devices: Sequence[str] = (),
-               env: Mapping[str, str] | None = None) -> str:
+               env: Mapping[str, str] | None = None, attempt: int = 0) -> str:
         """Its id.
 
         :param config: the pod's.
         :param resources: fields of LinuxContainerResources.
         :param devices: paths, the same out here and in the container.
+        :param attempt: how many of this name the pod has had.
         """
         return str(self._call("CreateContainer", pod_sandbox_id=pod, sandbox_config=config,
                               config=_MESSAGES["ContainerConfig"](
-            metadata=_MESSAGES["ContainerMetadata"](name=name), image=_MESSAGES["ImageSpec"](image=image),
+            metadata=_MESSAGES["ContainerMetadata"](name=name, attempt=attempt),
+            image=_MESSAGES["ImageSpec"](image=image),
             command=command, annotations=annotations,
             envs=[_MESSAGES["KeyValue"](key=key, value=value) for key, value in (env or {}).items()],
             devices=[_MESSAGES["Device"](container_path=path, host_path=path, permissions="rwm") for path in devices],

@@ -176,12 +176,13 @@ class Pod:
 
     def create(self, name: str, cpus: str = "", annotations: Mapping[str, str] | None = None,
                command: Sequence[str] = ("/bin/busybox", "sleep", "86400"), devices: Sequence[str] = (),
-               env: Mapping[str, str] | None = None, **resources: Any) -> Container:
+               env: Mapping[str, str] | None = None, attempt: int = 0, **resources: Any) -> Container:
         """A container that is not started yet. Not with the kubelet's least CPU shares, 2: beside busy programs runc's
         first process has a 500th of their time, and took more than two minutes to start."""
         identity = self.containerd.cri.create(
             self.id, self._config, name, busybox_image.NAME,
-            {"cpu_shares": 1024, "cpuset_cpus": cpus, **resources}, annotations or {}, command, devices, env)
+            {"cpu_shares": 1024, "cpuset_cpus": cpus, **resources}, annotations or {}, command, devices, env,
+            attempt)
         return Container(self, name, identity)
 
     def container(self, name: str, cpus: str = "", **more: Any) -> Container:

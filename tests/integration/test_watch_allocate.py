@@ -105,6 +105,18 @@ def test_a_container_that_is_refused_leaves_the_ledger_as_it_was(node: Allocatin
     assert shared.cgroup_cpus() == str(node.all)
 
 
+def test_a_container_that_never_starts_gives_its_cpu_to_the_next_one(node: AllocatingNode) -> None:
+    """Its program is not there, of which containerd reports no end. The kubelet tries again and again in the same pod,
+    and removes the old ones later."""
+    node.connect()
+    pod = node.pod()
+    for attempt in range(3):
+        broken = pod.create("main", command=("/bin/none",), attempt=attempt, **WHOLE)
+        with pytest.raises(CriError, match="/bin/none"):
+            broken.start()
+    assert pod.create("main", attempt=3, **WHOLE).start().cgroup_cpus() == node.own
+
+
 def test_kills_of_the_watcher_and_of_the_runtime_move_nothing(node: AllocatingNode) -> None:
     node.connect()
     shared = node.containerd.pod("shared").container("main")

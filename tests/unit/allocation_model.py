@@ -155,6 +155,11 @@ class ModelNode:
             self.keep(answer.ledger)
             return answer.refusal
         self.keep(answer.ledger)
+        for key in before.grants.keys() - answer.ledger.grants.keys():
+            never = before.grants[key]  # It was made before it, as the same container of the pod, and has not started.
+            assert (never.sandbox, never.name) == (requested.sandbox, requested.name)
+            assert never.state is GrantState.RESERVED
+            self.containers.pop(key, None)
         if replay:
             again = on_create(self.machine, self.ledger, requested, self.options)
             assert again.ledger == self.ledger

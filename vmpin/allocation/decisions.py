@@ -28,7 +28,8 @@ def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     existing = ledger.grants.get(container.id)
     if existing is not None:
         return observed(Answer(ledger, _adjustment(machine, ledger, existing, container, options)), ledger, options)
-    granted = admitted(machine, rebalanced(machine, ledger, options), container, options)
+    before = stopped(machine, ledger, _never_started(ledger, container), options)
+    granted = admitted(machine, before, container, options)
     if isinstance(granted, Refusal):
         return observed(refused(ledger, container, granted), ledger, options)
     after, notes = granted
@@ -111,6 +112,14 @@ def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -
     if options.mode is not AllocationMode.ON:
         return ()
     return all_updates(machine, ledger, options)
+
+
+def _never_started(ledger: Ledger, container: RequestedContainer) -> list[ContainerId]:
+    """Return the pod's containers of the same name that were created before and have not started. containerd reports
+    no end of one whose process it could not make (its program is not there); the kubelet then makes the next one, and
+    removes the old one later."""
+    return [grant.container for grant in ledger.of_sandbox(container.sandbox)
+            if grant.name == container.name and grant.state is GrantState.RESERVED and grant.container != container.id]
 
 
 def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: RequestedContainer,

@@ -41,10 +41,10 @@ def options(draw: st.DrawFn) -> AllocationOptions:
         groups={"set": GroupRule(CpuSet((3,)))} if draw(st.booleans()) else {})
 
 
-def drawn_container(draw: Any, node: ModelNode, number: int) -> RequestedContainer:
+def drawn_container(draw: Any, node: ModelNode, number: int, name: str = "") -> RequestedContainer:
     sandbox = draw(st.sampled_from(sorted(node.sandboxes)))
     cpus = draw(st.sampled_from([0, 1, 1, 2, 3, 5]))
-    name = f"c{number % 3}"
+    name = name or f"c{number % 3}"
     annotations = drawn_annotations(draw, f"container.{name}")
     vm = node.sandboxes[sandbox]
     return RequestedContainer(
@@ -171,7 +171,7 @@ def test_creating_and_removing_leaves_everything_as_before(data: st.DataObject, 
     if not node.sandboxes:
         return
     before = node.ledger
-    requested = drawn_container(data.draw, node, 99)
+    requested = drawn_container(data.draw, node, 99, "new")
     if node.create(requested):
         return
     node.stop(requested.id, remove=True)

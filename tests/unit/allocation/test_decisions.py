@@ -49,6 +49,24 @@ def test_init_containers_and_restarts_use_the_pods_cpus_again() -> None:
     assert made.cpus == cpus("2-3")
 
 
+def test_a_container_that_never_started_gives_its_cpus_to_the_next_of_its_name() -> None:
+    """containerd reports no end of one whose program is not there; the kubelet removes it minutes later."""
+    node, sandbox = Played(), SandboxId("one")
+    assert node.create("main", 4, EXCLUSIVE, sandbox=sandbox) == "4-7"
+    assert node.create("side", 1, EXCLUSIVE, sandbox=sandbox) == "1"
+    for attempt in range(3):
+        again = a_container("main", 4, EXCLUSIVE, sandbox=sandbox)._replace(id=ContainerId(f"main-{attempt}"))
+        made = node.call(on_create, again)
+        assert made is not None
+        assert made.cpus == cpus("4-7")
+        assert set(node.ledger.grants) == {again.id, "side"}
+    node.call(on_start, again)
+    node.call(on_remove, ContainerId("main"))
+    assert node.ledger.grants[again.id].state is GrantState.RUNNING
+    # Of another pod it is no restart.
+    assert node.create("main", 2, EXCLUSIVE, sandbox=SandboxId("two")) == "2-3"
+
+
 def test_a_vm_gets_as_many_spare_cpus_as_kata_makes_more_vcpus() -> None:
     node, sandbox = Played(), SandboxId("vm")
     vm: dict[str, Any] = {"vm": True, "vm_vcpus": 1, "sandbox": sandbox}
