@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
-from real_containerd import Container, Containerd, one_in_ci
+from read_only_cpus import made_read_only, made_writable
+from real_containerd import Containerd, one_in_ci
 from test_watch_allocate import WHOLE, AllocatingNode
 
 pytestmark = pytest.mark.root
@@ -18,26 +18,13 @@ def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
         yield made
 
 
-def mounted(node: AllocatingNode, *words: str) -> None:
-    """Of what runc sees: containerd, its shims and the watcher have these mounts, and no other process has."""
-    with node.containerd.enclosure.inside():  # umount reads /proc/self
-        subprocess.run([*node.containerd.enclosure.enter, *words], check=True)
-
-
-def written_no_more(node: AllocatingNode, container: Container) -> None:
-    """No process in there can write the CPUs of its cgroup: the file is read-only."""
-    file = str(container.cgroup / "cpuset.cpus")
-    mounted(node, "mount", "--bind", file, file)
-    mounted(node, "mount", "-o", "remount,bind,ro", file)
-
-
 def test_the_container_starts_and_the_other_is_narrowed_once_that_can_be(node: AllocatingNode) -> None:
     """`ignore_failure` is set, so that no creation depends on another container. The runtime only logs the failure:
     the cgroup that is read back shows it."""
     node.configure(watch={"resync_seconds": 0.3})
     node.connect()
     shared, other = (node.containerd.pod(name).container("main") for name in ("shared", "other"))
-    written_no_more(node, shared)
+    made_read_only(node.containerd, shared)
     pod = node.pod()
     own = pod.container("main", **WHOLE)
     assert (own.cgroup_cpus(), shared.cgroup_cpus(), other.cgroup_cpus()) == (node.own, str(node.all), node.rest)
@@ -51,5 +38,5 @@ def test_the_container_starts_and_the_other_is_narrowed_once_that_can_be(node: A
     node.wait_for(other, node.all)
     again = node.pod("again").container("main", **WHOLE)
     assert (again.cgroup_cpus(), other.cgroup_cpus()) == (node.own, node.rest)
-    mounted(node, "umount", str(shared.cgroup / "cpuset.cpus"))
+    made_writable(node.containerd, shared)
     node.wait_for(shared, node.rest)

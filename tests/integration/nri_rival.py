@@ -1,0 +1,79 @@
+"""A second NRI plugin beside vmpin's, which takes part in the creation of one pod's containers:
+
+    with rival(containerd, "05", CpuAnswer(Adjustment(cpus, None, {}, {}))):    # before vmpin's; "99": after it
+        pod = containerd.pod("rival")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from nri_peer import delivering
+from real_containerd import Containerd
+from waiting import PATIENCE, wait
+
+from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, VmSize
+from vmpin.cpuset import CpuSet
+from vmpin.sources.nri.call_answers import CpuAnswer
+from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, NriPod, PodEvent, Synced
+from vmpin.sources.nri.plugin import NriPlugin
+from vmpin.wire.nri_enums import Verb
+
+#: The name of the pod whose containers it answers for.
+POD = "rival"
+
+
+def giving(cpus: CpuSet) -> CpuAnswer:
+    """To each new container, whatever it asks for."""
+    return CpuAnswer(Adjustment(cpus, None, {}, {}))
+
+
+class Rival:
+    """Gives each creation in pod `rival` the same answer. While `held` is set, it gives none: the runtime waits."""
+
+    def __init__(self, answer: CpuAnswer) -> None:
+        self.answer = answer
+        self.asked_for: list[str] = []
+        self._go = threading.Event()
+        self._go.set()
+
+    def hold(self) -> None:
+        self._go.clear()
+
+    def release(self) -> None:
+        self._go.set()
+
+    def vcpus_of(self, pod: NriPod) -> VmSize:
+        return VmSize()
+
+    def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
+        if verb is not Verb.CREATE or container.pod != POD:
+            return CpuAnswer()
+        self.asked_for.append(container.id)
+        self._go.wait(PATIENCE)
+        return self.answer
+
+    def listed(self, listed: Listed) -> CpuAnswer:
+        return CpuAnswer()
+
+    def happened(self, event: PodEvent | ContainerEvent) -> None:
+        """It keeps no account."""
+
+
+@contextlib.contextmanager
+def rival(containerd: Containerd, index: str, answer: CpuAnswer) -> Iterator[Rival]:
+    """It is connected."""
+    events: list[NriEvent] = []
+    made = Rival(answer)
+    plugin = NriPlugin(connect_to(containerd.nri_socket), delivering(events.append), name="rival", index=index,
+                       decisions=made)
+    plugin.start()
+    try:
+        wait(lambda: any(isinstance(event, Synced) for event in events), lambda: f"not connected: {events}")
+        yield made
+    finally:
+        made.release()
+        plugin.stop(PATIENCE)
