@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from played_scenario import NODE, events, shown
 
-from vmpin.cli.main import main
 from vmpin.cpuset import CpuSet
 
 ROOT = Path(__file__).parents[3]
@@ -22,32 +19,6 @@ EXAMPLES = {name: ([block for kind, block in blocks if kind == "yaml"],
             for name, page in DOCS.items()
             for blocks in [re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]}
 
-NODE = """
-topology:
-  online: "0-15"
-  cores: ["0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"]
-  caches: ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]
-  nodes: {0: "0-3,8-11", 1: "4-7,12-15", 2: ""}
-  distances: [[10, 21, 17], [21, 10, 28], [17, 28, 10]]
-  devices: {eth0: 1}
-"""
-
-
-def shown(tmp_path: Path, scenario: str, *options: str) -> tuple[int, str]:
-    file = tmp_path / "node.yaml"
-    file.write_text(scenario)
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        code = main(["plan", "--scenario", str(file), *options])
-    return code, out.getvalue()
-
-
-def events(tmp_path: Path, text: str, allocate: str = "{reserved: 0}", node: str = NODE) -> list[dict[str, Any]]:
-    code, out = shown(tmp_path, f"{node}\nallocate: {allocate}\nevents:\n{text}", "-o", "json")
-    found: list[dict[str, Any]] = json.loads(out)["events"]
-    assert code == any("refused" in event for event in found)
-    return found
-
-
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_the_example_of_the_documentation_is_shown_as_there(tmp_path: Path, page: str) -> None:
     (example,), (expected,) = EXAMPLES[page]
@@ -55,31 +26,6 @@ def test_the_example_of_the_documentation_is_shown_as_there(tmp_path: Path, page
     assert out == expected
     assert max(map(len, out.splitlines())) <= 80
     assert code == 0
-
-
-#: The kubelet's options and their counterparts, as both pages have them: the size of a container for which the
-#: outcome differs from that without it, and both outcomes. "" for a refusal.
-OPTIONS = {
-    "full-pcpus-only": ("smt: require", 3, "2-3,10", ""),
-    "prefer-align-cpus-by-uncorecache": ("align: cache", 6, "1-3,9-11", "2-4,10-12"),
-    "distribute-cpus-across-numa": ("spread: nodes", 10, "1,4-7,9,12-15", "1-6,10-13"),
-    "align-by-socket": ("align: socket", 10, "1,4-7,9,12-15", "1-5,9-13"),
-    "distribute-cpus-across-cores": ("smt: spread", 6, "1-3,9-11", "4-7,12-13"),
-}
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_the_kubelets_options_have_counterparts(tmp_path: Path, option: str) -> None:
-    key, size, without, expected = OPTIONS[option]
-    for page in DOCS.values():
-        assert re.search(rf"^\| `{option}` \|.*`(allocate\.)?{key}`", page, re.MULTILINE), key
-    node = NODE.replace("  nodes:", '  sockets: ["0-15"]\n  nodes:')
-    if key == "align: cache":  # one that two nodes have in common
-        node = node.replace('"2-3,10-11", "4-5,12-13"', '"2-5,10-13"')
-    found = [events(tmp_path, f"- create: {{pod: a/a, container: c, cpus: {size}, policy: exclusive}}",
-                    allocate=f"{{reserved: '0,8'{setting}}}", node=node)[0].get("cpus", "") for setting in (
-                        "", f", {key}")]
-    assert found == [without, expected]
 
 
 def test_an_event_has_its_cpus_memory_pool_and_cost(tmp_path: Path) -> None:
