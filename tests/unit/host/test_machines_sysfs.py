@@ -1,5 +1,9 @@
 """Real machines' /sys from public test data (tests/data/sysfs), against what is known of these machines: the numbers
 of cores and caches that their vendors name.
+
+Each file has its source and licence: hwloc, nri-plugins, util-linux, ghw. kubernetes-sigs/dra-driver-cpu (de98098) has
+recordings of two machines, but of these only `cpu/online` and the CPUs of the PCIe roots (pkg/pcie/testdata_*.go); its
+topologies with cores, caches and nodes are made up in code. So nothing of it is here.
 """
 
 from __future__ import annotations
