@@ -198,7 +198,7 @@ def test_a_port_that_is_taken_is_no_reason_not_to_pin(node: Metered) -> None:
             node.start()
             node.container(vm.sandbox, "web", two_cpus()[1])
             node.wait_for_all(vm.pid, two_cpus()[1])
-            node.wait_for_log("source=metrics failed and is started again")
+            node.wait_for_log("task failed source=metrics")
     node.wait_until_served()  # it is free now
     assert node.value("vmpin_source_restarts_total", source="metrics") >= 1
 

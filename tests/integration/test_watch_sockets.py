@@ -308,7 +308,7 @@ def test_a_run_directory_that_cannot_be_made_is_tried_again(node: Node, cpus: tu
         node.wait_for_all(vm.pid, cpus[0])
         node.run.rename(node.top / "away")
         node.run.write_text("in the way")
-        node.wait_for_log("cannot be made again, which is tried at every resync")
+        node.wait_for_log("run directory cannot be made again")
         os.sched_setaffinity(vm.pid, {int(cpus[1])})
         node.wait_for_all(vm.pid, cpus[0])
         assert not node.ended()

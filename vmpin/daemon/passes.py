@@ -70,9 +70,8 @@ class Passes:
             for sandbox in self.rechecks.checked(due):
                 vm = self._reconciler.view.vms.get(sandbox)
                 if vm is not None and not vm.vcpus_identified:
-                    logger.warning("sandbox=%s: after %.1f s its vCPU threads are not identified (vCPUs known: %d, "
-                                   "threads: %d)", sandbox, sum(self._timeouts.rechecks), len(vm.vcpus),
-                                   len(vm.vmm.stats))
+                    logger.warning("vCPU threads not identified sandbox=%s: after %.1f s (vCPUs: %d, threads: %d)",
+                                   sandbox, sum(self._timeouts.rechecks), len(vm.vcpus), len(vm.vmm.stats))
 
     def ask_qmp(self) -> None:
         """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""

@@ -102,7 +102,8 @@ class RunDirectory:
             self.ousted = err
         except (OSError, ConfigError, WatcherError) as err:  # what runs is kept in place meanwhile
             if self._unmade != str(err):
-                logger.error("%s cannot be made again, which is tried at every resync: %s", config.paths.run, err)
+                logger.error("run directory cannot be made again: %s: %s; tried at every resync",
+                             config.paths.run, err)
             self._unmade = str(err)
         return self.ousted is None
 
@@ -127,7 +128,7 @@ class RunDirectory:
             except (OSError, ConfigError) as err:
                 failures.append(err)
         if len(failures) < len(lost) or not held:
-            logger.error("%s was removed or replaced: its lock and sockets are made again", run)
+            logger.error("run directory removed or replaced: %s: its lock and sockets are made again", run)
             renewed, self._renewed = self._renewed, asyncio.Event()
             renewed.set()
             self._on_renewed()

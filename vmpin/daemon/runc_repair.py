@@ -90,7 +90,7 @@ class RuncRepair:
             if failure is None:
                 self._read_back([container])
                 continue
-            logger.warning("container=%s: the runtime does not give it its CPUs back: %s", container, failure)
+            logger.warning("CPUs not given back container=%s: %s", container, failure)
             if cri.is_mute(failure):
                 return  # the next resync tries the others
         if left:

@@ -54,7 +54,7 @@ class SupervisedTasks:
                 self.failing[name] = repr(err)
                 if time.monotonic() - started > RECOVERED:
                     pause = self._timeouts.restart
-                logger.error("source=%s failed and is started again in %.1f s: %r", name, pause, err)
+                logger.error("task failed source=%s: %r; started again in %.1f s", name, err, pause)
                 logger.debug("source=%s", name, exc_info=True)
             await asyncio.sleep(pause)
             pause = min(pause * 2, self._timeouts.restart_most)

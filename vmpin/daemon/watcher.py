@@ -155,7 +155,7 @@ class Watcher:
             teardown.give_all_back(self.reconciler)
             self.guests.update(self.view)
             for sandbox, result in (await self.guests.unpin_results(self.reconciler.all_sandboxes())).items():
-                logger.info("sandbox=%s in its guest: %s", sandbox, result)
+                logger.info("unpinned in the guest sandbox=%s: %s", sandbox, result)
         self._tasks.cancel("guests")
         return unpin
 

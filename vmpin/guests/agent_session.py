@@ -277,14 +277,14 @@ class AgentSession(Session):
         self.system = None if answer.system is None else container_report(answer.system)
         if not self.settled:
             level = logging.WARNING if any(each.state == ERROR for each in self.reports.values()) else logging.INFO
-            logger.log(level, "sandbox=%s guest containers: %s", self.name, summary(self.reports))
+            logger.log(level, "guest containers sandbox=%s: %s", self.name, summary(self.reports))
         self.progress = Progress.DONE
         self._changed()
 
     def _failed(self, answer: messages.Failure) -> None:
         text = answer.error or "the agent gives no reason"
         if answer.id is None or not self._is_of_wish(answer.id):
-            logger.debug("sandbox=%s guest agent: error: %s", self.name, text)
+            logger.debug("guest agent reports an error sandbox=%s: %s", self.name, text)
             return
         if isinstance(self.wish, messages.VcpuMap):
             self.reports = {ContainerId(cid): ContainerReport(ERROR, text) for cid in self._containers()}

@@ -133,7 +133,7 @@ class KataSession(Session):
     def _came_up(self, version: str) -> None:
         self._streak.reset()
         if not self.up:
-            logger.info("sandbox=%s Kata's agent %r sets the containers' CPUs", self.name, version)
+            logger.info("Kata's agent sets containers' CPUs sandbox=%s version=%r", self.name, version)
         self.state, self.text = SessionState.UP, f"Kata's agent {version}"
 
     def _lost(self, err: Exception) -> None:
@@ -143,13 +143,13 @@ class KataSession(Session):
         if self._streak.add(err):
             # The guest boots, or its agent creates a container, which delays every answer.
             if self.text != WAITING:
-                logger.debug("sandbox=%s Kata's agent: %s", self.name, WAITING)
+                logger.debug("Kata's agent sandbox=%s: %s", self.name, WAITING)
             self.state, self.text = SessionState.STALLED if self.up else SessionState.WAITING, WAITING
             self.reports = self._for_every_container(PENDING, WAITING)
         else:
             if text != self.text:
                 level = logging.WARNING if self.up else logging.DEBUG
-                logger.log(level, "sandbox=%s Kata's agent: %s", self.name, text)
+                logger.log(level, "Kata's agent sandbox=%s: %s", self.name, text)
             foreign = isinstance(err, WireError)
             self.counters.refused += foreign
             self.state, self.text = SessionState.FOREIGN if foreign else SessionState.ABSENT, text
@@ -199,7 +199,7 @@ class KataSession(Session):
         try:
             return online_cpus(await agent.metrics())
         except AgentError as err:
-            logger.info("sandbox=%s Kata's agent gives no metrics: %s", self.name, err)
+            logger.info("no metrics from Kata's agent sandbox=%s: %s", self.name, err)
             self._metrics_refused = isinstance(err, Refused)
             return 0
 
@@ -229,7 +229,7 @@ class KataSession(Session):
             await agent.set_cpus(container, cpus)
         except Refused as err:
             self.state, self.text = SessionState.REFUSED, f"refused: {err}"
-            logger.warning("sandbox=%s Kata's agent refused by policy; its containers keep their CPUs: %s", self.name,
+            logger.warning("Kata's agent refused by policy sandbox=%s: %s; its containers keep their CPUs", self.name,
                            err)
             return ContainerReport(LEFT_ALONE, self.text)
         except UnknownContainer as err:
@@ -249,5 +249,5 @@ class KataSession(Session):
                 await agent.set_cpus(container, view.all_cpus)
                 self._given[container] = view.all_cpus
             except AgentError as err:
-                logger.debug("sandbox=%s container=%s is not given all CPUs back: %s", self.name, container, err)
+                logger.debug("not given all CPUs back sandbox=%s container=%s: %s", self.name, container, err)
                 del self._given[container]

@@ -74,7 +74,7 @@ class LogOnce:
             level = logging.DEBUG
         elif level > logging.DEBUG:
             self.texts.add(text)
-        logger.log(level, "sandbox=%s %s: %s", self._sandbox, what, text)
+        logger.log(level, "%s sandbox=%s: %s", what, self._sandbox, text)
 
 
 def only_requested(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:

@@ -237,8 +237,8 @@ class Pinner:
             if not got <= cpus:
                 masks.open = True  # another writer has changed it meanwhile: the next pass is to see that
             elif result.outcome is Outcome.TRIMMED and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
-                logger.warning("sandbox=%s: cannot honour %s for %s thread %d: its cpuset cgroup leaves %s",
-                               result.operation.sandbox, cpus, thread.role, thread.id.tid, got)
+                logger.warning("cannot honour %s for %s thread %d sandbox=%s: its cpuset cgroup leaves %s",
+                               cpus, thread.role, thread.id.tid, result.operation.sandbox, got)
         masks.record(thread.id, cpus, got)
 
     def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:
@@ -254,7 +254,7 @@ class Pinner:
         """Note that the kubelet's checkpoint is ahead of the sandbox's cgroup: no fault, and tried in each pass."""
         masks.open = True
         if masks.waits != why:
-            logger.info("sandbox=%s %s", sandbox, why)
+            logger.info("%s sandbox=%s", why, sandbox)
         masks.waits = why
 
 
@@ -263,8 +263,8 @@ def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> 
     for (sandbox, cpus), alike in refusals.items():
         (_, thread, _, _), _, got, why, _ = alike[0]
         more = f" (and {number_of(len(alike) - 1, 'thread', 'more')})" if len(alike) > 1 else ""
-        logger.error("sandbox=%s: %s thread %d wanted=%s has=%s: %s%s", sandbox, thread.role, thread.id.tid, cpus,
-                     got, why, more)
+        logger.error("mask not set sandbox=%s role=%s thread=%d wanted=%s has=%s: %s%s", sandbox, thread.role,
+                     thread.id.tid, cpus, got, why, more)
 
 
 def shown_masks(masks: Iterable[CpuSet]) -> str:

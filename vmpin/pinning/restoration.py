@@ -53,7 +53,7 @@ class Restoration:
             if turn and all(operation.cpus & topology.online <= operation.was for operation in operations):
                 break
         else:
-            logger.warning("sandbox=%s creates threads faster than their masks are restored: unpin it again", sandbox)
+            logger.warning("not all masks restored sandbox=%s: it creates threads faster; unpin it again", sandbox)
             return results
         if not any(result.outcome is Outcome.REFUSED for result in results):
             del self.originals.masks[sandbox]

@@ -46,7 +46,7 @@ class SourceDisagreements:
                 if now - since >= resync_seconds:
                     self.lasting[key] = text
                     if lasted.get(key) != text:
-                        logger.warning("sandbox=%s container=%s: the sources disagree on its CPUs: %s", sandbox.id,
+                        logger.warning("the sources disagree on CPUs sandbox=%s container=%s: %s", sandbox.id,
                                        container, text)
 
     def _compare(self, state: DesiredState, kubelet: CpuManagerState | None, online: CpuSet,

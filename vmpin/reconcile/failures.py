@@ -34,7 +34,7 @@ class Failures:
         """A step failed (called in an except block). Logged when it is another cause than the last time."""
         self._recheck(sandbox)
         if self._causes.get(sandbox) != repr(err):
-            logger.error("sandbox=%s cannot be reconciled: %r", sandbox, err)
+            logger.error("not reconciled sandbox=%s: %r", sandbox, err)
             logger.debug("sandbox=%s", sandbox, exc_info=True)
         self._causes[sandbox] = repr(err)
 

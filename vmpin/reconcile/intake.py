@@ -91,8 +91,8 @@ def take_nri(node: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
         for each in found:
             if isinstance(each, ContainerMisplaced):
                 node.tally.dispute(each.by)
-                logger.warning("sandbox=%s had container=%s by an annotation; the runtime has it in another",
-                               each.sandbox, each.container)
+                logger.warning("container misplaced by an annotation sandbox=%s container=%s: the runtime has it in "
+                               "another", each.sandbox, each.container)
         node.reduce(found)
         touched.update(each.sandbox for each in found)
     return NriOutcome(received("nri", touched), lost)

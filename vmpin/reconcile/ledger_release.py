@@ -43,7 +43,7 @@ def release_ledger(config: Config, timeout: float) -> bool:
             if getattr(err, "code", "") == "NOT_FOUND":
                 continue  # it has ended meanwhile
             failed += 1
-            logger.warning("container=%s: the runtime does not give it all CPUs: %s", container, err)
+            logger.warning("not given all CPUs container=%s: %s", container, err)
             if isinstance(err, cri.NoRuntime) or cri.is_mute(err):
                 break
     if failed:

@@ -55,14 +55,14 @@ class RuncDriftRepairs:
                     found[container] = wanted
             elif container not in self._left:
                 self._left.add(container)
-                logger.warning("container=%s was given its CPUs %s back %d times, and another writer takes them: "
-                               "left alone for some minutes", container, wanted, TRIES)
+                logger.warning("CPUs lost again container=%s cpus=%s: given back %d times, and another writer takes "
+                               "them: left alone for some minutes", container, wanted, TRIES)
         return found
 
     def began(self, container: ContainerId, cpus: CpuSet, way: str, now: float | None = None) -> None:
         """Record a try, by `way` ("CRI" or "NRI"). :param now: CLOCK_MONOTONIC in seconds."""
         self._times.setdefault(container, []).append(time.monotonic() if now is None else now)
-        logger.info("container=%s is given its CPUs back by=%s cpus=%s", container, way, cpus)
+        logger.info("giving CPUs back container=%s by=%s cpus=%s", container, way, cpus)
 
 
 def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId, container: ContainerId,

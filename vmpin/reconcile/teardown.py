@@ -30,7 +30,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     :returns: whether nothing is left."""
     if reconciler.originals.masks:
         reconciler.save()
-        logger.error("sandboxes=%d have threads that kept their masks; what those had before is still in %s",
+        logger.error("not all masks restored sandboxes=%d: the original masks are still in %s",
                      len(reconciler.originals.masks), config.paths.state_file)
         return False
     if config.paths.ledger_file.exists():

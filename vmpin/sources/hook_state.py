@@ -42,7 +42,7 @@ def events_of(hook: HookState, state: DesiredState, proc: Procfs, exclusive_anno
     member = _membership(hook, state)
     foreign = f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own" if hook.foreign else ""
     if ignored := member.ignored or foreign:
-        logger.warning("container=%s sandbox=%s: contradicting annotations of the pod's author are ignored: %s",
+        logger.warning("contradicting annotations ignored container=%s sandbox=%s: the pod's author has %s",
                        member.container, member.sandbox, ignored)
         if tally is not None:
             tally.dispute(member.sandbox)
@@ -91,7 +91,7 @@ def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
             config = read_bundle(hook.bundle)
         except SourceError as err:
             # Not fatal: the container is recorded, and its cpuset may come from elsewhere.
-            logger.warning("container=%s: its bundle cannot be read: %s", container, err)
+            logger.warning("bundle cannot be read container=%s: %s", container, err)
             # It may lie where vmpin cannot read. But when the container's process has ended, too, or it has none of
             # its own (with Kata the pid is the VMM's) and the bundle is missing where it should be, the container has
             # ended: the next check of the bundle shows it.
@@ -100,7 +100,8 @@ def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
         else:
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
             if config.trouble:
-                logger.warning("container=%s: %s: taken as a container without a cpuset", container, config.trouble)
+                logger.warning("bundle cannot be used container=%s: %s: taken as a container without a cpuset",
+                               container, config.trouble)
     # In the config of CRI-O's pause container the author's annotations come last.
     pod = None if member.ignored or (member.pause and hook.dialect is CRIO) else pod_of(annotations, hook.dialect)
     yield SandboxSeen(sandbox, "oci", pod, vmm)

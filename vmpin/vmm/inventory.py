@@ -111,7 +111,7 @@ class VmInventory:
                 chosen[vmm.sandbox] = pid  # it follows one that has just ended
             elif other != pid and (vmm.sandbox, pid) not in self._duplicates:
                 self._duplicates.add((vmm.sandbox, pid))
-                logger.warning("sandbox=%s has a second VMM pid=%d, which is left alone; pid=%d is the elder",
+                logger.warning("second VMM left alone sandbox=%s pid=%d: pid=%d is the elder",
                                vmm.sandbox, pid, other)
         self._duplicates = {duplicate for duplicate in self._duplicates if duplicate[1] in vmms}
         if self.only == "*":

@@ -74,7 +74,7 @@ def test_a_cgroup_with_other_cpus_is_corrected(node: Node, caplog: pytest.LogCap
     node.cgroup = OTHER
     with caplog.at_level(logging.WARNING):
         assert node.start() == (MAIN, OWN)
-    assert "container=main has the CPUs 0,3 instead of 1-2: it is given its own again" in caplog.text
+    assert "other CPUs container=main has=0,3 granted=1-2: it is given its own again" in caplog.text
 
 
 def test_of_a_vms_container_and_of_one_that_has_ended_no_cgroup_counts(node: Node) -> None:
@@ -118,7 +118,7 @@ def test_a_call_that_the_runtime_refuses_counts_no_try(node: Node, caplog: pytes
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
     loop.close()
-    assert caplog.text.count("the runtime does not give it the CPUs 1-2") > TRIES
+    assert caplog.text.count("not given by the runtime container=main cpus=1-2") > TRIES
     assert "another writer" not in caplog.text
 
 

@@ -66,8 +66,8 @@ def test_what_became_of_a_map_is_one_line_in_the_log(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         run(test())
     lines = [(record.levelname, record.getMessage()) for record in caplog.records if "containers" in record.message]
-    assert lines == [("INFO", "sandbox=pod-a guest containers: applied 2"),
-                     ("WARNING", "sandbox=pod-a guest containers: applied 1, error 1 (c2: EIO\\x1b)")]
+    assert lines == [("INFO", "guest containers sandbox=pod-a: applied 2"),
+                     ("WARNING", "guest containers sandbox=pod-a: applied 1, error 1 (c2: EIO\\x1b)")]
 
 
 def test_a_change_is_pushed_at_once_with_a_newer_generation() -> None:
@@ -246,7 +246,7 @@ def test_an_unpin_that_fails_is_reported_and_tried_again(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         run(test())
     assert [record.getMessage() for record in caplog.records] == [
-        "sandbox=pod-a guest containers could not be unpinned: the agent failed: OSError"]
+        "guest containers could not be unpinned sandbox=pod-a: the agent failed: OSError"]
 
 
 def test_what_it_says_of_itself_is_in_the_state() -> None:

@@ -285,7 +285,7 @@ def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureF
             await until(lambda: ours.text == "no answer in time")
             assert (ours.up, ours.reports[C1].state) == (False, "no agent")
         assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-            "sandbox=pod-a Kata's agent: no answer in time"]
+            "Kata's agent sandbox=pod-a: no answer in time"]
     run(test())
 
 

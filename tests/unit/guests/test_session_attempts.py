@@ -87,7 +87,7 @@ def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptur
         run(test())
     assert guest.times >= PATIENCE
     assert states == [WAITING, "no answer in time"]
-    assert [record.getMessage() for record in caplog.records] == ["sandbox=pod-a guest agent: no answer in time"]
+    assert [record.getMessage() for record in caplog.records] == ["guest agent sandbox=pod-a: no answer in time"]
 
 
 def test_the_next_way_is_tried_when_one_has_no_answer() -> None:

@@ -86,7 +86,7 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     assert newborn.outcome is Outcome.WAITING, "nor is a new thread's a refusal"
     assert pinner.refusals(vm.sandbox) == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
-    assert len(log(caplog, f"sandbox={vm.sandbox} waits for the kubelet")) == 1
+    assert len(log(caplog, f"waits for the kubelet to rewrite it sandbox={vm.sandbox}")) == 1
     assert node.reconciler.tally.drift == {}
     node.place(vm.sandbox, node.there)
     assert node.repair(vm) == 1

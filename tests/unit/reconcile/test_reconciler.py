@@ -188,7 +188,7 @@ def test_one_sandbox_that_fails_does_not_stop_another_and_is_logged_once(
         given.reconciler.resync(full=True)
         given.reconciler.resync(full=True)
     assert mask(other) == given.machine.other
-    assert [f"sandbox={sandbox('a')} " in line for line in caplog.messages] == [True]
+    assert [f"sandbox={sandbox('a')}: " in line for line in caplog.messages] == [True]
     monkeypatch.undo()
     given.reconciler.resync(full=True)
     assert mask(one) == given.machine.other

@@ -70,12 +70,12 @@ class EndedPods:
             return
         for sandbox in sorted(waiting - ready):
             if self._allocator.end_idle(sandbox):
-                logger.info("sandbox=%s has ended unreported: its CPUs are free", sandbox)
+                logger.info("pod ended unreported sandbox=%s: its CPUs are free", sandbox)
                 self._ended()
 
     def _list(self, why: str) -> None:
         nri, now = self._nri(), time.monotonic()
         if nri is not None and now >= self._listed + PAUSE:
             self._listed = now
-            logger.info("allocate: %s: whether pods have ended is in the runtime's next list", why)
+            logger.info("allocate: ended pods are found in the runtime's next list: %s", why)
             nri.request_list()

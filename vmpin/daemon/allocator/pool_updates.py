@@ -81,10 +81,10 @@ class PoolUpdates:
                 continue
             times.append(now)
             if len(times) > TRIES:
-                logger.error("container=%s has the CPUs %s instead of %s again: another writer takes its own; after "
+                logger.error("other CPUs again container=%s has=%s granted=%s: another writer takes its own; after "
                              "%d tries it is left alone for some minutes", container, report.cpuset, cpus, TRIES)
                 continue
-            logger.warning("container=%s has the CPUs %s instead of %s: it is given its own again", container,
+            logger.warning("other CPUs container=%s has=%s granted=%s: it is given its own again", container,
                            report.cpuset, cpus)
             self._allocator.read_back(container, report.cpuset)
             self.touch()
@@ -121,13 +121,13 @@ class PoolUpdates:
                 return
             except SourceError as err:
                 self._refused[container] = time.monotonic() + PAUSE
-                logger.warning("container=%s: the runtime does not give it the CPUs %s: %s", container, cpus, err)
+                logger.warning("not given by the runtime container=%s cpus=%s: %s", container, cpus, err)
                 self._keep_due(container)
                 if cri.is_mute(err):
                     break
                 continue
             self._allocator.given(update)
-            logger.info("container=%s is given its CPUs by=CRI cpus=%s", container, cpus)
+            logger.info("CPUs given container=%s by=CRI cpus=%s", container, cpus)
             self._read_back([container])
         if self._refused:
             self._allocator.postpone(max(0.0, min(self._refused.values()) - time.monotonic()))
@@ -149,5 +149,5 @@ class PoolUpdates:
         nri, now = self._nri(), time.monotonic()
         if nri is not None and now >= self._listed + PAUSE:
             self._listed = now
-            logger.info("allocate: %s: CPUs are given with the answer to a list", why)
+            logger.info("allocate: CPUs are given with the answer to the next list: %s", why)
             nri.request_list()

@@ -73,7 +73,7 @@ class CallAnswers:
                 made.adjust.CopyFrom(adjustment_of(answer.adjustment))
             return answer, made
         except Exception:  # whatever it is, the container is created all the same
-            logger.exception("NRI: container=%s: the allocator failed; its CPUs are left as they are", container.id)
+            logger.exception("NRI: the allocator failed container=%s: its CPUs are left as they are", container.id)
             return CpuAnswer(), None
 
     def listed(self, pods: Iterable[NriPod], listed: Iterable[tuple[NriContainer, Any]]) -> Sequence[SideUpdate]:
