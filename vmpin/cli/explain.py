@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from datetime import datetime
 
 from vmpin.cli.allocator.ledger_report import grants_of, without_vm
 from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
@@ -9,7 +10,7 @@ from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, s
 from vmpin.cli.output import VERSION, print_data, print_text
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
-from vmpin.domain.terminal import short_id
+from vmpin.domain.terminal import short_id, with_ages
 from vmpin.host.procfs import Procfs
 from vmpin.status.pod_arguments import Meant, the_one_meant
 
@@ -48,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
         print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": texts}, "json")
     else:
         names = names_of(found)
+        now = datetime.fromisoformat(found["time"])
         for sentence in texts:
-            print_text(_named(sentence, meant.sandbox.id, names))
+            print_text(_named(with_ages(sentence, now), meant.sandbox.id, names))
     return 0
 
 

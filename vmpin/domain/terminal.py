@@ -1,6 +1,7 @@
 """Text from outside made safe for a terminal. Pure; used by every command that prints names of pods, threads or
 files."""
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -37,6 +38,9 @@ def number_of(count: int, noun: str, which: str = "") -> str:
     return " ".join(filter(None, (str(count), which, noun, verb + space + more)))
 
 
+_SINCE = re.compile(r"\bsince (\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z)")
+
+
 def human_age(seconds: float) -> str:
     """A span of time as kubectl shows it (`118s`, `6m10s`, `2d4h`): the longer, the coarser; never negative.
     Source: k8s.io/apimachinery, util/duration."""
@@ -52,6 +56,11 @@ def human_age(seconds: float) -> str:
 def age_at(since: str | None, now: datetime) -> str:
     """The age of a time stamp, as kubectl has it; "-" where it is not known."""
     return "-" if since is None else human_age((now - datetime.fromisoformat(since)).total_seconds())
+
+
+def with_ages(sentence: str, now: datetime) -> str:
+    """The ages of the time stamps in a sentence: "6m10s ago" for "since 2026-01-02T03:04:05.678Z"."""
+    return _SINCE.sub(lambda match: f"{age_at(match[1], now)} ago", sentence)
 
 
 def as_written(value: object) -> str:

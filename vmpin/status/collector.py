@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import compare_with_pod_resources
-from vmpin.domain.model import ContainerId, Pod, SandboxId, VmThread
+from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadRole, VmThread
 from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
@@ -175,7 +175,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
                         guest, sandbox.id in view.unmanaged, boottime.wall_offset(), view.granted,
-                        near=None if vm is None or (nic := view.nics.get(vm.vmm.id)) is None else nic._asdict(),
+                        near=None if vm is None else _near(view, vm),
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         birth=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),
@@ -246,3 +246,14 @@ def _operation(operation: SetAffinity) -> dict[str, object]:
     thread = operation.thread
     return {"sandbox": operation.sandbox, "tid": thread.id.tid, "role": thread.role.value, "vcpu": thread.vcpu,
             "cpus": str(operation.cpus), "was": str(operation.was), "what": operation.describe()}
+
+
+def _near(view: NodeView, vm: Vm) -> dict[str, object] | None:
+    """The NIC that policy.vhost: near goes by, and whether the vhost workers are placed at it; None with another
+    policy."""
+    nic, placement = view.nics.get(vm.vmm.id), view.placements.get(vm.sandbox)
+    if nic is None:
+        return None
+    cpus = None if placement is None else placement.cpus_for(ThreadRole.VHOST, None)
+    there = EMPTY if nic.numa_node is None else view.node.topology.nodes.get(nic.numa_node, EMPTY)
+    return {**nic._asdict(), "placed": "near" if cpus and cpus <= there else "apart"}

@@ -179,12 +179,25 @@ def _print_threads(threads: list[Document]) -> None:
          "yes" if thread["ok"] else "no"] for thread in threads], VERDICTS)
 
 
+def near_sentence(near: Document) -> str:
+    """The decision of policy.vhost: near."""
+    node, why = near["numa_node"], near["why"]
+    if near.get("placed") == "near":
+        return f"vhost workers are near: on NUMA node {node} of the NIC ({why})"
+    if node is None:
+        return f"vhost workers are placed as by apart, not near: the NIC's NUMA node is not known ({why})"
+    return (f"vhost workers are placed as by apart, not near: none of their CPUs is on NUMA node {node} of the NIC "
+            f"({why})")
+
+
 def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]) -> None:
     print()
     of = f" of {pod_name(sandbox['pod'])}" if sandbox["pod"] else ""
     print_text(f"sandbox {sandbox['id']}{of}")
     for reason in sandbox["reasons"]:
         print_text(with_names(reason, names), "  ")
+    if near := sandbox.get("near"):
+        print_text(near_sentence(near), "  ")
     if sandbox["containers"]:
         table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS"], [
             [short_id(container["id"]), container["name"] or "-", container["cpuset"] or "-",
