@@ -16,7 +16,7 @@ _READ = 1 << 16
 
 
 class LinkClosed(Exception):
-    """The other end has closed the connection, or it has to be closed here; the text says why."""
+    """The other end has closed the connection, or it has to be closed here; the text has the reason."""
 
 
 class Link:

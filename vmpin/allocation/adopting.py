@@ -1,6 +1,6 @@
 """Grants from what the runtime lists of containers that are not in the ledger.
 
-A container's annotation says what its cpuset means, and the cpuset, which the runtime lists, proves the CPUs. A pod's
+A container's annotation shows what its cpuset means, and the cpuset, which the runtime lists, proves the CPUs. A pod's
 author may have written the annotation: so what it claims is adopted only within the rules, and only where no other
 grant has the CPUs. What stays out: containers without a cpuset, which are let in as new ones (admission). Called by
 decisions and synchronizing.
@@ -28,7 +28,7 @@ from vmpin.domain.topology import Topology
 
 
 class _Claim(NamedTuple):
-    """A container with a cpuset, and what its annotation says of it."""
+    """A container with a cpuset, and what its annotation has about it."""
 
     container: RequestedContainer
     annotated: AnnotatedGrant

@@ -1,4 +1,4 @@
-"""What the configuration says of giving out CPUs (`allocate.*`): plain values.
+"""What the configuration sets for giving out CPUs (`allocate.*`): plain values.
 
 What stays out: reading the configuration (config), and what follows from the values (eligibility, decisions). Called
 by the rest of allocation, config, the watcher, reconcile and status.

@@ -51,7 +51,7 @@ class Listener:
         self._own = identity(self.path)
 
     def dup(self) -> socket.socket:
-        """A descriptor of its own for who serves it. :raises OSError: why there is no socket, if there is none."""
+        """Duplicate the descriptor, for the task that serves it. :raises OSError: why there is no socket."""
         if self._made is None:
             raise self._failed
         return self._made.dup()

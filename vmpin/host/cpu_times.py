@@ -30,6 +30,10 @@ class CpuLines:
         self.at = time.monotonic_ns()
         self._lines = {line.partition(b" ")[0]: line for line in raw.split(b"\n")[:-1] if line.startswith(b"cpu")}
 
+    def cpus(self) -> list[int]:
+        """Return the CPUs that were online."""
+        return [int(name[3:]) for name in self._lines if name != b"cpu"]
+
     def of(self, cpus: Iterable[int]) -> dict[int, tuple[int, int, int]]:
         """(idle, interrupts, taken by the hypervisor) in ns of each CPU that is online."""
         found = {}

@@ -1,4 +1,4 @@
-"""The one who may act: a lock on the run directory, which the kernel drops when its holder dies. Called by the
+"""One acting process a node: a lock on the run directory, which the kernel drops when its holder dies. Called by the
 command line, the watcher and reconcile."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _ALL = 1 << 15  #: More events than it holds.
 _READ = 512
 _KINDS = FORK | EXEC | COMM
 _PATIENCE = 2.0  #: Seconds for the event of a thread of one's own. It comes within a millisecond.
-#: Linux that knows to choose the kinds for each listener (drivers/connector/cn_proc.c).
+#: Linux that can choose the kinds for each listener (drivers/connector/cn_proc.c).
 _CHOOSES = (6, 6)
 _CAP_NET_ADMIN = 12
 _CLONE_NEWNET = 0x40000000
@@ -42,7 +42,7 @@ _INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}  #: include/linux/proc_ns.h: 
 
 
 class ProcConnector:
-    """A listener. `filtered` says whether the kernel chooses the kinds of events for it (since Linux 6.6).
+    """A listener. `filtered`: whether the kernel chooses the kinds of events for it (since Linux 6.6).
     :param release: the running kernel's. :param patience: seconds within which the kernel has to report a thread of
         our own.
     :param network: where the machine's network namespace is entered if this is another: events come only there.

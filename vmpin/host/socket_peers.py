@@ -1,4 +1,4 @@
-"""The peers of unix sockets: who connected, by the kernel, and whether that is a member of a group.
+"""The peers of unix sockets: their users and groups, as the kernel has them.
 
 What stays out: the sockets themselves (unix_sockets). Called by unix_sockets and daemon.task_table."""
 
@@ -17,7 +17,7 @@ _SO_PEERGROUPS = 59  #: asm-generic/socket.h, Linux 4.13; the socket module has 
 
 
 class Peer(NamedTuple):
-    """Who connected, by the kernel: its user, and all groups that it was in at that moment."""
+    """The user of a process that connected, and all groups that it was in at that moment, as the kernel has them."""
 
     uid: int
     gids: frozenset[int]
@@ -49,7 +49,7 @@ def is_member(peer: Peer, group: str) -> bool:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Who connected: SO_PEERCRED (pid, uid, gid), and its supplementary groups where the kernel has them."""
+    """Return the peer: SO_PEERCRED (pid, uid, gid), and its supplementary groups where the kernel has them."""
     _, uid, gid = struct.unpack("3I", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 65536)

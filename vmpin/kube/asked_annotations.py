@@ -1,8 +1,8 @@
 """The annotations by which pods ask for CPUs, on their way from reporter to watcher (`allocate.live_annotations`).
 
 A member of the request that untrusted_pod makes: {"UID": {"KEY": "VALUE", …}, …}, whole texts of all pods of the node.
-A pod whose annotations are too long, or have no room, is left out: what is not there says nothing, and an empty
-object says that the pod has none. Both sides bound it. What stays out: which keys count, and what they do
+A pod whose annotations are too long, or have no room, is left out: what is not there means nothing, and an empty
+object means that the pod has none. Both sides bound it. What stays out: which keys count, and what they do
 (allocation). Called by pod_record, daemon.allocator.live_annotations and reporter.pod_handover."""
 
 from __future__ import annotations

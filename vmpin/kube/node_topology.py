@@ -22,7 +22,7 @@ from vmpin.kube.identifiers import ANNOTATION_ZONES, MANAGER
 from vmpin.kube.reported_node import NodePart
 
 _API = "topology.node.k8s.io/v1alpha2"
-#: The attributes that readers know (nodeconfig/topologymanager.go), with the values that the kubelet has.
+#: The attributes that readers support (nodeconfig/topologymanager.go), with the values that the kubelet has.
 _ATTRIBUTES = {"topologyManagerPolicy": ("none", "best-effort", "restricted", "single-numa-node"),
                "topologyManagerScope": ("container", "pod")}
 

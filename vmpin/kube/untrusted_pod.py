@@ -37,7 +37,7 @@ class PodResize(NamedTuple):
 
 
 class UntrustedPod(NamedTuple):
-    """All of it printable and bounded. `qos` is its QoS class; `more_annotations` says how many are left out."""
+    """All of it printable and bounded. `qos` is its QoS class; `more_annotations` counts those left out."""
 
     qos: str
     runtime_class: str

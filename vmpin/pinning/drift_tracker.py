@@ -106,7 +106,7 @@ class DriftTracker:
             drift.away = {}
 
     def undecided(self, sandbox: SandboxId) -> bool:
-        """Whether threads drifted by what `sort` found, while a report that waits may say that the runtime moved
+        """Whether threads drifted by what `sort` found, while a report that waits may show that the runtime moved
         them."""
         drift = self._of.get(sandbox)
         return drift is not None and bool(drift.away) and sandbox in self.unread()

@@ -254,7 +254,7 @@ def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, i
     while True:
         rest = {name: weight for name, weight in weights.items() if name not in got}
         free, total = count - len(got), sum(rest.values())
-        # Who would get less than one gets one; the others share what is left.
+        # A group that would get less than one vCPU gets one; the others share what is left.
         small = [name for name, weight in rest.items() if free * weight < total]
         if not small:
             break

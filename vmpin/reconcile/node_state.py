@@ -216,7 +216,7 @@ class NodeState:
         self.drift_tracker.strayed = stray
 
     def judge_drift_after(self, unread: Callable[[], Set[SandboxId]]) -> None:
-        """Have drift judged once the reports of its sandbox are read: they may say that the runtime moved the threads.
+        """Have drift judged once the reports of its sandbox are read: they may show a move by the runtime.
         :param unread: the sandboxes of reports that wait to be read."""
         self.drift_tracker.unread = unread
 

@@ -36,7 +36,7 @@ class KataDefaultVcpus:
         self._known: dict[str, tuple[_Stamps, int]] = {}
 
     def of(self, handler: str) -> int:
-        """Return default_vcpus of the VMs of a runtime handler; `DEFAULT` where no file says otherwise."""
+        """Return default_vcpus of the VMs of a runtime handler; `DEFAULT` where no file sets another."""
         path = next((path for path in _places(handler) if self._files.exists(path)), "")
         if not path:
             return DEFAULT

@@ -1,4 +1,4 @@
-"""What `vmpin allocations` shows: who has which CPUs, why and since when, what is free, and what was refused.
+"""What `vmpin allocations` shows: each container's CPUs, why and since when; what is free, and what was refused.
 
 Pure. What stays out: deciding (allocation), and the socket that it travels over (daemon.control).
 """

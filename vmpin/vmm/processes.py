@@ -65,7 +65,7 @@ class HelperProcess(NamedTuple):
 
 def may_be(beginning: bytes) -> bool:
     """Whether a command line that begins so (/proc/PID/cmdline, with all of its first argument) may be one that
-    `classify` knows. What it costs does not depend on how long that is."""
+    `classify` recognizes. What it costs does not depend on how long that is."""
     return _BEGINS.match(_program(beginning)) is not None
 
 

@@ -257,7 +257,8 @@ def test_a_stat_file_that_makes_no_sense_is_passed_over(tmp_path: Path, content:
 
 
 def test_idle_times_count_waiting_for_disks_and_the_hypervisors_share(tmp_path: Path) -> None:
-    make_tree(tmp_path, "stat = cpu  9 9 9 99 9 9 9 9 0 0\\ncpu0 5 6 7 100 20 1 2 3 4 5\\ncpu12 0 0 0 7 0\\nintr 5 4")
+    make_tree(tmp_path, "stat = cpu  9 9 9 99 9 9 9 9 0 0\\ncpu0 5 6 7 100 20 1 2 3 4 5\\n"
+                        "cpu12 0 0 0 7 0 0 0 0 0 0\\nintr 5 4")
     tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     assert idle_times(Procfs(tmp_path)) == {0: 123 * tick, 12: 7 * tick}
     assert idle_times(Procfs(tmp_path / "none")) == {}

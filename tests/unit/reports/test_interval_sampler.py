@@ -30,7 +30,8 @@ class Tree:
 
     def __init__(self, top: Path) -> None:
         self.top = top
-        make_tree(top, f"stat = cpu0 1 0 1 100 5\\ncpu1 1 0 1 200 0\n2/stat = {stat(2, 'kthreadd', flags=0x200000)}\n"
+        make_tree(top, "stat = cpu0 1 0 1 100 5 0 0 0 0 0\\ncpu1 1 0 1 200 0 0 0 0 0 0\n"
+                       f"2/stat = {stat(2, 'kthreadd', flags=0x200000)}\n"
                        f"{os.getpid()}/schedstat = 5 5 5\n")
 
     def thread(self, pid: int, tid: int, ran: int, waited: int = 0, comm: str = "x", cpu: int = 1,
@@ -71,7 +72,7 @@ def test_the_first_sample_has_no_interval_and_the_second_what_ran_since(tree: Tr
 def test_idle_time_gives_how_busy_each_cpu_was(tree: Tree) -> None:
     sampler = tree.sampler()
     sampler.sample()
-    make_tree(tree.top, "stat = cpu0 1 0 1 100 5\\ncpu1 1 0 1 100000 0\n")
+    make_tree(tree.top, "stat = cpu0 1 0 1 100 5 0 0 0 0 0\\ncpu1 1 0 1 100000 0 0 0 0 0 0\n")
     found = sampler.sample()
     assert found is not None
     assert found.busy[0] == round(found.seconds * 1e9)

@@ -50,7 +50,7 @@ def follow_annotations(machine: Topology, ledger: Ledger, container: ContainerId
                        options: AllocationOptions, time_ns: int) -> Answer:
     """Decide on a container's changed annotations, as at its creation. Whatever comes of it, the ledger of the answer
     has their digest, so that the same text is decided on once; a refusal leaves all else as it is. Without annotations
-    the container gets what `allocate.default` says."""
+    the container gets what `allocate.default` sets."""
     grant = ledger.grants.get(container)
     if grant is None or grant.state is not GrantState.RUNNING:
         return Answer(ledger)

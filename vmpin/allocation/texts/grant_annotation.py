@@ -1,6 +1,6 @@
 """The annotation in which a container carries its grant, so that a lost ledger can be rebuilt from the runtime's list.
 
-A pod's author may write this annotation, too. So it gives no CPUs: it says how to read the cpuset that the runtime
+A pod's author may write this annotation, too. So it gives no CPUs: it shows how to read the cpuset that the runtime
 lists, which no pod can write, and only for what the container could have been given at its creation (synchronizing).
 Called by allocation.adopting and allocation.decisions.
 """

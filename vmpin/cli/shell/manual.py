@@ -13,7 +13,7 @@ _WIDTH = 70
 
 
 def pages(program: Command, version: str) -> dict[str, str]:
-    """Every page by its file name."""
+    """Return every manual page by its file name."""
     return {"vmpin.1": _page(program, program, version),
             **{f"vmpin-{each.name}.1": _page(each, program, version) for each in program.commands}}
 
@@ -48,7 +48,7 @@ def _page(command: Command, program: Command, version: str) -> str:
 
 
 def _synopsis(command: Command, whole: bool) -> str:
-    """In one line, which the reader's terminal breaks."""
+    """Return the synopsis in one line, which the reader's terminal breaks."""
     usage = re.sub(r"\s+", " ", command.usage)
     actions = "" if whole else "|".join(each.name for each in command.commands)
     return f"vmpin {command.name} {actions} ..." if actions else usage

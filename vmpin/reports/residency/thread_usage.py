@@ -4,23 +4,22 @@ The kernel has a thread's total run time and its last CPU, so the run time betwe
 the second. Reads only; called by cli/audit. What stays out: the owners of the CPUs (reports.audit).
 """
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.host.cpu_times import CpuLines
+from vmpin.host.procfs import Procfs
 from vmpin.host.schedstat import Schedstat
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 #: Sampling uses at most this share of one CPU: it runs beside the threads that it samples.
 _SHARE = 0.1
 _SHORTEST = 0.05
-_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 #: One object for equal masks: a machine has few different ones.
 _cpu_set = lru_cache(maxsize=1024)(CpuSet)
 
@@ -187,10 +186,5 @@ class ThreadUsageSampler:
 
 def idle_times(proc: Procfs) -> dict[int, int]:
     """Nanoseconds since boot that each online CPU was idle, or taken by the hypervisor, from /proc/stat."""
-    found = {}
-    for line in (read_file(f"{proc.root}/stat", 1 << 20) or b"").splitlines():
-        fields = line.split()
-        if fields and fields[0].startswith(b"cpu") and fields[0] != b"cpu" and len(fields) > 5:
-            steal = int(fields[8]) if len(fields) > 8 else 0
-            found[int(fields[0][3:])] = (int(fields[4]) + int(fields[5]) + steal) * _TICK
-    return found
+    lines = CpuLines(proc, MAX_CPU)
+    return {cpu: idle + stolen for cpu, (idle, _, stolen) in lines.of(lines.cpus()).items()}

@@ -52,7 +52,7 @@ class DescribedPod(NamedTuple):
 @dataclass(frozen=True)
 class NodeDescription:
     """`owned`: the owners of each exclusive CPU. `changed`: CPUs that changed owners since the description before;
-    what ran there says nothing of the new owners. `document` is what all of it was made from."""
+    what ran there does not count for the new owners. `document` is what all of it was made from."""
 
     document: Mapping[str, Any]
     pods: tuple[DescribedPod, ...]
@@ -130,12 +130,12 @@ def describe(document: Mapping[str, Any], before: NodeDescription | None = None)
 
 
 def _changed(then: Mapping[int, tuple[CpuOwner, ...]], now: Mapping[int, tuple[CpuOwner, ...]]) -> CpuSet:
-    def who(owners: tuple[CpuOwner, ...]) -> set[tuple[str, str]]:
+    def keys(owners: tuple[CpuOwner, ...]) -> set[tuple[str, str]]:
         return {(owner.sandbox, owner.container) for owner in owners}
 
     if then == now:
         return EMPTY
-    return CpuSet(cpu for cpu in then.keys() | now.keys() if who(then.get(cpu, ())) != who(now.get(cpu, ())))
+    return CpuSet(cpu for cpu in then.keys() | now.keys() if keys(then.get(cpu, ())) != keys(now.get(cpu, ())))
 
 
 def _pods(document: Mapping[str, Any], owners: tuple[CpuOwner, ...]) -> tuple[DescribedPod, ...]:
