@@ -29,7 +29,7 @@ _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: What all of these begin with: most programs are none of them.
 _BEGINS = re.compile(r"qemu-|kvm|cloud-h|firecracker|stratovirt|virtiofsd|containerd-shim-kata|ld-linux")
 _LOADER = re.compile(r"ld-linux[-.].*")
-#: The loader's own options that take a word (ld.so(8)).
+#: The loader's own options that take a value (ld.so(8)).
 _LOADER_WORDS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
                            "--glibc-hwcaps-mask", "--inhibit-rpath"))
 
@@ -132,7 +132,7 @@ def _vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:
 
 
 def _shim_action(argv: Sequence[str]) -> str:
-    """The first word that is neither a flag nor a flag's value, as Go's package flag parses it; "" for none."""
+    """The first argument that is neither a flag nor a flag's value, as Go's package flag parses it; "" for none."""
     at = 1
     while at < len(argv):
         flag, at = argv[at], at + 1

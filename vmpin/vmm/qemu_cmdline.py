@@ -25,7 +25,7 @@ ON = frozenset(("on", "yes", "true", "y"))
 
 
 def option_values(argv: Sequence[str], *names: str) -> list[str]:
-    """The words after `-name` or `--name`, in order."""
+    """Return the values after `-name` or `--name`, in order."""
     wanted = _dashed(names)
     return [value for arg, value in pairwise(argv) if arg in wanted]
 
@@ -36,7 +36,7 @@ def _dashed(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
-    """`a,k=v,flag` as pairs: a first word without `=` is the value of `implied`, a later one means `on`."""
+    """`a,k=v,flag` as pairs: a first item without `=` is the value of `implied`, a later one means `on`."""
     pairs = []
     for at, part in enumerate(_split(text)):
         key, equals, value = part.partition("=")
@@ -87,7 +87,7 @@ def parse_smp(argv: Sequence[str]) -> Smp:
 
 @lru_cache(maxsize=256)
 def _parse_smp(values: tuple[str, ...]) -> Smp:
-    """The same from the words after -smp: it is asked for often, and a node's VMs have few different ones."""
+    """The same from the values after -smp: it is asked for often, and a node's VMs have few different ones."""
     given: dict[str, int] = {}
     for value in values:
         for key, number in keyvals(value, "cpus"):
@@ -150,7 +150,7 @@ def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
 
 @lru_cache(maxsize=256)
 def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
-    """The same from the words after -smp and -numa, of which a node's VMs have few different ones."""
+    """The same from the values after -smp and -numa, of which a node's VMs have few different ones."""
     threads, nodes = _parse_smp(smp).threads, _nodes(numa)
     return tuple(Vcpu(each, each // threads if threads > 1 else None,
                       next((node for node, cpus in nodes.items() if each in cpus), None)) for each in ids)
