@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from trees import make_tree
 
 from vmpin.allocation.allocation_options import AllocationOptions
-from vmpin.allocation.ledger import Ledger
+from vmpin.allocation.ledger import Ledger, RefusedRequest
+from vmpin.allocation.refusal import RefusalKind
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.exporter import Exporter
@@ -127,8 +128,9 @@ class Node:
             {self.id: CpuClaims(((WEB, self.first),), ()), SandboxId("other"): CpuClaims(((WEB, self.second),), ())},
             self.reconciler.node)
         both = self.first | self.second
+        refused = RefusedRequest("main", "tests", "shop", "why", 10**18, RefusalKind.CPUS)
         self.allocator = AllocatorView("on", "", Topology.build(both, caches=[both], nodes={0: both}),
-                                       AllocationOptions(), Ledger(shared=both), both)
+                                       AllocationOptions(), Ledger(shared=both, refused=(refused,)), both)
 
     def close(self) -> None:
         self._end.set()

@@ -63,6 +63,11 @@ def with_ages(sentence: str, now: datetime) -> str:
     return _SINCE.sub(lambda match: f"{age_at(match[1], now)} ago", sentence)
 
 
+def label_text(text: str) -> str:
+    """The text of a metric's label: names come from a pod's author or a hook, and may have invalid Unicode."""
+    return text[:253].encode("utf-8", "replace").decode()
+
+
 def as_written(value: object) -> str:
     """A plain value of the configuration as its file has it: true, 10, the text; "" for None."""
     return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)

@@ -1,4 +1,5 @@
-"""The metrics of the allocator. No label names a pod; by cache only where a machine has more caches than NUMA nodes.
+"""The metrics of the allocator. Names of pods only where asked for; by cache only where a machine has more
+caches than NUMA nodes.
 
 What stays out: those of the watcher (prometheus). Called by the exporter's collector, with `allocate.mode` not off.
 """
@@ -14,10 +15,11 @@ from vmpin.allocation.allocation_options import AllocationMode
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import GrantState
 from vmpin.allocation.refusal import RefusalKind
+from vmpin.domain.terminal import label_text
 from vmpin.status.allocation_report import AllocatorView, free_cpus, largest_sets
 
 
-def allocation_families(view: AllocatorView) -> Iterator[Metric]:
+def allocation_families(view: AllocatorView, by_pod: bool) -> Iterator[Metric]:
     machine, free = view.machine, free_cpus(view)
     mode = GaugeMetricFamily("vmpin_allocate_mode", "Whether CPUs are given out (allocate.mode), 1 for the mode in "
                              "force; off also where the kubelet's policy is static.", labels=["mode"])
@@ -55,6 +57,15 @@ def allocation_families(view: AllocatorView) -> Iterator[Metric]:
     for kind in RefusalKind:
         refused.add_metric([kind], view.refusals.get(kind, 0))
     yield refused
+    if by_pod:
+        last = {(each.namespace, each.pod, each.container, str(each.kind)): each.time_ns / 1e9
+                for each in view.ledger.refused}
+        times = GaugeMetricFamily("vmpin_pod_refused_timestamp_seconds", "Unix time of the last refused request of a "
+                                  "container, of those in vmpin allocations.",
+                                  labels=["namespace", "pod", "container", "reason"])
+        for names, time in last.items():
+            times.add_metric([label_text(name) for name in names], time)
+        yield times
     changes = CounterMetricFamily("vmpin_pool_changes_total", "Changes of the CPUs that shared containers are on.")
     changes.add_metric([], view.pool_changes)
     yield changes

@@ -21,6 +21,7 @@ from vmpin.domain.counters import Histogram
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import ResidencyLedger, RunAccount
+from vmpin.domain.terminal import label_text
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The states of a container in its guest; any other counts as the last.
 GUEST_STATES = ("applied", "sent", "pending", "no agent", "left alone", "error", "unknown")
-MAX_LABEL = 253  #: A pod's name comes from its author or a hook.
 
 #: By the labels' values: those of several labels as a tuple, of a single one the text, of none the number alone.
 Values = Mapping[Any, float] | float
@@ -87,7 +87,7 @@ class NodeCollector(Collector):
         if self.facts.allocator is not None:
             from vmpin.status.allocation_metrics import allocation_families  # few nodes give out CPUs themselves
 
-            yield from allocation_families(self.facts.allocator)
+            yield from allocation_families(self.facts.allocator, self.facts.per_sandbox)
         yield from self._process.collect()
 
 
@@ -234,12 +234,7 @@ def _named(sandboxes: Iterable[SandboxId], view: NodeView) -> dict[SandboxId, tu
 
 
 def _names(sandbox: SandboxId, pod: Pod | None) -> tuple[str, str, str]:
-    return (sandbox, "", "") if pod is None else (sandbox, _label(pod.namespace), _label(pod.name))
-
-
-def _label(text: str) -> str:
-    """A label's text: names from a hook may contain invalid Unicode."""
-    return text[:MAX_LABEL].encode("utf-8", "replace").decode()
+    return (sandbox, "", "") if pod is None else (sandbox, label_text(pod.namespace), label_text(pod.name))
 
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:

@@ -184,7 +184,7 @@ def test_alerts_say_what_is_wrong_and_where(rule: dict[str, Any], exported: Expo
 
 
 def test_alerts_about_sandboxes_name_the_pod_where_metrics_do(exported: Exported) -> None:
-    found = {rule["alert"] for rule in alerts() if "vmpin_sandbox_" in rule["expr"]}
+    found = {rule["alert"] for rule in alerts() if re.search("vmpin_(sandbox|pod)_", rule["expr"])}
     assert found == {rule["alert"] for rule in alerts() if "$labels.pod" in rule["annotations"]["summary"]}
     # Whatever is counted by sandbox, too, has an alert by pod where it has one at all.
     for rule in alerts():
