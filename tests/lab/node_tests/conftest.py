@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from lab.boots import ALLOCATING
 from lab.node_tests.machines import KATA_GO, KATA_RS, RUN, Kata, NestedVm, Vmpin, Watcher
 from lab.variant import Cgroup, Kernel, Topology, Variant
 from vmpin.host.sysfs import Sysfs
@@ -19,14 +20,14 @@ from vmpin.host.sysfs import Sysfs
 #: containerd reports is the same on every kernel, and takes two minutes.
 _ELSEWHERE = (["test_few_cpus.py"] if os.environ["VMPIN_LAB_TOPOLOGY"] == Topology.FULL else
               [f"test_{each}.py" for each in (
-                  "allocate", "allocate_churn", "changes", "clock", "drift_causes", "faults", "guest", "guest_chain",
-                  "hotplug", "no_leak", "nri", "places", "proved", "requests", "soak")])
+                  *ALLOCATING, "changes", "clock", "drift_causes", "faults", "guest", "guest_chain", "hotplug",
+                  "no_leak", "nri", "places", "proved", "requests", "soak")])
 if os.environ["VMPIN_LAB_CGROUP"] != Cgroup.V2:
     # A CPU that comes back is the cgroup's again on v2 alone.
-    _ELSEWHERE += ["test_soak.py", "test_allocate.py", "test_allocate_churn.py"]
+    _ELSEWHERE += ["test_soak.py", *(f"test_{each}.py" for each in ALLOCATING)]
 if os.environ["VMPIN_LAB_KERNEL"] != Kernel.V6_12:
-    _ELSEWHERE += ["test_clock.py", "test_allocate.py", "test_allocate_churn.py", "test_nri.py", "test_requests.py",
-                   "test_guest.py", "test_guest_chain.py"]
+    _ELSEWHERE += ["test_clock.py", "test_nri.py", "test_requests.py", "test_guest.py", "test_guest_chain.py",
+                   *(f"test_{each}.py" for each in ALLOCATING)]
 #: Artefacts: what is put here comes back to the build machine.
 RESULTS = Path("/results")
 
