@@ -6,6 +6,7 @@ No test looks at a time: each waits until the screen shows what it should.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ from real_qemu import Qemu
 from waiting import PATIENCE, wait
 
 pytestmark = pytest.mark.root
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @dataclass
@@ -148,6 +150,41 @@ def test_the_thief_of_a_cpu_is_named_on_each_page(lab: Lab) -> None:
         tmux.shows("^> tests/pod")
         tmux.press("q")
         tmux.shows("left=0$")
+
+
+def masked(lines: list[str]) -> list[str]:
+    """The whole screen but for what differs from run to run: the node's name, times, numbers, and with these the
+    widths of columns. The thief's own words are cut off at the terminal's edge: they are masked as a whole."""
+    found = []
+    for line in lines:
+        text = re.sub(r"^vmpin top  \S+", "vmpin top  NODE", line)
+        text = re.sub(r"^(most: .* by ).*", r"\1THIEF", text)
+        text = re.sub(r"[~<]?\d[\d.]* (ms|s)\b", "TIME", text)
+        text = re.sub(r"<?\d+(?:[.:,+-]\d+)*", "N", text)
+        found.append(re.sub(r"(?<=\S) {2,}", "  ", text).rstrip())
+    return found
+
+
+def becomes(tmux: Tmux, name: str) -> None:
+    """Wait for the screen kept in a file, which GOLDEN=write writes anew."""
+    file = GOLDEN / f"top-{name}.txt"
+    if os.environ.get("GOLDEN") == "write":
+        file.write_text("\n".join(masked(tmux.screen())) + "\n", encoding="utf-8")
+    wanted = file.read_text(encoding="utf-8").splitlines()
+    assert len(wanted) == 24
+    wait(lambda: masked(tmux.screen()) == wanted, lambda: "\n".join(
+        ["not as it was:", *difflib.unified_diff(wanted, masked(tmux.screen()), lineterm="")]))
+
+
+def test_the_whole_screen_of_80_columns_is_as_it_was(lab: Lab) -> None:
+    with burning(lab.second), terminal() as tmux:
+        tmux.run(lab.command("-d", "1"))
+        tmux.shows("^most: ")
+        tmux.shows(r"^> tests/pod .* [0-9]+ ms ")
+        becomes(tmux, "pods")
+        tmux.press("?")
+        wait(lambda: not any("tests/pod" in line for line in tmux.screen()), "no help")
+        becomes(tmux, "help")
 
 
 def test_a_reconcile_puts_a_moved_thread_back_after_y(lab: Lab) -> None:
