@@ -38,8 +38,9 @@ details>summary{cursor:pointer;font-weight:600;margin-top:.6rem;overflow-wrap:an
 @media print{:root{--ink:#000;--soft:#333;--page:#fff;--edge:#888;--had:#cfe6f5;--others:#0b4f8a;--hypervisor:#7a4e9c;
 --unidentified:#9aa3ac;--unseen:#fff;--warn:#000}body{padding:0;max-width:none;font-size:9.5pt;line-height:1.3;
 print-color-adjust:exact;-webkit-print-color-adjust:exact}.chart{height:2.6rem}h1{font-size:13pt}h2{font-size:11pt}
-.figure{font-size:18pt}td,th{padding-top:.1rem;padding-bottom:.1rem}section{break-inside:avoid}
-details.many{display:none}}
+.figure{font-size:18pt}td,th{padding-top:.1rem;padding-bottom:.1rem}section,tr,.todo{break-inside:avoid}
+h2{break-after:avoid}thead{display:table-header-group}details.many:not([open]){display:none}
+details.many[open]{break-before:page}}
 """
 #: Over the plain colour, so that no two parts look the same without colours.
 _PATTERNS = """<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>
