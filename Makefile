@@ -64,7 +64,7 @@ test: venv ## run the tests; with CI=true as root also those with guests, a node
 	$(BIN)/python -m pytest tests -m '$(if $(filter true,$(CI)),not release,not lab and not guest and not cluster and not release)' \
 		-n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(filter true,$(CI)),$(CI_ONLY))
 
-test-lab: venv ## boot every node and test in it: 20 minutes (root); LAB="--kernel 6.1 -- -k reconcile" for just that
+test-lab: venv ## boot every node and test in it: two hours (root); LAB="--kernel 6.1 -- -k reconcile" for just that
 	@if [ "$$CI" = true ]; then .ci/install $(TEST_NEEDS) $(LAB_NEEDS); \
 		else .ci/install --dry-run $(TEST_NEEDS) $(LAB_NEEDS); fi
 	$(if $(LAB),PYTHONPATH=tests $(BIN)/python -m lab run $(LAB),$(BIN)/python -m pytest tests/lab -m lab)
