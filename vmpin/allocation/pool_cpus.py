@@ -85,8 +85,8 @@ def due(machine: Topology, ledger: Ledger, options: AllocationOptions) -> list[t
 def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
               call: ContainerId | None = None) -> list[SideUpdate]:
     """The updates for containers that have to lose CPUs, or whose own CPUs have changed, and for the call's container,
-    whose is the last. CPUs that a container is yet to lose are added to no other but the call's: in every prefix of
-    the updates no container gets a CPU that is still another's."""
+    whose is the last. CPUs that a container is yet to lose are added to no other but the call's, and to one of the
+    pool that would have none else: in every prefix of the updates no container gets a CPU that is another's own."""
     return _shrinking(machine, due(machine, ledger, options), call)
 
 
@@ -99,7 +99,9 @@ def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: Cont
         if not loses and not called and grant.policy in _SHARED:
             continue
         if not called:
-            cpus -= union(left for container, left in leaving if container != grant.container) - had
+            others = union(left for container, left in leaving if container != grant.container) - had
+            # One of the pool has to leave what becomes another's own, also where nothing else is left to it yet.
+            cpus = cpus - others or (cpus if grant.policy in _SHARED else EMPTY)
         if cpus and cpus != grant.written:
             order = (called, grant.policy not in _SHARED, not loses, age(grant))
             found.append((order, SideUpdate(grant.container, cpus)))

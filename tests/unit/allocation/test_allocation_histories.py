@@ -105,6 +105,25 @@ def test_whatever_happens_no_cpu_is_two_containers_own(data: st.DataObject, mach
             node.check()
 
 
+def test_one_of_the_pool_leaves_before_its_cpus_become_anothers_own() -> None:
+    """Also where the only CPUs that are left to it are those which the other one is yet to leave: a found history."""
+    node = ModelNode(MACHINES[0], AllocationOptions(
+        AllocationMode.ON, reserved=CpuSet((0, 1)), privileged_namespaces=frozenset({"a"}),
+        groups={"set": GroupRule(CpuSet((3,)))}))
+    node.sandboxes[SandboxId("a0")] = False
+    for name, cpus, policy in (("gone", 1, "exclusive"), ("stays", 0, "numa"), ("moves", 0, "infra")):
+        assert node.create(RequestedContainer(
+            ContainerId(name), SandboxId("a0"), name, "a", "a0", "uid", {},
+            {f"cpu-policy.vmpin.io/container.{name}": policy}, shares=1024 * cpus or 2, quota=100_000 * cpus or None,
+            period=100_000)) == ""
+        if name == "gone":
+            node.start(ContainerId(name))
+            node.stop(ContainerId(name), remove=False)
+    node.update(ContainerId("moves"), 4)
+    node.change(ContainerId("moves"), {"policy": "exclusive"})
+    assert {str(key): str(one.cpuset) for key, one in node.containers.items()} == {"stays": "0-1", "moves": "4-7"}
+
+
 @settings(max_examples=120)
 @given(st.data(), st.sampled_from(MACHINES), options())
 def test_killed_at_any_step_vmpin_leaves_no_overlap_and_no_leak(data: st.DataObject, machine: Topology,

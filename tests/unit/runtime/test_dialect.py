@@ -201,7 +201,7 @@ def test_what_the_author_says_of_the_pod_is_reported_and_counts_for_nothing(
     (seen,) = (event for event in events if isinstance(event, SandboxSeen))
     assert (seen.sandbox, seen.pod) == (OWN, POD)
     assert (tally.disputed, tally.disputed_by) == (1, {OWN: 1})
-    assert "are ignored" in caplog.text
+    assert "annotations ignored" in caplog.text
     assert ("container-name" if met.bundle.startswith(OVERLAY) else "container.name") in caplog.text
 
 
