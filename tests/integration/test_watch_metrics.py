@@ -250,7 +250,7 @@ def test_nothing_listens_by_default(node: Metered) -> None:
 def test_a_fight_is_counted_when_it_is_noticed_though_nothing_is_set_from_then_on(node: Metered) -> None:
     first, second = two_cpus()
     node.configure(node={"shared_pool": first}, drift={"fight_repairs": 1})
-    node.on(node.run / "metrics.sock")
+    node.on(node.run / "metrics.sock", per_sandbox=True)
     with Qemu(node.id("a"), vcpus=1) as vm:
         node.start()
         node.wait_for_all(vm.pid, first)
@@ -263,4 +263,5 @@ def test_a_fight_is_counted_when_it_is_noticed_though_nothing_is_set_from_then_o
 
         wait(fought, "no fight is noticed")
         wait(lambda: node.value("vmpin_fights_total") == 1, "the fight is not counted")
+        assert node.value("vmpin_sandbox_fights_total", sandbox=vm.sandbox) == 1
         assert os.sched_getaffinity(vm.pid) == {int(second)}
