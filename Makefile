@@ -72,7 +72,7 @@ test-lab: venv ## boot every node and test in it: two hours (root); LAB="--kerne
 test-cluster: venv ## ask an API server of Kubernetes' own libraries, and Helm's engine: a minute, once built
 	$(BIN)/python -m pytest tests/cluster tests/bench -m 'cluster and not release' -n $(JOBS) --dist loadfile
 
-test-all: venv ## what CI runs and what it leaves out: every node, long stories (root, over an hour; before a release)
+test-all: venv ## what CI runs and what it leaves out: every node, long stories (root, hours; before a release)
 	$(MAKE) test CI=true
 	CI=true $(BIN)/python -m pytest tests -m release
 	$(MAKE) soak CI=true

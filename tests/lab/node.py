@@ -58,10 +58,10 @@ mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay -o "lowerdir=$2,upperdir=$1/upper,workdir=$1/work" overlay "$1/root"
 # What the emulated CPUs would take seconds for.
 chroot "$1/root" /bin/sh -c 'cd /repo
-    python3 -m compileall -q vmpin guest hooks tests/*.py tests/integration tests/lab tests/soak
+    timeout 120 python3 -m compileall -q vmpin guest hooks tests/*.py tests/integration tests/lab tests/soak
     unset PYTHONDONTWRITEBYTECODE
-    VMPIN_LAB_NODE=1 PYTHONPATH=/repo:/repo/tests:/repo/tests/integration python3 -m pytest --collect-only -q \\
-        -p no:cacheprovider tests/lab/node_tests' >/dev/null 2>&1 || true
+    VMPIN_LAB_NODE=1 PYTHONPATH=/repo:/repo/tests:/repo/tests/integration timeout 120 python3 -m pytest \\
+        --collect-only -q -p no:cacheprovider tests/lab/node_tests' >/dev/null 2>&1 || true
 shift 2
 exec "$@"
 """

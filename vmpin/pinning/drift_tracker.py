@@ -105,22 +105,19 @@ class DriftTracker:
         if (drift := self._of.get(sandbox)) is not None:
             drift.away = {}
 
-    def undecided(self, sandbox: SandboxId) -> bool:
-        """Whether threads drifted by what `sort` found, while a report that waits may show that the runtime moved
-        them."""
-        drift = self._of.get(sandbox)
-        return drift is not None and bool(drift.away) and sandbox in self.unread()
-
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
-             expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...]:
-        """Note which operations put threads back. :returns: the operations without those of threads left alone.
+             expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...] | None:
+        """Note which operations put threads back. :returns: the operations without those of threads left alone; None,
+        with nothing noted, where threads drifted while a report waits that may show that the runtime moved them.
         :param expected: the masks that the kernel was to show until now, by tid."""
         drift = self._of.get(sandbox)
         if drift is None:
             drift = self._of[sandbox] = _Drift()
+        away = _away(drift, placement, operations, expected) if operations and drift.placement else {}
+        if away and sandbox in self.unread():
+            return None
         drift.left, drift.again = set(), NEVER
-        drift.away = _away(drift, placement, operations, expected) if operations and drift.placement else {}
-        drift.placement = placement
+        drift.away, drift.placement = away, placement
         return self._without_contended(sandbox, drift, operations) if operations and self.contention else operations
 
     def _without_contended(self, sandbox: SandboxId, drift: _Drift,

@@ -122,7 +122,7 @@ class Pinner:
             self.drift_tracker.disregard(vm.sandbox)
         operations = self.drift_tracker.sort(vm.sandbox, placement, diff(placement, observed),
                                       {} if masks.waits or placement.pending else masks.expected)
-        if self.drift_tracker.undecided(vm.sandbox):
+        if operations is None:
             masks.open = True
             return ()  # the pass that follows the report, or the next resync, finds all of this again
         if not operations:

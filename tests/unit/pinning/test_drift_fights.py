@@ -11,6 +11,7 @@ from drift_steps import fight, log, mask
 from strayed import Spinners
 
 from vmpin.domain.contention import ContentionRules, OnContention
+from vmpin.domain.model import SandboxId
 
 node = drift_steps.node
 
@@ -33,6 +34,24 @@ def test_a_fight_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert node.reconciler.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
     assert fight(node, other, 1) == 1  # no other program moves that one
     assert node.reconciler.pinner.refusals(other.sandbox) == []
+
+
+def test_no_fight_begins_before_the_reports_that_wait_are_read(
+        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+    """What moved the thread once more may have been the runtime."""
+    vm = node.vm()
+    waiting = set[SandboxId]()
+    node.reconciler.judge_drift_after(lambda: waiting)
+    assert node.repair(vm) == 0
+    assert fight(node, vm, 3) == 3
+    waiting.add(vm.sandbox)
+    node.move(vm, node.there)
+    assert node.repair(vm) == 0
+    assert log(caplog, "fight") == []
+    assert node.reconciler.pinner.drift_tracker.contended == 0
+    waiting.clear()
+    assert node.repair(vm) == 0
+    assert len(log(caplog, "fight")) == 1, "the reports explained nothing"
 
 
 def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> None:

@@ -10,7 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
+import pytest
 from nri_connected import Connected, begun
 from nri_peer import PATIENCE, NriRuntimes, container, pod
 
@@ -35,37 +37,42 @@ def test_a_thousand_updates_at_once_are_all_reported(runtimes: NriRuntimes, conn
         CpuSet([number]) for number in range(1000)]
 
 
-def test_what_an_answered_call_is_about_waits_in_the_queue(runtimes: NriRuntimes) -> None:
-    """From the moment that the runtime has the answer, and may act on it."""
-    waiting = NriQueue()
+@pytest.fixture
+def waiting() -> NriQueue:
+    return NriQueue()
+
+
+@pytest.fixture
+def unread(runtimes: NriRuntimes, waiting: NriQueue) -> Iterator[Connected]:
+    """Nothing takes what waits."""
     made = Connected(runtimes, waiting)
     made.plugin.start()
-    runtime = runtimes.next()
-    runtime.begin()
-    assert waiting.sandboxes() == set()
-    waiting.take()
-    for number in range(200):
-        ours = pod(f"pod{number}")
-        runtime.call("CreateContainer", MESSAGES["EventRequest"](pod=ours, container=container("c", ours.id)))
-        assert waiting.sandboxes() == {f"pod{number}"}
-        waiting.take()
+    yield made
     made.plugin.stop(PATIENCE)
 
 
-def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes) -> None:
-    waiting = NriQueue()
-    made = Connected(runtimes, waiting)
-    made.plugin.start()
+@pytest.mark.usefixtures("unread")
+def test_what_an_answered_call_is_about_waits_in_the_queue(runtimes: NriRuntimes, waiting: NriQueue) -> None:
+    """From the moment that the runtime has the answer, and may act on it."""
+    runtime = runtimes.next()
+    runtime.begin([pod("listed")])
+    for name in ("listed", *(f"pod{number}" for number in range(200))):
+        if name != "listed":
+            runtime.call("CreateContainer", MESSAGES["EventRequest"](pod=pod(name), container=container("c", name)))
+        assert waiting.sandboxes() == {name}
+        waiting.take()
+
+
+def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes, waiting: NriQueue, unread: Connected) -> None:
     runtime = runtimes.next()
     runtime.begin()
     for number in range(200):
         assert runtime.state_change(Verb.POST_UPDATE, pod(), container(cpus=str(number))).code == 0
     runtime.close()
-    assert made.state()[0]
-    assert not made.state()[0]  # reported after everything has been put
+    assert unread.state()[0]
+    assert not unread.state()[0]  # reported after everything has been put
     assert [type(event) for event in waiting.take().events] == [Synced, *[ContainerEvent] * 200, Disconnected]
     assert waiting.take() == ([], [])
-    made.plugin.stop(PATIENCE)
 
 
 _PEER = """\
