@@ -1,4 +1,5 @@
-"""`vmpin-agent.pyz`: options, lock, start in the background. What stays out: the loop (server)."""
+"""`vmpin-agent.pyz`: options, lock, start in the background. Run by a unit or a hook in the guest. What stays out: the
+loop (server)."""
 
 import argparse
 import fcntl

@@ -1,6 +1,6 @@
 """Processes, threads and their masks. A thread is identified by (tid, start time), as a tid is reused.
 
-Used by thread_masks, system_processes, guest_cgroups and agent. What stays out: which mask a thread gets."""
+Used by the rest of the agent. What stays out: which mask a thread gets."""
 
 import os
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple

@@ -1,7 +1,7 @@
 """A refusal: its kind, by which refusals are counted, and its reason, a sentence with numbers for people.
 
-The code that finds the reason sets the kind; no program reads the sentence, so its text may change. What
-stays out: the refused requests that are kept (ledger). Made by search, eligibility, placing, spare_set and admission.
+The code that finds the reason sets the kind; no program reads the sentence, so its text may change. What stays out:
+the refused requests that are kept (ledger). Made by allocation, read by config and status.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The decision on Synchronize: the ledger and what the runtime lists become one again; likewise where CPUs went off-
-or online.
+"""The decision on Synchronize: makes the ledger agree with what the runtime lists; likewise where CPUs went off- or
+online.
 
 With a ledger, its grants count: what the runtime has is recorded, what has gone is given back, and what was missed
 gets its CPUs. Without one, it is rebuilt (adopting). Nothing that has its CPUs is moved. What stays out: the single

@@ -1,6 +1,6 @@
 """`vmpin reconcile` and `vmpin unpin`: act now, through the watcher or without one.
 
-What stays out: the pass itself and leaving a node (reconcile).
+What stays out: the pass itself and leaving a node (reconcile). Called by main and top.answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`vmpin audit`: checks that each owner of exclusive CPUs is alone there.
 
-What stays out: sampling (reports.residency.thread_usage) and the verdict (reports.audit).
+What stays out: sampling (reports.residency.thread_usage) and the verdict (reports.audit). Called by main.
 """
 
 import argparse

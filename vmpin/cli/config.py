@@ -1,4 +1,6 @@
-"""`vmpin config`: the effective configuration, with the origin of each value, and the file that explains every key."""
+"""`vmpin config`: the effective configuration, with the origin of each value, and the file that explains every key.
+
+Called by main. What stays out: loading it (config.loading)."""
 
 import argparse
 import sys

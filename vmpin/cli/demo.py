@@ -1,6 +1,6 @@
 """`vmpin demo`: a real VM, the watcher and two containers, with each claim checked against /proc; and beside noise.
 
-What stays out: the demo itself (vmpin/demo).
+What stays out: the demo itself (vmpin/demo). Called by main.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """`vmpin doctor`: checks this node, and prints findings with evidence and remedy.
 
-What stays out: the checks (vmpin/doctor) and requests to the watcher (questions).
+What stays out: the checks (vmpin/doctor) and requests to the watcher (questions). Called by main and gather.
 """
 
 import argparse

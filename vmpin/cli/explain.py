@@ -1,4 +1,5 @@
-"""`vmpin explain`: why each thread of a sandbox has its CPUs. What stays out: the sentences (status.explain)."""
+"""`vmpin explain`: why each thread of a sandbox has its CPUs. Called by main. What stays out: the sentences
+(status.explain)."""
 
 import argparse
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """`vmpin gather`: the data for a bug report, in one file.
 
-What stays out: collecting it (reports.bundle, doctor.collect).
+What stays out: collecting it (reports.bundle, doctor.collect). Called by main.
 """
 
 from __future__ import annotations

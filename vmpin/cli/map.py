@@ -1,4 +1,5 @@
-"""`vmpin map`: the node's CPUs, their owners, and the threads on them. What stays out: the drawing (reports.map)."""
+"""`vmpin map`: the node's CPUs, their owners, and the threads on them. Called by main and all_nodes. What stays out:
+the drawing (reports.map)."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
 """`vmpin reporter`: writes to the API server what the watcher of its node reports.
 
-What stays out: what it writes (kube), and the process (reporter)."""
+What stays out: what it writes (kube), and the process (reporter). Called by main."""
 
 import argparse
 

@@ -1,6 +1,6 @@
 """`vmpin status`: the sandboxes, and the current masks of their threads.
 
-What stays out: making the status document (vmpin/status), and printing it (text.status_text).
+What stays out: making the status document (vmpin/status), and printing it (text.status_text). Called by main.
 """
 
 import argparse

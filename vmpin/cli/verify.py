@@ -1,6 +1,6 @@
 """`vmpin verify`: checks that every thread is, and was, on its CPUs. For scripts and alerts.
 
-What stays out: where threads ran before (proof).
+What stays out: where threads ran before (proof). Called by main.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Operators do not set them: what they set stands in `settings`. Tests pass another value instead of patching modules.
 What stays out: time constants of the placement and of drift, which are rules and not waits. Imported by daemon,
-procevents, guests, host and reconcile."""
+procevents, guests and reconcile."""
 
 from __future__ import annotations
 

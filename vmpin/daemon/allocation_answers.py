@@ -1,7 +1,7 @@
 """The allocator's part of the control socket: what was given (`vmpin allocations`, `vmpin explain`), and other CPUs
 for a container that runs (`vmpin set`).
 
-What stays out: deciding (allocation), and the socket (control).
+What stays out: deciding (allocation), and the socket (control, which calls this).
 """
 
 from __future__ import annotations

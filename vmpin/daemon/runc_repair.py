@@ -1,9 +1,10 @@
 """Asks the runtime to give runc containers back their CPUs (`policy.runc_repair`), outside the event loop.
 
-By the CRI call UpdateContainerResources; where no CRI runtime answers, by NRI: the plugin reconnects, and the updates
-go into the answer to the runtime's Synchronize. Never by NRI's UpdateContainers, which hangs runtimes
+It makes the CRI call UpdateContainerResources; where no CRI runtime answers, it uses NRI: the plugin reconnects, and
+the updates go into the answer to the runtime's Synchronize. It never uses NRI's UpdateContainers, which hangs runtimes
 (sources.nri.session.NriSession.register). A failed call is not repeated here: the next resync finds the container
-unchanged, with the CPUs it is to have by then. Owned by the watcher. Which ones: runc_drift."""
+unchanged, with the CPUs it is to have by then. What stays out: which containers these are (reconcile.runc_drift).
+Owned by the watcher."""
 
 from __future__ import annotations
 

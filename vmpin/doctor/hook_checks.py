@@ -1,6 +1,7 @@
 """The check of vmpin's OCI hook: its registrations, the runtimes that read them, and its messages to the watcher.
 
-Pure; called by checks.examine. What stays out: finding registrations (doctor.collect.hooks_found)."""
+Pure; called by checks.examine and `vmpin install-hook`. What stays out: finding registrations
+(doctor.collect.hooks_found)."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 None, "" and () mean that a thing was not found; `trouble` has the reason why it could not be read. Field names are
 JSON members of the bundle. What stays out: reading them (doctor.collect, host, runtime), and judging them (doctor).
+Made by doctor.collect, host.daemons and sources.kubelet_config.
 """
 
 from __future__ import annotations

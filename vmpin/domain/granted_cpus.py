@@ -1,6 +1,7 @@
 """What the allocator's ledger means for placement: which containers own which CPUs, and the pool.
 
-Pure. What stays out: the ledger (allocation), and where threads go (placement). Made by reconcile.cpu_allocator.
+Pure. What stays out: the ledger (allocation), and where threads go (placement). Made by reconcile.cpu_allocator, read
+by placement.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names of pods and containers for a process, by its container's id, its pod's uid, or its sandbox.
 
 Pure, from the part `pods` of a status document. What stays out: parsing a cgroup's path (reports.residency). Called by
-reports.
+status, reports and cli.
 """
 
 from __future__ import annotations

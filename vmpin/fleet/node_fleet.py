@@ -1,6 +1,6 @@
 """The nodes of a cluster and their state by their objects, the most urgent first; and the verdict of `vmpin verify`.
 
-What stays out: reading them (fleet_reading), and how they are shown (fleet_tables, fleet_document)."""
+What stays out: reading them (fleet_reading, which makes this), and showing them (fleet_tables, fleet_document)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent reported, and why none did, as the status and the log show it. Pure; called by both sessions."""
+"""What an agent reported, and why none did, as the status and the log show it. Pure; called by the rest of guests."""
 
 from collections import Counter
 from collections.abc import Mapping

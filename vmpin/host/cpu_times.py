@@ -2,7 +2,7 @@
 
 Idle time is exact where ticks stop when a CPU is idle, and is printed in steps of 10 ms. Time of interrupts is exact
 with CONFIG_IRQ_TIME_ACCOUNTING, else counted by ticks. Read only. What stays out: what they add up to (reports).
-Called by demo.noise_stage and reports.isolation.isolation_observer.
+Called by reports and demo.noise_stage.
 """
 
 from __future__ import annotations

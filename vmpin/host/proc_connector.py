@@ -2,7 +2,7 @@
 
 The descriptor is for an event loop. Events that come faster than they are read are lost, and the loss is reported; a
 resync makes up for it. What stays out: what an event means (procevents), and the messages' bytes (wire.proc_events).
-Used by procevents.feed and the doctor.
+Used by procevents.feed.
 """
 
 from __future__ import annotations

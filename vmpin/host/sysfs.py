@@ -2,7 +2,7 @@
 
 Only the list of online CPUs must be there; all else degrades to what is known without it, because kernels,
 architectures and hypervisors leave out different parts. What stays out: sockets, kinds of cores and devices
-(allocator_topology), and what the topology is used for. Used by reconcile, doctor, demo and cli.
+(allocator_topology), and what the topology is used for. Used by the rest of host and most packages above it.
 """
 
 import logging

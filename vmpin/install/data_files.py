@@ -2,7 +2,7 @@
 the documentation.
 
 In a wheel they are under vmpin/data, in a checkout at the top of the repository (pyproject.toml moves them). What
-stays out: reading them. Called by the other modules here, the command line and the demo."""
+stays out: reading them. Called by hook_script, agent_zipapp and the command line."""
 
 from pathlib import Path
 

@@ -2,7 +2,7 @@
 
 True: every thread of the pod's VM may run where the rules place it, and nowhere else. False: some thread may not, or
 another pod's may run on its CPUs. Unknown: not decided yet, or no watcher reports it. What stays out: when it is
-written (agenda), and Events (transitions). Called by agenda."""
+written (agenda), and Events (transitions). Called by the rest of kube, fleet and reporter."""
 
 from __future__ import annotations
 

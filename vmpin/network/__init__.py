@@ -2,4 +2,4 @@
 the text about both.
 
 Pure. What stays out: reading interfaces (host.links) and VMMs' descriptors (vmm.network_devices), and placing by it
-(placement)."""
+(placement). Imported by vmm and everything above it."""

@@ -5,5 +5,5 @@ the vCPUs, of a VM or of a sandbox without one yet. vcpus, matching: the vCPUs.
 
 Pure: the same input gives the same placement, and the previous placement is part of the input. What stays out: reading
 the node, and setting masks (pinning). Imports domain alone. Imported by config (policies, scenarios), pinning,
-procevents, reconcile, status, reports.
+reconcile, guests, procevents, status, reports.
 """

@@ -1,7 +1,7 @@
 """The operator's policy: where vCPUs and the other threads of a sandbox go.
 
 Values only; `rules` and `vcpus` apply them. The same keys are in the configuration file (config.settings) and in
-scenarios. Read by rules and vcpus.
+scenarios. Made by config, read by rules, vcpus and reconcile.
 """
 
 from __future__ import annotations

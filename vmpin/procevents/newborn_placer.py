@@ -1,9 +1,9 @@
 """Places new programs and threads at the kernel's events, ahead of the next pass over their VM.
 
 A process that becomes a sandbox's VMM or virtiofsd gets the sandbox's CPUs while it has one thread, so that all others
-are created there; a thread created in a followed process is compared by itself. Decision and hand are those of a pass:
-the placement gives the mask, `Reconciler.pin_newborn` sets it. What a single event cannot show (which vCPU an unnamed
-thread is) is left to a pass, for which the sandbox is returned.
+are created there; a thread created in a followed process is compared by itself. Masks are decided and set as in a
+pass: the placement gives the mask, `Reconciler.pin_newborn` sets it. What a single event cannot show (which vCPU an
+unnamed thread is) is left to a pass, for which the sandbox is returned.
 
 Kata's shim keeps its mask until its VMM runs: it sizes the VM by that mask. The Go shim refuses the annotations
 default_vcpus and default_maxvcpus when they exceed runtime.NumCPU(), which Go reads when the process starts

@@ -2,8 +2,8 @@
 
 It carries the containers that only hooks reported, the original masks, the previous one-to-one pairs, which nameless
 thread is which vCPU, the kubelet's last good checkpoint, and which sandboxes the operator suspended. It lies in /run
-and is of one boot. A damaged one is set aside, and everything is rebuilt from what runs. Called by state_store. What
-stays out: when it is written (node_state), and its text (state_format).
+and is of one boot. A damaged one is set aside, and everything is rebuilt from what runs. Called by reconcile, doctor
+and reports. What stays out: when it is written (node_state), and its text (state_format).
 """
 
 import json

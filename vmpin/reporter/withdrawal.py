@@ -1,9 +1,9 @@
 """Takes back what reporters wrote: NodePinning, the conditions of pods, the nodes' labels; with kubernetes.annotate
 the annotations of pods, with kubernetes.nrt NodeResourceTopology. Events expire by themselves.
 
-At SIGTERM for one node, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's reboot
-withdraw nothing. And for all nodes, by `vmpin reporter --withdraw` in a Job before the chart is removed. What stays
-out: the masks, which are the watcher's (watch.on_exit)."""
+It does so at SIGTERM for one node, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's
+reboot withdraw nothing. It does so for all nodes by `vmpin reporter --withdraw` in a Job before the chart is removed.
+What stays out: the masks, which are the watcher's (watch.on_exit). Called by service and cli.reporter."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ list of the pods that run.
 
 Sources: k8s.io/cri-api pkg/apis/runtime/v1/api.proto. Fields that are left out mean "no change": the kubelet's CPU
 manager sends the cpuset alone, too (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). What stays out:
-which container gets which CPUs (reconcile.runc_drift, reconcile.cpu_allocator). Called by daemon.runc_repair and
-daemon.allocator, in a thread: a call blocks.
+which container gets which CPUs (reconcile.runc_drift, reconcile.cpu_allocator). Called by daemon and
+reconcile.ledger_release, in a thread, as a call blocks; doctor.collect looks for the sockets.
 """
 
 from __future__ import annotations

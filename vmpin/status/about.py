@@ -1,6 +1,6 @@
 """The watcher's description of itself for `vmpin doctor` and `gather`: version, configuration, sources, passes.
 
-What stays out: the sandboxes, which are the status document's."""
+What stays out: the sandboxes, which are the status document's. Called by daemon, prometheus and cli."""
 
 from __future__ import annotations
 

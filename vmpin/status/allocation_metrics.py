@@ -1,7 +1,7 @@
 """The metrics of the allocator. Names of pods only where asked for; by cache only where a machine has more
 caches than NUMA nodes.
 
-What stays out: those of the watcher (prometheus). Called by the exporter's collector, with `allocate.mode` not off.
+What stays out: those of the watcher (prometheus). Called by prometheus, with `allocate.mode` not off.
 """
 
 from __future__ import annotations

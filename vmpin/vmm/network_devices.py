@@ -2,7 +2,7 @@
 
 A tap's descriptor names its interface (/proc/PID/fdinfo, `iff`), a macvtap's device node its ifindex; a vhost-user
 device is found on QEMU's command line alone. What stays out: the interfaces' namespace (host.links.netns), the path
-from there (network.nic_path), and which worker serves which queue (network.vhost_order). Called by status.vm_networks.
+from there (network.nic_path), and which worker serves which queue (network.vhost_order). Called by status and vm_nics.
 """
 
 from __future__ import annotations

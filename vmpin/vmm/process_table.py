@@ -1,9 +1,9 @@
 """The process table: the VMMs, helper processes and kernel threads of sandboxes, among all processes of the node.
 
-Kept from pass to pass, so that a pass without new or ended processes lists /proc and reads little more. A process is
-classified by its command line. That of a container's process is never believed, nor read beyond its beginning: its
-author can make it as long, and change it as often, as he likes. What stays out: which sandbox's VM a VMM is, and its
-threads (inventory, which owns this). Called by inventory, vm_nics and reconcile.reconciler.
+It is kept from pass to pass, so that a pass without new or ended processes lists /proc and reads little more. A
+process is classified by its command line. That of a container's process is never believed, nor read beyond its
+beginning: its author can make it as long, and change it as often, as he likes. What stays out: which sandbox's VM a
+VMM is, and its threads (inventory, which owns this). Called by inventory, vm_nics and reconcile.reconciler.
 """
 
 import sys

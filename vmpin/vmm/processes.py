@@ -1,7 +1,7 @@
 """Classifies a process by its command line: a VMM, one of a sandbox's helpers, or neither.
 
-Pure. What stays out: reading /proc, whether the sandbox exists, and Dragonball, which runs inside the shim and
-shows itself only by its threads (threads.py). Called by process_table, sources.pids and procevents.
+Pure. What stays out: reading /proc, whether the sandbox exists, and Dragonball, which runs inside the shim and shows
+itself only by its threads (threads.py). Called by inventory, process_table and whatever is above vmm.
 """
 
 import re

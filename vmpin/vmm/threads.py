@@ -13,7 +13,7 @@ disturb the shim of Kata. What was learned of a thread is handed in again and ke
 ever shows nothing. An answer is believed whole or not at all: names can be forged.
 
 What stays out: listing and reading the threads, and KVM's kernel threads (processes.kernel_thread_owner). Called by
-inventory.
+inventory, process_table and procevents.
 """
 
 from __future__ import annotations

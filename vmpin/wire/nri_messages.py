@@ -1,4 +1,4 @@
-"""The messages of NRI that are used: containerd/nri pkg/api/api.proto, with its field numbers and names.
+"""The messages of NRI that vmpin uses: containerd/nri pkg/api/api.proto, with its field numbers and names.
 
 They are the same in every version of NRI so far (0.6 to 0.12), which only adds fields. `EventRequest` has the fields
 that RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common. Texts of images

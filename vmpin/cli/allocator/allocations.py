@@ -1,6 +1,6 @@
 """`vmpin allocations`: which container was given which CPUs.
 
-What stays out: the document (status.allocation_report)."""
+What stays out: the document (status.allocation_report). Called by main."""
 
 import argparse
 from datetime import UTC, datetime

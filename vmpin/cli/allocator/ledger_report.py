@@ -1,6 +1,6 @@
 """What the watcher gives out, for the verbs that also show or check other things: `map`, `verify`, `audit`, `explain`.
 
-What stays out: the document (status.allocation_report). Called by these verbs.
+What stays out: the document (status.allocation_report). Called by these verbs, top and names.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""`vmpin set`: other CPUs for a container that runs. What stays out: the decision (allocation.live_change)."""
+"""`vmpin set`: other CPUs for a container that runs. Called by main. What stays out: deciding
+(allocation.live_change)."""
 
 import argparse
 

@@ -1,3 +1,3 @@
 """Verbs about what the watcher has kept over time: `vmpin isolation`.
 
-What stays out: keeping it (reports, daemon)."""
+What stays out: keeping it (reports, daemon). Imported by cli.main alone."""

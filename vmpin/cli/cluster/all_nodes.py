@@ -1,7 +1,7 @@
 """`vmpin status|verify|map --all-nodes`: every node of a cluster by its NodePinning.
 
 What stays out: the options (flags), reading and judging (fleet), drawing (reports.map), the connection
-(reporter.api_server)."""
+(reporter.api_server). Called by these three verbs."""
 
 from __future__ import annotations
 

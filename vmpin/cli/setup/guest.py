@@ -1,4 +1,5 @@
-"""`vmpin guest build`: the agent for the guest as one file. What stays out: putting it into a guest."""
+"""`vmpin guest build`: the agent for the guest as one file. Called by main. What stays out: putting it into a guest.
+"""
 
 import argparse
 from pathlib import Path

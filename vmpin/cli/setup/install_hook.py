@@ -1,7 +1,7 @@
 """`vmpin install-hook`: puts the OCI hook where podman, CRI-O or containerd find it.
 
 What stays out: the files themselves (vmpin/install/), and any runtime's own configuration, for which it prints what to
-add.
+add. Called by main.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """`vmpin install-service`: the watcher as a service of systemd.
 
-What stays out: the unit's text (install.service_unit), and its file (install.file_operations).
+What stays out: the unit's text (install.service_unit), and its file (install.file_operations). Called by main.
 """
 
 import argparse

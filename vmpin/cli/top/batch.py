@@ -1,6 +1,6 @@
 """`vmpin top --batch`: plain blocks or lines of JSON, one for each interval.
 
-What stays out: reading the node (feed), and the texts of cells (sheet).
+What stays out: reading the node (feed), and the texts of cells (sheet). Called by command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`vmpin top`: its arguments, and the choice between the live view and the batch.
 
-What stays out: both of them (live, batch).
+What stays out: both of them (live, batch). Called by main.
 """
 
 from __future__ import annotations

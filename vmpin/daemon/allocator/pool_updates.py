@@ -1,9 +1,9 @@
 """Gives containers the CPUs that no answer of ours has carried, and has the cgroups read back, outside NRI's answers.
 
-By the CRI call UpdateContainerResources; where no CRI runtime answers, by the answer to the runtime's next list, for
-which the plugin connects again. Never by NRI's UpdateContainers, which hangs runtimes
-(sources.nri.session.NriSession.register), and never from within an answer. What stays out: which CPUs
-(reconcile.cpu_allocator). Owned by the watcher.
+It makes the CRI call UpdateContainerResources; where no CRI runtime answers, it uses the answer to the runtime's next
+list, for which the plugin connects again. It never uses NRI's UpdateContainers, which hangs runtimes
+(sources.nri.session.NriSession.register), and makes no call from within an answer. What stays out: which CPUs
+(reconcile.cpu_allocator). Owned by Allocating.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The watcher's answer to `vmpin isolation`: the report of every pod that has, or had, exclusive CPUs.
 
-What stays out: the report (reports.isolation.isolation_report), and the socket (control).
+What stays out: the report (reports.isolation.isolation_report), and the socket (control, which calls this).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The time between two readings of an owner's exclusive CPUs: how much of it others than the owner's threads had.
 
-Of each CPU the kernel counts the idle time, and of each thread the time that it ran. What a CPU was neither idle nor
-running the owner's threads, something foreign had it: other threads, the kernel, interrupts. So no foreign thread is
-read for that. Pure; times are nanoseconds. What stays out: reading (isolation_observer) and sums (isolation_books).
-Called by isolation_observer.
+Of each CPU the kernel counts the idle time, and of each thread the time that it ran. While a CPU was neither idle nor
+ran the owner's threads, something foreign had it: other threads, the kernel, interrupts. So no foreign thread is read
+for that. Pure; times are nanoseconds. What stays out: reading (isolation_observer) and sums (isolation_books). Called
+by isolation_observer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The file with the books of isolation, which survives a restart of the watcher: a line for all, then of each owner a
 line and its columns, then a checksum.
 
-Beside the state file, for one boot, replaced as a whole: a kill at any moment leaves the old one or the new one. A
-damaged file is set aside, and the books start empty. It is written in steps, between which the watcher's loop has its
-turn. Called by isolation_keeper. What stays out: the times of writing.
+It lies beside the state file, is of one boot, and is replaced as a whole: a kill at any moment leaves the old one or
+the new one. A damaged file is set aside, and the books start empty. It is written in steps, between which the
+watcher's loop has its turn. Called by isolation_keeper. What stays out: the times of writing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The JSON object of `vmpin top -o json`, one for each interval. Pure."""
+"""The JSON object of `vmpin top -o json`, one for each interval. Pure; called by cli.top.batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a container runtime reports over NRI, as plain values, and what is sent to it.
 
-What stays out: the messages that they came in (session) and what follows from them (translation). Used by the watcher,
-runc_repair and relist as well.
+What stays out: the messages that they came in (session) and what follows from them (translation). Used by the rest of
+nri, the watcher and reconcile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NRI's calls into events of the domain: one `match` by verb.
+"""Turns NRI's calls into events of the domain, with one `match` by verb.
 
 A pid that comes with an event is looked up in /proc, unless the state already holds the process behind it. What stays
 out: the messages (session), and what follows from an event (domain.desired_state). Called by the reconciler.
