@@ -36,6 +36,10 @@ class Timeouts:
     pod_resources: float = 2.0  #: For an answer of the kubelet's PodResources API.
     pod_resources_pause: float = 5.0  #: Between two requests to it, at the least.
     cri_call: float = 5.0  #: For a CRI call; a runtime takes some 10 ms.
+    #: Between two lists that are requested over NRI for want of a CRI socket, as the runtime makes no container then:
+    #: to give CPUs (and between two CRI calls for a container for which one has failed); and to find ended pods.
+    pool_update: float = 30.0
+    ended_pods: float = 600.0
     runc_repair_pause: float = 5.0  #: Between two repairs of a runc container: a runtime answers before it writes.
     #: From a report on a sandbox to its rechecks: each the pause after the one before.
     rechecks: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)

@@ -60,6 +60,7 @@ class NriFeed:
         self.state = "waits for the runtime's socket"
         self.since = 0.0  #: When the first of the events came that were taken last, by time.perf_counter().
         self.plugin: NriPlugin | None = None
+        self._requested: dict[str, float] = {}  #: When a list was requested last, by purpose (time.monotonic()).
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -112,6 +113,14 @@ class NriFeed:
         """Have the runtime list its containers again, where it can: a new connection begins with that."""
         if self.plugin is not None and self.plugin.can_reconnect:
             self.plugin.reconnect()
+
+    def request_list_for(self, purpose: str, pause: float, why: Exception) -> None:
+        """The same for a purpose that can wait: once in `pause` seconds, and with a line in the log."""
+        now = time.monotonic()
+        if now >= self._requested.get(purpose, float("-inf")) + pause:
+            self._requested[purpose] = now
+            logger.info("allocate: %s: %s", purpose, why)
+            self.request_list()
 
     def unread(self) -> set[SandboxId]:
         """The sandboxes of events that wait to be taken."""

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from vmpin.allocation.ledger import Ledger
 from vmpin.allocation.texts import ledger_text
-from vmpin.host.regular import read_regular
-from vmpin.reconcile.state_file import MAX_BYTES, replace, sealed, set_file_aside, unsealed
+from vmpin.reconcile.state_file import MAX_BYTES, read_kept, replace, sealed, set_file_aside, unsealed
 from vmpin.reconcile.state_format import dumps
 
 logger = logging.getLogger(__name__)
@@ -31,12 +30,10 @@ class LedgerFile:
     def load(self) -> Ledger | None:
         """What was saved last; None where that is nothing, or cannot be used: a damaged file is set aside. The run
         directory's lock has to be held."""
-        try:
-            raw, _ = read_regular(self.path, MAX_BYTES)
-        except FileNotFoundError:
-            return None
-        except OSError as err:
-            logger.warning("%s: cannot be read: %s", self.path, err.strerror)
+        raw, trouble = read_kept(self.path, MAX_BYTES)
+        if trouble:
+            logger.warning("%s", trouble)
+        if raw is None:
             return None
         try:
             body = unsealed(raw, VERSION)

@@ -107,16 +107,24 @@ def beside(path: Path) -> tuple[Path, Path]:
     return path.with_name(f".{path.name}.new"), path.with_name(f"{path.name}.bad")
 
 
+def read_kept(path: Path, most: int) -> tuple[bytes | None, str]:
+    """Read a file that was kept here. :returns: its bytes, None where there are none; and why, "" where it is absent.
+    """
+    try:
+        return read_regular(path, most)[0], ""
+    except FileNotFoundError:
+        return None, ""
+    except OSError as err:
+        return None, f"{path}: cannot be read: {err.strerror}"
+
+
 def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, str]:
     """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
     believed counts as empty, as does one from another boot.
     :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held."""
-    try:
-        raw, _ = read_regular(path, MAX_BYTES)
-    except FileNotFoundError:
-        return SavedState(), ""
-    except OSError as err:
-        return SavedState(), f"{path}: cannot be read: {err.strerror}"
+    raw, trouble = read_kept(path, MAX_BYTES)
+    if raw is None:
+        return SavedState(), trouble
     try:
         body = unsealed(raw, VERSION)
         if body["boot_id"] != boot_id:

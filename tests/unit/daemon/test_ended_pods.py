@@ -1,58 +1,75 @@
-"""Pods whose end no event has reported. The runtime's list is a stand-in; the ledger is real."""
+"""Pods whose end no event has reported. The runtime is a CRI server on a socket; the ledger is real."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from cri_peer import CriServer
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
+from vmpin.config import loading
+from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.allocator.ended_pods import EndedPods
+from vmpin.daemon.feeds import NriFeed
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
-from vmpin.errors import SourceError
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
-from vmpin.sources import cri
 from vmpin.wire.nri_enums import Verb
 
 POD, MAIN = SandboxId("pod"), ContainerId("main")
+PATIENT = Timeouts(cri_call=120.0)
+
+
+class Runtime(CriServer):
+    """Counts the requests for its list. `meanwhile` is called during each."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def list_pods(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        self.asked += 1
+        self.meanwhile()
+        return super().list_pods(raw, context)
 
 
 class Node:
-    """A pod with an exclusive container, which stops."""
+    """A pod with an exclusive container, which stops. `lists` counts the connections that NRI is to make again."""
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, path: Path) -> None:
         self.allocator = CpuAllocator(
             Topology.build(CpuSet(range(4))), AllocationOptions(AllocationMode.ON, CpuSet((0,))),
-            LedgerFile(path, "boot"), lambda pod: VmSize())
+            LedgerFile(path / "ledger.json", "boot"), lambda pod: VmSize())
         self.main = RequestedContainer(
             MAIN, POD, "main", "shop", "web", "uid", pod_annotations={"cpu-policy.vmpin.io": "exclusive"},
             shares=2048, quota=200_000, period=100_000, state=ContainerState.RUNNING)
         self.allocator.listed(Listed(frozenset((POD,)), (self.main,)))
-        self.ready: frozenset[SandboxId] | SourceError = frozenset()
-        self.asked = self.lists = self.ended = 0
-        nri: Any = SimpleNamespace(request_list=self._list)
-        self.pods = EndedPods(self.allocator, None, self._end, lambda: nri)
-        monkeypatch.setattr(cri, "ready_pods", self._ready)
+        self.runtime = Runtime(path / "cri.sock")
+        self.lists = self.ended = 0
+        nri = NriFeed(loading.load(None, {}, {}), lambda events: None, lambda: None)
+        plugin: Any = SimpleNamespace(can_reconnect=True, reconnect=self._reconnect)
+        nri.plugin = plugin
+        self.pods = EndedPods(self.allocator, self.runtime.path, self._end, lambda: nri, PATIENT)
 
-    def _ready(self, servers: Sequence[Path], timeout: float) -> frozenset[SandboxId]:
-        self.asked += 1
-        if isinstance(self.ready, SourceError):
-            raise self.ready
-        return self.ready
-
-    def _list(self) -> None:
+    def _reconnect(self) -> None:
         self.lists += 1
 
     def _end(self) -> None:
         self.ended += 1
+
+    @property
+    def asked(self) -> int:
+        return self.runtime.asked
 
     def stop(self) -> None:
         self.allocator.asked(Verb.STOP, self.main)
@@ -66,8 +83,10 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    return Node(tmp_path / "ledger.json", monkeypatch)
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.runtime.stop()
 
 
 def test_a_pod_that_runs_no_more_is_ended_at_the_second_look(node: Node) -> None:
@@ -81,27 +100,23 @@ def test_a_pod_that_runs_no_more_is_ended_at_the_second_look(node: Node) -> None
 
 def test_a_pod_that_runs_holds_its_cpus_for_its_next_container(node: Node) -> None:
     node.stop()
-    node.ready = frozenset((POD,))
+    node.runtime.pods = {POD: True}
     assert [node.refresh() for _ in range(3)] == [1, 1, 1]
     assert (node.asked, node.ended) == (2, 0)
-    node.ready = SourceError("cri.sock", "no answer in time")
+    node.runtime.failure = (grpc.StatusCode.UNAVAILABLE, "it starts")
     assert (node.refresh(), node.lists) == (1, 0)
 
 
-def test_a_container_that_comes_meanwhile_keeps_the_pod(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ready(servers: Sequence[Path], timeout: float) -> frozenset[SandboxId]:
-        node.allocator.asked(Verb.CREATE, node.main._replace(id=ContainerId("next")))
-        return frozenset()
-
+def test_a_container_that_comes_meanwhile_keeps_the_pod(node: Node) -> None:
     node.stop()
     node.refresh()
-    monkeypatch.setattr(cri, "ready_pods", ready)
+    node.runtime.meanwhile = lambda: node.allocator.asked(Verb.CREATE, node.main._replace(id=ContainerId("next")))
     node.refresh()
     assert (node.ended, node.allocator.idle_pods()) == (0, frozenset())
 
 
 def test_without_cri_a_list_is_asked_for_and_not_soon_again(node: Node) -> None:
     node.stop()
-    node.ready = cri.NoRuntime("CRI", "no socket")
+    node.runtime.failure = (grpc.StatusCode.UNIMPLEMENTED, "unknown service")
     assert [node.refresh() for _ in range(4)] == [1, 1, 1, 1]
     assert (node.asked, node.lists) == (3, 1)

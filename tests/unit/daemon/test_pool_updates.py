@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from cri_peer import CriServer
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.allocator import pool_updates
 from vmpin.daemon.allocator.pool_updates import TRIES, PoolUpdates
 from vmpin.domain.events import Source
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
-from vmpin.errors import SourceError
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
-from vmpin.sources import cri
 
 MACHINE = Topology.build(CpuSet(range(4)))
 POD, MAIN = SandboxId("pod"), ContainerId("main")
@@ -32,7 +32,7 @@ OWN, OTHER = CpuSet((1, 2)), CpuSet((0, 3))
 class Node:
     """A pod with an exclusive container on CPUs 1-2, and its cgroup, which has `cgroup` at the next reading."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cri: Path | None = None, timeouts: Timeouts = TIMEOUTS) -> None:
         self.allocator = CpuAllocator(MACHINE, AllocationOptions(AllocationMode.ON, CpuSet((0,))),
                                       LedgerFile(path, "boot"), lambda pod: VmSize())
         self.allocator.listed(Listed(frozenset((POD,)), (RequestedContainer(
@@ -44,10 +44,10 @@ class Node:
         self.reports: dict[Source, Any] = {}
         self.disagreements: dict[tuple[SandboxId, ContainerId], str] = {}
         record = SimpleNamespace(reports=self.reports)
-        view: Any = SimpleNamespace(config=SimpleNamespace(paths=SimpleNamespace(cri=None)),
+        view: Any = SimpleNamespace(config=SimpleNamespace(paths=SimpleNamespace(cri=cri)),
                                     vm_sandboxes=lambda: self.vms, disagreements=self.disagreements,
                                     sandboxes={POD: SimpleNamespace(containers={MAIN: record})})
-        self.updates = PoolUpdates(view, self.allocator, self._read, lambda: None)
+        self.updates = PoolUpdates(view, self.allocator, self._read, lambda: None, timeouts)
 
     def _read(self, containers: Container[ContainerId]) -> None:
         if MAIN in containers and self.cgroup is not None:
@@ -94,30 +94,44 @@ def test_another_writer_is_left_its_way_after_some_tries(node: Node, caplog: pyt
     assert caplog.text.count("another writer takes its own") == 1
 
 
-def test_a_call_that_the_runtime_refuses_counts_no_try(node: Node, caplog: pytest.LogCaptureFixture,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+class Refusing(CriServer):
+    """Calls `meanwhile` with each update, and refuses it."""
+
+    def __init__(self, path: Path, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+        super().__init__(path)
+        self.failure = (grpc.StatusCode.UNKNOWN, "read-only")
+
+    def update(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        self._meanwhile()
+        return super().update(raw, context)
+
+
+def test_a_call_that_the_runtime_refuses_counts_no_try(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """However often, and although a pass reads the cgroup during each: no other writer took anything."""
+    path = tmp_path / "cri.sock"
+    node = Node(tmp_path / "ledger.json", path, Timeouts(cri_call=120.0, pool_update=0.0))
     node.cgroup, node.disagreements[POD, MAIN] = OTHER, "its cgroup has other CPUs"
     calls = iter(range(TRIES + 3))
     loop = asyncio.new_event_loop()
 
-    def refused(servers: object, container: ContainerId, cpus: CpuSet, seconds: float) -> None:
+    def meanwhile() -> None:
         update = node.allocator.next_update(())
-        assert update == (container, cpus)
+        assert update == (MAIN, OWN)
         node.allocator.given(update)  # NRI reports the update before the runtime carries it out
         node.updates.compare()
         if next(calls, None) is None:
             loop.call_soon_threadsafe(task.cancel)
-        raise SourceError("cri.sock", "read-only")
 
-    monkeypatch.setattr(cri, "sockets", lambda configured: ["cri.sock"])
-    monkeypatch.setattr(cri, "update_cpus", refused)
-    monkeypatch.setattr(pool_updates, "PAUSE", 0.0)
+    runtime = Refusing(path, meanwhile)
     node.start()
     task = loop.create_task(node.updates.run())
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
+    loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+    runtime.stop()
+    assert len(runtime.updates) > TRIES
     assert caplog.text.count("not given by the runtime container=main cpus=1-2") > TRIES
     assert "another writer" not in caplog.text
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two lists that are asked for over NRI, for want of a CRI socket: the runtime makes no container
-#: meanwhile, and a pod may wait for its next container for as long as it likes.
-PAUSE = 600.0
-
 
 class EndedPods:
     """`run` is one of the watcher's tasks. :param configured: the CRI socket of the configuration.
@@ -39,7 +34,6 @@ class EndedPods:
         self._timeouts = timeouts
         self._wake = asyncio.Event()
         self._before: Set[SandboxId] = frozenset()
-        self._listed = float("-inf")
 
     def touch(self) -> None:
         """Called after a resync: have pods of the ledger looked for."""
@@ -63,7 +57,8 @@ class EndedPods:
         try:
             ready = await asyncio.to_thread(cri.ready_pods, cri.sockets(self._configured), self._timeouts.cri_call)
         except cri.NoRuntime as err:
-            self._list(str(err))
+            if (nri := self._nri()) is not None:
+                nri.request_list_for("ended pods are found in the runtime's next list", self._timeouts.ended_pods, err)
             return
         except SourceError as err:
             logger.debug("allocate: whether pods have ended is not known: %s", err)
@@ -72,10 +67,3 @@ class EndedPods:
             if self._allocator.end_idle(sandbox):
                 logger.info("pod ended unreported sandbox=%s: its CPUs are free", sandbox)
                 self._ended()
-
-    def _list(self, why: str) -> None:
-        nri, now = self._nri(), time.monotonic()
-        if nri is not None and now >= self._listed + PAUSE:
-            self._listed = now
-            logger.info("allocate: ended pods are found in the runtime's next list: %s", why)
-            nri.request_list()

@@ -29,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: A container whose cgroup has other CPUs than its own is given them so often within so many seconds.
 TRIES, WITHIN = 3, 600.0
-#: Seconds between two lists that are asked for, for want of a CRI socket (the runtime makes no container meanwhile),
-#: and between two calls for a container for which one has failed.
-PAUSE = 30.0
 
 
 class PoolUpdates:
@@ -44,7 +41,6 @@ class PoolUpdates:
         self._timeouts = timeouts
         self._wake = asyncio.Event()
         self._tries: dict[ContainerId, list[float]] = {}
-        self._listed = float("-inf")
         #: For which containers a call has failed, and until when none is made again (CLOCK_MONOTONIC in seconds).
         self._refused: dict[ContainerId, float] = {}
 
@@ -107,7 +103,7 @@ class PoolUpdates:
         from vmpin.sources import cri  # protobuf and gRPC, which a node without an allocator does not load
 
         servers = cri.sockets(self._view.config.paths.cri)
-        now = time.monotonic()
+        now, pause = time.monotonic(), self._timeouts.pool_update
         self._refused = {container: until for container, until in self._refused.items() if until > now}
         while (update := self._allocator.next_update(self._refused)) is not None:
             container, cpus = update
@@ -116,11 +112,12 @@ class PoolUpdates:
                     raise cri.NoRuntime("CRI", "no socket (paths.cri)")
                 await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
             except cri.NoRuntime as err:
-                self._allocator.postpone(PAUSE)
-                self._list(str(err))
+                self._allocator.postpone(pause)
+                if (nri := self._nri()) is not None:  # it connects again: the answer to the list gives the CPUs
+                    nri.request_list_for("CPUs are given with the answer to the next list", pause, err)
                 return
             except SourceError as err:
-                self._refused[container] = time.monotonic() + PAUSE
+                self._refused[container] = time.monotonic() + pause
                 logger.warning("not given by the runtime container=%s cpus=%s: %s", container, cpus, err)
                 self._keep_due(container)
                 if cri.is_mute(err):
@@ -143,11 +140,3 @@ class PoolUpdates:
             report = None if record is None else record.reports.get(Source.CGROUP)
             if report is not None and report.cpuset is not None:
                 self._allocator.read_back(container, report.cpuset)
-
-    def _list(self, why: str) -> None:
-        """Make the plugin reconnect, so that the runtime lists its containers: the answer gives them their CPUs."""
-        nri, now = self._nri(), time.monotonic()
-        if nri is not None and now >= self._listed + PAUSE:
-            self._listed = now
-            logger.info("allocate: CPUs are given with the answer to the next list: %s", why)
-            nri.request_list()

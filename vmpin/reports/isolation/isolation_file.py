@@ -18,8 +18,7 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.host import boottime
-from vmpin.host.regular import read_regular
-from vmpin.reconcile.state_file import replacing, set_file_aside
+from vmpin.reconcile.state_file import read_kept, replacing, set_file_aside
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import (
     COLUMNS,
@@ -91,12 +90,9 @@ def _line(found: dict[str, object]) -> bytes:
 
 def load(path: Path, boot_id: str, books: IsolationBooks) -> str:
     """Continue the books of the file in `books`, if it is of this boot. :returns: the fault of the file, or ""."""
-    try:
-        raw, _ = read_regular(path, MAX_BYTES)
-    except FileNotFoundError:
-        return ""
-    except OSError as err:
-        return f"{path}: cannot be read: {err.strerror}"
+    raw, fault = read_kept(path, MAX_BYTES)
+    if raw is None:
+        return fault
     try:
         body = memoryview(raw)[:-_SEAL]
         if raw[-_SEAL:] != b"%08x\n" % zlib.crc32(body):

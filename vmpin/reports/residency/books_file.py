@@ -10,8 +10,7 @@ from pathlib import Path
 
 from vmpin.domain.proof import Mark, ResidencyLedger
 from vmpin.errors import StateFileError
-from vmpin.host.regular import read_regular
-from vmpin.reconcile.state_file import replace
+from vmpin.reconcile.state_file import read_kept, replace
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -30,12 +29,9 @@ def save(path: Path, boot_id: str, ledger: ResidencyLedger) -> None:
 
 def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
     """Continue the books of the file in `ledger`, if it is of this boot. :returns: the fault of the file, or ""."""
-    try:
-        raw, _ = read_regular(path, MAX_BYTES)
-    except FileNotFoundError:
-        return ""
-    except OSError as err:
-        return f"{path}: cannot be read: {err.strerror}"
+    raw, trouble = read_kept(path, MAX_BYTES)
+    if raw is None:
+        return trouble
     try:
         first, _, body = raw.partition(b"\n")
         head = json.loads(first)
