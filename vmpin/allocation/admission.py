@@ -59,7 +59,7 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
     if found.second is None or (not isinstance(made, Refusal) and made[0].grants[grant.container].policy is not
                                 CpuPolicy.NONE):
         return made
-    why = f": {made}" if isinstance(made, Refusal) else ""
+    why = f": {made.reason}" if isinstance(made, Refusal) else ""
     found = found._replace(wish=found.second, notes=(*found.notes, f"what it prefers cannot be had{why}"))
     return _asked_for(machine, ledger, grant, found, container, options)
 
@@ -67,10 +67,11 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
 def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, container: RequestedContainer,
                options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger with the grant that the annotations ask for, or the default."""
-    ruled = ruling(found, grant.namespace, container.guaranteed, grant.amount, options)
+    ruled = ruling(machine, found, grant.namespace, container.guaranteed, grant.amount, options)
     if isinstance(ruled, Refusal):
         return ruled
     notes = tuple(f"{about(grant)}: {note}" for note in found.notes)
+    notes += (f"{about(grant)} is left alone, as {found.by} would",) if found.left_alone else ()
     notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
     grant = grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group, left_alone=found.left_alone,
                            near=near_nodes(machine, found.wish, grant.devices))
@@ -90,7 +91,11 @@ def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
         grant = grant._replace(cpus=cpus)
         notes = (*notes, f"{about(grant)} gets the CPUs {cpus} ({grant.policy})")
     after = balanced(machine, ledger, options, grant)
-    return after if isinstance(after, Refusal) else (after, notes)
+    if isinstance(after, Refusal):
+        return after
+    if not after.shared and grant.policy in (CpuPolicy.NONE, CpuPolicy.NUMA) and not (grant.vm or grant.left_alone):
+        notes = (*notes, f"{about(grant)} gets no cpuset: no CPU of the pool is online")
+    return after, notes
 
 
 def _near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> tuple[str, ...]:

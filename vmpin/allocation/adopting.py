@@ -53,7 +53,7 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
             notes.append(f"{container.namespace}/{container.pod}/{container.name}: {err}")
             annotated = None
         if annotated is None and lost and GRANT_KEY not in container.annotations:
-            annotated = _given_when_listed(container, options)
+            annotated = _given_when_listed(machine, container, options)
         if annotated is None or container.cpuset is None or annotated.left_alone:
             others.append(container)
         else:
@@ -72,7 +72,8 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
     return ledger, others
 
 
-def _given_when_listed(container: RequestedContainer, options: AllocationOptions) -> AnnotatedGrant | None:
+def _given_when_listed(machine: Topology, container: RequestedContainer,
+                       options: AllocationOptions) -> AnnotatedGrant | None:
     """What a container without our annotation was given: it was created while vmpin was away, and got its CPUs with
     the runtime's list. That is assumed where it asks for CPUs of its own and its cpuset has as many. Where another
     plugin gave it those, no other container gets them either. None for all others."""
@@ -81,7 +82,7 @@ def _given_when_listed(container: RequestedContainer, options: AllocationOptions
         found = asked(container.pod_annotations, container.name, options.honour)
     except AnnotationError:
         return None
-    ruled = ruling(found, container.namespace, container.guaranteed, amount, options)
+    ruled = ruling(machine, found, container.namespace, container.guaranteed, amount, options)
     if (isinstance(ruled, Refusal) or ruled.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED) or found.left_alone
             or container.vm or container.cpuset is None or len(container.cpuset) != amount.size):
         return None
@@ -96,7 +97,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     container, annotated, cpuset = claim
     amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
     asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
-    ruled = ruling(asked, container.namespace, container.guaranteed, amount, options)
+    ruled = ruling(machine, asked, container.namespace, container.guaranteed, amount, options)
     if isinstance(ruled, Refusal):
         return ruled.reason
     nodes = CpuSet(machine.nodes)

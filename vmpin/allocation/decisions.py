@@ -35,7 +35,8 @@ def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     after, notes = granted
     grant = after.grants[container.id]
     adjustment = _adjustment(machine, after, grant, container, options)
-    after = with_written(after, container.id, adjustment.cpus)
+    if not grant.left_alone:
+        after = with_written(after, container.id, adjustment.cpus)
     updates = shrinking(machine, after, options, container.id)
     return observed(Answer(applied(after, updates), adjustment, tuple(updates), "", notes), ledger, options)
 

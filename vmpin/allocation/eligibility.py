@@ -15,7 +15,7 @@ from vmpin.allocation.ledger import CpuAmount, Grant
 from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.texts.annotations import AskedCpus
 from vmpin.allocation.texts.wish_values import nodes_near
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
 
 #: The policies by which a container gets CPUs of its own.
@@ -62,7 +62,7 @@ def amount_after(before: CpuAmount, shares: int | None, quota: int | None, perio
     return CpuAmount(before.request, alone.limit, alone.limit // 1000 if whole else 0)
 
 
-def ruling(asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount,
+def ruling(machine: Topology, asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount,
            options: AllocationOptions) -> PolicyRuling | Refusal:
     """The policy of a container. :returns: why it is refused, where vmpin's own key asks for what it cannot have. What
     a peer's key asks for in vain leaves it on the pool, as that peer would; so does a default."""
@@ -71,11 +71,11 @@ def ruling(asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount
         wanted = options.default is DefaultPolicy.EXCLUSIVE or (
             options.default is DefaultPolicy.GUARANTEED and guaranteed)
         given = wish._replace(policy=CpuPolicy.EXCLUSIVE)
-        why = _against(given, namespace, amount, options)
+        why = _against(machine, given, namespace, amount, options)
         if wanted and amount.size and why:
             return PolicyRuling(CpuPolicy.NONE, note=why)
         return PolicyRuling(CpuPolicy.EXCLUSIVE if wanted and amount.size else CpuPolicy.NONE)
-    why = _against(wish, namespace, amount, options)
+    why = _against(machine, wish, namespace, amount, options)
     if why:
         if asked.by == "vmpin":
             return Refusal(RefusalKind.REQUEST, why)
@@ -101,7 +101,8 @@ def brings_cpus(policy: CpuPolicy, group: str, options: AllocationOptions) -> bo
     return policy in OWN and not (policy is CpuPolicy.GROUP and group in options.groups and options.groups[group].cpus)
 
 
-def _against(wish: CpuWish, namespace: str, amount: CpuAmount, options: AllocationOptions) -> str:
+def _against(machine: Topology, wish: CpuWish, namespace: str, amount: CpuAmount,
+             options: AllocationOptions) -> str:
     """Why a container cannot have the policy that it asks for; "" where it can."""
     assert wish.policy is not None
     privileged = namespace in options.privileged_namespaces
@@ -109,19 +110,30 @@ def _against(wish: CpuWish, namespace: str, amount: CpuAmount, options: Allocati
     only = f"only namespaces in allocate.privileged_namespaces may, and {namespace} is none of them"
     if wish.policy is CpuPolicy.INFRA and not privileged:
         return f"{asked}: {only}"
-    if wish.policy is CpuPolicy.INFRA and not options.reserved:
-        return f"{asked}: allocate.reserved has no CPU"
     if wish.policy is CpuPolicy.GROUP and wish.group in options.groups:
         allowed = options.groups[wish.group].namespaces
         if allowed and namespace not in allowed:
             return f"{asked}: the group is for the namespaces {', '.join(sorted(allowed))}, not for {namespace}"
     if not brings_cpus(wish.policy, group_of(wish, namespace, options), options):
-        return ""
+        why = _no_cpu_online(machine, wish, options)
+        return f"{asked}: {why}" if why else ""
     if wish.kind is CpuKind.ISOLATED and not privileged:
         return f"cpu-kind.vmpin.io=isolated: {only}"
     if wish.kind is CpuKind.ISOLATED and wish.policy is CpuPolicy.FIXED:
         return f"{asked}: cpu-kind.vmpin.io=isolated are never in the pool, where fixed CPUs stay"
     return "" if amount.size else whole_cpus_needed(asked, amount)
+
+
+def _no_cpu_online(machine: Topology, wish: CpuWish, options: AllocationOptions) -> str:
+    """Why the set that the configuration has for such containers is empty: without a cpuset, they would run on the
+    CPUs of all others. "" where it is not."""
+    if wish.policy is CpuPolicy.INFRA and options.reserved.isdisjoint(machine.online):
+        return (f"of allocate.reserved={options.reserved} no CPU is online" if options.reserved else
+                "allocate.reserved has no CPU")
+    fixed = options.groups[wish.group].cpus if wish.policy is CpuPolicy.GROUP else EMPTY
+    if fixed and (fixed - options.reserved).isdisjoint(machine.online):
+        return f"of the CPUs {fixed} that allocate.groups has for it, none is online and not reserved"
+    return ""
 
 
 def whole_cpus_needed(asked: str, amount: CpuAmount) -> str:

@@ -42,7 +42,7 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
     except AnnotationError as err:
         return Answer(ledger, refusal=f"vmpin: {err}")
     asked = AskedCpus(wish._replace(policy=wish.policy or grant.policy), "vmpin")
-    ruled = ruling(asked, grant.namespace, True, grant.amount, options)
+    ruled = ruling(machine, asked, grant.namespace, True, grant.amount, options)
     if isinstance(ruled, Refusal):
         return Answer(ledger, refusal=f"vmpin: {ruled.reason}")
     answer = with_wish(machine, ledger, grant, wish, ruled, options)

@@ -98,10 +98,7 @@ class _PlayedNode:
         self._ledger = decisions.on_start(self._machine, self._ledger, started, self._options).ledger
         mems = None if answer.adjustment is None else answer.adjustment.mems
         self._mems[container.id] = mems or self._machine.memory_nodes
-        outcome = self._outcome(before, container.id)
-        if container.cpuset:  # another plugin's, left alone
-            outcome["cpus"] = str(container.cpuset)
-        return {**outcome, **_noted(answer, event)}
+        return {**self._outcome(before, container.id), **_noted(answer, event)}
 
     def _remove(self, event: ContainerRemoved) -> dict[str, object]:
         container = self._containers.pop((event.pod, event.container))
@@ -123,7 +120,12 @@ class _PlayedNode:
         """What a container has. :param before: the ledger without it."""
         grant = self._ledger.grants[container]
         # Containers of a VM on the pool have no cpuset; their threads are kept there.
-        cpus = grant.cpus or target(self._machine, self._ledger, grant, self._options) or self._ledger.shared
+        cpus = grant.cpus or target(self._machine, self._ledger, grant, self._options)
+        if not cpus and grant.left_alone:
+            cpus = grant.written
+        elif not cpus:
+            cpus = self._ledger.shared
+        cpus = cpus or self._machine.online
         outcome: dict[str, object] = {"cpus": str(cpus), "mems": str(self._mems[container])}
         if grant.spare:
             outcome["spare"] = str(grant.spare)

@@ -15,6 +15,7 @@ from vmpin.allocation.texts.annotations import AskedCpus, asked, changed
 from vmpin.allocation.texts.wish_data import wish_data, wish_of
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import CpuSet
+from vmpin.domain.topology import Topology
 
 ALL = frozenset(HonouredKeys)
 CRANE = "topology.crane.io"
@@ -277,7 +278,8 @@ def test_an_update_keeps_what_it_does_not_name() -> None:
 
 
 OPTIONS = AllocationOptions(reserved=CpuSet((0,)), groups={
-    "big": GroupRule(namespaces=frozenset({"ml"})), "set": GroupRule(CpuSet((7,)))})
+    "big": GroupRule(namespaces=frozenset({"ml"})), "set": GroupRule(CpuSet((7,))), "gone": GroupRule(CpuSet((0, 9)))})
+MACHINE = Topology.build(CpuSet(range(8)))
 TWO = CpuAmount(2000, 2000, 2)
 
 
@@ -291,7 +293,7 @@ TWO = CpuAmount(2000, 2000, 2)
     (CpuWish(CpuPolicy.NONE, kind=CpuKind.ISOLATED), "web", CpuAmount(), PolicyRuling(CpuPolicy.NONE)),
 ])
 def test_what_a_container_may_have(asks: CpuWish, namespace: str, amount: CpuAmount, expected: PolicyRuling) -> None:
-    assert ruling(AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS) == expected
+    assert ruling(MACHINE, AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS) == expected
 
 
 @pytest.mark.parametrize(("asks", "namespace", "amount", "words"), [
@@ -302,12 +304,13 @@ def test_what_a_container_may_have(asks: CpuWish, namespace: str, amount: CpuAmo
     (CpuWish(CpuPolicy.FIXED, kind=CpuKind.ISOLATED), "kube-system", TWO, ["fixed", "isolated"]),
     (CpuWish(CpuPolicy.GROUP, "big"), "web", TWO, ["group:big", "ml", "web"]),
     (CpuWish(CpuPolicy.GROUP, "x"), "web", CpuAmount(100), ["group:x", "whole CPUs"]),
+    (CpuWish(CpuPolicy.GROUP, "gone"), "web", TWO, ["group:gone", "allocate.groups", "0,9", "none is online"]),
 ])
 def test_what_a_container_may_not_have(asks: CpuWish, namespace: str, amount: CpuAmount, words: list[str]) -> None:
-    why = ruling(AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS)
+    why = ruling(MACHINE, AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS)
     assert isinstance(why, Refusal)
     assert all(word in why.reason for word in words), why
-    peer = ruling(AskedCpus(asks, "crane"), namespace, False, amount, OPTIONS)
+    peer = ruling(MACHINE, AskedCpus(asks, "crane"), namespace, False, amount, OPTIONS)
     assert isinstance(peer, PolicyRuling)
     assert peer == PolicyRuling(CpuPolicy.NONE, note=f"crane: {why.reason}")
 
@@ -321,5 +324,5 @@ def test_what_a_container_may_not_have(asks: CpuWish, namespace: str, amount: Cp
 ])
 def test_without_an_annotation_the_default_counts(default: DefaultPolicy, guaranteed: bool, amount: CpuAmount,
                                                   expected: CpuPolicy) -> None:
-    found = ruling(AskedCpus(), "web", guaranteed, amount, OPTIONS._replace(default=default))
+    found = ruling(MACHINE, AskedCpus(), "web", guaranteed, amount, OPTIONS._replace(default=default))
     assert found == PolicyRuling(expected)

@@ -159,6 +159,7 @@ def test_another_plugins_cpuset_is_left_alone_and_reported() -> None:
     assert made is not None
     assert (made.cpus, made.mems) == (None, None)
     assert "another plugin" in node.notes[0]
+    assert node.ledger.grants[ContainerId("a")].written == cpus("5")
     assert due_updates(MACHINE, node.ledger, ON) == ()
 
 
@@ -201,7 +202,7 @@ def test_a_shared_container_is_let_in_while_the_pool_is_offline() -> None:
     node.create("a", 1, EXCLUSIVE)
     node.machine = machine._replace(online=cpus("2"))
     node.create("web")
-    assert node.refusal == ""
+    assert (node.refusal, list(node.notes)) == ("", ["web/pod/web gets no cpuset: no CPU of the pool is online"])
 
 
 def test_groups() -> None:

@@ -88,7 +88,7 @@ def _answer(machine: Topology, ledger: Ledger, grant: Grant, annotations: Mappin
 
 def _decided(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus,
              options: AllocationOptions) -> Answer | Refusal:
-    ruled = ruling(found, grant.namespace, grant.guaranteed, grant.amount, options)
+    ruled = ruling(machine, found, grant.namespace, grant.guaranteed, grant.amount, options)
     if isinstance(ruled, Refusal):
         return ruled
     if ruled.note and found.wish.policy is not None:
