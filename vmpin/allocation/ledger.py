@@ -107,8 +107,9 @@ class Ledger(NamedTuple):
         return self._replace(grants={key: grant for key, grant in self.grants.items() if key not in gone})
 
     def with_refusal(self, refused: RefusedRequest) -> Ledger:
-        """A repeated refusal replaces the one before: the kubelet retries every few seconds."""
-        others = [one for one in self.refused if one[:4] != refused[:4]]
+        """A container's refusal replaces the one before: the kubelet retries every few seconds, and the numbers in
+        the reason may be others."""
+        others = [one for one in self.refused if one[:3] != refused[:3]]
         return self._replace(refused=(*others, refused)[-MAX_REFUSED:])
 
     def of_sandbox(self, sandbox: SandboxId) -> list[Grant]:

@@ -131,7 +131,8 @@ def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, ca
     free = allowed - others - own
     if len(free) < size or (pool(machine, ledger, options) <= free and len(free) == size):
         return Refusal(RefusalKind.CPUS,
-                       f"cpu-spare.vmpin.io=own: needs {number_of(size, 'CPU', 'more')}, {len(free)} are free")
+                       f"cpu-spare.vmpin.io=own: needs {number_of(size, 'CPU', 'more')}, {len(free)} "
+                       f"{'is' if len(free) == 1 else 'are'} free")
     return ledger.with_grants(carrier._replace(spare=nearest(machine, free, own, before & free, size), own_spare=True))
 
 

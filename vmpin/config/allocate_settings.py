@@ -42,14 +42,20 @@ def _groups(value: object) -> str:
 def group_rules(text: str) -> dict[str, GroupRule]:
     """:raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
     from vmpin.allocation.allocation_options import GroupRule
+    from vmpin.allocation.texts.wish_values import GROUP_NAME  # as annotations have it: no other could be joined
 
-    found = {}
+    found: dict[str, GroupRule] = {}
     for group in filter(None, text.split(";")):
         rest, _, namespaces = group.partition("@")
         name, _, cpus = rest.partition("=")
-        if not name or name in found or "/" in name:
-            raise ValueError(f"{group!r}: {name!r} is no name of a group, or has a rule already")
-        found[name] = GroupRule(CpuSet.parse(cpus), frozenset(filter(None, namespaces.split("+"))))
+        if not GROUP_NAME.fullmatch(name) or name in found:
+            raise ValueError(f"{group!r}: {name!r} is no name of a group (1 to 63 lower-case letters, digits, '-', "
+                             "'_', '.'), or has a rule already")
+        rule = GroupRule(CpuSet.parse(cpus), frozenset(filter(None, namespaces.split("+"))))
+        for other, before in found.items():
+            if not rule.cpus.isdisjoint(before.cpus):
+                raise ValueError(f"{group!r}: the CPUs {rule.cpus & before.cpus} are of the group {other!r} already")
+        found[name] = rule
     return found
 
 

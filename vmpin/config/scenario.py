@@ -161,7 +161,7 @@ class _Reader(ScenarioValues):
                 raise self.wrong(key, "cannot stand beside `pods`: there another program has given the CPUs out, here "
                                  "`allocate` does")
         pods = read_pods(self, top.get("pods"), topology.all_cpus)
-        return AllocationScenario(topology, read_settings(self, top.get("allocate")),
+        return AllocationScenario(topology, read_settings(self, top.get("allocate"), topology.all_cpus),
                                   (*pods, *read_events(self, top.get("events"), topology.all_cpus, pods)))
 
     def policy(self, value: object, valid: CpuSet) -> Policy:

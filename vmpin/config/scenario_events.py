@@ -57,8 +57,9 @@ class WishChanged(NamedTuple):
 ScenarioEvent = ContainerCreated | ContainerRemoved | WishChanged
 
 
-def read_settings(values: ScenarioValues, given: object) -> AllocateSettings:
-    """`allocate`, with the keys of the configuration. :raises ConfigError: with the place."""
+def read_settings(values: ScenarioValues, given: object, valid: CpuSet) -> AllocateSettings:
+    """`allocate`, with the keys of the configuration. :param valid: the CPUs of the topology.
+    :raises ConfigError: with the place."""
     keys = values.mapping({} if given is None else given, "allocate", AllocateSettings._fields)
     parsed = {}
     for key, setting in AllocateSettings._field_defaults.items():
@@ -67,7 +68,11 @@ def read_settings(values: ScenarioValues, given: object) -> AllocateSettings:
             parsed[key] = setting.parse(value)
         except (ValueError, CpuSetError) as err:
             raise values.wrong(f"allocate.{key}", f"{value!r}: {err}") from err
-    return AllocateSettings(**parsed)
+    settings = AllocateSettings(**parsed)
+    values.cpuset(str(settings.reserved), "allocate.reserved", valid)
+    for name, rule in settings.options.groups.items():
+        values.cpuset(str(rule.cpus), f"allocate.groups: {name}", valid)
+    return settings
 
 
 def read_events(values: ScenarioValues, given: object, valid: CpuSet,

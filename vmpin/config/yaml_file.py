@@ -90,18 +90,18 @@ def parse(path: Path, raw: bytes) -> object:
 
 def check(path: Path, document: object) -> None:
     """Refuse what can be read but not handled or shown. :raises ConfigError:"""
-    todo = [(document, 1)]
+    todo: list[tuple[object, int, object]] = [(document, 1, "the document")]
     count = 0
     while todo:
-        value, depth = todo.pop()
+        value, depth, key = todo.pop()
         count += 1
         if count > MAX_VALUES:
             raise ConfigError(f"{path}: holds more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise ConfigError(f"{path}: is nested more than {MAX_DEPTH} deep")
         if isinstance(value, int) and value.bit_length() > 64:
-            raise ConfigError(f"{path}: holds a number of {value.bit_length()} bits, at most 64 are read")
+            raise ConfigError(f"{path}: {key!r:.80} holds a number of {value.bit_length()} bits, at most 64 are read")
         if isinstance(value, dict):
-            todo += [(item, depth + 1) for pair in value.items() for item in pair]
+            todo += [(item, depth + 1, name) for name, held in value.items() for item in (name, held)]
         elif isinstance(value, list | set | tuple):
-            todo += [(item, depth + 1) for item in value]
+            todo += [(item, depth + 1, key) for item in value]

@@ -31,8 +31,9 @@ class LedgerFile:
         """What was saved last; None where that is nothing, or cannot be used: a damaged file is set aside. The run
         directory's lock has to be held."""
         raw, trouble = read_kept(self.path, MAX_BYTES)
-        if trouble:
-            logger.warning("%s", trouble)
+        if trouble:  # no regular file, or too large: the next one replaces it
+            why = ValueError(trouble.removeprefix(f"{self.path}: "))
+            logger.warning("%s", set_file_aside(self.path, why, aside=True))
         if raw is None:
             return None
         try:

@@ -27,8 +27,11 @@ def release_ledger(config: Config, timeout: float) -> bool:
     if not path.exists():
         return True
     ledger = LedgerFile(path, Procfs(config.paths.proc).boot_id()).load()
-    if ledger is None:  # of another boot, or damaged and set aside
-        path.unlink(missing_ok=True)
+    if ledger is None:
+        if not path.exists():  # damaged, and set aside
+            logger.warning("allocate: switched off without a ledger: shared containers keep the CPUs that they have "
+                           "until their pods are made again")
+        path.unlink(missing_ok=True)  # of another boot: nothing of it runs
         return True
     from vmpin.sources import cri  # protobuf and gRPC, which a node without a ledger does not load
 

@@ -249,7 +249,7 @@ def test_a_flag_with_an_unknown_key_is_refused() -> None:
     ("log: {level: info}\nlog: {level: debug}", "2: key 'log' cannot be used or is there twice"),
     ("log: {level: info, level: debug}", "1: key 'level' cannot be used or is there twice"),
     ("log: {", "1: "),
-    ("watch: {resync_seconds: 0x" + "f" * 900 + "}", " holds a number of 3600 bits"),
+    ("watch: {resync_seconds: 0x" + "f" * 900 + "}", " 'resync_seconds' holds a number of 3600 bits"),
     ("watch: {qmp: !!bool x}", " not YAML: "),
     ("watch: {qmp: " + "[" * 50 + "]" * 50 + "}", " is nested more than 32 deep"),
 ])
@@ -317,7 +317,8 @@ def test_changed_annotations_are_followed_only_where_pods_data_is_handed_over() 
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("mode", "maybe"), ("groups", "=4"), ("groups", "a;a"), ("groups", "a/b"), ("groups", "a=x"), ("honour", "crain"),
+    ("mode", "maybe"), ("groups", "=4"), ("groups", "a;a"), ("groups", "a/b"), ("groups", "a=x"), ("groups", "Fast=1"),
+    ("groups", "a=1-2;b=2-3"), ("honour", "crain"),
     ("pool_headroom", "-1"), ("grow_delay_seconds", "-1"), ("align", "rack"), ("align", "node!!"), ("align", "!"),
     ("reserved", "3-1")])
 def test_a_wrong_option_of_the_allocators_is_named(key: str, value: str) -> None:

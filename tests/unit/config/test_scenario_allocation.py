@@ -75,6 +75,34 @@ def test_what_cannot_be_is_refused_with_numbers_and_changes_nothing(tmp_path: Pa
     assert all("cost" not in event and "cpus" not in event for event in found if "refused" in event)
 
 
+def test_what_has_no_cpuset_of_vmpins_runs_where_the_runtime_lets_it(tmp_path: Path) -> None:
+    preserved, other, preferred, shared = events(tmp_path, """
+        - create: {pod: a/preserved, container: c, cpus: 1,
+                   annotations: {cpu.preserve.resource-policy.nri.io: "true"}}
+        - create: {pod: a/other, container: c, cpus: 1, policy: exclusive, cpuset: "3"}
+        - create: {pod: kube-system/preferred, container: c, cpus: 1,
+                   annotations: {prefer-isolated-cpus.resource-policy.nri.io: "true"}}
+        - create: {pod: a/shared, container: c, cpus: 1}
+    """, "{reserved: 0, honour: nri-plugins}")
+    assert (preserved["cpus"], preserved["notes"]) == ("0-15", ["is left alone, as nri-plugins would"])
+    assert (other["cpus"], other["notes"]) == ("3", ["has the cpuset 3 of another plugin: left alone"])
+    assert "cost" in preferred
+    assert preferred["notes"] == ["what it prefers cannot be had: cpu-kind.vmpin.io=isolated: this machine has no "
+                                  "isolated CPUs that are online and not reserved"]
+    assert shared["cpus"] == preferred["pool"]
+
+
+def test_a_group_and_infra_of_cpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    reserved, offline, infra = events(tmp_path, """
+        - create: {pod: a/a, container: c, cpus: 1, policy: "group:reserved"}
+        - create: {pod: a/b, container: c, cpus: 1, policy: "group:offline"}
+        - create: {pod: kube-system/c, container: c, cpus: 1, policy: infra}
+    """, "{reserved: 16, groups: 'reserved=16;offline=17'}", NODE.replace('"7,15"]', '"7,15", "16-17"]'))
+    assert "of the CPUs 16 that allocate.groups has for it, none is online and not reserved" in reserved["refused"]
+    assert "of the CPUs 17 that" in offline["refused"]
+    assert infra["refused"].endswith("of allocate.reserved=16 no CPU is online")
+
+
 def test_refused_events_are_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
     code, out = shown(tmp_path, NODE + """
 events:

@@ -113,21 +113,24 @@ def test_what_makes_no_sense_is_refused_in_one_line(given_events: object, place:
 
 
 def test_the_settings_are_the_configurations() -> None:
-    found = read_settings(VALUES, {"reserved": 0, "align": "cache", "mode": True, "spread": False})
+    found = read_settings(VALUES, {"reserved": 0, "groups": "db=1-2;web=3", "align": "cache", "mode": True,
+                                   "spread": False}, VALID)
     assert (found.reserved, found.align, found.mode, found.spread, found.smt) == (
         CpuSet((0,)), "cache", "on", "off", "prefer")
-    assert read_settings(VALUES, None).reserved == CpuSet()
+    assert read_settings(VALUES, None, VALID).reserved == CpuSet()
 
 
 @pytest.mark.parametrize(("given_settings", "why"), [
     ([], "allocate: [] is no mapping"),
     ({"align": "die"}, "allocate.align: 'die': is none of node, cache, core, socket, node!"),
     ({"reserved": "3-1"}, "allocate.reserved: '3-1': invalid CPU list"),
+    ({"reserved": "0,99"}, "allocate.reserved: CPUs 99 of '0,99' are not in the topology"),
+    ({"groups": "db=1;web=2,99@shop"}, "allocate.groups: web: CPUs 99 of '2,99' are not in the topology"),
     ({"reservd": "1"}, "allocate: unknown key 'reservd'"),
 ])
 def test_settings_that_make_no_sense_are_refused(given_settings: object, why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"node.yaml: {why}")):
-        read_settings(VALUES, given_settings)
+        read_settings(VALUES, given_settings, VALID)
 
 
 _SCALARS: st.SearchStrategy[Any] = st.one_of(
@@ -157,6 +160,6 @@ def refusal(read: Callable[[], object]) -> str:
 @given(st.one_of(_ANYTHING, st.lists(st.fixed_dictionaries({"create": _CREATIONS}), max_size=3)))
 def test_whatever_stands_there_is_read_or_refused_in_one_line(anything: Any) -> None:
     for said in (refusal(lambda: read_events(VALUES, anything, VALID)),
-                 refusal(lambda: read_settings(VALUES, anything))):
+                 refusal(lambda: read_settings(VALUES, anything, VALID))):
         assert said.isprintable()
         assert len(said) < 1000

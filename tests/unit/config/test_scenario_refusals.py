@@ -189,7 +189,7 @@ BOMB = "\n".join(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9) if at else 'x'
     ("x: " + "[" * 60 + "]" * 60, "is nested more than 32 deep"),
     ("&a [*a]", "is nested more than 32 deep"),
     (BOMB, "holds more than 1048576 values"),
-    ("topology: {online: 0x" + "f" * 9000 + "}", "holds a number of 36000 bits"),
+    ("topology: {online: 0x" + "f" * 9000 + "}", "'online' holds a number of 36000 bits"),
     ("topology: {online: " + "9" * 9000 + "}", "not YAML: Exceeds the limit"),
     ("topology: " + repr(["x" * 500] * 100), "topology: ['xxx"),
     ("topology: {online: 0}\nsandboxes: " + "x" * 999, "sandboxes: 'xxx"),

@@ -4,6 +4,7 @@ between any two steps leaves no CPU to two containers, and none without an owner
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
+from vmpin.reconcile.state_file import MAX_BYTES
 from vmpin.sources.nri.call_answers import CpuAnswer
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import RUNNING, Verb
@@ -249,6 +251,18 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert LedgerFile(path, "boot").load() is None
     assert (tmp_path / "ledger.json.bad").exists()
     assert "the checksum is wrong: set aside as ledger.json.bad" in caplog.text
+
+
+def test_a_file_that_is_no_file_or_too_large_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, aside = tmp_path / "ledger.json", tmp_path / "ledger.json.bad"
+    path.touch()
+    os.truncate(path, MAX_BYTES + 1)  # without a block of the disk
+    assert LedgerFile(path, "boot").load() is None
+    assert (path.exists(), aside.stat().st_size) == (False, MAX_BYTES + 1)
+    assert f"is larger than {MAX_BYTES} bytes: set aside" in caplog.text
+    path.symlink_to("/etc/hostname")
+    assert LedgerFile(path, "boot").load() is None
+    assert aside.is_symlink()
 
 
 def test_a_file_that_cannot_be_written_is_said_once_and_cpus_are_given(tmp_path: Path,

@@ -25,8 +25,20 @@ def too_few(topology: Topology, free: CpuSet, query: CpuQuery) -> Refusal | None
         return Refusal(RefusalKind.CPUS, f"of the CPUs that are kept, {query.keep - topology.online} are offline")
     if more > len(free):
         beside = f" more than the {len(query.keep)} that are kept" if query.keep else ""
-        return Refusal(RefusalKind.CPUS, f"needs {number_of(more, 'CPU')}{beside}, {len(free)} are free")
+        return Refusal(RefusalKind.CPUS, f"needs {number_of(more, 'CPU')}{beside}, {len(free)} "
+                       f"{'is' if len(free) == 1 else 'are'} free{_where(topology, free)}")
     return None
+
+
+def _where(topology: Topology, free: CpuSet) -> str:
+    """"" where no CPU is free, and on a machine of one node."""
+    if not free or len(topology.nodes) < 2:
+        return ""
+    return f": {_listed([f'node {node} has {len(cpus & free)}' for node, cpus in topology.nodes.items() if cpus])}"
+
+
+def _listed(have: list[str]) -> str:
+    return ", ".join(have[:_NAMED]) + (f", and {len(have) - _NAMED} more" if len(have) > _NAMED else "")
 
 
 def nothing_aligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> Refusal:
@@ -46,10 +58,8 @@ def _why_unaligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
         within = list(zip(groups.names, groups.units, strict=True))
     if not any(query.keep <= cpus for _, cpus in within):
         return f"needs CPUs within one {name}, and those that are kept ({query.keep}) are in several"
-    have = [f"{each} has {len(cpus & usable)}" for each, cpus in within]
-    more = f", and {len(have) - _NAMED} more" if len(have) > _NAMED else ""
-    return (f"no {name} has {number_of(query.size, 'CPU', 'free')}{' in whole cores' * whole}: "
-            f"{', '.join(have[:_NAMED])}{more}")
+    have = _listed([f"{each} has {len(cpus & usable)}" for each, cpus in within])
+    return f"no {name} has {number_of(query.size, 'CPU', 'free')}{' in whole cores' * whole}: {have}"
 
 
 def _no_whole_cores(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:

@@ -7,8 +7,8 @@ reconcile.ledger_file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import MAX_REFUSED, CpuAmount, Grant, GrantState, Ledger, RefusedRequest
@@ -18,6 +18,8 @@ from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId
 
 VERSION: Final = 1
+_Given = TypeVar("_Given")
+_Read = TypeVar("_Read")
 _SETS = ("cpus", "spare", "written", "near", "devices")
 _TEXTS = ("container", "sandbox", "name", "namespace", "pod", "pod_uid", "group", "annotated")
 _FLAGS = ("own_spare", "left_alone", "vm", "guaranteed")
@@ -99,16 +101,21 @@ def _grant(place: str, entry: object) -> Grant:
         if not found[key]:
             raise LedgerError(f"{place}: {key} is missing")
     found |= {key: _cpus(place, key, data.get(key, "")) for key in _SETS}
-    try:
-        found |= {"policy": CpuPolicy(str(data.get("policy"))), "state": GrantState(str(data.get("state")))}
-        found["wish"] = wish_of(data.get("wish", {}))
-    except ValueError as err:
-        raise LedgerError(f"{place}: {err}") from None
+    found["policy"] = _read(place, "policy", CpuPolicy, str(data.get("policy")))
+    found["state"] = _read(place, "state", GrantState, str(data.get("state")))
+    found["wish"] = _read(place, "wish", wish_of, data.get("wish", {}))
     found["amount"] = _amount(place, data.get("amount", [0, 0, 0]))
     node = data.get("node")
     if node is not None and (type(node) is not int or node < 0):
         raise LedgerError(f"{place}: node={node!r:.80} is no NUMA node")
     return Grant(**found, node=node)
+
+
+def _read(place: str, key: str, read: Callable[[_Given], _Read], value: _Given) -> _Read:
+    try:
+        return read(value)
+    except ValueError as err:
+        raise LedgerError(f"{place}: {key}: {err}") from None
 
 
 def _amount(place: str, value: object) -> CpuAmount:

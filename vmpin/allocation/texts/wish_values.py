@@ -14,7 +14,7 @@ from vmpin.cpuset import CpuSet, CpuSetError
 _LONGEST = 256
 #: Characters of it in a message.
 _SHOWN = 120
-_GROUP = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+GROUP_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 class AnnotationError(ValueError):
@@ -70,6 +70,6 @@ def nodes_near(near: str, key: str) -> CpuSet:
 
 def group_name(key: str, name: str, value: str) -> str:
     """The name of a group, from a value. :raises AnnotationError: for a name that a group cannot have."""
-    if not _GROUP.fullmatch(name):
+    if not GROUP_NAME.fullmatch(name):
         raise AnnotationError(key, value, "the name of a group has 1 to 63 lower-case letters, digits, '-', '_', '.'")
     return name

@@ -143,8 +143,10 @@ def test_cpus_without_a_cache_or_node_are_in_one_together() -> None:
 
 
 @pytest.mark.parametrize(("free", "query", "why"), [
-    ("0-2", CpuQuery(4), "needs 4 CPUs, 3 are free"),
-    ("0-2", CpuQuery(6, keep=cpus("8-9")), "needs 4 CPUs more than the 2 that are kept, 3 are free"),
+    ("0-2", CpuQuery(4), "needs 4 CPUs, 3 are free: node 0 has 3, node 1 has 0"),
+    ("0-2", CpuQuery(6, keep=cpus("8-9")),
+     "needs 4 CPUs more than the 2 that are kept, 3 are free: node 0 has 3, node 1 has 0"),
+    ("0", CpuQuery(2), "needs 2 CPUs, 1 is free: node 0 has 1, node 1 has 0"),
     ("0-2", CpuQuery(1, keep=cpus("8-9")), "1 CPU is fewer than the 2 that are kept"),
     ("0-3,8-12", CpuQuery(6, Alignment.NODE, True), "no node has 6 free CPUs: node 0 has 4, node 1 has 5"),
     ("0-3,5", CpuQuery(5, Alignment.CACHE, True),
