@@ -18,7 +18,6 @@ from documents import checked
 from machine_wide import alone_with
 from need import lacking, need_root, need_tool
 
-from vmpin.cpuset import CpuSet
 from vmpin.demo import needs
 from vmpin.errors import VmpinError
 from vmpin.host.sysfs import Sysfs
@@ -116,12 +115,10 @@ def test_it_cleans_up_when_its_reader_ends(corner: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_missing_packages_are_printed_one_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(needs, "_PATH", str(tmp_path))
-    assert needs.missing() == ["qemu-system-x86", "crun", "busybox-static"]
+def test_missing_packages_are_named(tmp_path: Path) -> None:
+    assert needs.missing(str(tmp_path)) == ["qemu-system-x86", "crun", "busybox-static"]
     with pytest.raises(VmpinError, match="the demo needs qemu-system-x86, crun, busybox-static") as caught:
-        needs.tools()
+        needs.tools(str(tmp_path))
     assert caught.value.hint == "apt-get install qemu-system-x86 crun busybox-static"
 
 
@@ -130,14 +127,16 @@ def test_nothing_is_printed_when_nothing_is_missing(corner: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_root_and_two_cpus_are_asked_for(corner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_and_two_cpus_are_asked_for(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 65534)
         with pytest.raises(VmpinError, match="needs root"):
             needs.tools()
-    monkeypatch.setattr(Sysfs, "online", lambda self: CpuSet((0,)))
+    online = tmp_path / "devices/system/cpu/online"
+    online.parent.mkdir(parents=True)
+    online.write_text("0\n")
     with pytest.raises(VmpinError, match="needs two CPUs"):
-        needs.tools()
+        needs.tools(sys_root=str(tmp_path))
 
 
 def test_a_busybox_with_a_loader_is_not_static() -> None:

@@ -17,8 +17,8 @@ _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sb
 _PT_INTERP = 3
 
 
-def find(name: str) -> str | None:
-    return shutil.which(name, path=_PATH)
+def find(name: str, path: str = _PATH) -> str | None:
+    return shutil.which(name, path=path)
 
 
 def is_static(program: str) -> bool:
@@ -38,16 +38,16 @@ def is_static(program: str) -> bool:
         return False
 
 
-def _programs() -> dict[str, str | None]:
+def _programs(path: str) -> dict[str, str | None]:
     """By Debian package its program, None if it is missing. The busybox has to run in an empty root directory."""
-    busybox = find("busybox")
-    return {"qemu-system-x86": find("qemu-system-x86_64"), "crun": find("crun"),
+    busybox = find("busybox", path)
+    return {"qemu-system-x86": find("qemu-system-x86_64", path), "crun": find("crun", path),
             "busybox-static": busybox if busybox is not None and is_static(busybox) else None}
 
 
-def missing() -> list[str]:
-    """The missing Debian packages."""
-    return [package for package, program in _programs().items() if program is None]
+def missing(path: str = _PATH) -> list[str]:
+    """The missing Debian packages. :param path: directories with programs, as in $PATH."""
+    return [package for package, program in _programs(path).items() if program is None]
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,22 @@ class Tools:
     cpus: CpuSet
 
 
-def tools() -> Tools:
+def tools(path: str = _PATH, sys_root: str = "/sys") -> Tools:
     """The required tools. :raises VmpinError: with the missing ones and how to get them."""
-    lacking = missing()
+    lacking = missing(path)
     if lacking:
         raise VmpinError(f"the demo needs {', '.join(lacking)}", f"apt-get install {' '.join(lacking)}")
     for name in ("unshare", "sh"):
-        if find(name) is None:
+        if find(name, path) is None:
             raise VmpinError(f"the demo needs {name}", "apt-get install util-linux dash")
     if os.geteuid() != 0:
         raise VmpinError("the demo needs root: it makes containers and pins threads", "sudo vmpin demo")
-    cpus = Sysfs().online()
+    cpus = Sysfs(sys_root).online()
     cgroup = Cgroups().cpuset_of(os.getpid())
     if cgroup is not None and cgroup.effective:
         cpus &= cgroup.effective
     if len(cpus) < 2:
         raise VmpinError(f"the demo needs two CPUs, a shared and an exclusive one; available: {cpus or 'none'}",
                          "run it on a machine (or in a cgroup) with at least two online CPUs")
-    qemu, crun, busybox = map(str, _programs().values())
+    qemu, crun, busybox = map(str, _programs(path).values())
     return Tools(qemu, crun, busybox, cpus)

@@ -51,9 +51,12 @@ class _Drift:
 
 class DriftTracker:
     """Of all VMs.
-    :param explain: called with the repairs of a pass; counts them, and returns their causes."""
+    :param explain: called with the repairs of a pass; counts them, and returns their causes.
+    :param now: a steady clock in seconds, by which threads rest."""
 
-    def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None) -> None:
+    def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None,
+                 now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
         self.contention = Contention(rules or ContentionRules())
         #: How often contention began, once for each sandbox.
         self.contended = 0
@@ -65,10 +68,10 @@ class DriftTracker:
         self._explain = explain
         self._of: dict[SandboxId, _Drift] = {}
 
-    def again(self, sandbox: SandboxId) -> float:
-        """Return when the first thread that was left to another writer is tried again (monotonic, seconds)."""
+    def rests(self, sandbox: SandboxId) -> bool:
+        """Return whether no thread that was left to another writer is to be tried again now."""
         drift = self._of.get(sandbox)
-        return NEVER if drift is None else drift.again
+        return drift is None or self.now() < drift.again
 
     def notes(self, sandbox: SandboxId) -> list[str]:
         """Sentences on threads in contention, for status."""
@@ -90,7 +93,7 @@ class DriftTracker:
         for gone in self.contended_by.keys() - kept:
             del self.contended_by[gone]
         if self.contention:
-            self.contention.keep_only(threads(), time.monotonic())
+            self.contention.keep_only(threads(), self.now())
 
     def forget(self, sandbox: SandboxId) -> None:
         self._of.pop(sandbox, None)
@@ -123,7 +126,7 @@ class DriftTracker:
     def _without_contended(self, sandbox: SandboxId, drift: _Drift,
                         operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
         kept, begun = [], []
-        now = time.monotonic()
+        now = self.now()
         for operation in operations:
             thread, cpus = operation.thread.id, operation.cpus
             resting = self.contention.resting(thread, cpus, now)
@@ -163,7 +166,7 @@ class DriftTracker:
         """Count the operations that put threads back, with their causes, and log them once for each sandbox."""
         if not any(drift.away for drift in self._of.values()):
             return
-        now = time.monotonic()
+        now = self.now()
         counted: dict[SandboxId, Counter[MaskRepair]] = {}
         for sandbox, changes in self._repairs(results).items():
             for threads in changes.values():

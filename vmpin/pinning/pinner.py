@@ -111,7 +111,7 @@ class Pinner:
         """The operations that give a VM's threads the masks of its placement. Reads all masks, and learns the original
         ones of new processes."""
         masks = self.of(vm.sandbox)
-        if not masks.open and _holds(masks.expected) and time.monotonic() < self.drift_tracker.again(vm.sandbox):
+        if not masks.open and _holds(masks.expected) and self.drift_tracker.rests(vm.sandbox):
             masks.waits = ""  # every mask is as placed: a change from now on is drift
             return ()
         observed = list(self._observed(vm, masks, placement))

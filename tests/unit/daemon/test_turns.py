@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -13,26 +12,24 @@ from vmpin.daemon.turns import Rationed
 class Clock:
     """Of a loop in which nothing takes time but what says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
         self.slept = 0.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(asyncio, "sleep", self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
         self.slept += seconds
 
 
-def test_answers_take_their_part_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_take_their_part_of_the_time_and_no_more() -> None:
     async def main() -> None:
-        clock = Clock(monkeypatch)
+        clock = Clock()
 
         async def answer(raw: bytes, uid: int) -> bytes:
             clock.now += 0.5
             return raw + b"%d" % uid
 
-        rationed = Rationed(answer, part=0.2)
+        rationed = Rationed(answer, part=0.2, now=lambda: clock.now, sleep=clock.sleep)
         assert [await rationed(b"a", number) for number in range(3)] == [b"a0", b"a1", b"a2"]
         assert clock.slept == pytest.approx(2 * 0.5 / 0.2)
         clock.now += 60

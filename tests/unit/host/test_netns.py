@@ -16,7 +16,6 @@ from waiting import wait
 
 from vmpin.domain.model import ThreadId
 from vmpin.domain.vm_network import NetLink
-from vmpin.host.links import netns
 from vmpin.host.links.netns import MOST_BYTES, NamespacesRead, read_namespaces
 from vmpin.host.procfs import Procfs
 
@@ -137,12 +136,11 @@ def test_an_endless_or_broken_answer_is_none() -> None:
     assert read_namespaces(Procfs(), [], ["/nonexistent"]).trouble == "/nonexistent: No such file or directory"
 
 
-def test_a_process_that_is_not_asked_about_is_not_shown_in_the_nodes_namespace(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_not_asked_about_is_not_shown_in_the_nodes_namespace() -> None:
     """Beyond the most processes, and where the child leaves one out."""
-    monkeypatch.setattr(netns, "MOST_PROCESSES", 2)
     answer = {"node": {"links": [], "redirects": {}, "node_ns": None}, "processes": {"11": {"same": True}}}
-    found = read_namespaces(Procfs(), [ThreadId(pid, 1) for pid in (11, 12, 13)], ["echo", json.dumps(answer)])
+    asked = [ThreadId(pid, 1) for pid in (11, 12, 13)]
+    found = read_namespaces(Procfs(), asked, ["echo", json.dumps(answer)], most=2)
     assert (found.of, found.why) == ({11: None}, {12: "no answer about it", 13: "too many VMs"})
 
 

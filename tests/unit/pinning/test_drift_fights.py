@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import drift_steps
 import pytest
@@ -66,12 +65,11 @@ def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> N
 
 
 def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
-        node: Spinners, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+        node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     now = 1000.0
-    for module in ("pinning.drift_tracker", "pinning.pinner"):
-        monkeypatch.setattr(f"vmpin.{module}.time", SimpleNamespace(monotonic=lambda: now))
     vm = node.vm()
     drifts = node.reconciler.pinner.drift_tracker
+    drifts.now = lambda: now
     drifts.contention.rules = ContentionRules(rest=1.0)
     assert node.repair(vm) == 0
     assert fight(node, vm, 4) == 3

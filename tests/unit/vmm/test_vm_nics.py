@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 
 import pytest
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType
-from vmpin.host.links import node_links
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.process_table import ROUNDS
 from vmpin.vmm.virtual_machine import Process, Vm
@@ -58,13 +58,16 @@ def test_a_policy_that_is_near_no_longer_has_all_placed_again(nics: VmNics) -> N
     assert (nics.found, nics.refresh(vms, 3, wanted=False)) == ({}, set())
 
 
-def test_links_that_cannot_be_read_are_logged_once(nics: VmNics, monkeypatch: pytest.MonkeyPatch,
-                                                   caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(node_links, "links_request", lambda: b"\0" * 16)  # the kernel answers nothing
-    monkeypatch.setattr(node_links, "_PATIENCE", 0.05)
+def test_links_that_cannot_be_read_are_logged_once(nics: VmNics, caplog: pytest.LogCaptureFixture) -> None:
     vms = {POD: vm(POD)}
-    for turn in (1, ROUNDS, 2 * ROUNDS):
-        nics.refresh(vms, turn, wanted=True)
+    nics.refresh({OTHER: vm(OTHER)}, 0, wanted=True)  # loads what it takes to read
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        for turn in (1, ROUNDS, 2 * ROUNDS):
+            nics.refresh(vms, turn, wanted=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert nics.numa_node(vms[POD].vmm.id) is None
     assert nics.found[vms[POD].vmm.id].why.startswith("the node's links cannot be read: rtnetlink: ")
     assert [record.message.partition(":")[0] for record in caplog.records] == [

@@ -42,11 +42,11 @@ class NamespacesRead(NamedTuple):
 
 
 def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequence[str] | None = None,
-                    deadline: float = DEADLINE) -> NamespacesRead:
+                    deadline: float = DEADLINE, most: int = MOST_PROCESSES) -> NamespacesRead:
     """The links of the node's network namespace and of those of some processes, by their main threads.
-    :param command: the child's, in place of `netns_reader`."""
+    :param command: the child's, in place of `netns_reader`. :param most: processes that are asked about."""
     request = {"proc": proc.root, "seconds": int(deadline) + 1,
-               "processes": [list(each) for each in processes[:MOST_PROCESSES]]}
+               "processes": [list(each) for each in processes[:most]]}
     raw, trouble = _asked(command or _READER, json.dumps(request).encode(), deadline)
     if trouble:
         return NamespacesRead(trouble=trouble)
@@ -55,8 +55,8 @@ def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequen
         if "error" in answer["node"]:
             return NamespacesRead(trouble=str(answer["node"]["error"]))
         found = {int(pid): entry for pid, entry in answer["processes"].items()}
-        why = {each.tid: "no answer about it" for each in processes[:MOST_PROCESSES] if each.tid not in found}
-        why |= {each.tid: "too many VMs" for each in processes[MOST_PROCESSES:]}
+        why = {each.tid: "no answer about it" for each in processes[:most] if each.tid not in found}
+        why |= {each.tid: "too many VMs" for each in processes[most:]}
         return NamespacesRead(
             namespace_links(answer["node"]), {pid: None if entry.get("same") else namespace_links(entry)
                                          for pid, entry in found.items() if "error" not in entry},

@@ -216,9 +216,11 @@ class OwnerBook:
 
 
 class IsolationBooks:
-    """Of all owners. `alive` is when owners were last looked at (CLOCK_BOOTTIME, ns), 0 for never."""
+    """Of all owners. `alive` is when owners were last looked at (CLOCK_BOOTTIME, ns), 0 for never.
+    :param most: cells of all owners."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_CELLS) -> None:
+        self._most = most
         self.owners: dict[str, OwnerBook] = {}
         self.alive = 0
         #: The minute in which `fit` was last called.
@@ -249,7 +251,7 @@ class IsolationBooks:
                 del self.owners[owner]
         if now // MINUTE != self._fitted:
             self._fitted = now // MINUTE
-            self.fit(MAX_CELLS)
+            self.fit(self._most)
 
     def _make_room(self) -> None:
         """Forget an owner where there are too many: one that has ended, the longest ago, before all others."""

@@ -17,15 +17,12 @@ from vmpin.reports.isolation.isolation_books import IsolationBooks
 
 logger = logging.getLogger(__name__)
 
-#: Seconds.
-_SAVE_EVERY = 300.0
-
 
 class IsolationKeeper:
-    """The file of `books`. :param path: None for no file."""
+    """The file of `books`. :param path: None for no file. :param every: seconds between two writings in steps."""
 
-    def __init__(self, path: Path | None, boot_id: str, books: IsolationBooks) -> None:
-        self._path, self._boot_id, self._books = path, boot_id, books
+    def __init__(self, path: Path | None, boot_id: str, books: IsolationBooks, every: float = 300.0) -> None:
+        self._path, self._boot_id, self._books, self._every = path, boot_id, books, every
         self._saved = time.monotonic()
         self._steps: Generator[None, None, None] | None = None
         self._failing = ""
@@ -46,7 +43,7 @@ class IsolationKeeper:
 
     def begin(self) -> None:
         """Begin to write the file, if it is time and nothing of it is under way."""
-        if self._path is not None and self._steps is None and time.monotonic() - self._saved >= _SAVE_EVERY:
+        if self._path is not None and self._steps is None and time.monotonic() - self._saved >= self._every:
             self._saved = time.monotonic()
             self._steps = isolation_file.writing(self._path, self._boot_id, self._books)
 

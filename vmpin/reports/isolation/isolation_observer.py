@@ -33,8 +33,8 @@ _FRESH = 1_000_000
 _SLACK, _SLACK_TICKLESS = 2 * STEP + 2 * _FRESH, 1_000_000_000
 #: Foreign time of an interval for which processes are visited: this much on one CPU, and this part of the time.
 _NOTABLE, _NOTABLE_PART = 3 * STEP, 0.005
-#: Seconds between visits without any; visits use at most this share of one CPU.
-_VISIT_EVERY, _VISIT_SHARE = 60.0, 0.005
+#: Seconds between visits without any.
+_VISIT_EVERY = 60.0
 _MAX_NAME = 253
 
 
@@ -69,10 +69,13 @@ class _Owner:
 
 
 class IsolationObserver:
-    """Called by the sampler. :param keep: the file in which the books survive a restart; None for none."""
+    """Called by the sampler. :param keep: the file in which the books survive a restart; None for none.
+    :param visit_share: the share of one CPU that visits use at most.
 
-    def __init__(self, view: NodeView, keep: Path | None = None) -> None:
-        self.view = view
+    `fresh`: a reading of all CPUs is used again for so long (ns)."""
+
+    def __init__(self, view: NodeView, keep: Path | None = None, visit_share: float = 0.005) -> None:
+        self.view, self.fresh, self._visit_share = view, _FRESH, visit_share
         self.books = IsolationBooks()
         self.keeper = IsolationKeeper(keep, view.boot_id, self.books)
         self.visits = ThiefVisits(view)
@@ -211,7 +214,7 @@ class IsolationObserver:
         self._count(owner, found)
 
     def _reading(self, cpus: CpuSet) -> CpuReading:
-        if self._lines is None or time.monotonic_ns() - self._lines.at > _FRESH:
+        if self._lines is None or time.monotonic_ns() - self._lines.at > self.fresh:
             self._lines = CpuLines(self.view.proc, max(self.view.node.online, default=0))
         return CpuReading(self._lines.at, {cpu: CpuTimes(*times) for cpu, times in self._lines.of(cpus).items()})
 
@@ -281,7 +284,7 @@ class IsolationObserver:
 
     def _plan_visit(self) -> None:
         """Visit the processes now where foreign time was found, and now and then to compare the next visit with."""
-        pause = max(self.visits.cost / _VISIT_SHARE, 0.0 if self._hot else _VISIT_EVERY)
+        pause = max(self.visits.cost / self._visit_share, 0.0 if self._hot else _VISIT_EVERY)
         if self.visits.under_way or not self._owners or time.monotonic() - self._visited < pause:
             return
         self._visited, self._visited_at = time.monotonic(), self._round

@@ -26,8 +26,8 @@ from vmpin.reports.residency.usage import container_of
 
 #: What ran less since the last visit is not looked at (ns).
 _LEAST = 1_000_000
-#: Threads of one visit that are looked at: a process may have made very many; and at once, in about a millisecond.
-_MOST_THREADS, _CHUNK = 20_000, 256
+#: Threads that are looked at at once, in about a millisecond.
+_CHUNK = 256
 _MAX_NAME, _MAX_WHERE = 32, 128
 
 
@@ -62,10 +62,11 @@ class _Process:
 
 
 class ThiefVisits:
-    """Of one node, again and again: each visit compares with the one before it."""
+    """Of one node, again and again: each visit compares with the one before it.
+    :param most: threads of one visit that are looked at: a process may have made very many."""
 
-    def __init__(self, view: NodeView) -> None:
-        self._view = view
+    def __init__(self, view: NodeView, most: int = 20_000) -> None:
+        self._view, self._most = view, most
         self._host = Schedstat(view.proc)
         self._known: dict[int, _Met] = {}
         #: When the last visit began and this one did (CLOCK_BOOTTIME, seconds); 0: there was none.
@@ -139,7 +140,7 @@ class ThiefVisits:
         """Look for threads of a process that were last on one of the CPUs, some at a time."""
         with contextlib.closing(self._view.proc.each_tid(process.pid)) as listed:
             before = self._threads
-            while tids := [int(tid) for tid in islice(listed, min(_CHUNK, _MOST_THREADS - self._threads))]:
+            while tids := [int(tid) for tid in islice(listed, min(_CHUNK, self._most - self._threads))]:
                 process.alone = before == self._threads and len(tids) == 1
                 self._threads += len(tids)
                 for tid, stat in self._view.proc.task_stats(process.pid, tids).items():

@@ -10,6 +10,7 @@ import pytest
 from strayed import Spinners, spinners
 
 from vmpin.daemon.samples.sampling import Sampling
+from vmpin.reports.isolation.thief_visits import ThiefVisits
 
 
 @pytest.fixture
@@ -18,30 +19,35 @@ def node(tmp_path: Path) -> Iterator[Spinners]:
         yield made
 
 
-def test_a_visit_without_an_end_delays_no_round(node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of a node with very many threads: it goes on between the rounds."""
+class Endless(ThiefVisits):
+    """A visit that is under way for ever, as one of a node with very many threads."""
+
+    steps = 0
+
+    @property
+    def under_way(self) -> bool:
+        return True
+
+    def step(self, budget: float) -> bool:
+        self.steps += 1
+        return False
+
+
+def test_a_visit_without_an_end_delays_no_round(node: Spinners) -> None:
+    """It goes on between the rounds."""
     sampling = Sampling(node.reconciler)
 
     async def sampled() -> int:
         task = asyncio.create_task(sampling.run())
-        steps = 0
         while sampling.sampler is None or sampling.observer is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        visits = sampling.observer.visits
-
-        def step(budget: float) -> bool:
-            nonlocal steps
-            steps += 1
-            return False
-
-        monkeypatch.setattr(type(visits), "under_way", True)
-        monkeypatch.setattr(visits, "step", step)
+        visits = sampling.observer.visits = Endless(node.reconciler.view)
         begun = sampling.sampler.rounds
         async with asyncio.timeout(120):
             while sampling.sampler.rounds < begun + 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return steps
+        return visits.steps
 
     assert asyncio.run(sampled()) > 0

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
-from vmpin.reports.isolation import isolation_books
 from vmpin.reports.isolation.cpu_intervals import Interval
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import (
     COLUMNS,
     FORMER,
+    MAX_CELLS,
     MAX_OWNERS,
     MAX_THIEVES,
     MINUTE,
@@ -218,8 +218,8 @@ def test_what_thieves_had_is_never_lost(met: list[tuple[int, int, int]]) -> None
     assert sum(thefts(book, 0, 200).values()) == sum(book.columns["theft"][:201])
 
 
-def filled(owners: int, minutes: int, ended: int = 0) -> IsolationBooks:
-    books = IsolationBooks()
+def filled(owners: int, minutes: int, ended: int = 0, most: int = MAX_CELLS) -> IsolationBooks:
+    books = IsolationBooks(most)
     for number in range(owners):
         book = books.of(f"o{number}", 0, 0, 0)
         book.take(CpuSet([2 * number, 2 * number + 1]))
@@ -245,9 +245,8 @@ def test_owners_that_have_ended_make_room_for_cells_first_and_then_old_hours_do(
     assert {len(column) for book in books.owners.values() for column in book.by_cpu.values()} == {360}
 
 
-def test_cells_are_counted_as_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation_books, "MAX_CELLS", 10_000)
-    books = filled(2, 1)
+def test_cells_are_counted_as_time_goes_on() -> None:
+    books = filled(2, 1, most=10_000)
     for minute in range(1, 1000):
         for book in books.owners.values():
             book.book(minute * MINUTE, found(60, 0, tuple(book.cpus)))

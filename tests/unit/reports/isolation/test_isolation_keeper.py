@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 from test_isolation_file import books
 
-from vmpin.reports.isolation import isolation_keeper
 from vmpin.reports.isolation.isolation_books import IsolationBooks
 from vmpin.reports.isolation.isolation_keeper import IsolationKeeper
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation_keeper, "_SAVE_EVERY", 0.0)
 
 
 def written(keeper: IsolationKeeper) -> int:
@@ -35,17 +29,17 @@ def loaded(path: Path) -> IsolationBooks:
 
 def test_what_is_written_in_steps_is_loaded_the_next_time(tmp_path: Path) -> None:
     path, made = tmp_path / "isolation", books()
-    made_by = IsolationKeeper(path, "boot", IsolationBooks())
+    made_by = IsolationKeeper(path, "boot", IsolationBooks(), every=0.0)
     assert written(made_by) == 1
     assert loaded(path).owners == {}
-    keeper = IsolationKeeper(tmp_path / "other", "boot", made)
+    keeper = IsolationKeeper(tmp_path / "other", "boot", made, every=0.0)
     assert written(keeper) >= 1
     assert list(loaded(tmp_path / "other").owners) == ["one", "two"]
 
 
 def test_an_end_while_it_is_written_writes_the_newest(tmp_path: Path) -> None:
     path, made = tmp_path / "isolation", books()
-    keeper = IsolationKeeper(path, "boot", made)
+    keeper = IsolationKeeper(path, "boot", made, every=0.0)
     keeper.begin()
     made.owners.pop("one")
     keeper.save()
@@ -56,7 +50,7 @@ def test_an_end_while_it_is_written_writes_the_newest(tmp_path: Path) -> None:
 
 def test_a_failure_is_logged_once_until_it_has_passed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "none"
-    keeper = IsolationKeeper(directory / "isolation", "boot", books())
+    keeper = IsolationKeeper(directory / "isolation", "boot", books(), every=0.0)
     for _ in range(3):
         written(keeper)
     keeper.save()
@@ -85,7 +79,7 @@ def test_a_damaged_file_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_what_a_kill_left_of_a_writing_is_removed_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "isolation"
-    IsolationKeeper(path, "boot", books()).save()
+    IsolationKeeper(path, "boot", books(), every=0.0).save()
     (tmp_path / ".isolation.new").write_bytes(b"half")
     assert list(loaded(path).owners) == ["one", "two"]
     assert [each.name for each in tmp_path.iterdir()] == ["isolation"]

@@ -11,7 +11,6 @@ import pytest
 from exclusive import Owner
 from strayed import Spinners, burner_on, run_for, spinners
 
-from vmpin.reports.isolation import isolation_observer
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_observer import IsolationObserver
 
@@ -40,9 +39,9 @@ def burner(burning: tuple[int, str]) -> int:
     return burning[0]
 
 
-@pytest.fixture(autouse=True)
-def visited_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation_observer, "_VISIT_SHARE", float("inf"))
+def observing(node: Spinners) -> IsolationObserver:
+    """Processes are visited in each round."""
+    return IsolationObserver(node.reconciler.view, visit_share=float("inf"))
 
 
 def a_round(observer: IsolationObserver) -> None:
@@ -61,7 +60,7 @@ def sums(observer: IsolationObserver, owner: Owner) -> dict[str, int]:
 def test_what_a_container_runs_below_its_cgroup_is_its_own(node: Spinners, sleeper: int, below: str) -> None:
     """Its first process is where systemd put it; most of its work is in other cgroups of the container."""
     owner = Owner(node, sleeper, node.there, below)
-    observer = IsolationObserver(node.reconciler.view)
+    observer = observing(node)
     a_round(observer)
     owner.ran("", 1000)
     a_round(observer)
@@ -80,7 +79,7 @@ def test_what_burns_the_cpu_is_booked_with_its_name_and_no_more_than_was_foreign
                                                                                  burning: tuple[int, str]) -> None:
     burner, name = burning
     owner = Owner(node, sleeper, node.there)
-    observer = IsolationObserver(node.reconciler.view)
+    observer = observing(node)
     a_round(observer)
     for _ in range(3):
         run_for(0.1, burner)
@@ -99,7 +98,7 @@ def test_what_the_owner_itself_runs_is_no_thief(node: Spinners, sleeper: int, bu
     burner, name = burning
     owner = Owner(node, sleeper, node.there)
     owner.holds(burner, "/init.scope")
-    observer = IsolationObserver(node.reconciler.view)
+    observer = observing(node)
     a_round(observer)
     for _ in range(2):
         run_for(0.1, burner)  # and the files have nothing of it
@@ -111,7 +110,7 @@ def test_what_the_owner_itself_runs_is_no_thief(node: Spinners, sleeper: int, bu
 
 def test_an_owner_that_loses_its_first_process_begins_again(node: Spinners, sleeper: int) -> None:
     owner = Owner(node, sleeper, node.there)
-    observer = IsolationObserver(node.reconciler.view)
+    observer = observing(node)
     a_round(observer)
     a_round(observer)
     seen = sums(observer, owner)["seen"]
@@ -126,18 +125,17 @@ def test_an_owner_that_loses_its_first_process_begins_again(node: Spinners, slee
     assert sums(observer, owner)["slack"] > 0
 
 
-def test_rounds_at_the_same_moment_begin_no_series_anew(node: Spinners, sleeper: int,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_at_the_same_moment_begin_no_series_anew(node: Spinners, sleeper: int) -> None:
     """As two commands may ask for one: each beginning widens the bounds."""
     owner = Owner(node, sleeper, node.there)
-    observer = IsolationObserver(node.reconciler.view)
+    observer = observing(node)
     a_round(observer)
     slack = sums(observer, owner)["slack"]
-    monkeypatch.setattr(isolation_observer, "_FRESH", 3600 * 10**9)  # one reading for all
+    fresh, observer.fresh = observer.fresh, 3600 * 10**9  # one reading for all
     for _ in range(3):
         a_round(observer)
     assert sums(observer, owner)["slack"] == slack
-    monkeypatch.undo()
+    observer.fresh = fresh
     owner.ran("", 1000)
     a_round(observer)
     assert sums(observer, owner)["seen"] > 0
@@ -145,7 +143,7 @@ def test_rounds_at_the_same_moment_begin_no_series_anew(node: Spinners, sleeper:
 
 def test_foreign_seconds_by_cpu_only_grow(node: Spinners, sleeper: int, burner: int) -> None:
     owner = Owner(node, sleeper, node.there)
-    observer = IsolationObserver(node.reconciler.view)
+    observer = observing(node)
     a_round(observer)
     last = 0.0
     for ran in (0, 0, 1000, 1000):  # the third reading shows less foreign time than none
@@ -160,7 +158,7 @@ def test_foreign_seconds_by_cpu_only_grow(node: Spinners, sleeper: int, burner: 
 
 def test_foreign_seconds_are_also_by_owner_as_long_as_it_is_there(node: Spinners, sleeper: int, burner: int) -> None:
     owner = Owner(node, sleeper, node.there)
-    observer = IsolationObserver(node.reconciler.view)
+    observer = observing(node)
     a_round(observer)
     run_for(0.1, burner)
     a_round(observer)

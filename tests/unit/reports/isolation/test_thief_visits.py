@@ -15,7 +15,6 @@ from strayed import Spinners, burner_on, run_for, spinners
 from vmpin.domain.model import SandboxId
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.reports.isolation import thief_visits
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import Theft
 from vmpin.reports.isolation.thief_visits import HotCpu, ThiefVisits, home
@@ -167,11 +166,9 @@ def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> 
     assert most == 256
 
 
-def test_more_threads_than_a_visit_looks_at_are_left_to_others(node: Spinners, crowd: int,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thief_visits, "_MOST_THREADS", 300)
+def test_more_threads_than_a_visit_looks_at_are_left_to_others(node: Spinners, crowd: int) -> None:
     proc = node.reconciler.proc = Counting(crowd)
-    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
+    visits, cpu = ThiefVisits(node.reconciler.view, most=300), node.there.first
     visit(visits, {})
     run_for(0.05, crowd)
     visit(visits, {cpu: MUCH})
