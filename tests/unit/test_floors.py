@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -77,16 +78,23 @@ MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).remo
            for path in sorted((ROOT / "vmpin").rglob("*.py")) if path != ROOT / "vmpin" / "__init__.py"}
 
 
-def imports(path: Path) -> Iterator[str]:
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_bytes()))
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Every module named in an import, also within functions: `vmpin.x` for `from vmpin import x`."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    found = set()
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             assert node.module
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name.removeprefix("vmpin.") in MODULES else node.module for name in names)
+            found |= {name if name.removeprefix("vmpin.") in MODULES else node.module for name in names}
+    return frozenset(found)
 
 
 def own(path: Path) -> set[str]:
@@ -112,10 +120,9 @@ def test_every_package_has_a_floor_and_the_root_does_not_grow() -> None:
     assert {path.stem for path in (ROOT / "vmpin").glob("*.py")} == AT_THE_ROOT
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_package_imports_a_higher_one_or_its_neighbour(module: str) -> None:
-    floor = FLOORS[top(module)]
-    assert {name for name in own(MODULES[module]) if top(name) != top(module) and FLOORS[top(name)] >= floor} == set()
+def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
+    assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
+            if top(name) != top(module) and FLOORS[top(name)] >= FLOORS[top(module)]] == []
 
 
 def test_no_two_modules_share_a_name() -> None:
@@ -126,7 +133,7 @@ def test_no_two_modules_share_a_name() -> None:
 
 def test_no_two_classes_share_a_name() -> None:
     classes = Counter(node.name for top_ in ("vmpin", "guest") for path in (ROOT / top_).rglob("*.py")
-                      for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef))
+                      for node in nodes(path) if isinstance(node, ast.ClassDef))
     assert [name for name, count in classes.items() if count > 1] == []
 
 
@@ -149,10 +156,12 @@ def test_the_search_for_cpus_needs_of_its_package_the_request_and_the_refusal_al
         "allocation.cpu_request", "allocation.refusal"}
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if within(module, PURE_PARTS)])
-def test_what_is_pure_imports_nothing_that_acts(module: str) -> None:
-    assert outer(MODULES[module]) <= PURE | {package for package, places in OUTSIDE.items() if module in places}
-    assert {name for name in own(MODULES[module]) if not within(name, PURE_PARTS)} == set()
+def test_what_is_pure_imports_nothing_that_acts() -> None:
+    pure = {module: path for module, path in MODULES.items() if within(module, PURE_PARTS)}
+    assert [(module, package) for module, path in pure.items() for package in sorted(outer(path) - PURE)
+            if module not in OUTSIDE.get(package, ())] == []
+    assert [(module, name) for module, path in pure.items() for name in sorted(own(path))
+            if not within(name, PURE_PARTS)] == []
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, SHARED)])
@@ -169,11 +178,11 @@ def test_the_hook_needs_the_standard_library_and_python_3_9_alone() -> None:
     ast.parse(path.read_bytes(), feature_version=(3, 9))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_what_comes_from_outside_stays_in_its_place(module: str) -> None:
+def test_what_comes_from_outside_stays_in_its_place() -> None:
     """So one module alone imports kubernetes, and what pins needs neither yaml nor rich."""
-    for package in outer(MODULES[module]) - sys.stdlib_module_names:
-        assert module in OUTSIDE.get(package, ()), package
+    assert [(module, package) for module, path in MODULES.items()
+            for package in sorted(outer(path) - sys.stdlib_module_names)
+            if module not in OUTSIDE.get(package, ())] == []
 
 
 @pytest.mark.parametrize(("package", "places"), [("asyncio", ASYNC), ("subprocess", PROCESSES)])
@@ -183,7 +192,7 @@ def test_tasks_and_processes_stay_in_their_place(package: str, places: set[str])
 
 
 def test_one_module_alone_sets_masks() -> None:
-    setters = {module for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_bytes()))
+    setters = {module for module, path in MODULES.items() for node in nodes(path)
                if isinstance(node, ast.Attribute) and node.attr == "sched_setaffinity"}
     assert setters == {"host.affinity"}
 
@@ -201,7 +210,7 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
         reading |= more
     assert {module for module in reading if within(module, _DECIDING)} == set()
     # In the watcher's process one module alone reads what was handed over.
-    readers = {module for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_bytes()))
+    readers = {module for module, path in MODULES.items() for node in nodes(path)
                if isinstance(node, ast.Attribute) and node.attr == "handed_pods" and isinstance(node.ctx, ast.Load)}
     assert readers == {"daemon.control"}
     assert {module for module, names in reach.items() if "daemon.handed_pods" in names} == {"daemon.watcher"}
