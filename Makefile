@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # Processes that share the tests: half of most tests is waiting.
-JOBS := 3
+JOBS := 4
 # In CI a failed test is made once more, and one that hangs is ended, with each thread's stack in its report: no test
 # takes a quarter of these seconds on a busy machine, but for the node's, which has deadlines of its own.
 CI_ONLY := --reruns 1 --timeout 1200 --timeout-method signal -raR

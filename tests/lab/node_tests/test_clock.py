@@ -72,6 +72,7 @@ def test_pods_are_followed_over_steps_and_restarts(node: CriNode, step: Step) ->
     node.wait_for_all(vm.pid, "0-1")
 
 
+@pytest.mark.release
 def test_what_hooks_spooled_before_a_step_is_taken_and_ends(node: CriNode, step: Step) -> None:
     """The container owns its CPUs, as they are none of the pool's; it has no process here."""
     sandbox, bundle = node.id("hooked"), node.bundle("main", "6-7", cri(node.id("hooked"), "main"))

@@ -24,6 +24,7 @@ def causes(vm: NestedVm, vmpin: Vmpin) -> set[str]:
     return set() if drift is None else set(drift["repairs"])
 
 
+@pytest.mark.release
 def test_a_cpu_that_was_away_between_two_looks_is_the_cause(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin,
                                                            watcher: Watcher) -> None:
     """A busy guest, whose vCPU has to go elsewhere and is forgotten there."""

@@ -158,6 +158,7 @@ def test_a_process_of_the_guest_is_not_taken_for_the_host(guest: PodGuest) -> No
     assert guest.call_agent_from_within() == "refused"
 
 
+@pytest.mark.release
 def test_the_agent_serves_again_after_kill_9(guest: PodGuest) -> None:
     main = guest.container("idle", idle=1)
     with AgentClient.vsock(CID, patience=SLOW) as host:

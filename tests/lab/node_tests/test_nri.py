@@ -167,6 +167,7 @@ def test_a_vmm_that_is_killed_gives_its_cpus_back(node: CriNode) -> None:
     assert node.status()["node"]["owners"] == []
 
 
+@pytest.mark.release
 def test_a_runc_container_has_its_cpuset_and_the_vm_its_cgroup(node: CriNode) -> None:
     """On either cgroup version: what vmpin takes for them is what the kernel has."""
     containerd, kubelet = node.containerd, Kubelet(node)

@@ -70,6 +70,7 @@ def pod() -> Iterator[NetworkSpace]:
         subprocess.run(["ip", "link", "delete", "cni0"], check=False)
 
 
+@pytest.mark.release
 def test_workers_queues_and_the_nics_node_of_a_real_vm(nested_vm: StartsVms, pod: NetworkSpace, kata: Kata,
                                                        vmpin: Vmpin, variant: Variant) -> None:
     with WorkersMade() as made:
