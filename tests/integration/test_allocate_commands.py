@@ -75,6 +75,9 @@ def test_verify_and_audit_know_what_was_given(node: AllocatingNode) -> None:
 
     wait(lambda: node.cli("verify").returncode == 0, lambda: node.cli("verify").stdout)
     assert node.data("verify")["grants"] == []
+    assert node.cli("verify").stdout.splitlines() == [
+        "no VM sandbox runs on this node: no thread was compared",
+        "each container outside of VMs has the CPUs that vmpin has given it"]
     assert [(each["container"], each["cpus"]) for each in audited()["owners"]] == [(own.id, node.own)]
     # Another hand widens the shared container: it may run on the other's CPU.
     (shared.cgroup / "cpuset.cpus").write_text(str(node.all))

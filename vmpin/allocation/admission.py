@@ -75,7 +75,7 @@ def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus
     notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
     grant = grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group, left_alone=found.left_alone,
                            near=near_nodes(machine, found.wish, grant.devices))
-    notes += _near_notes(machine, grant, container.devices)
+    notes += near_notes(machine, grant, container.devices)
     return _granted(machine, ledger, grant, options, notes)
 
 
@@ -98,7 +98,7 @@ def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
     return after, notes
 
 
-def _near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> tuple[str, ...]:
+def near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> tuple[str, ...]:
     """Return what `cpu-near` was resolved to, for the log."""
     asked = f"{about(grant)}: cpu-near.vmpin.io={shown(grant.wish.near)}"
     if grant.wish.near != "devices":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vmpin.allocation.admission import about, observed
+from vmpin.allocation.admission import about, near_notes, observed
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
 from vmpin.allocation.eligibility import OWN, PolicyRuling, allowed_cpus, brings_cpus, near_nodes, query_of, ruling
@@ -64,7 +64,8 @@ def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ru
         return after
     note = (f"{about(grant)}: {grant.policy}{f' {grant.cpus}' if grant.cpus else ''} becomes "
             f"{other.policy}{f' {cpus}' if cpus else ''}")
-    return observed(Answer(after, None, all_updates(machine, after, options), "", (note,)), ledger, options)
+    notes = near_notes(machine, other, {}) if wish.near not in (grant.wish.near, "devices") else ()
+    return observed(Answer(after, None, all_updates(machine, after, options), "", (note, *notes)), ledger, options)
 
 
 def release_pool(machine: Topology, ledger: Ledger) -> tuple[tuple[SideUpdate, ...], tuple[str, ...]]:

@@ -102,9 +102,12 @@ def run(args: argparse.Namespace) -> int:
             print_text(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, "
                        "because of the cpuset cgroup (CGROUP): vmpin explain POD")
     else:
-        print_text(_without_drift(len(found["sandboxes"]), [thread for _, thread in threads]))
+        said = _without_drift(len(found["sandboxes"]), [thread for _, thread in threads])
+        print_text(said if grants is None else said.replace("nothing was", "no thread was"))
     for sandbox in unmanaged:
         print_text(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin explain {titles[sandbox]})")
+    if grants == []:
+        print("each container outside of VMs has the CPUs that vmpin has given it")
     for grant in grants or ():
         name = f"{grant['namespace']}/{grant['pod']}/{grant['container']}"
         print_text(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has given it "

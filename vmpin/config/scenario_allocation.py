@@ -6,7 +6,7 @@ is read or touched. What stays out: the rules (allocation). Called by scenario a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vmpin.allocation import decisions
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
@@ -112,7 +112,13 @@ class _PlayedNode:
     def _set(self, event: WishChanged) -> dict[str, object]:
         container = self._containers[event.pod, event.container]
         before = self._ledger
-        answer = set_policy(self._machine, before, container, event.changes, self._options)
+        if event.amount is None:
+            answer = set_policy(self._machine, before, container, event.changes, self._options)
+        else:
+            grant = before.grants[container]
+            resized = RequestedContainer(container, grant.sandbox, grant.name, grant.namespace, grant.pod,
+                                         guaranteed=grant.guaranteed, **_resources(*event.amount))
+            answer = decisions.on_update(self._machine, before, resized, self._options)
         self._ledger = answer.ledger
         return _refused(answer) if answer.refusal else self._outcome(before.without([container]), container)
 
@@ -150,10 +156,15 @@ def _requested(number: int, event: ContainerCreated) -> RequestedContainer:
     namespace, _, pod = event.pod.partition("/")
     return RequestedContainer(
         ContainerId(f"{event.pod}/{event.container}/{number}"), SandboxId(event.pod), event.container, namespace, pod,
-        event.pod, pod_annotations=event.annotations, shares=max(2, event.request * 1024 // 1000),
-        quota=None if event.limit is None else event.limit * _PERIOD // 1000, period=_PERIOD, cpuset=event.cpuset,
+        event.pod, pod_annotations=event.annotations, **_resources(event.request, event.limit), cpuset=event.cpuset,
         vm=event.vm, vm_vcpus=event.vcpus if event.vm else None, vm_overhead=event.overhead if event.vm else 0,
         guaranteed=event.limit is not None and event.limit == event.request, time_ns=number)
+
+
+def _resources(request: int, limit: int | None) -> dict[str, Any]:
+    """Shares, quota and period, as the kubelet makes them of thousandths of a CPU."""
+    return {"shares": max(2, request * 1024 // 1000), "period": _PERIOD,
+            "quota": -1 if limit is None else limit * _PERIOD // 1000}
 
 
 def _noted(answer: Answer, event: ContainerCreated) -> dict[str, object]:

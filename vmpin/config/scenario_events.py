@@ -47,11 +47,13 @@ class ContainerRemoved(NamedTuple):
 
 
 class WishChanged(NamedTuple):
-    """A running container is to have other CPUs (`vmpin set`); only what is named changes."""
+    """A running container is to have other CPUs (`vmpin set`), or another request and limit (a resize of the pod);
+    only what is named changes."""
 
     pod: str
     container: str
     changes: Mapping[str, str]  #: By short name.
+    amount: tuple[int, int | None] | None = None  #: Request and limit in thousandths of a CPU; no limit: None.
 
 
 ScenarioEvent = ContainerCreated | ContainerRemoved | WishChanged
@@ -127,11 +129,10 @@ def read_pod(values: ScenarioValues, keys: Mapping[str, object], at: str, pod: s
 def read_container(values: ScenarioValues, keys: Mapping[str, object], at: str, valid: CpuSet, container: str,
                    pod: ContainerCreated) -> ContainerCreated:
     """A container of `pod`, as read_pod has it."""
-    request = _amount(values, keys.get("cpus", 0), f"{at}.cpus")
-    limit = _amount(values, keys["limit"], f"{at}.limit") if keys.get("limit") is not None else request
+    request, limit = _amounts(values, keys, at)
     cpuset = None if keys.get("cpuset") is None else values.cpuset(keys["cpuset"], f"{at}.cpuset", valid)
     wishes = annotated(read_wishes(values, keys, at), f"container.{container}")
-    return pod._replace(container=container, request=request, limit=limit or None, cpuset=cpuset,
+    return pod._replace(container=container, request=request, limit=limit, cpuset=cpuset,
                         annotations={**pod.annotations, **wishes})
 
 
@@ -140,11 +141,13 @@ def _remove(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> Sce
 
 
 def _set(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> ScenarioEvent:
-    keys = values.mapping(body, at, ("pod", "container", *WISHES))
+    keys = values.mapping(body, at, ("pod", "container", "cpus", "limit", *WISHES))
     wishes = read_wishes(values, keys, at)
-    if not wishes:
-        raise values.wrong(at, f"names nothing to change (known: {', '.join(WISHES)})")
-    return WishChanged(*_name(values, keys, at), wishes)
+    if not wishes and "cpus" not in keys:
+        raise values.wrong(at, f"names nothing to change (known: cpus, {', '.join(WISHES)})")
+    if wishes and "cpus" in keys:
+        raise values.wrong(at, f"has cpus, a resize, and {', '.join(wishes)}: those are two events")
+    return WishChanged(*_name(values, keys, at), wishes, _amounts(values, keys, at) if "cpus" in keys else None)
 
 
 _READERS = {"create": _create, "remove": _remove, "set": _set}
@@ -166,6 +169,13 @@ def container_name(values: ScenarioValues, keys: Mapping[str, object], at: str) 
     if not isinstance(container, str) or not _CONTAINER.fullmatch(container):
         raise values.wrong(f"{at}.container", f"{container!r} is no name of a container")
     return container
+
+
+def _amounts(values: ScenarioValues, keys: Mapping[str, object], at: str) -> tuple[int, int | None]:
+    """Request and limit, which is the request unless it is there."""
+    request = _amount(values, keys.get("cpus", 0), f"{at}.cpus")
+    limit = request if keys.get("limit") is None else _amount(values, keys["limit"], f"{at}.limit")
+    return request, limit or None
 
 
 def _amount(values: ScenarioValues, value: object, at: str) -> int:

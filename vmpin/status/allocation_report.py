@@ -130,7 +130,7 @@ def grant_columns(wide: bool = False) -> Sequence[str]:
 
 def _why(grant: Mapping[str, Any]) -> str:
     if grant["left_alone"]:
-        return "another program's cpuset"
+        return "another program's cpuset" if grant["cpuset"] else "left alone"
     return _asked_text(grant["asked"], grant.get("near", ""))
 
 
@@ -188,7 +188,9 @@ def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
     name = f"container {grant.name} of {grant.namespace}/{grant.pod}"
     asked = _asked_text(_asked(grant.wish), str(grant.near))
     if grant.left_alone:
-        yield f"{name} has the cpuset {grant.written or 'of its pod'}, which another program gave it: it is left alone"
+        has = (f"the cpuset {grant.written}, which another program gave it" if grant.written else
+               "no cpuset, and vmpin sets none")
+        yield f"{name} has {has}: it is left alone"
         return
     if not grant.cpus:
         yield f"{name} has no CPUs of its own ({asked}): it runs on {grant.written or view.pool}"

@@ -265,6 +265,13 @@ def test_isolated_cpus_that_are_preferred_fall_back_and_those_required_do_not() 
     assert node.create("shared", 0, prefer) == "0-1", "no whole CPUs: the pool"
 
 
+def test_a_change_to_a_device_that_is_not_there_is_noted() -> None:
+    node = Played()
+    node.create("a", 2, EXCLUSIVE)
+    changed = set_policy(MACHINE, node.ledger, ContainerId("a"), {"near": "eht0"}, ON)
+    assert changed.notes[-1] == "web/pod/a: cpu-near.vmpin.io=eht0 is in no known NUMA node"
+
+
 def test_a_live_change_moves_as_little_as_possible() -> None:
     node = Played()
     node.create("web")

@@ -205,6 +205,27 @@ def test_a_running_container_is_changed_with_the_least_movement(tmp_path: Path) 
     assert wrong["pool"] == last["pool"]
 
 
+def test_a_resize_keeps_the_cpus_or_a_part_of_them(tmp_path: Path) -> None:
+    first, _, grown, vm, shrunk, part, many = events(tmp_path, """
+        - create: {pod: a/a, container: c, cpus: 3, policy: exclusive}
+        - create: {pod: a/vm, container: c, cpus: 2, policy: exclusive, vm: true}
+        - set: {pod: a/a, container: c, cpus: 6}
+        - set: {pod: a/vm, container: c, cpus: 4}
+        - set: {pod: a/a, container: c, cpus: 1}
+        - set: {pod: a/a, container: c, cpus: 1.5}
+        - set: {pod: a/a, container: c, cpus: 99}
+    """)
+    sets = [CpuSet.parse(event["cpus"]) for event in (first, grown, shrunk)]
+    assert [len(cpus) for cpus in sets] == [3, 6, 1]
+    assert sets[0] < sets[1]
+    assert sets[2] < sets[1]
+    assert (len(CpuSet.parse(vm["cpus"])), len(CpuSet.parse(vm["spare"]))) == (4, 1)
+    assert part["refused"].startswith("cpu-policy.vmpin.io=exclusive needs request = limit in whole CPUs: the request "
+                                      "is 1.5")
+    assert many["refused"].startswith("needs 98 CPUs more than the 1 that is kept, 10 are free: node 0 has ")
+    assert many["pool"] == shrunk["pool"]
+
+
 def test_cranes_annotations_are_honoured(tmp_path: Path) -> None:
     (found,) = events(tmp_path, """
         - create: {pod: a/a, container: c, cpus: 2, annotations: {topology.crane.io/cpu-policy: exclusive}}

@@ -37,6 +37,7 @@ def test_events_are_read_in_order() -> None:
         - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive, align: cache!, near: eth0}
         - create: {pod: shop/db, container: log}
         - set: {pod: shop/db, container: main, policy: fixed, spare: 0}
+        - set: {pod: shop/db, container: log, cpus: 1, limit: 1500m}
         - remove: {pod: shop/db, container: main}
     """) == (
         ContainerCreated("shop/db", "main", 4000, 4000, {
@@ -44,6 +45,7 @@ def test_events_are_read_in_order() -> None:
             "cpu-near.vmpin.io/container.main": "eth0"}, False, 1, 0, None),
         ContainerCreated("shop/db", "log", 0, None, {}, False, 1, 0, None),
         WishChanged("shop/db", "main", {"policy": "fixed", "spare": "0"}),
+        WishChanged("shop/db", "log", {}, (1000, 1500)),
         ContainerRemoved("shop/db", "main"))
 
 
@@ -96,7 +98,9 @@ CREATE: dict[str, object] = {"pod": "a/b", "container": "c"}
     ([{"create": {**CREATE, "polcy": "x"}}], "events[0].create", "unknown key 'polcy'"),
     ([{"remove": CREATE}], "events[0].remove", "container 'c' of pod 'a/b' was never created"),
     ([{"create": CREATE}, {"remove": {**CREATE, "cpus": 1}}], "events[1].remove", "unknown key 'cpus'"),
-    ([{"create": CREATE}, {"set": CREATE}], "events[1].set", "names nothing to change (known: policy, align, smt"),
+    ([{"create": CREATE}, {"set": CREATE}], "events[1].set", "names nothing to change (known: cpus, policy, align"),
+    ([{"create": CREATE}, {"set": {**CREATE, "cpus": 2, "policy": "fixed"}}], "events[1].set",
+     "has cpus, a resize, and policy: those are two events"),
     ([{"set": {**CREATE, "policy": "fixed"}}], "events[0].set", "was never created"),
     ([{"create": CREATE}, {"create": {"pod": "a/b", "container": "d", "vm": True}}], "events[1].create.vm",
      "is not the same for all containers of the pod"),

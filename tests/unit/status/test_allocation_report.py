@@ -105,6 +105,17 @@ def test_those_on_the_pool_are_in_the_wide_table_alone() -> None:
     assert len(row) == len(grant_columns(wide=True))
 
 
+def test_what_vmpin_sets_no_cpuset_of_is_left_alone() -> None:
+    preserved = grant("side", "", policy=CpuPolicy.NONE, wish=CpuWish(), left_alone=True)
+    rivals = preserved._replace(written=CpuSet.parse("0-1"))
+    for one, why, said in ((preserved, "left alone", "has no cpuset, and vmpin sets none: it is left alone"),
+                           (rivals, "another program's cpuset", "has the cpuset 0-1, which another program gave it")):
+        [row] = grant_rows(allocation_report(view(one)), NOW, wide=True)
+        assert row[-2] == why
+        [sentence] = explanations(view(one), "shop/web")
+        assert said in sentence
+
+
 def test_how_long_a_container_has_its_cpus_is_an_age() -> None:
     assert grant_rows(allocation_report(view(grant("main", "2"))), NOW)[0][-1] == "6m10s"
 

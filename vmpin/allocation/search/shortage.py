@@ -24,7 +24,8 @@ def too_few(topology: Topology, free: CpuSet, query: CpuQuery) -> Refusal | None
     if not query.keep <= topology.online:
         return Refusal(RefusalKind.CPUS, f"of the CPUs that are kept, {query.keep - topology.online} are offline")
     if more > len(free):
-        beside = f" more than the {len(query.keep)} that are kept" if query.keep else ""
+        kept = len(query.keep)
+        beside = f" more than the {kept} that {'is' if kept == 1 else 'are'} kept" if kept else ""
         return Refusal(RefusalKind.CPUS, f"needs {number_of(more, 'CPU')}{beside}, {len(free)} "
                        f"{'is' if len(free) == 1 else 'are'} free{_where(topology, free)}")
     return None
