@@ -21,7 +21,7 @@ from vmpin.errors import UsageError
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.reports.ledger_holders import LedgerMap
-    from vmpin.reports.map import Picture
+    from vmpin.reports.map.node_map import Picture
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from vmpin.host.procfs import Procfs
     from vmpin.host.sysfs import Sysfs
-    from vmpin.reports.map import picture
+    from vmpin.reports.map.node_map import picture
     from vmpin.status.vm_networks import add_networks
     config = load_config(args)
     found = status_document(config, None, direct=args.direct)

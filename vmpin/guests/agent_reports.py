@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from vmpin.domain.guest_report import APPLIED, PENDING, ContainerReport
 from vmpin.domain.model import ContainerId
-from vmpin.guests.transport import NotListening
+from vmpin.guests.transport.channel import NotListening
 from vmpin.protocol.frames import ProtocolError, clean
 from vmpin.protocol.messages import VERSION, ContainerOutcome
 

@@ -18,7 +18,7 @@ from vmpin.guests.agent_reports import WAITING, container_report, reason, summar
 from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, longest_answer, only_requested
 from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionEnded, SessionState
 from vmpin.guests.tasks import Flag, run_together
-from vmpin.guests.transport import Channel, NotListening, Stream
+from vmpin.guests.transport.channel import Channel, NotListening, Stream
 from vmpin.protocol import messages
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, clean, encode
 from vmpin.protocol.parsing import UnknownMessage, parse_answer

@@ -23,7 +23,7 @@ from vmpin.guests.agent_reports import WAITING, reason
 from vmpin.guests.cpu_numbers import CpuView, GuestVcpus, cpu_view
 from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer, online_cpus
 from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionState
-from vmpin.guests.transport import Channel
+from vmpin.guests.transport.channel import Channel
 from vmpin.protocol.messages import VcpuMap
 
 logger = logging.getLogger(__name__)

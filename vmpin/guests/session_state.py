@@ -11,7 +11,7 @@ from vmpin.domain.guest_report import ContainerReport, GuestCounters
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_reports import TimeoutStreak
 from vmpin.guests.tasks import Flag
-from vmpin.guests.transport import Channel
+from vmpin.guests.transport.channel import Channel
 
 
 class SessionState(Enum):

@@ -20,7 +20,7 @@ from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.session_state import SessionState
 from vmpin.guests.tasks import Flag, cancel_all
-from vmpin.guests.transport import Channel
+from vmpin.guests.transport.channel import Channel
 from vmpin.guests.transport.discovery import GuestAddress, find_channels
 from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import ContestedVsock, Vsock

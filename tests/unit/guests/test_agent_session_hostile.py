@@ -23,7 +23,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.limits import MAX_ANSWER, MAX_RESENDS, RateLimit
 from vmpin.guests.session_state import SessionState
-from vmpin.guests.transport import Channel
+from vmpin.guests.transport.channel import Channel
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, encode
 from vmpin.protocol.messages import (
     AgentMessage,

@@ -22,7 +22,7 @@ from vmpin.guests.agent_reports import WAITING
 from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_agent import METHODS, AgentError, UnknownContainer
 from vmpin.guests.kata_session import KataSession, KataWish
-from vmpin.guests.transport import Channel
+from vmpin.guests.transport.channel import Channel
 from vmpin.protocol.messages import ContainerVcpus
 from vmpin.wire import ttrpc
 

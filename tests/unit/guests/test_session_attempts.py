@@ -22,7 +22,7 @@ from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.session_state import NoAgentFound, SessionEnded
 from vmpin.guests.tasks import Flag
-from vmpin.guests.transport import NotListening, Stream
+from vmpin.guests.transport.channel import NotListening, Stream
 from vmpin.protocol.frames import encode
 from vmpin.protocol.messages import (
     NeedMap,

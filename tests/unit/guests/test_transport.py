@@ -18,7 +18,7 @@ from guest_peer import Talk, serving
 from need import lacking
 
 from vmpin.domain.model import SandboxId, VmmType
-from vmpin.guests.transport import Channel, NotListening, open_unix
+from vmpin.guests.transport.channel import Channel, NotListening, open_unix
 from vmpin.guests.transport.discovery import GuestAddress, find_channels
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.guests.transport.virtio_serial import VirtioSerial

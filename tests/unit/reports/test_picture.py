@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.reports.map import OFFLINE, SHARED, Picture, letter, picture, svg
+from vmpin.reports.map import svg
+from vmpin.reports.map.node_map import OFFLINE, SHARED, Picture, letter, picture
 from vmpin.reports.map.text import lines, marks
 
 NODE = Topology.build(

@@ -17,7 +17,8 @@ from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.reports.audit import judge
 from vmpin.reports.ledger_holders import ledger_map, ledger_owners
-from vmpin.reports.map import Picture, picture, svg
+from vmpin.reports.map import svg
+from vmpin.reports.map.node_map import Picture, picture
 from vmpin.reports.map.text import lines
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 from vmpin.status.allocation_report import AllocatorView, allocation_report

@@ -12,7 +12,8 @@ import pytest
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.reports.map import Picture, picture, svg
+from vmpin.reports.map import svg
+from vmpin.reports.map.node_map import Picture, picture
 from vmpin.reports.map.pod_colours import COLOURS
 from vmpin.reports.map.text import SIGNS, marks
 

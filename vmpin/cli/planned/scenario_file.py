@@ -12,7 +12,7 @@ from vmpin.config.scenario import Scenario, load, place_scenario
 from vmpin.errors import SourceError
 from vmpin.host.allocator_topology import allocator_topology
 from vmpin.host.sysfs import Sysfs
-from vmpin.reports.map import Picture, picture
+from vmpin.reports.map.node_map import Picture, picture
 from vmpin.reports.map.planned_node import planned_node
 
 

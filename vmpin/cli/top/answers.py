@@ -71,7 +71,7 @@ class Answers:
     def _map(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
         from vmpin.host.sysfs import Sysfs
         from vmpin.reports.ledger_holders import ledger_map
-        from vmpin.reports.map import picture
+        from vmpin.reports.map.node_map import picture
         from vmpin.reports.map.text import lines
         document = usage.description.document
         ledger = ledger_report(self._config, self._direct)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin.domain.model import SandboxId, VmmType
-from vmpin.guests.transport import Channel, socket_id
+from vmpin.guests.transport.channel import Channel, socket_id
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import Vsock

@@ -9,7 +9,7 @@ import errno
 import re
 from dataclasses import dataclass
 
-from vmpin.guests.transport import CONNECT_DEADLINE, NotListening, Stream, open_unix
+from vmpin.guests.transport.channel import CONNECT_DEADLINE, NotListening, Stream, open_unix
 
 _OK = re.compile(rb"OK [0-9]{1,10}\n")
 _LONGEST = 32

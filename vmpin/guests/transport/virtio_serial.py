@@ -5,7 +5,7 @@ messages of the next. QEMU serves one client at a time; a second one waits. Call
 
 from dataclasses import dataclass
 
-from vmpin.guests.transport import Stream, open_unix
+from vmpin.guests.transport.channel import Stream, open_unix
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from vmpin.guests.transport import BUFFERED, CONNECT_DEADLINE, NotListening, Stream
+from vmpin.guests.transport.channel import BUFFERED, CONNECT_DEADLINE, NotListening, Stream
 
 
 @dataclass(frozen=True)

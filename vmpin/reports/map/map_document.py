@@ -5,7 +5,7 @@ Pure. What stays out: the drawing (text, svg). Called by cli/map.
 
 from typing import Any
 
-from vmpin.reports.map import Cpu, MapOwner, Picture
+from vmpin.reports.map.node_map import Cpu, MapOwner, Picture
 
 VERSION = 1
 #: The facts that are lists of CPUs, by their name in the document.

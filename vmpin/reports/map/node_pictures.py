@@ -16,7 +16,7 @@ from vmpin.fleet.fleet_tables import STYLES
 from vmpin.fleet.node_fleet import Fleet, FleetNode
 from vmpin.fleet.node_record import NodeRecord
 from vmpin.kube.pod_condition import cpus, timestamp
-from vmpin.reports.map import Picture, picture
+from vmpin.reports.map.node_map import Picture, picture
 from vmpin.reports.map.text import COLLISION, Line
 
 #: CPUs of a node from which on it is drawn by itself alone.

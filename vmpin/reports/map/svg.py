@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from vmpin.domain.terminal import number_of
-from vmpin.reports.map import OFFLINE, SHARED, Cpu, Picture
+from vmpin.reports.map.node_map import OFFLINE, SHARED, Cpu, Picture
 from vmpin.reports.map.pod_colours import DEFINITIONS, STYLE, Ground, ground
 from vmpin.reports.map.text import LEDGER_SIGNS, SIGNS, marks
 

@@ -1,0 +1,267 @@
+"""The map of a node: its CPUs by NUMA node, cache and core, with their owners and the threads of VMs on them.
+
+Pure: from the status document and the topology. Called by cli. What stays out: the forms of it (text, svg).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.terminal import pod_name, printable, short_id
+from vmpin.domain.topology import Topology
+from vmpin.network.network_text import summary
+from vmpin.reports.ledger_holders import LedgerMap
+
+#: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
+_ID = re.compile(r"\b[0-9a-f]{64}\b")
+#: Kinds of CPUs without an owner.
+SHARED, FREE, OFFLINE = "shared", "free", "offline"
+
+
+@dataclass(frozen=True)
+class MapOwner:
+    """A container that owns CPUs, or that the allocator's ledger has with CPUs. `pod` is the number of its pod
+    (`_numbers`); a group of containers counts as a pod."""
+
+    pod: int
+    title: str
+    #: "vm", "runc", "unseen": only the kubelet reported it; or what the ledger has.
+    kind: str
+    cpus: CpuSet
+    #: Which of the several owners of its pod it is, from 1; 0: the only one.
+    part: int = 0
+
+    @property
+    def letter(self) -> str:
+        """The letter of its pod, with a number where the pod has several owners: "A", "A2"."""
+        return letter(self.pod) + (str(self.part) if self.part else "")
+
+    @property
+    def legend(self) -> str:
+        kind = {"vm": "VM", "unseen": "reported by the kubelet only"}.get(self.kind, self.kind)
+        return f"{self.title}: CPUs {self.cpus} ({kind})"
+
+
+@dataclass(frozen=True)
+class MapGuest:
+    """A VM sandbox. `pod` as an owner's; its letter is lower-case, unlike those of owners."""
+
+    pod: int
+    title: str
+    verdict: str
+    mask: str
+    #: Threads that may run on more CPUs than one: "vCPUs 0-1, 5 emulator on 0-1,7".
+    floats: tuple[str, ...]
+    network: str = ""
+
+    @property
+    def letter(self) -> str:
+        return letter(self.pod).lower()
+
+    @property
+    def legend(self) -> str:
+        """The text for the legend. Without a mask it is not placed, but its threads are still on CPUs."""
+        parts = [f"{self.title}: {self.verdict}" + f", on {self.mask}" * bool(self.mask), *self.floats]
+        return "; ".join([*parts, f"network {self.network}"] if self.network else parts)
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One CPU. `kind` is SHARED, FREE, OFFLINE or, when `owner` is set, "exclusive". By the ledger, a CPU with an
+    owner may be SHARED as well, and have further owners."""
+
+    number: int
+    kind: str
+    owner: MapOwner | None
+    housekeeping: bool
+    isolated: bool
+    #: The threads pinned to this CPU, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three others).
+    pinned: tuple[str, ...]
+    #: The number of threads of VMs that may run here and on other CPUs.
+    floating: int
+    collisions: tuple[str, ...]
+    others: tuple[MapOwner, ...] = ()
+    reserved: bool = False
+
+    @property
+    def letters(self) -> str:
+        """Return the letters of a CPU's owners; with a dot where the shared pool has the CPU as well. "" without an
+        owner."""
+        owners = (*(() if self.owner is None else (self.owner,)), *self.others)
+        return ",".join(owner.letter for owner in owners) + "·" * (bool(owners) and self.kind == SHARED)
+
+    @property
+    def flags(self) -> str:
+        return "h" * self.housekeeping + "i" * self.isolated + "r" * self.reserved
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`nodes` are NUMA nodes by name, in them caches, in them cores, in them CPUs, each by its first CPU."""
+
+    nodes: tuple[tuple[str, tuple[tuple[tuple[Cpu, ...], ...], ...]], ...]
+    owners: tuple[MapOwner, ...]
+    guests: tuple[MapGuest, ...]
+    facts: Mapping[str, str]
+    #: Of the allocator: what is free, and in how many pieces. Without one: none.
+    notes: tuple[str, ...] = ()
+
+    def cpus(self) -> Iterable[Cpu]:
+        return (cpu for _, caches in self.nodes for cores in caches for core in cores for cpu in core)
+
+    def alarms(self) -> Iterable[str]:
+        """The collisions for the legend; equal ones on several CPUs (a floating thread) are one."""
+        found: dict[str, list[int]] = {}
+        for cpu in self.cpus():
+            for what in cpu.collisions:
+                found.setdefault(what, []).append(cpu.number)
+        return (f"CPU{'s' * (len(cpus) > 1)} {CpuSet(cpus)}: {what}" for what, cpus in found.items())
+
+
+def letter(number: int) -> str:
+    """0 → A, 25 → Z, 26 → AA: stands for one pod in every form of the map."""
+    text = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        text = chr(ord("A") + rest) + text
+    return text
+
+
+def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap | None = None,
+            node_name: str = "") -> Picture:
+    """Arrange the sandboxes of a status document on the CPUs of a node, by their masks in the kernel.
+
+    :param ledger: of the allocator, where one gives out the CPUs; containers that it has are shown as it has them.
+    :param node_name: "" where it has none."""
+    node = document["node"]
+    held = () if ledger is None else ledger.holders
+    claims = [*((holder.sandbox or holder.title, holder.title, holder.what, holder.cpus) for holder in held),
+              *_claims([owner for owner in node["owners"]
+                        if ledger is None or owner["container"] not in ledger.containers], document["sandboxes"])]
+    vms = sorted((sandbox for sandbox in document["sandboxes"] if sandbox["vmm"] is not None),
+                 key=lambda sandbox: str(sandbox["id"]))
+    pods = _numbers([*(claim[0] for claim in claims), *(sandbox["id"] for sandbox in vms)])
+    owners = _owners(claims, pods)
+    guests, pinned, floating = _guests(vms, pods)
+    names = {container["id"]: printable(container["name"]) for sandbox in document["sandboxes"]
+             for container in sandbox["containers"] if container["name"]}
+    names |= {each[key]: _title(each.get("pod"), each[key])
+              for key, many in (("sandbox", node["owners"]), ("id", document["sandboxes"])) for each in many}
+    collisions: dict[int, list[str]] = {}
+    for collision in node["collisions"]:
+        what = _ID.sub(lambda id: names.get(id[0], id[0][:12]), printable(collision["what"]))
+        collisions.setdefault(collision["cpu"], []).append(what)
+    by_cpu: dict[int, list[MapOwner]] = {}
+    for owner in owners:
+        for number in owner.cpus:
+            by_cpu.setdefault(number, []).append(owner)
+    pool = CpuSet.parse(node["shared_pool"]) if ledger is None else ledger.shared
+    housekeeping, reserved = CpuSet.parse(node["housekeeping"]), EMPTY if ledger is None else ledger.reserved
+    online = CpuSet.parse(node["online"])
+
+    def cpu(number: int) -> Cpu:
+        here = by_cpu.get(number, [])
+        # Without a ledger an owner's CPU is never the pool's, and a collision has its own sign.
+        owner, others = (None, ()) if not here else (here[-1], ()) if ledger is None else (here[0], tuple(here[1:]))
+        shared = number in pool and (ledger is not None or not here)
+        kind = OFFLINE if number not in online else SHARED if shared else "exclusive" if here else FREE
+        return Cpu(number, kind, owner, number in housekeeping, number in topology.isolated,
+                   tuple(pinned.get(number, ())), floating[number], tuple(collisions.get(number, ())), others,
+                   number in reserved)
+
+    # The document may be older than the topology, and have other CPUs.
+    every = union((topology.all_cpus, online, *(owner.cpus for owner in owners)))
+    places = [(f"NUMA node {number}", cpus) for number, cpus in topology.nodes.items()]
+    lost = every - union(topology.nodes.values())  # the kernel forgets the node of a CPU that is offline
+    nodes = []
+    for name, cpus in [*places, *([("in no NUMA node", lost)] if lost else [])]:
+        caches = [_grouped(cache, topology.core_of) for cache in _grouped(cpus, topology.cache_of)]
+        nodes.append((name, tuple(tuple(tuple(map(cpu, core)) for core in cores) for cores in caches)))
+    facts = {key: printable(text) for key, text in (("node", node_name), ("time", document.get("time", ""))) if text}
+    facts |= {key.replace("_", " "): node[key] or "none" for key in (
+        "online", "shared_pool", "exclusive", "housekeeping")}
+    if ledger is not None:
+        facts |= {"shared pool": str(ledger.shared) or "none",
+                  "exclusive": str(union(owner.cpus for owner in owners) - ledger.shared - ledger.reserved) or "none",
+                  "reserved": str(ledger.reserved) or "none"}
+    return Picture(tuple(nodes), owners, guests, facts, () if ledger is None else ledger.notes)
+
+
+def _numbers(keys: Iterable[str]) -> dict[str, int]:
+    """Numbers from 0 for pods (by sandbox id) and groups (by title), in their order."""
+    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+
+
+#: (pod, title, kind, CPUs) of a container or several that have CPUs.
+_Claim = tuple[str, str, str, CpuSet]
+
+
+def _owners(claims: Sequence[_Claim], pods: Mapping[str, int]) -> tuple[MapOwner, ...]:
+    several = Counter(pod for pod, _, _, _ in claims)
+    parts: Counter[str] = Counter()
+    owners = []
+    for pod, title, kind, cpus in claims:
+        parts[pod] += 1
+        owners.append(MapOwner(pods[pod], title, kind, cpus, parts[pod] if several[pod] > 1 else 0))
+    return tuple(owners)
+
+
+def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
+    """Split CPUs into groups, by first CPU; only the given CPUs of a group count."""
+    found: list[CpuSet] = []
+    while cpus:
+        found.append((group_of(cpus.first) & cpus) or CpuSet((cpus.first,)))
+        cpus -= found[-1]
+    return found
+
+
+def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
+    return printable(pod_name(pod, short_id(sandbox)))
+
+
+def _claims(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str, Any]]) -> list[_Claim]:
+    """The owners of a status document by their first CPU. Containers of a pod with the same CPUs own them together."""
+    names = {(sandbox["id"], container["id"]): container["name"]
+             for sandbox in sandboxes for container in sandbox["containers"]}
+    names |= {(owner["sandbox"], owner["container"]): owner["name"] for owner in owners if owner.get("name")}
+    found = [(CpuSet.parse(owner["cpus"]), owner) for owner in owners if owner["cpus"]]
+    found.sort(key=lambda item: (item[0].first, item[1]["sandbox"], item[1]["container"]))
+    together: dict[tuple[str, CpuSet], list[Mapping[str, Any]]] = {}
+    for cpus, owner in found:
+        together.setdefault((owner["sandbox"], cpus), []).append(owner)
+    return [(sandbox, f"{_title(many[0].get('pod'), sandbox)} " + "+".join(
+        printable(names.get((sandbox, owner["container"])) or owner["container"][:12]) for owner in many).strip(),
+        many[0].get("kind", "unseen"), cpus) for (sandbox, cpus), many in together.items()]
+
+
+def _guests(vms: Sequence[Mapping[str, Any]], pods: Mapping[str, int],
+            ) -> tuple[tuple[MapGuest, ...], dict[int, list[str]], Counter[int]]:
+    """(the guests by letter, the pinned threads by CPU, the number of floating threads by CPU)."""
+    guests: list[MapGuest] = []
+    pinned: dict[int, list[str]] = {}
+    floating: Counter[int] = Counter()
+    for sandbox in sorted(vms, key=lambda each: pods[each["id"]]):
+        guest = letter(pods[sandbox["id"]]).lower()
+        threads = sorted(((CpuSet.parse(thread["actual"]), thread) for thread in sandbox["threads"]
+                          if thread["actual"] not in ("", "None")), key=lambda item: list(item[0]))
+        floats = []
+        for mask, group in groupby(threads, key=lambda item: item[0]):
+            there = [thread for _, thread in group]
+            vcpus = CpuSet(thread["vcpu"] for thread in there if thread["vcpu"] is not None)
+            others = [printable(thread["role"]) for thread in there if thread["vcpu"] is None]
+            if len(mask) == 1:
+                marks = [f"v{vcpus}"] * bool(vcpus) + [f"+{len(others)}"] * bool(others)
+                pinned.setdefault(mask.first, []).extend(f"{guest}:{mark}" for mark in marks)
+            else:
+                roles = [f"vCPU{'s' * (len(vcpus) > 1)} {vcpus}"] * bool(vcpus)
+                roles += [role if count == 1 else f"{count} {role}" for role, count in Counter(others).items()]
+                floats.append(f"{', '.join(roles)} on {mask}")
+                floating.update(dict.fromkeys(mask, len(there)))
+        guests.append(MapGuest(pods[sandbox["id"]], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
+                               sandbox["mask"] or "", tuple(floats), printable(summary(sandbox.get("network")))))
+    return tuple(guests), pinned, floating
