@@ -81,7 +81,7 @@ class CpuSet:
 
     @classmethod
     def from_bits(cls, bits: int) -> CpuSet:
-        """The set whose CPU n is bit n of `bits`."""
+        """The set whose CPU n is bit n of `bits`. :raises CpuSetError: for bits below 0 or beyond MAX_CPU."""
         if bits < 0 or bits.bit_length() > MAX_CPU + 1:
             raise CpuSetError(hex(bits), f"the mask reaches beyond CPU {MAX_CPU}")
         made = cls.__new__(cls)

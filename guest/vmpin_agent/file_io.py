@@ -45,7 +45,7 @@ def cpus(path: str) -> Optional[CpuSet]:
 
 
 def write(path: str, text: str) -> None:
-    """Write with one system call, as control files need it. :raises OSError:"""
+    """Write with one system call, as control files need it. :raises OSError: the kernel refuses it."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, (text + "\n").encode())

@@ -58,7 +58,7 @@ class Listed(NamedTuple):
 
 
 class Adjustment(NamedTuple):
-    """Of the container that is being created. None: as the runtime has it."""
+    """What changes of the container that is being created. None: as the runtime has it."""
 
     cpus: CpuSet | None
     mems: CpuSet | None

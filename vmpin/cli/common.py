@@ -85,7 +85,7 @@ class VersionFlag(argparse.Action):
 
 
 def load_config(args: argparse.Namespace) -> Config:
-    """The effective configuration. :raises ConfigError:"""
+    """The effective configuration. :raises UsageError: for a --set without a value. :raises ConfigError: as `load`."""
     flags = {}
     for text in [*args.set, *args.set_here]:
         key, equals, value = text.partition("=")
@@ -97,7 +97,7 @@ def load_config(args: argparse.Namespace) -> Config:
 
 def directory(text: str) -> Path:
     """An option's directory, absolute. With `..` in it links are resolved: abspath() would reduce `link/..` to the
-    directory of the link. :raises UsageError:"""
+    directory of the link. :raises UsageError: for an empty path."""
     if not text:
         raise UsageError("an empty path names no directory", "is a variable unset?")
     return Path(os.path.realpath(text) if ".." in Path(text).parts else os.path.abspath(text))
@@ -105,7 +105,7 @@ def directory(text: str) -> Path:
 
 def node_root(text: str) -> Path:
     """The mount of the node's file system. A missing or empty one would look like a node without any configuration.
-    :raises UsageError:"""
+    :raises UsageError: for such a one."""
     found = directory(text)
     try:
         if os.listdir(found):
@@ -117,14 +117,14 @@ def node_root(text: str) -> Path:
 
 
 def new_file(text: str) -> str:
-    """An option's output file; Path() would drop the slash of a directory's name. :raises UsageError:"""
+    """An option's output file; Path() would drop the slash of a directory. :raises UsageError: for one."""
     if os.path.basename(text) in ("", ".", "..") or (text != "-" and os.path.isdir(text)):
         raise UsageError(f"{text!r} names no file to write", "it is empty, or a directory's name")
     return text
 
 
 def write_page(path: str, text: str, watch: float | None) -> None:
-    """Write the output's file; with --watch at once, as a browser may read it meanwhile. :raises UsageError:"""
+    """Write the output's file; with --watch at once, as a browser may read it. :raises UsageError: if it cannot."""
     file = Path(path)
     again = watch and not file.is_symlink() and (file.is_file() or not file.exists())
     made = file.with_name(f".{file.name}.{os.getpid()}") if again else file

@@ -23,7 +23,7 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
 
     :param has_direct: the verb has the flag --direct, which the error then suggests.
     :param deadline: for each part of the answer, in seconds.
-    :raises WatcherError:
+    :raises WatcherError: the watcher does not answer. :raises UsageError: it refuses the request.
     """
     import socket
     path = str(config.paths.control_socket)
@@ -56,7 +56,7 @@ def ask_raw(config: Config, request: Document, has_direct: bool = False, deadlin
 
 
 def ask(config: Config, request: Document, has_direct: bool = False) -> Document | None:
-    """The watcher's answer, None if no watcher runs. :raises WatcherError:"""
+    """The watcher's answer, None if no watcher runs. :raises WatcherError, UsageError: as ask_raw."""
     raw = ask_raw(config, request, has_direct)
     return None if raw is None else json.loads(raw)
 

@@ -21,7 +21,7 @@ COLUMNS = ("ROLE", "RAN IN PLACE", "CERTAIN", "ELSEWHERE", "WAITED", "MIGRATIONS
 
 
 def duration(text: str) -> int:
-    """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError:"""
+    """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError: for any other text, and more than seven days."""
     match = _DURATION.fullmatch(text)
     if match and 0 < (found := int(match[1]) * _UNITS[match[2]]) <= _LONGEST:
         return found
@@ -29,7 +29,7 @@ def duration(text: str) -> int:
 
 
 def percent(text: str) -> float:
-    """:raises UsageError:"""
+    """A number from 0 to 100. :raises UsageError: for any other text."""
     with contextlib.suppress(ValueError):
         if 0 <= (found := float(text)) <= 100:
             return found

@@ -147,7 +147,7 @@ def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:
 def refuse_blind(config: Config) -> None:
     """Refuse a check without a watcher if this process cannot read everything that belongs into the answer.
 
-    :raises UnseenError:
+    :raises UnseenError: with what cannot be read.
     """
     from vmpin.host.procfs import Procfs
     hint = "run this as root, or start the watcher"

@@ -24,7 +24,7 @@ def _line(text: str) -> str:
 
 
 class ScenarioValues:
-    """Checks single values, with the place of each for the error."""
+    """Checks single values; each check raises ConfigError with the place `at` which a wrong one stands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -89,7 +89,7 @@ def parse(path: Path, raw: bytes) -> object:
 
 
 def check(path: Path, document: object) -> None:
-    """Refuse what can be read but not handled or shown. :raises ConfigError:"""
+    """Refuse what can be read but not handled or shown. :raises ConfigError: with what that is."""
     todo: list[tuple[object, int, object]] = [(document, 1, "the document")]
     count = 0
     while todo:

@@ -63,7 +63,7 @@ class NriFeed:
         self._requested: dict[str, float] = {}  #: When a list was requested last, by purpose (time.monotonic()).
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the plugin running until cancelled."""
         started_by_runtime = _STARTED_BY_RUNTIME in os.environ
         if not started_by_runtime:
             while self._config.watch.nri == "auto" and not self._config.paths.nri.exists():  # noqa: ASYNC110
@@ -115,7 +115,7 @@ class NriFeed:
             self.plugin.reconnect()
 
     def request_list_for(self, purpose: str, pause: float, why: Exception) -> None:
-        """The same for a purpose that can wait: once in `pause` seconds, and with a line in the log."""
+        """The same for a purpose that can wait: once in `pause` seconds, and with `why` in the log."""
         now = time.monotonic()
         if now >= self._requested.get(purpose, float("-inf")) + pause:
             self._requested[purpose] = now
@@ -188,7 +188,7 @@ class FileFeed:
         self._due: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until cancelled. :raises OSError: when the kernel has no more inotify instances or watches."""
+        """Report until cancelled. :raises OSError: when the kernel has no more inotify instances or watches."""
         # Here, as it loads ctypes, which a hardened service may be refused the memory for.
         from vmpin.host import inotify
 

@@ -34,7 +34,7 @@ Handler = Callable[[str], Awaitable[HttpReply]]  #: Answers a path, such as /met
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; `host` is an IP address. :raises OSError:"""
+    """A listening TCP socket; `host` is an IP address. :raises OSError: it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Not create_server: it overrides net.ipv6.bindv6only, one way or the other.
     made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)

@@ -51,7 +51,8 @@ class Containers:
         return f"{self.sandbox}-{name}"
 
     def run(self, name: str, cpus: CpuSet, command: Sequence[str] = ("sleep", "600")) -> None:
-        """Create and start a container that runs a command of busybox; crun calls the hook. :raises VmpinError:"""
+        """Create and start a container that runs a command of busybox; crun calls the hook.
+        :raises VmpinError: with what crun printed."""
         bundle = self.directory / self.id(name)
         bundle.mkdir()
         spec = base_spec.with_hook(self._spec(name, cpus, command), self._script, self._options)

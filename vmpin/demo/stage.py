@@ -128,6 +128,7 @@ class Stage:
         self.print(f"/proc shows: {self.vm.masks()}")
 
     def explain(self, cpu: CpuSet) -> None:
+        """Print what `vmpin explain` has of a CPU. :raises VmpinError: if that is nothing."""
         with (self.directory / "explain.txt").open("w+", encoding="utf-8", errors="replace") as file:
             code = children.run(self._command("explain", self.sandbox), PATIENCE, env=self._environment,
                                 stdout=file, stderr=file)
@@ -165,6 +166,7 @@ class Stage:
         return self._watcher.pid
 
     def stop_watcher(self) -> None:
+        """End the watcher with SIGTERM. :raises VmpinError: if it does not end, or with an exit code."""
         assert self._watcher is not None
         if not children.ended(self._watcher):
             os.kill(self._watcher.pid, signal.SIGTERM)

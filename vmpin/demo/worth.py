@@ -73,7 +73,7 @@ def wake_ups(slept: Iterable[float]) -> WakeUps | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of the same figure in each round."""
+    """One figure over all rounds."""
 
     median: float
     least: float

@@ -45,7 +45,7 @@ class Histogram:
 
 
 class NewbornCounts:
-    """Of one sandbox's new threads, since its VMM was found first. All times in seconds."""
+    """Counts of one sandbox's new threads, since its VMM was found first. All times in seconds."""
 
     def __init__(self, reported: int = 0, born_inside: int = 0, ended: int = 0) -> None:
         #: Threads whose creation the kernel reported, main threads at their program's start among them.

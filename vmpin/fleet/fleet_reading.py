@@ -30,8 +30,8 @@ _RULES = {pinning_path(): (GROUP, PLURAL), _DAEMON_SETS: ("apps", "daemonsets"),
 LABELS = (ZONE, REGION, *POOLS, LABEL_READY)
 _KEY = re.compile(r"\s*!?\s*([A-Za-z0-9._/-]*)")
 
-#: Sends a request and returns its answer as JSON. :param: the most bytes of it. :raises ClusterError:
-#: :raises AnswerTooLong:
+#: Sends a request and returns its answer as JSON. :param: the most bytes of it. :raises ClusterError: it failed.
+#: :raises AnswerTooLong: the answer has more bytes.
 Send = Callable[[ApiRequest, int], Any]
 
 

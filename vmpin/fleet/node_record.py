@@ -243,7 +243,7 @@ def _time(text: str) -> float:
 
 
 def _count(value: object) -> int:
-    """:raises ValueError:"""
+    """A whole number from 0, below 2^32. :raises ValueError: for anything else."""
     if not isinstance(value, int) or not 0 <= value < 1 << 32:
         raise ValueError(f"{str(value)[:40]!r} is no count")
     return value

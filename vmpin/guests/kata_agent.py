@@ -69,7 +69,7 @@ class KataAgent:
 
     @classmethod
     async def connect(cls, channel: Channel, deadline: float = TIMEOUTS.kata_answer) -> KataAgent:
-        """Connect to the agent's port. :param deadline: for each answer (s). :raises OSError: or TimeoutError."""
+        """Connect to the agent's port. :param deadline: for each answer (s). :raises OSError: as `Channel.open`."""
         # In a thread: loading the protobuf library takes 50 ms, in which the event loop must not stand still.
         messages = await asyncio.to_thread(_messages)
         return cls(await channel.open(PORT), messages, deadline)

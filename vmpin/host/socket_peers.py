@@ -27,7 +27,8 @@ Admission = Callable[[Peer], bool]  #: Whether a peer is answered at all.
 
 
 def gid_of(group: str) -> int:
-    """A group's number, -1 for "": by its name, else the number itself, which a container's group has no name for."""
+    """A group's number, -1 for "": by its name, else the number itself, which a container's group has no name for.
+    :raises ConfigError: there is no such group."""
     if not group:
         return -1
     try:

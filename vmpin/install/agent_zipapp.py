@@ -50,7 +50,7 @@ def packed() -> bytes:
 
 
 def build(path: Path) -> int:
-    """Write the file, whole or not at all. :returns: its size in bytes. :raises OSError:"""
+    """Write the file, whole or not at all. :returns: its size in bytes. :raises OSError: then it is as it was."""
     data = packed()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")

@@ -18,7 +18,7 @@ from vmpin.install.hook_script import MAX_BYTES, foreign_file, is_script, points
 
 
 def install(hooks_dir: Path, options: HookOptions, python: str | None = None) -> list[Path]:
-    """Put the hook and its registrations into `hooks_dir`. :returns: the files written. :raises UsageError:"""
+    """Put the hook and its registrations there. :returns: the files written. :raises UsageError: as `plan_install`."""
     operations = plan_install(hooks_dir, options, python)
     execute(operations)
     return [each.path for each in operations if isinstance(each, WriteFile)]

@@ -62,7 +62,7 @@ class Write(NamedTuple):
 
 
 class Agenda:
-    """Of one node, in one process. :param prefix: makes names of Events those of this process."""
+    """The agenda of one node, in one process. :param prefix: makes names of Events those of this process."""
 
     def __init__(self, wanted: Wanted, prefix: str, now: float) -> None:
         self._wanted = wanted

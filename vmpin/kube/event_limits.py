@@ -33,7 +33,7 @@ class TokenBucket:
         self._left, self._since = float(burst), now
 
     def take(self, now: float) -> bool:
-        """Whether there was one."""
+        """Take a token. :returns: whether there was one."""
         self._left = min(float(self._burst), self._left + max(0.0, now - self._since) / self._seconds)
         self._since = max(self._since, now)
         if self._left < 1.0:

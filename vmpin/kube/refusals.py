@@ -11,7 +11,7 @@ FIRST, LONGEST = 2.0, 300.0
 
 
 class Refusals:
-    """Of one kind of request, one after the other, in `count`."""
+    """The refusals of one kind of request, one after the other, in `count`."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -33,7 +33,7 @@ NEVER = float("inf")
 
 
 class _Drift:
-    """Of one VM's threads."""
+    """The drift of one VM's threads."""
 
     def __init__(self) -> None:
         #: The placement that they were compared with last.
@@ -50,7 +50,7 @@ class _Drift:
 
 
 class DriftTracker:
-    """Of all VMs.
+    """The drift of all VMs.
     :param explain: called with the repairs of a pass; counts them, and returns their causes.
     :param now: a steady clock in seconds, by which threads rest."""
 

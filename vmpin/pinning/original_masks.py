@@ -15,7 +15,7 @@ from vmpin.domain.model import ThreadId, VmThread
 
 
 class ProcessMasks(NamedTuple):
-    """Of one process: its main thread's mask, and those of its threads that had another."""
+    """The masks of one process: its main thread's mask, and those of its threads that had another."""
 
     main: CpuSet
     others: Mapping[ThreadId, CpuSet] = MappingProxyType({})

@@ -105,7 +105,7 @@ class ProcEventsFeed:
 
     async def _open_once(self) -> ProcConnector:
         """Open the connector in a thread: it takes seconds where no event comes. Cancelled meanwhile, it closes what
-        is still opened then. :raises SourceError:"""
+        is still opened then. :raises SourceError: no events can be received."""
         executor = ThreadPoolExecutor(1, "proc-connector")
         opening = executor.submit(self._connect, self._reconciler.view.proc)
         executor.shutdown(wait=False)
@@ -185,7 +185,7 @@ class ProcEventsFeed:
         return before - len(self._waiting), relevant
 
     def _read(self, connector: ProcConnector) -> bool:
-        """Read a batch. :returns: whether events were lost. :raises OSError:"""
+        """Read a batch. :returns: whether events were lost. :raises OSError: the socket failed."""
         events, lost = connector.read(_BATCH)
         self._waiting.extend(events)
         self._more = len(events) == _BATCH

@@ -16,7 +16,7 @@ CREATION, UPDATE = 300.0, 60.0
 
 
 class RuntimeRequests:
-    """Of all containers."""
+    """The requests of all containers."""
 
     def __init__(self) -> None:
         #: When each was first seen (monotonic): by container, and for an update by the CPUs that are asked for.

@@ -39,7 +39,7 @@ def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = N
 
 def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: CpuSet) -> None:
     """Append a process's original mask to the notes, in a hundredth of the time that the whole file takes: it
-    outlives this process until the next whole file has it. :raises StateFileError:"""
+    outlives this process until the next whole file has it. :raises StateFileError: it cannot be written."""
     text = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask)])
     left = f"\n{text}\n".encode()  # a line of its own, whatever a full disk left of the one before
     try:

@@ -78,7 +78,7 @@ class ApiServer:
 
     def pods(self, node: str, version: str = "") -> tuple[list[Mapping[str, Any]], str]:
         """The pods of a node, and the version of the list. :param node: "" for all nodes.
-        :param version: "0" for what the server has at hand, "" for what is so now. :raises ClusterError:"""
+        :param version: "0" for what the server has at hand, "" for what is so now. :raises ClusterError: no list."""
         items: list[Mapping[str, Any]] = []
         token = ""
         while True:
@@ -92,7 +92,7 @@ class ApiServer:
 
     def watch_pods(self, node: str, version: str, seconds: int) -> Iterator[Mapping[str, Any]]:
         """The events after a version, until the server ends the watch, `seconds` after its begin at the latest.
-        :raises ClusterError:"""
+        :raises ClusterError: it ends otherwise, or cannot begin."""
         with self._translated("watch pods"), self._list(
                 node, seconds + OVER, watch=True, resource_version=version, allow_watch_bookmarks=True,
                 timeout_seconds=seconds) as response:

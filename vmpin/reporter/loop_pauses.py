@@ -20,7 +20,7 @@ MOST_ASKED = 300.0
 
 
 class Pauses:
-    """Of one loop. :param stopping: ends each pause. :param enough: as LASTED."""
+    """The pauses of one loop. :param stopping: ends each pause. :param enough: as LASTED."""
 
     def __init__(self, stopping: threading.Event, first: float = FIRST, longest: float = LONGEST,
                  enough: float = LASTED) -> None:

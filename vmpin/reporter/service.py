@@ -102,7 +102,7 @@ class Reporter:
         return guarded
 
     def _round(self) -> None:
-        """Write what is due, then wait for something new, or until something may be due. :raises ClusterError:"""
+        """Write what is due, then wait until something may be due. :raises ClusterError: a request failed."""
         self._woken.clear()
         if self._node is None or time.monotonic() - self._read >= REFRESH:
             self._node = node_of(self._server.get(node_path(self._node_name)))

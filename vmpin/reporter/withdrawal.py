@@ -90,7 +90,7 @@ def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: flo
 
 
 def _stop_reporters(server: ApiServer, path: str, within: float) -> None:
-    """:raises ClusterError:"""
+    """Delete the DaemonSet, and wait until its pods have ended. :raises ClusterError: it cannot be deleted."""
     if not _sent(server, ApiRequest("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1",
                                                      "propagationPolicy": "Foreground"})):
         return

@@ -32,7 +32,7 @@ class Spool:
         self._dropped: set[str] = set()  #: The files that were logged as unusable.
 
     def prepare(self) -> None:
-        """Make the directory, with mode 0700. :raises OSError:"""
+        """Make the directory, with mode 0700. :raises OSError: where it cannot be made."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self.path, 0o700)
 

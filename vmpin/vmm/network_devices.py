@@ -107,7 +107,7 @@ def _file_names(text: str) -> Iterator[str]:
 
 
 def _descriptors(proc: Procfs, pid: int) -> Iterator[tuple[int, str]]:
-    """Every descriptor with what it points to, ascending. :raises PermissionError:"""
+    """Every descriptor with what it points to, ascending. :raises PermissionError: they may not be read."""
     try:
         names = os.listdir(f"{proc.root}/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class VmNics:
-    """By VMM's main thread. :param sys_root: /sys."""
+    """The NICs of VMs, by the VMM's main thread. :param sys_root: /sys."""
 
     def __init__(self, proc: Procfs, sys_root: str) -> None:
         self._proc, self._sys_root = proc, sys_root

@@ -40,7 +40,7 @@ def nsid_request(pid: int) -> bytes:
 
 
 def parse_links(datagram: bytes) -> tuple[list[NetLink], bool]:
-    """The links in one datagram of an answer, and whether it was the last. :raises WireError:"""
+    """The links in one datagram of an answer, and whether it was the last. :raises WireError: for what is none."""
     found: list[NetLink] = []
     for kind, payload in _messages(datagram):
         if kind == _DONE:

@@ -134,7 +134,7 @@ def _in_one_unit(asked: _Asked) -> _Found | None:
 
 
 class _Search(Generic[Entry]):
-    """Of the best sets, as many as a table keeps in an entry."""
+    """Return as many of the best sets as a table keeps in an entry."""
 
     def __init__(self, asked: _Asked, tables: CostTables[Entry]) -> None:
         self._asked, self._tables = asked, tables

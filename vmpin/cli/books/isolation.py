@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _objective(text: str) -> float:
-    """:raises UsageError:"""
+    """A number above 0, up to 100. :raises UsageError: for any other text."""
     with contextlib.suppress(ValueError):
         if 0 < (found := float(text)) <= 100:
             return found
@@ -162,7 +162,7 @@ def _print_text(found: dict[str, Any], objective: float | None, single: bool) ->
 
 
 def _opened(path: str) -> Any:
-    """:raises UsageError:"""
+    """The file, to be written. :raises UsageError: where it cannot be opened."""
     try:
         return Path(path).open("w", encoding="utf-8")
     except OSError as err:

@@ -80,8 +80,7 @@ def draw(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
-    """:param everything: also the pods that are in place. :raises ConfigError: :raises ClusterError:
-    :raises UsageError:"""
+    """:param everything: also the pods that are in place. :raises ConfigError, ClusterError, UsageError: no answer."""
     server = ApiServer(args.kubeconfig, args.context, as_kubectl=True)
     server.check()
     return read_fleet(server.send, time.time, NodeChoice(args.node, args.selector, args.namespace),

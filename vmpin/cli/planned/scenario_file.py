@@ -17,7 +17,7 @@ from vmpin.reports.map.planned_node import planned_node
 
 
 def load_scenario(path: str) -> Scenario:
-    """A scenario; one without a topology is on this machine. :raises ConfigError:"""
+    """A scenario; one without a topology is on this machine. :raises ConfigError: as `load`."""
     machine = None
     with contextlib.suppress(SourceError):  # of no use to a scenario that has a topology
         machine = allocator_topology(Sysfs())
@@ -25,7 +25,7 @@ def load_scenario(path: str) -> Scenario:
 
 
 def planned_picture(path: str) -> Picture:
-    """The node of a scenario, for the map; where the CPUs are given out, by the ledger. :raises ConfigError:"""
+    """The node of a scenario, for the map; where CPUs are given out, by the ledger. :raises ConfigError: as above."""
     read = load_scenario(path)
     found = place_scenario(read)
     ledger = None

@@ -22,7 +22,7 @@ _TOP, _REST_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 def repeat(args: argparse.Namespace) -> None:
     """Carry the verb out every `args.watch` seconds; it never returns. An error of the first time ends it; a later one
     is shown in place of the output: the watcher may have been restarted, or a pod have ended.
-    :raises VmpinError: :raises KeyboardInterrupt:"""
+    :raises VmpinError: the error of the first time. :raises KeyboardInterrupt: at Ctrl-C."""
     gc.enable()
     redrawn, first = sys.stdout.isatty() and args.output not in ("json", "yaml"), True
     try:

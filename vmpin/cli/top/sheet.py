@@ -86,7 +86,7 @@ THIEVES = (Column("TAKEN/s", 8, 9, True), Column("CPU", 3, 4, True), Column("BY 
 
 
 def percent(spent: int, seconds: float) -> str:
-    """Of one CPU: `187%`; "-" before anything was measured."""
+    """The part of one CPU that `spent` (ns) is: `187%`; "-" before anything was measured."""
     if not seconds:
         return "-"
     share = spent / seconds / 1e7

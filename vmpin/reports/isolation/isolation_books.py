@@ -216,7 +216,7 @@ class OwnerBook:
 
 
 class IsolationBooks:
-    """Of all owners. `alive` is when owners were last looked at (CLOCK_BOOTTIME, ns), 0 for never.
+    """The books of all owners. `alive` is when owners were last looked at (CLOCK_BOOTTIME, ns), 0 for never.
     :param most: cells of all owners."""
 
     def __init__(self, most: int = MAX_CELLS) -> None:

@@ -179,7 +179,7 @@ class IsolationObserver:
     # Of the watcher
 
     def foreign_seconds(self) -> dict[int, float]:
-        """By CPU that was exclusive since the start: what only grows."""
+        """Foreign seconds by CPU that was exclusive since the start: they only grow."""
         found = dict(self._former)
         for owner in self._owners.values():
             for cpu, counter in owner.foreign.items():

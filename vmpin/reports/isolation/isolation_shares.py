@@ -118,12 +118,12 @@ def account_of(book: OwnerBook, first: int, last: int) -> Account:
 
 
 def slack_before(book: OwnerBook, index: int) -> int:
-    """The imprecision of the series that an earlier minute began."""
+    """The imprecision (ms) of the series that an earlier minute began."""
     return next((each for each in reversed(book.columns["slack"][:index]) if each), 0)
 
 
 def unseen_in(book: OwnerBook, found: Account, length: int) -> int:
-    """CPU time of a period without readings. :param length: of the period (ns)."""
+    """CPU time (ms) of a period without readings. :param length: of the period (ns)."""
     return max(0, length // _MS - found.watched) * max(1, len(book.cpus))
 
 

@@ -62,7 +62,7 @@ class _Process:
 
 
 class ThiefVisits:
-    """Of one node, again and again: each visit compares with the one before it.
+    """The visits of one node, again and again: each visit compares with the one before it.
     :param most: threads of one visit that are looked at: a process may have made very many."""
 
     def __init__(self, view: NodeView, most: int = 20_000) -> None:

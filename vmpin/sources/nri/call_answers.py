@@ -50,7 +50,7 @@ class CpuDecisions(Protocol):
 
 
 class CallAnswers:
-    """Of one connection."""
+    """Answers the calls of one connection."""
 
     def __init__(self, decisions: CpuDecisions) -> None:
         self._decisions = decisions

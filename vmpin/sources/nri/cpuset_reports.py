@@ -16,7 +16,7 @@ from vmpin.wire.nri_enums import Verb
 
 
 class NriCpusetReports:
-    """Of one process of the runtime's at a time."""
+    """The reports of one process of the runtime's at a time."""
 
     def __init__(self) -> None:
         #: The CPUs of each container that this process of the runtime's has in memory for certain.
