@@ -22,7 +22,10 @@ def _mode(value: object) -> str:
 
 
 def _headroom(value: object) -> int:
-    return 0 if value == 0 or value == "0" else values.count(value)
+    try:
+        return 0 if value == 0 or value == "0" else values.count(value)
+    except ValueError:
+        raise ValueError("is no number from 0 to 999999") from None
 
 
 def _honour(value: object) -> str:
@@ -46,11 +49,13 @@ def group_rules(text: str) -> dict[str, GroupRule]:
 
     found: dict[str, GroupRule] = {}
     for group in filter(None, text.split(";")):
-        rest, _, namespaces = group.partition("@")
+        rest, only, namespaces = group.partition("@")
         name, _, cpus = rest.partition("=")
         if not GROUP_NAME.fullmatch(name) or name in found:
             raise ValueError(f"{group!r}: {name!r} is no name of a group (1 to 63 lower-case letters, digits, '-', "
                              "'_', '.'), or has a rule already")
+        if only and not namespaces.strip("+"):
+            raise ValueError(f"{group!r}: after @ stand the namespaces that may join; without @ all may")
         rule = GroupRule(CpuSet.parse(cpus), frozenset(filter(None, namespaces.split("+"))))
         for other, before in found.items():
             if not rule.cpus.isdisjoint(before.cpus):
@@ -60,7 +65,10 @@ def group_rules(text: str) -> dict[str, GroupRule]:
 
 
 def _pause(value: object) -> float:
-    return 0.0 if value == 0 or value == "0" else values.seconds(value)
+    try:
+        return 0.0 if value == 0 or value == "0" else values.seconds(value)
+    except ValueError as err:
+        raise ValueError(f"{err}, nor 0") from None
 
 
 class AllocateSettings(NamedTuple):

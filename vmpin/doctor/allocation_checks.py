@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import KubeletConfig, NodeFacts
 from vmpin.domain.terminal import number_of
@@ -50,6 +50,8 @@ def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult
     if facts.cpus.online <= kept:
         return bad(f"every online CPU is reserved ({kept}): no container can get CPUs of its own",
                    "reserve fewer CPUs (allocate.reserved)", *evidence)
+    if not kept <= facts.cpus.online:
+        evidence.append(f"of the reserved CPUs {kept - facts.cpus.online} are not online")
     there, why = _to_give(facts, kept)
     left = f"{there} are " + ("for any request" if why else "not reserved")
     allocatable = len(facts.cpus.online) - _reserved_by_kubelet(facts.kubelet)
@@ -74,11 +76,21 @@ def _to_give(facts: NodeFacts, kept: CpuSet) -> tuple[int, list[str]]:
     reserved one stays in it."""
     isolated = facts.cpus.isolated & facts.cpus.online - kept
     why = [f"isolated CPUs {isolated} are not counted: cpu-kind.vmpin.io=isolated alone gets them"] if isolated else []
-    there = len(facts.cpus.online - kept - isolated)
+    online = facts.cpus.online - kept - isolated
+    grouped = _grouped(facts) & online
+    if grouped:
+        why.append(f"CPUs {grouped} are not counted: they are those of allocate.groups")
+    there = len(online - grouped)
     if facts.settings.get("allocate.strict_reserved") == "true" or kept.isdisjoint(facts.cpus.online):
         there -= 1
         why.append("one CPU is not counted: the pool keeps it, as no reserved one is in it")
     return there, why
+
+
+def _grouped(facts: NodeFacts) -> CpuSet:
+    """The fixed sets of allocate.groups: NAME=CPUS@NAMESPACES;…, as the configuration has read it."""
+    groups = facts.settings.get("allocate.groups", "").split(";")
+    return union(CpuSet.parse(group.partition("@")[0].partition("=")[2]) for group in groups)
 
 
 def _kubelet_evidence(facts: NodeFacts) -> list[str]:

@@ -318,7 +318,7 @@ def test_changed_annotations_are_followed_only_where_pods_data_is_handed_over() 
 
 @pytest.mark.parametrize(("key", "value"), [
     ("mode", "maybe"), ("groups", "=4"), ("groups", "a;a"), ("groups", "a/b"), ("groups", "a=x"), ("groups", "Fast=1"),
-    ("groups", "a=1-2;b=2-3"), ("honour", "crain"),
+    ("groups", "a=1-2;b=2-3"), ("groups", "a=1@"), ("honour", "crain"),
     ("pool_headroom", "-1"), ("grow_delay_seconds", "-1"), ("align", "rack"), ("align", "node!!"), ("align", "!"),
     ("reserved", "3-1")])
 def test_a_wrong_option_of_the_allocators_is_named(key: str, value: str) -> None:

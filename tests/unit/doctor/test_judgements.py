@@ -110,6 +110,8 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
         **GIVING, "allocate.strict_reserved": "true"}), "warn", "only 6"),
     ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
         **GIVING, "allocate.reserved": ""}), "ok", "7 are for any request"),
+    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
+        **GIVING, "allocate.groups": "db=6-7@shop+ops;batch;web=1"}), "warn", "only 4 are for any request"),
     ("allocation", facts(checkpoint=None, kubelet=KubeletConfig(), settings=GIVING), "unknown", "no kubelet"),
     ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cri_sockets=()), "warn",
      "CRI socket"),
@@ -253,6 +255,12 @@ def test_a_check_judges(check: str, found: NodeFacts, level: str, says: str) -> 
         assert judged.remedy, "what is not right comes with what to do"
     if judged.level is Level.OK:
         assert not judged.remedy
+
+
+def test_reserved_cpus_that_are_not_online_are_named() -> None:
+    judged = verdict("allocation", facts(checkpoint=None, kubelet=counted("1"),
+                                         settings={**GIVING, "allocate.reserved": "0,99"}))
+    assert "of the reserved CPUs 99 are not online" in judged.evidence
 
 
 NOT_ROOT = Rights("this command", 5, 1000, frozenset(), user_ns=True, pid_ns=True)
