@@ -251,7 +251,7 @@ def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) 
     assert ran.stdout == answer
     loaded = {name.partition(".")[0] for name in json.loads(ran.stderr)}
     assert "vmpin" in loaded
-    assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging", "psutil"}
+    assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging", "psutil", "dataclasses", "inspect"}
 
 
 _FIRST_PASS = """\

@@ -11,8 +11,6 @@ from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, sandbox_argument, verb, watch_flag
 from vmpin.cli.control_client import ask_raw, only, read_status, status_document
 from vmpin.cli.output import print_data
-from vmpin.cli.text.status_text import print_one, print_status
-from vmpin.domain.pod_names import names_of
 
 _EXAMPLES = """\
 examples:
@@ -56,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             sys.stdout.buffer.write(raw)
         return 0
+    from vmpin.cli.text.status_text import print_one, print_status
+    from vmpin.domain.pod_names import names_of
     found = status_document(config, None, wide=args.output != "table" or args.sandbox is not None, direct=args.direct)
     names = names_of(found)
     if args.sandbox is not None:

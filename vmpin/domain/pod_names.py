@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmpin.domain.terminal import pod_name, short_id
 
@@ -53,14 +52,14 @@ def titled(what: str, sandbox: str, names: Mapping[str, str]) -> str:
     return title + with_names(what.removeprefix(own) if title else what, names)
 
 
-@dataclass(frozen=True)
-class PodNames:
-    """`namespace/pod` by sandbox id and by pod uid, `namespace/pod/container` by container id."""
+class PodNames(NamedTuple):
+    """`namespace/pod` by sandbox id and by pod uid, `namespace/pod/container` by container id. No dataclass: `vmpin
+    status` imports this module, and dataclasses loads inspect."""
 
-    sandboxes: Mapping[str, str] = field(default_factory=dict)
-    uids: Mapping[str, str] = field(default_factory=dict)
-    containers: Mapping[str, str] = field(default_factory=dict)
-    pauses: frozenset[str] = frozenset()  #: Sandboxes' own containers, which only hold namespaces (pause).
+    sandboxes: Mapping[str, str]
+    uids: Mapping[str, str]
+    containers: Mapping[str, str]
+    pauses: frozenset[str]  #: Sandboxes' own containers, which only hold namespaces (pause).
 
     @classmethod
     def of(cls, pods: Iterable[Mapping[str, Any]]) -> PodNames:

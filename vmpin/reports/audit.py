@@ -136,7 +136,7 @@ def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: I
     :param busy: nanoseconds each CPU was not idle; None when nothing was measured.
     :param names: of the known pods of the node.
     """
-    names = names or PodNames()
+    names = names or PodNames.of(())
     processes = list(processes)
     owners = located(owners, processes)
     exclusive = union(owner.cpus for owner in owners)
