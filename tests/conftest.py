@@ -44,6 +44,7 @@ def _logging_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _documents_as_their_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each JSON document of a command that is run within this process is checked (documents.py)."""
+    # No public way in: `main` hands a command line to this, and turns what it raises into a message.
     carry_out = command._carry_out
 
     def carried_out(arguments: Sequence[str]) -> int:

@@ -36,7 +36,7 @@ from vmpin.reports.isolation.isolation_page import page
 from vmpin.reports.isolation.isolation_report import document, pod_report, with_slo
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
-#: Rich's, without fonts from the web: what shows it has a monospaced one.
+#: Rich's (it has no public name), without fonts from the web: what shows it has a monospaced one.
 FORM = re.sub(r"@font-face \{\{.*?\n    \}\}\n", "", _export_format.CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 

@@ -60,6 +60,7 @@ def replace_readers(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], tex
     monkeypatch.setattr(audit, "ThreadUsageSampler", lambda: RecordedSampler(text))
     monkeypatch.setattr(Sysfs, "topology", lambda _: TOPOLOGY)
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", f"node-1{text}", "6.12.1", "#1", "x86_64")))
+    # No other way in: it reads the machine piece by piece.
     monkeypatch.setattr(gather, "_collect", lambda *_: _pieces(text))
 
 

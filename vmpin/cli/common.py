@@ -30,7 +30,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     load shutil and all its compressors for the first."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_columns() - 2)
+        super().__init__(prog, width=terminal_columns() - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         from vmpin.cli.shell.help_layout import laid_out
@@ -40,7 +40,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 @functools.cache
-def _columns() -> int:
+def terminal_columns() -> int:
     """The width of the terminal, as shutil.get_terminal_size has it."""
     try:
         columns = int(os.environ.get("COLUMNS", 0))

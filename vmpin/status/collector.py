@@ -175,7 +175,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
                         guest, sandbox.id in view.unmanaged, boottime.wall_offset(), view.granted,
-                        near=None if vm is None else _near(view, vm),
+                        near=None if vm is None else near_decision(view, vm),
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         birth=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),
@@ -248,7 +248,7 @@ def _operation(operation: SetAffinity) -> dict[str, object]:
             "cpus": str(operation.cpus), "was": str(operation.was), "what": operation.describe()}
 
 
-def _near(view: NodeView, vm: Vm) -> dict[str, object] | None:
+def near_decision(view: NodeView, vm: Vm) -> dict[str, object] | None:
     """The NIC that policy.vhost: near goes by, and whether the vhost workers are placed at it; None with another
     policy."""
     nic, placement = view.nics.get(vm.vmm.id), view.placements.get(vm.sandbox)

@@ -15,9 +15,9 @@ from vmpin.cli.shell.help_layout import laid_out
 @pytest.fixture(autouse=True)
 def columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("COLUMNS", "80")
-    common._columns.cache_clear()
+    common.terminal_columns.cache_clear()
     yield
-    common._columns.cache_clear()
+    common.terminal_columns.cache_clear()
 
 
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

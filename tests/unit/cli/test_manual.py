@@ -10,7 +10,7 @@ import pytest
 from need import need_tool
 
 from vmpin.cli.main import VERBS, grammar, main
-from vmpin.cli.shell.manual import _text, pages
+from vmpin.cli.shell.manual import escaped, pages
 
 ROOT = Path(__file__).parents[3]
 PAGES = pages(grammar(), "0.1.0")
@@ -62,7 +62,7 @@ def test_options_and_quotes_can_be_copied(shown: dict[str, str]) -> None:
 @pytest.mark.parametrize(("text", "roff"), [
     (".TH", r"\&.TH"), ("'x", r"\&\(aqx"), (r"a\nb", r"a\enb"), ("a-b", r"a\-b"), ("`x`", r"\(gax\(ga")])
 def test_text_is_no_request(text: str, roff: str) -> None:
-    assert _text(text) == roff
+    assert escaped(text) == roff
 
 
 def test_the_program_prints_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,7 +141,7 @@ def test_what_is_longer_than_the_screen_is_cut_and_counted(monkeypatch: pytest.M
                                                            capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 6)))
     for count, last in (5, "line 4"), (6, "… 2 more lines"), (100, "… 96 more lines"):
-        repetition._draw("".join(f"line {number}\n" for number in range(count)), clear=False)
+        repetition.draw("".join(f"line {number}\n" for number in range(count)), clear=False)
         drawn = capsys.readouterr().out.removeprefix("\x1b[H").removesuffix("\x1b[J").splitlines()
         assert len(drawn) == 5
         assert drawn[-1] == f"{last}\x1b[K"

@@ -67,6 +67,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     # No other way in: the nodes of a cluster are read from an API server.
     monkeypatch.setattr(all_nodes, "_read", lambda args, everything=False: mixed())
     recorded_reports.replace_readers(monkeypatch, given["status"])
+    # No other way in: ages in the table are by the clock.
     monkeypatch.setattr(allocations, "_now", lambda: datetime.fromisoformat(recorded_node.NOW))
     monkeypatch.setenv("TERM", "dumb")  # nor bold
     monkeypatch.chdir(tmp_path)

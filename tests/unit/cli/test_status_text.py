@@ -114,8 +114,8 @@ def test_the_decision_of_near_is_a_sentence(nic: NearNic, cpus: CpuSet, text: st
     view = SimpleNamespace(nics={1: nic}, placements={"a": placement}, node=SimpleNamespace(
         topology=SimpleNamespace(nodes={0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")})))
     vm = SimpleNamespace(vmm=SimpleNamespace(id=1), sandbox="a")
-    assert text in near_sentence(cast("Any", collector._near(cast("Any", view), cast("Any", vm))))
-    assert collector._near(cast("Any", SimpleNamespace(nics={}, placements={})), cast("Any", vm)) is None
+    assert text in near_sentence(cast("Any", collector.near_decision(cast("Any", view), cast("Any", vm))))
+    assert collector.near_decision(cast("Any", SimpleNamespace(nics={}, placements={})), cast("Any", vm)) is None
 
 
 def test_one_thing_is_no_plural() -> None:

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import drift_steps
-import pytest
 from drift_steps import fight, mask
 from strayed import Spinners
 from trees import make_tree
@@ -42,14 +41,15 @@ def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> No
     assert node.reconciler.drift_evidence.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
 
 
-def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spinners,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_descriptors(proc: Procfs) -> list[str]:
+class OutOfDescriptors(Procfs):
+    def pids(self) -> list[str]:
         raise OSError(24, "Too many open files")
 
+
+def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
-    monkeypatch.setattr(Procfs, "pids", out_of_descriptors)
+    node.reconciler.drift_evidence.proc = OutOfDescriptors()
     assert fight(node, vm, 1) == 1
     assert node.reconciler.tally.drift == {"other": 1}
 

@@ -20,7 +20,7 @@ from vmpin.config import loading
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import Procfs, Stat
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.follow_up import FollowUp
 from vmpin.procevents.newborn_placer import NewbornPlacer
@@ -225,16 +225,24 @@ def test_what_goes_wrong_with_an_event_is_made_good_by_looking(received: Receive
     assert "Too many open files" in caplog.text
 
 
-def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(received: Received,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_descriptors(proc: Procfs, pid: int | str) -> None:
-        raise OSError(24, "Too many open files")
+class Short(Procfs):
+    """No process can be looked at while it is `short` of descriptors."""
 
+    short = False
+
+    def stat(self, pid: int | str) -> Stat | None:
+        if self.short:
+            raise OSError(24, "Too many open files")
+        return super().stat(pid)
+
+
+def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(received: Received) -> None:
+    received.reconciler.proc = proc = Short()
     received.make(connect=Scripter(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, os.getpid(), os.getpid())))
 
     async def scenario() -> None:
         async with running(received):
-            monkeypatch.setattr(Procfs, "stat", out_of_descriptors)
+            proc.short = True
             with vmm("a"):
                 await until(lambda: received.lost >= 2)
 

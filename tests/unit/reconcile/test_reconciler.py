@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ class Memory(StateStore):
         super().__init__(Path("/nowhere/state"), Path("/nowhere/notes"), "boot")
         self.kept = SavedState()
         self.room = True
+        #: Called before anything is kept.
+        self.saving: Callable[[], object] = lambda: None
         self.saves: list[SavedState] = []
         self.notes: list[tuple[SandboxId, CpuSet]] = []
 
@@ -41,6 +44,7 @@ class Memory(StateStore):
         return self.kept
 
     def save(self, kept: SavedState) -> bool:
+        self.saving()
         self.failing = "" if self.room else "no room"
         if self.room:
             self.kept = kept
@@ -49,6 +53,19 @@ class Memory(StateStore):
 
     def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
         self.notes.append((sandbox, had))
+
+
+class Short(Procfs):
+    """There is no descriptor left to list the threads of the processes in `short`."""
+
+    def __init__(self, root: str | Path) -> None:
+        super().__init__(root)
+        self.short: set[int | str] = set()
+
+    def tids(self, pid: int | str) -> list[str]:
+        if pid in self.short:
+            raise OSError(24, "Too many open files")
+        return super().tids(pid)
 
 
 class Kata(KataState):
@@ -87,16 +104,10 @@ def given(machine: Machine) -> Given:
     return Given(machine)
 
 
-def test_original_masks_are_saved_before_the_first_mask_is_set(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_original_masks_are_saved_before_the_first_mask_is_set(given: Given) -> None:
     vmm = given.machine.vmm("a")
     masks: list[CpuSet] = []
-    save = given.store.save
-
-    def saved(kept: SavedState) -> bool:
-        masks.append(mask(vmm))
-        return save(kept)
-
-    monkeypatch.setattr(given.store, "save", saved)
+    given.store.saving = lambda: masks.append(mask(vmm))
     given.reconciler.resync(full=True)
     assert masks == [given.machine.both]
     assert mask(vmm) == given.machine.pool
@@ -171,17 +182,12 @@ def test_kata_says_which_containers_a_sandbox_has(given: Given) -> None:
 
 
 def test_one_sandbox_that_fails_does_not_stop_another_and_is_logged_once(
-        given: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        given: Given, caplog: pytest.LogCaptureFixture) -> None:
     one, other = given.machine.vmm("a"), given.machine.vmm("b")
-    given.reconciler.resync(act=False, full=True)
-    real = Procfs.tids
-
-    def failing(self: Procfs, pid: int) -> list[str]:
-        if pid == one.pid:
-            raise OSError(24, "Too many open files")
-        return real(self, pid)
-
-    monkeypatch.setattr(Procfs, "tids", failing)
+    proc = Short(given.config.paths.proc)
+    given.adapters = given.adapters._replace(proc=proc)
+    given.again().resync(act=False, full=True)
+    proc.short.add(one.pid)
     given.container("a", given.machine.other)
     given.container("b", given.machine.other)
     with caplog.at_level(logging.ERROR):
@@ -189,7 +195,7 @@ def test_one_sandbox_that_fails_does_not_stop_another_and_is_logged_once(
         given.reconciler.resync(full=True)
     assert mask(other) == given.machine.other
     assert [f"sandbox={sandbox('a')}: " in line for line in caplog.messages] == [True]
-    monkeypatch.undo()
+    proc.short.clear()
     given.reconciler.resync(full=True)
     assert mask(one) == given.machine.other
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,30 @@ STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 
 POD = SandboxId("a")
 
 
+class Faulty(Procfs):
+    """There is no descriptor left to list the threads of the processes in `short`; `counts` has those that are counted
+    in place of threads."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.short: set[int | str] = set()
+        self.counts: dict[int | str, Callable[[], int]] = {}
+
+    def tids(self, pid: int | str) -> list[str]:
+        if pid in self.short:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().tids(pid)
+
+    def thread_count(self, pid: int | str) -> int:
+        return self.counts[pid]() if pid in self.counts else super().thread_count(pid)
+
+
 class Nameless:
     """A QEMU with descriptors for some vCPUs, and threads that are where they are put."""
 
     def __init__(self, root: Path, vcpus: int, smp: str, debugfs: bool = False) -> None:
         self.proc, self.sys = root / "proc", root / "sys"
+        self.procfs = Faulty(self.proc)
         stat = f"4000 {STAT.format(name='qemu-system-x86', start=100)}"
         make_tree(self.proc, f"4000/stat = {stat}\n4000/task/4000/stat = {stat}\n"
                              "4000/task/4000/syscall = 271 0x0 0x0\n")
@@ -48,7 +68,7 @@ class Nameless:
 
     def inventory(self, *before: VmInventory) -> VmInventory:
         """One that begins, with what those before left."""
-        inventory = VmInventory(Procfs(self.proc), str(self.sys), vcpus={k: v for each in before
+        inventory = VmInventory(self.procfs, str(self.sys), vcpus={k: v for each in before
                                                                      for k, v in each.vcpus.items()})
         inventory.scan({}, full=True)
         inventory.refresh(inventory.vms[POD])
@@ -184,7 +204,7 @@ def test_names_are_not_kept_as_they_can_be_read_again(tmp_path: Path) -> None:
     assert (identified_vcpus(inventory.vms[POD]), inventory.vcpus, inventory.unsaved) == ({4001: 0}, {}, False)
 
 
-def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path) -> None:
     """The VMM's threads were read; then descriptors were short, for the shim's."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.thread(4001, "running", "CPU 0/KVM")
@@ -196,23 +216,15 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path, mo
     inventory.refresh(vm)
     assert [helper.pid for helper in vm.helpers] == [4100]
     qemu.thread(4002, "running", "CPU 1/KVM")
-    listed = Procfs.tids
-
-    def short(proc: Procfs, pid: int) -> list[str]:
-        if pid == 4100:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return listed(proc, pid)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Procfs, "tids", short)
-        with pytest.raises(OSError, match="Too many open files"):
-            inventory.refresh(vm)
+    qemu.procfs.short.add(4100)
+    with pytest.raises(OSError, match="Too many open files"):
+        inventory.refresh(vm)
+    qemu.procfs.short.clear()
     assert inventory.refresh(vm) is Refresh.CHANGED
     assert identified_vcpus(vm) == {4001: 0, 4002: 1}
 
 
-def test_a_reported_thread_is_searched_until_it_is_found(tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reported_thread_is_searched_until_it_is_found(tmp_path: Path) -> None:
     """Where births are reported, the threads of a process that has as many as before are not listed."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.thread(4001, "running", "CPU 0/KVM")
@@ -220,18 +232,14 @@ def test_a_reported_thread_is_searched_until_it_is_found(tmp_path: Path,
     vm, inventory.forks_reported = inventory.vms[POD], True
     inventory.refresh(vm)
     inventory.process_table.round = vm.vmm.pid + 1  # not its turn to be listed in any case
-    monkeypatch.setattr(Procfs, "thread_count", lambda proc, pid: len(vm.vmm.tasks))
+    qemu.procfs.counts[vm.vmm.pid] = lambda: len(vm.vmm.tasks)
     qemu.ends(4001)
     qemu.thread(4002, "running", "CPU 0/KVM")
     assert inventory.refresh(vm) is Refresh.UNCHANGED
     vm.vmm.mark_outdated()
-    with monkeypatch.context() as patch:
-        patch.setattr(Procfs, "tids", _short)
-        with pytest.raises(OSError, match="Too many open files"):
-            inventory.refresh(vm)
+    qemu.procfs.short.add(vm.vmm.pid)
+    with pytest.raises(OSError, match="Too many open files"):
+        inventory.refresh(vm)
+    qemu.procfs.short.clear()
     assert inventory.refresh(vm) is Refresh.CHANGED
     assert identified_vcpus(vm) == {4002: 0}
-
-
-def _short(proc: Procfs, pid: int) -> list[str]:
-    raise OSError(errno.EMFILE, "Too many open files")

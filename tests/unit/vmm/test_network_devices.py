@@ -20,13 +20,13 @@ class Descriptors:
     """A process's descriptors as a tree of /proc: links to what they name, and fdinfo of taps."""
 
     def __init__(self, root: Path) -> None:
-        self.proc, self._at = Procfs(root), root / str(PID)
+        self.proc, self.at = Procfs(root), root / str(PID)
         for name in ("fd", "fdinfo"):
-            (self._at / name).mkdir(parents=True)
+            (self.at / name).mkdir(parents=True)
 
     def open(self, fd: int, target: str, interface: str = "") -> None:
-        (self._at / "fd" / str(fd)).symlink_to(target)
-        (self._at / "fdinfo" / str(fd)).write_text(f"pos:\t0\nflags:\t02\niff:\t{interface}\n")
+        (self.at / "fd" / str(fd)).symlink_to(target)
+        (self.at / "fdinfo" / str(fd)).write_text(f"pos:\t0\nflags:\t02\niff:\t{interface}\n")
 
     def found(self, *argv: str) -> OpenDevices:
         return open_devices(self.proc, PID, ["qemu-system-x86_64", *argv])
@@ -58,7 +58,7 @@ def test_devices_are_in_the_order_of_the_command_line_and_then_those_plugged_in(
     # b has no vhost device, so two are left for one plugged queue: which is not known.
     assert [device.name for device in found.devices] == ["tap_a", "tap_b", "tap_hot"]
     assert found.other_vhost is None
-    (opened._at / "fd/8").unlink()
+    (opened.at / "fd/8").unlink()
     assert opened.found("-netdev", "tap,id=a,ifname=tap_a,vhost=on",
                         "-netdev", '{"type":"tap","id":"b","fd":"4"}') == OpenDevices(
         (VmNetDevice("tap", "tap_a", 1, 1), VmNetDevice("tap", "tap_b", 1, 0), VmNetDevice("tap", "tap_hot", 1, 1)),

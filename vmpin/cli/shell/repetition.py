@@ -50,7 +50,7 @@ def _once(args: argparse.Namespace, redrawn: bool, first: bool) -> None:
     with contextlib.redirect_stdout(_Screen() if redrawn else io.StringIO()) as page:
         args.run(args)
     if redrawn:
-        _draw(_head(args.watch) + page.getvalue(), first)
+        draw(_head(args.watch) + page.getvalue(), first)
     else:
         print(f"{'--- # ' * (args.output == 'yaml')}{when(time.time())}\n{page.getvalue()}", end="")
 
@@ -58,7 +58,7 @@ def _once(args: argparse.Namespace, redrawn: bool, first: bool) -> None:
 def _show_error(err: VmpinError, redrawn: bool, seconds: float) -> None:
     text = f"vmpin: {err}\n" + f"  {err.hint}\n" * bool(err.hint)
     if redrawn:
-        _draw(_head(seconds) + text, False)
+        draw(_head(seconds) + text, False)
     else:
         print(f"{when(time.time())} {text}", end="", file=sys.stderr, flush=True)
 
@@ -76,7 +76,7 @@ def _head(seconds: float) -> str:
     return f"every {seconds:g} s: {os.uname().nodename}, {when(time.time())}\n\n"
 
 
-def _draw(text: str, clear: bool) -> None:
+def draw(text: str, clear: bool) -> None:
     """Over what is on the screen; what is longer than the screen is cut, and counted."""
     lines, room = text.splitlines(), shutil.get_terminal_size().lines - 1
     if len(lines) > room > 1:

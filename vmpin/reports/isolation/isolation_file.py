@@ -12,7 +12,7 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def _line(found: dict[str, object]) -> bytes:
     return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
 
-def load(path: Path, boot_id: str, books: IsolationBooks) -> str:
+def load(path: Path, boot_id: str, books: IsolationBooks, now: Callable[[], int] = boottime.now) -> str:
     """Continue the books of the file in `books`, if it is of this boot. :returns: the fault of the file, or ""."""
     raw, fault = read_kept(path, MAX_BYTES)
     if raw is None:
@@ -104,7 +104,7 @@ def load(path: Path, boot_id: str, books: IsolationBooks) -> str:
         if head["boot_id"] != boot_id:
             return ""
         found = _owners(raw, at, int(head["owners"]))
-        alive = min(int(head["alive"]), boottime.now())
+        alive = min(int(head["alive"]), now())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as err:
         return set_file_aside(path, err, aside=True, then="the books of isolation begin anew")
     books.owners, books.alive = found, alive

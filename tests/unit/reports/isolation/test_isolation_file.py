@@ -11,15 +11,14 @@ import pytest
 from test_isolation_books import BACKUP, SECOND, found
 
 from vmpin.cpuset import CpuSet
-from vmpin.host import boottime
 from vmpin.reports.isolation import isolation_file
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import MINUTE, IsolationBooks, Theft
 
 
-@pytest.fixture(autouse=True)
-def booted_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boottime, "now", lambda: 1000 * MINUTE)
+def load(path: Path, boot_id: str, books: IsolationBooks) -> str:
+    """On a machine that has run for long."""
+    return isolation_file.load(path, boot_id, books, now=lambda: 1000 * MINUTE)
 
 
 def books() -> IsolationBooks:
@@ -38,7 +37,7 @@ def books() -> IsolationBooks:
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     path, made, back = tmp_path / "isolation", books(), IsolationBooks()
     assert isolation_file.save(path, "boot", made) == ""
-    assert isolation_file.load(path, "boot", back) == ""
+    assert load(path, "boot", back) == ""
     assert back.alive == made.alive
     for name, book in made.owners.items():
         other = back.owners[name]
@@ -50,9 +49,9 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 def test_the_books_of_another_boot_are_not_used(tmp_path: Path) -> None:
     back = IsolationBooks()
     isolation_file.save(tmp_path / "isolation", "boot", books())
-    assert isolation_file.load(tmp_path / "isolation", "other", back) == ""
+    assert load(tmp_path / "isolation", "other", back) == ""
     assert not back.owners
-    assert isolation_file.load(tmp_path / "none", "boot", back) == ""
+    assert load(tmp_path / "none", "boot", back) == ""
 
 
 def test_a_damaged_file_is_set_aside_wherever_it_is_damaged(tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_a_damaged_file_is_set_aside_wherever_it_is_damaged(tmp_path: Path) -> N
         for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:]):
             path.write_bytes(damaged)
             back = IsolationBooks()
-            assert "set aside as isolation.bad, the books of isolation begin anew" in isolation_file.load(
+            assert "set aside as isolation.bad, the books of isolation begin anew" in load(
                 path, "boot", back)
             assert not back.owners
             assert not path.exists()
@@ -84,7 +83,7 @@ def test_figures_that_no_watcher_writes_are_refused(tmp_path: Path, what: str) -
             book.until = 10**30
     isolation_file.save(tmp_path / "isolation", "boot", made)
     back = IsolationBooks()
-    assert "set aside" in isolation_file.load(tmp_path / "isolation", "boot", back)
+    assert "set aside" in load(tmp_path / "isolation", "boot", back)
     assert not back.owners
 
 
@@ -124,7 +123,7 @@ def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(tmp_path: Path, l
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         back = IsolationBooks()
-        assert isolation_file.load(path, "boot", back) == ""
+        assert load(path, "boot", back) == ""
         assert back.alive in (1, large.alive)
         assert {len(book.by_cpu) for book in back.owners.values()} == {2 if back.alive == 1 else 500}
     assert back.alive == large.alive  # the last one was done
@@ -143,7 +142,7 @@ def test_books_that_change_between_the_steps_are_written_whole(tmp_path: Path, l
         large.end(set(), 400 * MINUTE)
         large.owners.pop("one", None)
     assert steps > 3
-    assert isolation_file.load(path, "boot", back) == ""
+    assert load(path, "boot", back) == ""
     assert list(back.owners) == ["one", "two"]
 
 
