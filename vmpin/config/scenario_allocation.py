@@ -66,6 +66,9 @@ class _PlayedNode:
         self._ledger = Ledger()
         self._containers: dict[tuple[str, str], ContainerId] = {}
         self._mems: dict[ContainerId, CpuSet] = {}
+        #: The pods whose QoS class is not Guaranteed, as some container's request is not its limit.
+        self._others = {event.pod for event in scenario.events
+                        if isinstance(event, ContainerCreated) and event.limit != event.request}
 
     def play(self, number: int, event: ScenarioEvent) -> dict[str, object]:
         about: dict[str, object] = {"event": _NAMES[type(event)], "pod": event.pod, "container": event.container}
@@ -86,7 +89,8 @@ class _PlayedNode:
         return self._machine, self._options, self._ledger, pool(self._machine, self._ledger, self._options)
 
     def _create(self, number: int, event: ContainerCreated) -> dict[str, object]:
-        container = _requested(number, event)._replace(devices={name: name for name in self._machine.devices})
+        container = _requested(number, event)._replace(devices={name: name for name in self._machine.devices},
+                                                       guaranteed=event.pod not in self._others)
         before = self._ledger
         answer = decisions.on_create(self._machine, before, container, self._options)
         self._ledger = answer.ledger
@@ -158,7 +162,7 @@ def _requested(number: int, event: ContainerCreated) -> RequestedContainer:
         ContainerId(f"{event.pod}/{event.container}/{number}"), SandboxId(event.pod), event.container, namespace, pod,
         event.pod, pod_annotations=event.annotations, **_resources(event.request, event.limit), cpuset=event.cpuset,
         vm=event.vm, vm_vcpus=event.vcpus if event.vm else None, vm_overhead=event.overhead if event.vm else 0,
-        guaranteed=event.limit is not None and event.limit == event.request, time_ns=number)
+        time_ns=number)
 
 
 def _resources(request: int, limit: int | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
-_KEYS = ("online", "cores", "caches", "sockets", "nodes", "distances", "kinds", "isolated", "devices")
+_KEYS = ("online", "cores", "caches", "sockets", "dies", "nodes", "distances", "kinds", "isolated", "devices")
 _KINDS = ("performance", "efficient")
 
 
@@ -24,8 +24,9 @@ def read_topology(values: ScenarioValues, given: object) -> Topology:
     online = values.cpuset(keys["online"], "topology.online")
     if not online:
         raise values.wrong("topology.online", "names no CPU")
-    cores, caches, sockets = ([values.cpuset(item, at) for at, item in values.items(keys.get(key), f"topology.{key}")]
-                              for key in ("cores", "caches", "sockets"))
+    cores, caches, sockets, dies = (
+        [values.cpuset(item, at) for at, item in values.items(keys.get(key), f"topology.{key}")]
+        for key in ("cores", "caches", "sockets", "dies"))
     nodes = _nodes(values, keys.get("nodes"))
     kinds = {str(kind): values.cpuset(cpus, f"topology.kinds.{kind}")
              for kind, cpus in _mapping(values, keys.get("kinds"), "topology.kinds", _KINDS).items()}
@@ -33,7 +34,7 @@ def read_topology(values: ScenarioValues, given: object) -> Topology:
     try:
         return Topology.build(
             online, cores, caches, nodes, isolated, distances=_distances(values, keys.get("distances"), nodes),
-            sockets=sockets, kinds=kinds, memory_nodes=CpuSet(nodes),
+            sockets=sockets, dies=dies, kinds=kinds, memory_nodes=CpuSet(nodes),
             devices=_devices(values, keys.get("devices"), nodes))
     except ValueError as err:
         raise values.wrong("topology", str(err)) from err

@@ -192,6 +192,7 @@ def test_a_topology_can_be_described_in_full(tmp_path: Path) -> None:
           cores: ["0-1", "2-3"]
           caches: ["0-3", "4-7"]
           sockets: ["0-7"]
+          dies: ["0-3", "4-7"]
           nodes: {0: "0-3", 3: "4-7", 5: ""}
           distances: [[10, 21, 17], [21, 10, 28], [17, 28, 10]]
           kinds: {performance: "0-3", efficient: "4-7"}
@@ -201,5 +202,6 @@ def test_a_topology_can_be_described_in_full(tmp_path: Path) -> None:
     assert found == Topology.build(
         cpus("0-7"), [cpus("0-1"), cpus("2-3")], [cpus("0-3"), cpus("4-7")], {0: cpus("0-3"), 3: cpus("4-7")},
         isolated=cpus("3"), distances={0: {0: 10, 3: 21, 5: 17}, 3: {0: 21, 3: 10, 5: 28}, 5: {0: 17, 3: 28, 5: 10}},
-        sockets=[cpus("0-7")], kinds={"performance": cpus("0-3"), "efficient": cpus("4-7")},
+        sockets=[cpus("0-7")], dies=[cpus("0-3"), cpus("4-7")],
+        kinds={"performance": cpus("0-3"), "efficient": cpus("4-7")},
         memory_nodes=cpus("0,3,5"), devices={"0000:3b:00.0": 0, "eth0": 3})

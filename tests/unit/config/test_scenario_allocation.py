@@ -226,6 +226,15 @@ def test_a_resize_keeps_the_cpus_or_a_part_of_them(tmp_path: Path) -> None:
     assert many["pool"] == shrunk["pool"]
 
 
+def test_a_pod_is_guaranteed_where_all_of_its_containers_are(tmp_path: Path) -> None:
+    alone, main_, side = events(tmp_path, """
+        - create: {pod: a/alone, container: c, cpus: 2}
+        - create: {pod: a/two, container: main, cpus: 2}
+        - create: {pod: a/two, container: side, cpus: 0.5, limit: 1}
+    """, "{reserved: 0, default: guaranteed}")
+    assert ("cost" in alone, "cost" in main_, "cost" in side) == (True, False, False)
+
+
 def test_cranes_annotations_are_honoured(tmp_path: Path) -> None:
     (found,) = events(tmp_path, """
         - create: {pod: a/a, container: c, cpus: 2, annotations: {topology.crane.io/cpu-policy: exclusive}}

@@ -85,6 +85,7 @@ BOX = ("sandboxes", 0, "containers", 0)
     (("topology", "caches"), ["0-7", "7-9"], "topology", "CPU 7 is in two caches"),
     (("topology", "sockets"), [None], "topology.sockets[0]", "None is no CPU list"),
     (("topology", "sockets"), ["0-7", "0-8"], "topology", "CPU 0 is in two sockets"),
+    (("topology", "dies"), ["0-3", "3-7"], "topology", "CPU 3 is in two dies"),
     (("topology", "isolated"), ["1"], "topology.isolated", "['1'] is no CPU list"),
     (("topology", "kinds"), {"fast": "0"}, "topology.kinds", "unknown key 'fast' (known: performance, efficient)"),
     (("topology", "kinds"), {"efficient": "x"}, "topology.kinds.efficient", "'x'"),
