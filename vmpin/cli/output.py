@@ -1,6 +1,6 @@
 """Printing: data as JSON or YAML, tables, and styled lines, in colour at a terminal and plain in a pipe.
 
-Called by all verbs.
+Called by all verbs. What stays out: how wide a column is (text.table_layout).
 """
 
 import json

@@ -1,5 +1,5 @@
 """`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not. Called by
-scenario_allocation, scenario_events and settings."""
+the rest of config. What stays out: what follows from a value (allocation)."""
 
 from __future__ import annotations
 

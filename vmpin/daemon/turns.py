@@ -1,5 +1,5 @@
 """Long work in the watcher's loop, in short turns: hooks and events are answered in between. Called by the rest of
-daemon."""
+daemon. What stays out: the work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Text from outside made safe for a terminal. Pure; used by every command that prints names of pods, threads or
-files."""
+"""Text from outside made safe for a terminal. Pure; used by every command that prints names of pods, threads or files.
+What stays out: printing (cli)."""
 
 import re
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 """One acting process a node: a lock on the run directory, which the kernel drops when its holder dies. Called by the
-command line, the watcher and reconcile."""
+command line, the watcher and reconcile. What stays out: the directory (daemon.run_directory)."""
 
 from __future__ import annotations
 

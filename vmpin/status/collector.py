@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,14 +45,11 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
     :param pods: also name the pods and containers of the node, including runc's.
     :param untrusted: what the API server has of a pod, from the watcher; text of the pod's author, for people."""
-    masks: dict[frozenset[int], CpuSet] = {}
     sandboxes = []
     hook = view.counters.last_hook_at
     last = None if hook is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + hook)
     collisions = find_collisions(view.ownership)
-    for sandbox in shown(view):
-        vm = view.vms.get(sandbox.id)
-        threads = [] if vm is None else threads_of(view, vm, masks)
+    for sandbox, vm, threads in visited(view, shown(view)):
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
             made = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))
@@ -124,6 +121,17 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
                                          "init": None if init is None else init.tid,
                                          "cgroup": None if path is None else str(path)}
     return found
+
+
+def visited(view: NodeView,
+            listing: Iterable[SandboxState]) -> Iterator[tuple[SandboxState, Vm | None, list[ThreadStatus]]]:
+    """Yield each sandbox of a listing that is still there at its turn, as it is then, with its VM and the threads."""
+    masks: dict[frozenset[int], CpuSet] = {}
+    for listed in listing:
+        sandbox = view.sandboxes.get(listed.id)
+        if sandbox is not None:
+            vm = view.vms.get(sandbox.id)
+            yield sandbox, vm, [] if vm is None else threads_of(view, vm, masks)
 
 
 def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[ThreadStatus]:

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.placement.ownership import Collision, find_collisions
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
-from vmpin.status.collector import shown, threads_of
+from vmpin.status.collector import shown, visited
 from vmpin.status.document import ThreadStatus, judge, trespasses
 
 
@@ -47,16 +46,10 @@ class Headcount:
 
     def take(self, view: NodeView) -> Iterator[None]:
         """Count one sandbox a step."""
-        masks: dict[frozenset[int], CpuSet] = {}
         collisions: list[Collision] = []
         listing = shown(view)
         yield
-        for listed in listing:
-            sandbox = view.sandboxes.get(listed.id)
-            if sandbox is None:
-                continue
-            vm = view.vms.get(sandbox.id)
-            threads = [] if vm is None else threads_of(view, vm, masks)
+        for sandbox, vm, threads in visited(view, listing):
             verdict, _ = judge(sandbox, view.placements.get(sandbox.id), None if vm is None else {}, threads,
                                unmanaged=sandbox.id in view.unmanaged)
             self.sandboxes[sandbox.id] = SandboxCount(

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import with_names
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.view import NodeView
-from vmpin.status.collector import sandbox_entry, shown, threads_of
+from vmpin.status.collector import sandbox_entry, shown, visited
 from vmpin.status.document import trespasses
 
 if TYPE_CHECKING:
@@ -31,19 +30,15 @@ class Survey:
 
     def take(self, view: NodeView, guest: Callable[[SandboxId], GuestData | None]) -> Iterator[None]:
         """Survey one sandbox a step. :param guest: the reports from guests."""
-        masks: dict[frozenset[int], CpuSet] = {}
         collisions = []
         names = _names(view)
-        for listed in shown(view):
-            yield
-            sandbox = view.sandboxes.get(listed.id)
-            if sandbox is None:
-                continue
-            vm = view.vms.get(sandbox.id)
-            threads = [] if vm is None else threads_of(view, vm, masks)
+        listing = shown(view)
+        yield
+        for sandbox, vm, threads in visited(view, listing):
             collisions += trespasses(view.ownership, sandbox.id, threads)
             entry = sandbox_entry(view, sandbox, vm, threads, False, guest(sandbox.id))
             self.sandboxes[sandbox.id] = brief(entry, sandbox.suspended, names)
+            yield
         collisions += find_collisions(view.ownership)
         names = _names(view)  # pods may have come since
         node, own = view.node, view.ownership

@@ -1,5 +1,5 @@
-"""AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock). Called by discovery
-and guests.vm_guest."""
+"""AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock). Called by discovery and
+guests.vm_guest. What stays out: finding the CID (discovery)."""
 
 import asyncio
 import errno

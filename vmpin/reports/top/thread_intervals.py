@@ -1,5 +1,5 @@
-"""What ran on the machine between two samples, as values, from interval_sampler to pod_usage. Pure. Called by the
-rest of reports.top and the command line."""
+"""What ran on the machine between two samples, as values, from interval_sampler to pod_usage. Pure. Called by the rest
+of reports.top and the command line. What stays out: sampling (interval_sampler)."""
 
 from __future__ import annotations
 
