@@ -74,7 +74,7 @@ def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     if isinstance(found, Refusal):
         return observed(refused(ledger, container, found), ledger, options)
     after, notes = found
-    if container.cpuset and not grant.left_alone:
+    if container.cpuset:
         # The runtime writes the request's cpuset unless the answer has another.
         wanted = target(machine, after, after.grants[container.id], options)
         if wanted and container.cpuset not in (wanted, grant.written):

@@ -160,6 +160,8 @@ def test_another_plugins_cpuset_is_left_alone_and_reported() -> None:
     assert (made.cpus, made.mems) == (None, None)
     assert "another plugin" in node.notes[0]
     assert node.ledger.grants[ContainerId("a")].written == cpus("5")
+    node.call(on_update, a_container("a", 2, EXCLUSIVE, cpuset=cpus("6")))  # it moves its container
+    assert (node.ledger.grants[ContainerId("a")].written, list(node.updates), list(node.notes)) == (cpus("6"), [], [])
     assert due_updates(MACHINE, node.ledger, ON) == ()
 
 
