@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cri import CriError
 from cri_node import CriNode
+from file_writes import FileWrites
 from nri_peer import delivering
 from process_masks import seen, two_cpus
 from real_containerd import VM, Container, Containerd, Pod, one_in_ci
@@ -121,22 +122,23 @@ def test_kills_of_the_watcher_and_of_the_runtime_move_nothing(node: AllocatingNo
     node.connect()
     shared = node.containerd.pod("shared").container("main")
     own = node.pod().container("main", **WHOLE)
-    files = {each: each.cgroup / "cpuset.cpus" for each in (shared, own)}
-    written = {each: file.stat().st_mtime_ns for each, file in files.items()}
-    for killed in ("watcher", "runtime", "both"):
-        if killed != "runtime":
-            node.kill()
-        if killed != "watcher":
-            node.containerd.restart()
-        if killed == "runtime":
-            node.wait_for_sync(2)
-        else:
-            node.connect()
-        assert (own.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest), killed
-        wait(lambda: owners(node) == [(own.id, node.own)], lambda: f"{node.status()['node']}")
-        with pytest.raises(CriError):
-            node.pod(f"after-{killed}").create("main", **WHOLE)
-    assert {each: file.stat().st_mtime_ns for each, file in files.items()} == written
+    with FileWrites(each.cgroup / "cpuset.cpus" for each in (shared, own)) as writes:
+        for killed in ("watcher", "runtime", "both"):
+            if killed != "runtime":
+                node.kill()
+            if killed != "watcher":
+                node.containerd.restart()
+            if killed == "runtime":
+                node.wait_for_sync(2)
+            else:
+                node.connect()
+            assert (own.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest), killed
+            wait(lambda: owners(node) == [(own.id, node.own)], lambda: f"{node.status()['node']}")
+            with pytest.raises(CriError):
+                node.pod(f"after-{killed}").create("main", **WHOLE)
+        assert writes.read() == set()
+        shared.update(cpus=node.rest)  # the same again: that a write is seen
+        assert writes.read() == {shared.cgroup / "cpuset.cpus"}
     (node.run / "ledger.json").unlink()
     node.kill()
     node.connect()
