@@ -203,16 +203,18 @@ class Containerd:
     :param refuse_plugins: NRI is on, but plugins cannot connect.
     :param patient: with NRI plugins, as on a busy machine they need it.
     :param accel: of the VMs: "tcg", without a guest, or "kvm", with `bios` as theirs.
+    :param runtime: of the other pods: runc, or crun, which takes a fraction of its time.
     """
 
     def __init__(self, suite: str = "trixie", *, nri: bool = True, refuse_plugins: bool = False,
-                 patient: bool = True, accel: str = "tcg", bios: bytes = b"") -> None:
+                 patient: bool = True, accel: str = "tcg", bios: bytes = b"", runtime: str = "runc") -> None:
         self.suite = suite
         self._nri = nri
         self._refuse = refuse_plugins
         self._patient = patient
         self._accel = accel
         self._bios = bios
+        self._runtime = runtime
         #: Of all its pods, below the root of each cgroup hierarchy.
         self.cgroup = f"vmpin-test-{secrets.token_hex(5)}"
         self.enclosure = Enclosure()
@@ -358,7 +360,7 @@ class Containerd:
         for directory in ("cni", "nri-plugins", "nri-conf"):
             (self.top / directory).mkdir()
         handlers = "".join(_HANDLER.format(name=name, binary=binary)
-                           for name, binary in (("runc", runc), (VM, script)))
+                           for name, binary in (("runc", need_tool(self._runtime)), (VM, script)))
         (self.top / "config.toml").write_text(_CONFIG.format(
             top=self.top, image=busybox_image.NAME, handlers=handlers, nri_off=_toml(not self._nri),
             refuse=_toml(self._refuse), patience=_PATIENCE if self._patient else ""))

@@ -56,7 +56,7 @@ class Boot:
 
 
 #: The files of the allocator, each of which takes a node of its own many minutes: with both versions of containerd.
-ALLOCATING = ("allocate", "allocate_churn", "allocate_failures")
+ALLOCATING = ("allocate", "allocate_churn", "allocate_crowd", "allocate_failures")
 
 
 def _files(*names: str) -> list[str]:

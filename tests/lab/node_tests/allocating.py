@@ -3,6 +3,7 @@ each of them has of a container. A test module takes the fixture as its own: `no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -86,8 +87,15 @@ class AllocatingNode(CriNode):
         self.wait_for_sync(before + 1)
 
 
+@contextlib.contextmanager
+def with_containerd(suite: str, **more: Any) -> Iterator[AllocatingNode]:
+    """:param more: of the Containerd."""
+    with Containerd(suite, accel="kvm", bios=Guest.IDLE.rom(), **more) as containerd, AllocatingNode(
+            containerd) as made:
+        yield made
+
+
 @pytest.fixture(params=suites())
 def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
-    with Containerd(request.param, accel="kvm", bios=Guest.IDLE.rom()) as containerd, AllocatingNode(
-            containerd) as made:
+    with with_containerd(request.param) as made:
         yield made
