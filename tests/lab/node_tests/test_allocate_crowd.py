@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from file_writes import FileWrites
 from real_containerd import VM, Container, suites
 from waiting import wait
 
 from lab.node_tests import allocating
-from lab.node_tests.allocating import NODE, POLICY, AllocatingNode, cgroup_cpus, whole
+from lab.node_tests.allocating import NODE, POLICY, RESERVED, AllocatingNode, cgroup_cpus, whole
 from vmpin.cpuset import CpuSet, union
 
 pytestmark = pytest.mark.release  # minutes
@@ -94,3 +95,25 @@ def _wait_for(node: AllocatingNode, container: Container, cpus: CpuSet) -> None:
     wait(lambda: cgroup_cpus(container) == cpus,
          lambda: f"{container.pod.name} {container.name} has {cgroup_cpus(container)}, not {cpus}\n{node.log()}",
          ALL_OF_THEM)
+
+
+def test_a_creation_within_the_headroom_updates_no_shared_container(node: AllocatingNode) -> None:
+    """The next one does, and takes as much headroom out of the pool again."""
+    node.configure(allocate={"pool_headroom": 2})
+    node.connect()
+    shared = crowd(node, 2)
+    [before] = on(shared)
+    assert before >= RESERVED
+    assert len(before) == len(NODE) - 2
+    files = {each.cgroup / "cpuset.cpus" for each in shared}
+    with FileWrites(files) as writes:
+        main = node.containerd.pod("within", annotations=POLICY).container("main", **whole(2))
+        node.wait_for_cgroup(main, NODE - before)
+        assert on(shared) == {before}
+        assert writes.read() == set()
+        one = node.containerd.pod("beyond", annotations=POLICY).container("main", **whole(1))
+        assert writes.read() == files
+        [after] = on(shared)
+    assert len(after) == len(before) - 3
+    assert after <= before - cgroup_cpus(one)
+    assert node.cli("verify").returncode == 0
