@@ -14,9 +14,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from documents import checked
@@ -286,23 +288,37 @@ def test_a_watcher_that_stops_answering_holds_up_no_key(lab: Lab) -> None:
 
 
 def test_batch_prints_blocks_and_lines_of_json(lab: Lab) -> None:
-    with burning(lab.second) as thief:
+    printed = ""
+
+    def both_name_the_thief() -> bool:
+        """Not so where in an interval so many others of a busy machine took more of the CPU that it is not listed."""
+        nonlocal printed
         ran = subprocess.run(lab.command("--batch", "-c", "2", "-d", "1"), env=lab.node.environment, timeout=PATIENCE,
                              capture_output=True, text=True)
         assert (ran.returncode, ran.stderr) == (0, "")
-        first, second = ran.stdout.strip().split("\n\n")
-        for block in first, second:
-            lines = block.splitlines()
+        printed = ran.stdout
+        blocks = [block.splitlines() for block in printed.strip().split("\n\n")]
+        assert len(blocks) == 2
+        for lines in blocks:
             assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ [0-9.]+ s, 1 pod, busy ", lines[0])
             assert lines[1].split()[:3] == ["POD", "CPUS", "BUSY"]
             assert lines[2].startswith("tests/pod ")
-            assert any(f"thread {thief} (burner)" in line for line in lines[3:])
+        return all(any(f"thread {thief} (burner)" in line for line in lines[3:]) for lines in blocks)
+
+    def its_theft() -> tuple[dict[str, Any], dict[str, Any]] | None:
         found = lab.node.data("top", "-o", "json", "-c", "1", "-d", "1", "pod")
         checked("top", found)
-        (taken,) = [theft for theft in found["thefts"] if theft["tid"] == thief]
-        assert (taken["cpu"], taken["exact"], taken["process"]) == (int(lab.second), True, "burner")
-        assert 0 < taken["seconds"] <= found["seconds"] + 0.1
-        assert found["pods"][0]["stolen"] >= taken["seconds"]
+        return next(((found, theft) for theft in found["thefts"] if theft["tid"] == thief), None)
+
+    with burning(lab.second) as thief:
+        wait(both_name_the_thief, lambda: printed)
+        began = time.monotonic()
+        found, taken = wait(its_theft, "no theft of the burner's")
+        took = time.monotonic() - began
+    assert (taken["cpu"], taken["exact"], taken["process"]) == (int(lab.second), True, "burner")
+    # Both readings of it lie in the run of the command, up to the tick by which the kernel's figures may be late.
+    assert 0 < taken["seconds"] <= took + 0.1
+    assert found["pods"][0]["stolen"] >= taken["seconds"]
 
 
 def test_without_a_terminal_or_a_pod_it_says_what_to_do(lab: Lab) -> None:

@@ -103,8 +103,9 @@ def load(path: Path, boot_id: str, books: IsolationBooks, now: Callable[[], int]
             raise ValueError(f"version {head['version']!r} is unknown")
         if head["boot_id"] != boot_id:
             return ""
-        found = _owners(raw, at, int(head["owners"]))
-        alive = min(int(head["alive"]), now())
+        latest = now()
+        found = _owners(raw, at, int(head["owners"]), latest)
+        alive = min(int(head["alive"]), latest)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as err:
         return set_file_aside(path, err, aside=True, then="the books of isolation begin anew")
     books.owners, books.alive = found, alive
@@ -122,21 +123,23 @@ def _next_line(raw: bytes, at: int) -> tuple[bytes, int]:
     return raw[at:end], end + 1
 
 
-def _owners(raw: bytes, at: int, number: int) -> dict[str, OwnerBook]:
-    """:raises ValueError: and others, for what no watcher writes."""
+def _owners(raw: bytes, at: int, number: int, latest: int) -> dict[str, OwnerBook]:
+    """:param latest: no time can be later (CLOCK_BOOTTIME, ns).
+    :raises ValueError: and others, for what no watcher writes.
+    """
     if not 0 <= number <= MAX_OWNERS:
         raise ValueError("it has too many owners")
     found: dict[str, OwnerBook] = {}
     for _ in range(number):
         text, at = _next_line(raw, at)
-        book, at = _owner(json.loads(text), raw, at)
+        book, at = _owner(json.loads(text), raw, at, latest)
         found[book.owner] = book
     if at != len(raw) - _SEAL or len(found) != number:
         raise ValueError("it has more or fewer figures than owners")
     return found
 
 
-def _owner(head: dict[str, Any], raw: bytes, at: int) -> tuple[OwnerBook, int]:
+def _owner(head: dict[str, Any], raw: bytes, at: int, latest: int) -> tuple[OwnerBook, int]:
     """A book, and where it ends."""
     book = OwnerBook(str(head["owner"]), int(head["since"]), int(head["begun"]))
     book.namespace, book.pod, book.kind = (str(head[key]) for key in ("namespace", "pod", "kind"))
@@ -151,7 +154,7 @@ def _owner(head: dict[str, Any], raw: bytes, at: int) -> tuple[OwnerBook, int]:
     numbers = book.columns["thief"]
     if len(book.thieves) > MAX_THIEVES or any(not 0 <= number <= len(book.thieves) for number in numbers):
         raise ValueError(f"a thief of {book.owner!r} is not in its list")
-    if not 0 <= book.first <= book.until // MINUTE + 1 or book.until > boottime.now():
+    if not 0 <= book.first <= book.until // MINUTE + 1 or book.until > latest:
         raise ValueError(f"the times of {book.owner!r} are none")
     return book, at
 

@@ -46,6 +46,15 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
             book.since, book.begun, book.until, book.ended, book.first, book.cpus, book.pod)
 
 
+def test_times_are_held_against_the_clock_that_is_given(tmp_path: Path) -> None:
+    """Whatever the machine's own has: this one may have booted a minute ago."""
+    isolation_file.save(tmp_path / "isolation", "boot", books())
+    assert isolation_file.load(tmp_path / "isolation", "boot", back := IsolationBooks(), lambda: 2 * MINUTE) == ""
+    assert (back.alive, set(back.owners)) == (2 * MINUTE, {"one", "two"})
+    assert "the times of 'one' are none" in isolation_file.load(
+        tmp_path / "isolation", "boot", IsolationBooks(), lambda: 2 * MINUTE - 1)
+
+
 def test_the_books_of_another_boot_are_not_used(tmp_path: Path) -> None:
     back = IsolationBooks()
     isolation_file.save(tmp_path / "isolation", "boot", books())
