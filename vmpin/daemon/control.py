@@ -34,15 +34,15 @@ class Control:
     :param reading: whether it answers what changes nothing and no more, for root too, but takes untrusted text about
         pods, and changed annotations where they are followed: on the status socket."""
 
-    def __init__(self, asked: Watcher, reading: bool = False) -> None:
-        self._asked = asked
+    def __init__(self, watcher: Watcher, reading: bool = False) -> None:
+        self._watcher = watcher
         self._reading = reading
 
     async def answer(self, raw: bytes, uid: int) -> bytes | Stream:
         """Answer one request: a JSON object with `op`, and with `sandbox` where it is about a single one."""
         try:
             if large := len(raw) > MAX_REQUEST:
-                self._asked.handed_pods.admit()  # before it is parsed
+                self._watcher.handed_pods.admit()  # before it is parsed
             request = json.loads(raw)
             operation = request["op"]
             if operation == untrusted_pod.OPERATION and self._reading:
@@ -53,18 +53,18 @@ class Control:
                 raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
             name = request.get("sandbox")
             only = None if name is None else SandboxId(str(name))
-            if only is not None and only not in self._asked.view.sandboxes:
+            if only is not None and only not in self._watcher.view.sandboxes:
                 raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
             if operation == "follow":
-                return self._asked.followers.stream(request.get("kubelet") is True)
+                return self._watcher.followers.stream(request.get("kubelet") is True)
             if operation == "status":
                 return self._status(request, only)
             if (long := self._long(str(operation), request)) is not None:
                 return _encoded(await long) + b"\n"
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
-                wanted = list(self._asked.view.sandboxes) if only is None else [only]
-                answer["guests"] = await self._asked.guests.unpin_results(wanted)
+                wanted = list(self._watcher.view.sandboxes) if only is None else [only]
+                answer["guests"] = await self._watcher.guests.unpin_results(wanted)
         except (ValueError, KeyError, TypeError, RecursionError):
             answer = {"error": "the request is not understood", "hint": _OTHER_VERSION}
         except VmpinError as err:
@@ -76,66 +76,66 @@ class Control:
         if operation == "isolation":
             from vmpin.daemon.samples.isolation_answers import isolation
 
-            return isolation(self._asked, request)
+            return isolation(self._watcher, request)
         if operation == "allocations" and request.get("explain") is not None:
             from vmpin.daemon.allocation_answers import explained
 
-            return explained(self._asked.allocating, str(request["explain"]))
+            return explained(self._watcher.allocating, str(request["explain"]))
         return None
 
     def _take_pods(self, request: dict[str, object], admitted: bool) -> bytes:
         if not admitted:
-            self._asked.handed_pods.admit()
-        if (allocating := self._asked.allocating) is not None and allocating.live is not None:
+            self._watcher.handed_pods.admit()
+        if (allocating := self._watcher.allocating) is not None and allocating.live is not None:
             allocating.live.take(request)
-        answer = _encoded({"pods": self._asked.handed_pods.take(request)}) + b"\n"
-        self._asked.view.counters.pod_reports += 1
+        answer = _encoded({"pods": self._watcher.handed_pods.take(request)}) + b"\n"
+        self._watcher.view.counters.pod_reports += 1
         return answer
 
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:
         """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes
         take 20 MB as objects, and 3 MB as text."""
-        self._asked.reconciler.refresh()
-        nri, proc_events = self._asked.feeds()
-        found = collector.document(self._asked.view, os.getpid(), only, nri, request.get("wide") is True,
-                                  self._asked.guests.data, proc_events, request.get("pods") is True, _encoded,
-                                  self._asked.handed_pods.data)
+        self._watcher.reconciler.refresh()
+        nri, proc_events = self._watcher.feeds()
+        found = collector.document(self._watcher.view, os.getpid(), only, nri, request.get("wide") is True,
+                                  self._watcher.guests.data, proc_events, request.get("pods") is True, _encoded,
+                                  self._watcher.handed_pods.data)
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
     def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
-        asked, reconciler, view = self._asked, self._asked.reconciler, self._asked.view
-        if operation == "about" and asked.about is not None:
-            return asked.about.data(view, asked.resynced, asked.source_health())
+        watcher, reconciler, view = self._watcher, self._watcher.reconciler, self._watcher.view
+        if operation == "about" and watcher.about is not None:
+            return watcher.about.data(view, watcher.resynced, watcher.source_health())
         if operation == "allocations":
             from vmpin.daemon.allocation_answers import allocations
 
-            return allocations(asked.allocating, request)
+            return allocations(watcher.allocating, request)
         if operation == "set":
             from vmpin.daemon.allocation_answers import set_policy
 
-            return set_policy(asked.allocating, request)
+            return set_policy(watcher.allocating, request)
         if operation == "proof":
-            sampler = asked.sampling.sampler
+            sampler = watcher.sampling.sampler
             if sampler is None:
                 raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
             since = time.time() - float(str(request["since"]))
             return collector.proved(view, sampler.since(since), only)
-        if asked.stopping and operation in ("reconcile", "unpin"):
+        if watcher.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
         if operation == "plan":
             return collector.planned(view, reconciler.resync(act=False))
         if operation == "reconcile":
             reconciler.take_back(view.sandboxes if only is None else [only])
-            return collector.outcome(asked.refresh_everything())
+            return collector.outcome(watcher.refresh_everything())
         if operation == "unpin":
             touched = reconciler.all_sandboxes() if only is None else [only]
             results = reconciler.unpin(touched)
-            asked.guests.update(view)
+            watcher.guests.update(view)
             return collector.unpinned(results, view.originals.keys() & touched)
         if operation == "unpinning":
             touched = reconciler.all_sandboxes() if only is None else [only]
-            return collector.unpinning(view, touched, reconciler.restoring(touched), asked.guests.managed(touched))
+            return collector.unpinning(view, touched, reconciler.restoring(touched), watcher.guests.managed(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
 
 

@@ -64,8 +64,8 @@ class ExportedWatcher(Protocol):
 class Exporter:
     """`run` is one of the watcher's tasks, made only where `metrics.address` is set."""
 
-    def __init__(self, watched: ExportedWatcher, timeouts: Timeouts = TIMEOUTS) -> None:
-        self._watched = watched
+    def __init__(self, watcher: ExportedWatcher, timeouts: Timeouts = TIMEOUTS) -> None:
+        self._watcher = watcher
         self._timeouts = timeouts
         self._collector: NodeCollector | None = None
         self._scraping = asyncio.Lock()
@@ -74,13 +74,13 @@ class Exporter:
 
     async def run(self) -> None:
         """Serve metrics until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
-        config = self._watched.view.config
+        config = self._watcher.view.config
         address = config.metrics.address
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
         made = _listen(address, config.watch.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
-        lag = asyncio.create_task(measure_lag(self._watched.view.counters.loop_lag, self._timeouts.loop_lag))
+        lag = asyncio.create_task(measure_lag(self._watcher.view.counters.loop_lag, self._timeouts.loop_lag))
         try:
             logger.info("metrics at %s", address)
             await http.serve(made, self.answer, self._timeouts)
@@ -99,11 +99,11 @@ class Exporter:
             case "/healthz" | "/livez":
                 return _probe_reply([self._alive()])
             case "/readyz":
-                return _probe_reply([self._alive(), *self._watched.source_health()])
+                return _probe_reply([self._alive(), *self._watcher.source_health()])
         return HttpReply(HTTPStatus.NOT_FOUND, b"not found: /metrics, /healthz and /readyz are here\n")
 
     def _alive(self) -> SourceHealth:
-        return health.alive(time.monotonic() - self._watched.resynced, self._watched.view.config.watch.resync_seconds)
+        return health.alive(time.monotonic() - self._watcher.resynced, self._watcher.view.config.watch.resync_seconds)
 
     async def metrics(self) -> bytes:
         """Return all metrics as text. Requests that come while it is made get the same text."""
@@ -111,7 +111,7 @@ class Exporter:
             if time.monotonic() - self._made < self._timeouts.scrape_age:
                 return self._page
             count = Headcount()
-            await in_turns(count.take(self._watched.view), self._timeouts.scrape_turn)
+            await in_turns(count.take(self._watcher.view), self._timeouts.scrape_turn)
             self._page = await self._write(count)
             self._made = time.monotonic()
             return self._page
@@ -119,22 +119,22 @@ class Exporter:
     async def _write(self, count: Headcount) -> bytes:
         from vmpin.status.prometheus import NodeCollector, ScrapeData, text_of
 
-        watched = self._watched
+        watcher = self._watcher
         collector = self._collector = self._collector or NodeCollector()
-        collector.facts = ScrapeData(watched.view, count, tuple(watched.source_health()), self._guests(),
-                                     watched.restarts, time.time() - time.monotonic() + watched.resynced,
-                                     len(asyncio.all_tasks()), watched.view.config.metrics.per_sandbox,
-                                     watched.following(), watched.foreign_seconds(),
-                                     watched.foreign_by_sandbox() if watched.view.config.metrics.per_sandbox else {},
-                                     watched.allocator_view())
+        collector.facts = ScrapeData(watcher.view, count, tuple(watcher.source_health()), self._guests(),
+                                     watcher.restarts, time.time() - time.monotonic() + watcher.resynced,
+                                     len(asyncio.all_tasks()), watcher.view.config.metrics.per_sandbox,
+                                     watcher.following(), watcher.foreign_seconds(),
+                                     watcher.foreign_by_sandbox() if watcher.view.config.metrics.per_sandbox else {},
+                                     watcher.allocator_view())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 
     def _guests(self) -> dict[SandboxId, Counter[str]]:
         """Containers by the state of the map that their guest was sent, of each sandbox with a map."""
         found: dict[SandboxId, Counter[str]] = {}
-        for sandbox, placement in self._watched.view.placements.items():
-            report = self._watched.guest(sandbox)
+        for sandbox, placement in self._watcher.view.placements.items():
+            report = self._watcher.guest(sandbox)
             if report is not None:
                 found[sandbox] = Counter(report.of(container).state for container in placement.containers)
         return found

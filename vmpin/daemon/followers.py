@@ -54,9 +54,9 @@ class FollowedWatcher(Protocol):
 class Followers:
     """`run` is one of the watcher's tasks. :param guest: the reports from guests."""
 
-    def __init__(self, watched: FollowedWatcher, guest: Callable[[SandboxId], GuestData | None],
+    def __init__(self, watcher: FollowedWatcher, guest: Callable[[SandboxId], GuestData | None],
                  timeouts: Timeouts = TIMEOUTS) -> None:
-        self._watched = watched
+        self._watcher = watcher
         self._guest = guest
         self._timeouts = timeouts
         self._wake = asyncio.Event()
@@ -110,7 +110,7 @@ class Followers:
             await self._read_kubelet()
             began = time.monotonic()
             survey = Survey()
-            await in_turns(survey.take(self._watched.view, self._guest), self._timeouts.scrape_turn)
+            await in_turns(survey.take(self._watcher.view, self._guest), self._timeouts.scrape_turn)
             self._send(survey)
             await asyncio.sleep(max(self._timeouts.follow_calm, (time.monotonic() - began) / _SHARE))
 
@@ -118,12 +118,12 @@ class Followers:
         if self._kubelet is not None and time.monotonic() >= self._kubelet_due:
             from vmpin.sources.kubelet_config import running_kubelet  # here, as few nodes need it
 
-            self._kubelet = await asyncio.to_thread(running_kubelet, self._watched.view.proc)
+            self._kubelet = await asyncio.to_thread(running_kubelet, self._watcher.view.proc)
             self._kubelet_due = time.monotonic() + KUBELET_PAUSE
 
     def _send(self, survey: Survey) -> None:
         node = {**survey.node, **self._readiness(), "kubelet": self._kubelet or {},
-                "allocator": self._watched.allocated()}
+                "allocator": self._watcher.allocated()}
         changed = [entry for sandbox, entry in survey.sandboxes.items() if self._sent.get(sandbox) != entry]
         gone = [sandbox for sandbox in self._sent if sandbox not in survey.sandboxes]
         self._sent = survey.sandboxes
@@ -144,9 +144,9 @@ class Followers:
             self._queues |= joined
 
     def _readiness(self) -> dict[str, object]:
-        watched, self._version = self._watched, self._version or about.version()
-        passes = health.alive(time.monotonic() - watched.resynced, watched.view.config.watch.resync_seconds)
-        checks = [passes._replace(why="" if passes.up else passes.why), *watched.source_health()]
+        watcher, self._version = self._watcher, self._version or about.version()
+        passes = health.alive(time.monotonic() - watcher.resynced, watcher.view.config.watch.resync_seconds)
+        checks = [passes._replace(why="" if passes.up else passes.why), *watcher.source_health()]
         down = [f"{check.name}: {check.why or 'down'}" for check in checks if check.needed and not check.up]
         return {"ready": not down, "why": "; ".join(down), "version": self._version, "watcher": os.getpid()}
 

@@ -24,9 +24,9 @@ _TURN = 0.002
 _LONGEST = 100_000
 
 
-async def isolation(asked: Watcher, request: dict[str, object]) -> dict[str, object]:
+async def isolation(watcher: Watcher, request: dict[str, object]) -> dict[str, object]:
     """:raises WatcherError: while no samples are taken."""
-    sampling = asked.sampling
+    sampling = watcher.sampling
     if sampling.sampler is None or sampling.observer is None:
         raise WatcherError("it is not sampled what runs on exclusive CPUs", "set proof.sample_seconds")
     sampling.sampler.round()
@@ -43,7 +43,7 @@ async def isolation(asked: Watcher, request: dict[str, object]) -> dict[str, obj
 
     def reports() -> Iterator[dict[str, object] | None]:
         for book in books:
-            history = asked.view.drift(SandboxId(book.owner))
+            history = watcher.view.drift(SandboxId(book.owner))
             yield pod_report(book, since, now, clock, None if history is None else history.data())
 
     pods = [pod for pod in await in_turns(reports(), _TURN) if pod is not None]
