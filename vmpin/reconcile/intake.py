@@ -33,7 +33,7 @@ class NriOutcome(NamedTuple):
     lost: bool
 
 
-def take_spool(node: NodeState, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
+def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
     """Apply the spooled messages, without those named in `but`. :returns: the names of those that need no second try.
     :param tidy: whether what is no message is removed from the spool."""
     waiting = spool.waiting(but, tidy)
@@ -47,34 +47,34 @@ def take_spool(node: NodeState, spool: Spool, but: set[str], tidy: bool = True) 
         try:
             hook = parse_hook(raw)
         except SourceError as err:
-            node.tally.hooks["refused"] += 1
+            node_state.tally.hooks["refused"] += 1
             logger.warning("hook message refused: %s", err)
             done.append(name)
         else:
-            if take_hook(node, hook) is not None:
+            if take_hook(node_state, hook) is not None:
                 done.append(name)
     return done
 
 
 @log.operation()
-def take_hook(node: NodeState, hook: HookState) -> set[SandboxId] | None:
+def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
     """Apply one parsed message, and count it. :returns: the sandboxes it is about; None when it has to be tried again,
     as what it names could not be read."""
     from vmpin.sources.hook_state import began_at
 
     try:
-        sandboxes = node.hook(hook)
+        sandboxes = node_state.hook(hook)
     except OSError as err:
         logger.error("hook message not applied, it is tried again later: %s", err)
         return None
-    tally = node.tally
+    tally = node_state.tally
     tally.hooks["taken"] += 1
     tally.last_hook_at = max(tally.last_hook_at or 0.0, began_at(hook) / 1e9)  # it may have lain in the spool
     return sandboxes
 
 
 @log.operation()
-def take_nri(node: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
+def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
     """Apply what the runtime reported."""
     from vmpin.sources.nri import translation  # not at the top: the first pass of a starting watcher has no events
 
@@ -82,17 +82,17 @@ def take_nri(node: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
     lost = False
     for event in events:
         try:
-            found = translation.events_of(node.reports.take(event), node.state, node.proc,
-                                          node.config.policy.exclusive_annotation)
+            found = translation.events_of(node_state.reports.take(event), node_state.state, node_state.proc,
+                                          node_state.config.policy.exclusive_annotation)
         except OSError as err:  # out of descriptors, for instance: the other events count all the same
             logger.error("NRI event not applied, everything is listed again: %s", err)
             lost = True
             continue
         for each in found:
             if isinstance(each, ContainerMisplaced):
-                node.tally.dispute(each.by)
+                node_state.tally.dispute(each.by)
                 logger.warning("container misplaced by an annotation sandbox=%s container=%s: the runtime has it in "
                                "another", each.sandbox, each.container)
-        node.reduce(found)
+        node_state.reduce(found)
         touched.update(each.sandbox for each in found)
     return NriOutcome(received("nri", touched), lost)

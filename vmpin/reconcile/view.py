@@ -45,179 +45,179 @@ class CheckpointFile(NamedTuple):
 class NodeView:
     """Made once, by `NodeState`. Mappings are its own, and live: readers must not keep them over an `await`."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_node_state",)
 
-    def __init__(self, state: NodeState) -> None:
-        self._state = state
+    def __init__(self, node_state: NodeState) -> None:
+        self._node_state = node_state
 
     # The node
 
     @property
     def config(self) -> Config:
         """The configuration in force; another object after a reload."""
-        return self._state.config
+        return self._node_state.config
 
     @property
     def boot_id(self) -> str:
-        return self._state.boot_id
+        return self._node_state.boot_id
 
     @property
     def node(self) -> Node:
         """The node's topology, shared pool and housekeeping CPUs."""
-        return self._state.node
+        return self._node_state.node
 
     @property
     def proc(self) -> Procfs:
-        return self._state.proc
+        return self._node_state.proc
 
     @property
     def cgroups(self) -> Cgroups:
-        return self._state.cgroups
+        return self._node_state.cgroups
 
     # What should be
 
     @property
     def state(self) -> DesiredState:
         """The desired state of the node: another object after each change."""
-        return self._state.state
+        return self._node_state.state
 
     @property
     def sandboxes(self) -> Mapping[SandboxId, SandboxState]:
         """The desired state of every sandbox, runc's too."""
-        return self._state.state.sandboxes
+        return self._node_state.state.sandboxes
 
     @property
     def ownership(self) -> Ownership:
         """Which container owns which CPUs."""
-        return self._state.placement_cache.own
+        return self._node_state.placement_cache.own
 
     @property
     def placements(self) -> Mapping[SandboxId, Placement]:
-        return self._state.placements
+        return self._node_state.placements
 
     @property
     def nics(self) -> Mapping[ThreadId, NearNic]:
         """The NUMA nodes of VMs' NICs by the VMM's main thread, with policy.vhost: near; {} with any other."""
-        return self._state.nics.found
+        return self._node_state.nics.found
 
     @property
     def unmanaged(self) -> AbstractSet[SandboxId]:
         """VMs that are left as they are, as no source reports where they belong."""
-        return self._state.placement_cache.unmanaged
+        return self._node_state.placement_cache.unmanaged
 
     @property
     def kubelet(self) -> CpuManagerState | None:
         """The kubelet's checkpoint; None where it is not read, or cannot be."""
-        return self._state.kubelet
+        return self._node_state.kubelet
 
     @property
     def granted(self) -> GrantedCpus | None:
         """What the allocator has given out; None where it gives nothing."""
-        return self._state.placement_cache.granted
+        return self._node_state.placement_cache.granted
 
     @property
     def checkpoint(self) -> CheckpointFile:
-        file = self._state.checkpoint
+        file = self._node_state.checkpoint
         return CheckpointFile(file.trouble, file.bad, file.stale, file.written)
 
     @property
     def pod_resources(self) -> Mapping[tuple[str, str, str], CpuSet] | None:
         """Exclusive CPUs by namespace, pod and container, as PodResources reports them; None without an answer."""
-        return self._state.disagreements.resources
+        return self._node_state.disagreements.resources
 
     @property
     def announced(self) -> Mapping[ContainerId, CpuSet]:
         """The cpusets that the runtime reported as it happened (NRI), by container."""
-        return self._state.reports.cpus
+        return self._node_state.reports.cpus
 
     @property
     def nri_listed(self) -> bool:
         """Whether the runtime has listed its containers over NRI, and the connection is up."""
-        return self._state.sources.nri
+        return self._node_state.sources.nri
 
     @property
     def disagreements(self) -> Mapping[tuple[SandboxId, ContainerId], str]:
         """Containers on whose CPUs the sources have disagreed for longer than a resync, with what they report."""
-        return self._state.disagreements.lasting
+        return self._node_state.disagreements.lasting
 
     def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
         """Return the placement of the processes of a sandbox that has just begun; None when they are left alone."""
-        return self._state.placement_cache.at_exec(sandbox, self._state.state)
+        return self._node_state.placement_cache.at_exec(sandbox, self._node_state.state)
 
     def placement_with_vcpu(self, vm: Vm, vcpu: VcpuId) -> Placement | None:
         """Return the placement that a VM will have with a vCPU that it has just got, ahead of the pass that decides
         it."""
-        return self._state.placement_cache.with_vcpu(vm, vcpu, self._state.state)
+        return self._node_state.placement_cache.with_vcpu(vm, vcpu, self._node_state.state)
 
     # What runs
 
     @property
     def vms(self) -> Mapping[SandboxId, Vm]:
-        return self._state.inventory.vms
+        return self._node_state.inventory.vms
 
     @property
     def followed(self) -> Mapping[int, tuple[Vm, Process]]:
         """The processes whose threads are followed, by pid."""
-        return self._state.inventory.followed
+        return self._node_state.inventory.followed
 
     @property
     def helper_pids(self) -> AbstractSet[int]:
         """The processes beside VMMs (virtiofsd, shims), their VM there or not."""
-        return self._state.inventory.process_table.helpers.keys()
+        return self._node_state.inventory.process_table.helpers.keys()
 
     def helped(self) -> set[SandboxId]:
         """The sandboxes that have helpers, their VM there or not."""
-        return self._state.inventory.process_table.sandboxes_with_helpers()
+        return self._node_state.inventory.process_table.sandboxes_with_helpers()
 
     def runs(self, process: ThreadId) -> bool:
         """Whether a process has not ended."""
-        return self._state.inventory.process_table.is_running(process)
+        return self._node_state.inventory.process_table.is_running(process)
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
-        return self._state.vm_sandboxes()
+        return self._node_state.vm_sandboxes()
 
     def all_sandboxes(self) -> list[SandboxId]:
         """Every sandbox of the desired state, and those of whose threads original masks are kept."""
-        return self._state.all_sandboxes()
+        return self._node_state.all_sandboxes()
 
     def kata(self, sandbox: SandboxId) -> KataSandbox | None:
         """Kata's own state of a sandbox, None where it has none."""
-        return self._state.sources.sandboxes.get(sandbox)
+        return self._node_state.sources.sandboxes.get(sandbox)
 
     # Masks
 
     @property
     def originals(self) -> Mapping[SandboxId, OriginalMasks]:
         """The masks from before vmpin that are not given back."""
-        return self._state.originals.masks
+        return self._node_state.originals.masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         """What the kernel refused, and threads that another writer keeps moving, as sentences.
         :param but: threads of which another reason is given."""
-        return self._state.pinner.refusals(sandbox, but)
+        return self._node_state.pinner.refusals(sandbox, but)
 
     def drift(self, sandbox: SandboxId) -> History | None:
         """A sandbox's drift since it was met; None for none."""
-        return self._state.drift_evidence.histories.get(sandbox)
+        return self._node_state.drift_evidence.histories.get(sandbox)
 
     # Counts
 
     @property
     def counters(self) -> Counters:
         """What has been counted since the start."""
-        return self._state.tally
+        return self._node_state.tally
 
     @property
     def ledger(self) -> ResidencyLedger:
         """Where threads ran, as far as samples are taken."""
-        return self._state.ledger
+        return self._node_state.ledger
 
     @property
     def saved(self) -> bool:
         """Whether the state file could be written when that was last tried."""
-        return self._state.saved
+        return self._node_state.saved
 
     def newborn_counts(self, sandbox: SandboxId) -> NewbornCounts | None:
         """How soon the new threads of a sandbox were placed; None where none was reported or found."""
-        return self._state.newborn_counts.get(sandbox)
+        return self._node_state.newborn_counts.get(sandbox)
