@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
-
 #: Bytes of a request, but of untrusted_pod.OPERATION's.
 MAX_REQUEST = 65536
 #: What changes nothing, and is answered to members of watch.status_group.
