@@ -73,15 +73,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes share the tests (`make test`), pytest-xdist deals out files in this order: the long ones
     begin, and the short ones of tests/unit fill up what is left. The nodes of the lab boot in the background
-    (lab/boots.py) and are waited for at the end, as are the programs of the cluster (cluster/build.py), wherever a
-    test takes them."""
+    (lab/boots.py) and are waited for at the end, the programs of the cluster (cluster/build.py) by its tests: where
+    they have to be built, the build has the machine to itself then."""
     top = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
-        order = {"integration": 0, "soak": 1, "bench": 2, "cluster": 4, "lab": 5}
+        order = {"integration": 0, "soak": 1, "bench": 2, "cluster": 3, "lab": 5}
         if item.get_closest_marker("cluster"):
             return order["cluster"]
-        return order.get(item.path.relative_to(top).parts[0], 3)
+        return order.get(item.path.relative_to(top).parts[0], 4)
 
     items.sort(key=place)
 
