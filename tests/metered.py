@@ -112,15 +112,15 @@ class Node:
     def fill(self) -> None:
         """Let something have happened of everything that can."""
         self.pod("shop")
-        tally = self.reconciler.tally
-        for counter, key in ((tally.passes, "hook"), (self.restarts, "nri")):
+        counters = self.reconciler.counters
+        for counter, key in ((counters.passes, "hook"), (self.restarts, "nri")):
             counter[key] += 1
-        tally.placement_latency.observe(0.0003)
-        tally.pin_latency.observe(0.003)
-        tally.dispute(self.id)
-        tally.refused_by[self.id] = 1
+        counters.placement_latency.observe(0.0003)
+        counters.pin_latency.observe(0.003)
+        counters.dispute(self.id)
+        counters.refused_by[self.id] = 1
         self.reconciler.drift_tracker.contended_by[self.id] = 1
-        tally.contentions_by = self.reconciler.drift_tracker.contended_by
+        counters.contentions_by = self.reconciler.drift_tracker.contended_by
         self.reconciler.disagreements.lasting = {(self.id, WEB): "two"}
         self.reconciler.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
         self.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("error")})

@@ -102,7 +102,7 @@ class Machine:
         self.reconciler.resync(full=True)
         self.reconciler.resync()
         self.placer = NewbornPlacer(self.reconciler)
-        self.reconciler.tally.pins.clear()
+        self.reconciler.counters.pins.clear()
         return vmm
 
     def child(self, parent: subprocess.Popen[bytes]) -> int:

@@ -35,7 +35,7 @@ class HookIntake:
                  processed: Callable[[set[SandboxId], float], None], lost: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS) -> None:
         self._reconciler = reconciler
-        self._counters = reconciler.tally
+        self._counters = reconciler.counters
         self._spool = spool
         self.kept = kept
         self._lock = lock

@@ -46,7 +46,7 @@ class Passes:
 
     def made(self, report: PassReport, why: str, since: float | None = None) -> None:
         """Count a pass, and have the guests and the rechecks follow it."""
-        counters = self._reconciler.tally
+        counters = self._reconciler.counters
         counters.passes[why] += 1
         counters.pass_seconds.observe(report.seconds)
         if since is not None and report.count(Outcome.DONE):

@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class RuncRepair:
-    """Repairs in one task at a time, and counts them in `tally.repairs`.
+    """Repairs in one task at a time, and counts them in `counters.repairs`.
     :param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
     :param plugin: the NRI plugin, None while there is none."""
 
-    def __init__(self, view: NodeView, tally: Counters, read_back: Callable[[Container[ContainerId]], None],
+    def __init__(self, view: NodeView, counters: Counters, read_back: Callable[[Container[ContainerId]], None],
                  plugin: Callable[[], NriPlugin | None], timeouts: Timeouts = TIMEOUTS) -> None:
         self._view = view
-        self._tally = tally
+        self._counters = counters
         self._read_back = read_back
         self._plugin = plugin
         self._timeouts = timeouts
@@ -87,7 +87,7 @@ class RuncRepair:
                 failure = err
             del left[container]
             self._repairs.began(container, cpus, "CRI")
-            self._tally.repairs["done" if failure is None else "failed"] += 1
+            self._counters.repairs["done" if failure is None else "failed"] += 1
             if failure is None:
                 self._read_back([container])
                 continue
@@ -135,7 +135,7 @@ class RuncRepair:
                 self._listed = {container.id: container.cpus for container in event.containers
                                 if container.id in self._asked}
                 self._asked = set()
-                self._tally.repairs["done"] += len(event.updated)
+                self._counters.repairs["done"] += len(event.updated)
 
     def _report(self, text: str) -> None:
         if text != self._reported:

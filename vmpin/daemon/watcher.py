@@ -85,7 +85,7 @@ class Watcher:
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
         self._relist = Relist()
-        self._repair = RuncRepair(self.view, reconciler.tally, reconciler.read_cgroups,
+        self._repair = RuncRepair(self.view, reconciler.counters, reconciler.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(reconciler)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)

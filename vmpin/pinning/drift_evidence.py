@@ -41,18 +41,18 @@ class History:
 
 
 class DriftEvidence:
-    """Of all VMs. Counts causes in `tally` and in what `drifted` gives, and keeps a `History` of each sandbox.
+    """Of all VMs. Counts causes in `counters` and in what `drifted` gives, and keeps a `History` of each sandbox.
     :param drifted: gives the residency ledger's count of causes.
     :param root: the host's root directory, for the configuration of its daemons.
     :param vms: the inventory's, which it reads.
     :param pinned_by_kata: whether Kata's state has it that Kata sets a sandbox's vCPU masks, too."""
 
-    def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, tally: Counters,
+    def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, counters: Counters,
                  drifted: Callable[[], Counter[str]], root: str | Path = "/",
                  vms: Mapping[SandboxId, Vm] | None = None,
                  pinned_by_kata: Callable[[SandboxId], bool] = lambda _: False) -> None:
         self.proc, self.sysfs, self.cgroups, self.root = proc, sysfs, cgroups, root
-        self.tally, self._drifted = tally, drifted
+        self.counters, self._drifted = counters, drifted
         self._vms = {} if vms is None else vms
         self._pinned_by_kata = pinned_by_kata
         self.remembers = remembers_masks(os.uname().release)
@@ -134,7 +134,7 @@ class DriftEvidence:
         for change, threads in changes.items():
             explained = explain_drift(change, facts)
             found[explained] += threads
-            for counter in (self.tally.drift, self._drifted(), history.repairs):
+            for counter in (self.counters.drift, self._drifted(), history.repairs):
                 counter[explained.cause.value] += threads
         causes = [explained for explained, _ in found.most_common()]
         history.last, history.why = time.time(), causes[0].evidence

@@ -47,7 +47,7 @@ def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = 
         try:
             hook = parse_hook(raw)
         except SourceError as err:
-            node_state.tally.hooks["refused"] += 1
+            node_state.counters.hooks["refused"] += 1
             logger.warning("hook message refused: %s", err)
             done.append(name)
         else:
@@ -67,9 +67,9 @@ def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
     except OSError as err:
         logger.error("hook message not applied, it is tried again later: %s", err)
         return None
-    tally = node_state.tally
-    tally.hooks["taken"] += 1
-    tally.last_hook_at = max(tally.last_hook_at or 0.0, began_at(hook) / 1e9)  # it may have lain in the spool
+    counters = node_state.counters
+    counters.hooks["taken"] += 1
+    counters.last_hook_at = max(counters.last_hook_at or 0.0, began_at(hook) / 1e9)  # it may have lain in the spool
     return sandboxes
 
 
@@ -90,7 +90,7 @@ def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
             continue
         for each in found:
             if isinstance(each, ContainerMisplaced):
-                node_state.tally.dispute(each.by)
+                node_state.counters.dispute(each.by)
                 logger.warning("container misplaced by an annotation sandbox=%s container=%s: the runtime has it in "
                                "another", each.sandbox, each.container)
         node_state.reduce(found)

@@ -58,7 +58,7 @@ class NodeState:
 
     def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None) -> None:
         self.config = config
-        self.tally = Counters()
+        self.counters = Counters()
         adapters = adapters or Adapters.of(config)
         self.proc, self.sysfs, self.cgroups = adapters.proc, adapters.sysfs, adapters.cgroups
         self.boot_id = adapters.boot_id
@@ -78,8 +78,9 @@ class NodeState:
             self.nics.numa_node)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements = self.placement_cache.placements
-        self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.tally, lambda: self.ledger.drift,
-                                            f"{self.proc.root}/1/root", self.inventory.vms, self._pinned_by_kata)
+        self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
+                                            lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.inventory.vms,
+                                            self._pinned_by_kata)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
         self.originals = OriginalMaskStore(self.proc, saved.originals)
         self.pinner = Pinner(self.proc, self.cgroups, self.originals, self.drift_tracker)
@@ -152,7 +153,7 @@ class NodeState:
         read at the moment."""
         from vmpin.sources.hook_state import events_of
 
-        events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.tally)
+        events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.counters)
         self.reduce(events)
         return received("hook", {event.sandbox for event in events})
 

@@ -123,7 +123,7 @@ class Reconciler(NodeState):
         if thread.main:
             self.keep_mask(placement.sandbox, thread, mask)
         result = self.pinner.carry_out_ahead(operations[0])
-        self.tally.pins[thread.role, result.outcome.value] += 1
+        self.counters.pins[thread.role, result.outcome.value] += 1
         return result
 
     def assign_processes(self) -> set[SandboxId]:
@@ -155,7 +155,7 @@ class Reconciler(NodeState):
         self.pinner.keep_only(vms)
         self.changed |= self.originals.keep_only(kept, self.inventory.process_table.is_running)
         self.changed |= self.placement_cache.keep_only(vms, kept)
-        self.tally.keep_only(self.state.sandboxes)
+        self.counters.keep_only(self.state.sandboxes)
         for sandbox in self.inventory.vcpus.keys() - kept:
             del self.inventory.vcpus[sandbox]
             self.changed = True
@@ -175,8 +175,8 @@ class Reconciler(NodeState):
             if sandbox not in seen and (vm := self.failures.run(sandbox, self._refresh)) is not None:
                 vms.append(vm)
         operations = [operation for vm in vms for operation in self.failures.run(vm.sandbox, self._operations) or ()]
-        self.tally.contentions = self.drift_tracker.contended
-        self.tally.contentions_by = self.drift_tracker.contended_by
+        self.counters.contentions = self.drift_tracker.contended
+        self.counters.contentions_by = self.drift_tracker.contended_by
         if not operations:
             return ()
         if not act:
@@ -187,8 +187,8 @@ class Reconciler(NodeState):
             self.save()  # before the first mask is changed: whatever happens then, it can be given back
         results = tuple(self.pinner.carry_out(operations, self.placements))
         outcomes = Counter([(result.operation.thread.role, result.outcome) for result in results])
-        self.tally.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
-        self.tally.refused_by.update(each.operation.sandbox for each in results if each.outcome is Outcome.REFUSED)
+        self.counters.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
+        self.counters.refused_by.update(each.operation.sandbox for each in results if each.outcome is Outcome.REFUSED)
         return results
 
     def _operations(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:

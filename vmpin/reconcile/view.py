@@ -206,7 +206,7 @@ class NodeView:
     @property
     def counters(self) -> Counters:
         """What has been counted since the start."""
-        return self._node_state.tally
+        return self._node_state.counters
 
     @property
     def ledger(self) -> ResidencyLedger:

@@ -33,19 +33,19 @@ class _Membership(NamedTuple):
 
 
 def events_of(hook: HookState, state: DesiredState, proc: Procfs, exclusive_annotation: str,
-              tally: Counters | None = None) -> list[Event]:
+              counters: Counters | None = None) -> list[Event]:
     """The events that follow from a hook's state. None of them concerns another sandbox than the container's own, even
     if the pod's author names one in annotations.
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
-    :param tally: its `disputed` counts the states with annotations that were ignored.
+    :param counters: its `disputed` counts the states with annotations that were ignored.
     :raises OSError: when the bundle or the process cannot be looked up at the moment (`errors.passing`)."""
     member = _membership(hook, state)
     foreign = f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own" if hook.foreign else ""
     if ignored := member.ignored or foreign:
         logger.warning("contradicting annotations ignored container=%s sandbox=%s: the pod's author has %s",
                        member.container, member.sandbox, ignored)
-        if tally is not None:
-            tally.dispute(member.sandbox)
+        if counters is not None:
+            counters.dispute(member.sandbox)
     when = began_at(hook)
     if hook.stopped:
         return [ContainerStopped(member.sandbox, member.container, when)]

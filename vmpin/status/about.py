@@ -32,10 +32,10 @@ class About:
     def data(self, view: NodeView, resynced: float, sources: Iterable[SourceHealth]) -> dict[str, object]:
         """:param resynced: time of the last resync, by time.monotonic().
         :returns: JSON data; times in seconds; `resynced` and the `age` of the last hook are ages."""
-        now, tally = time.monotonic(), view.counters
-        hook_age = (None if tally.last_hook_at is None else
-                    round(time.clock_gettime(time.CLOCK_BOOTTIME) - tally.last_hook_at, 3))
+        now, counters = time.monotonic(), view.counters
+        hook_age = (None if counters.last_hook_at is None else
+                    round(time.clock_gettime(time.CLOCK_BOOTTIME) - counters.last_hook_at, 3))
         return {"pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),
                 "resynced": round(now - resynced, 3), "resync_seconds": view.config.watch.resync_seconds,
-                "passes": dict(tally.passes), "hooks": {"taken": tally.hooks["taken"], "age": hook_age},
+                "passes": dict(counters.passes), "hooks": {"taken": counters.hooks["taken"], "age": hook_age},
                 "sources": [source._asdict() for source in sources], "saved": view.saved, "config": view.config.data()}

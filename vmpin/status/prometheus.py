@@ -127,36 +127,36 @@ def _state(facts: ScrapeData) -> Iterator[Metric]:
 
 def _counts(facts: ScrapeData) -> Iterator[Metric]:
     """Counters since the watcher started."""
-    tally = facts.view.counters
+    counters = facts.view.counters
     yield _counter("vmpin_pins_total", "Masks set, by role and result.",
-                   {(role.value, outcome.value): tally.pins[role, outcome.value]
+                   {(role.value, outcome.value): counters.pins[role, outcome.value]
                     for role in ThreadRole for outcome in Outcome}, "role", "outcome")
     yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause.",
-                   {cause.value: tally.drift[cause.value] for cause in Cause}, "cause")
-    yield _counter("vmpin_fights_total", "Detected fights with another writer of the same masks.", tally.contentions)
+                   {cause.value: counters.drift[cause.value] for cause in Cause}, "cause")
+    yield _counter("vmpin_fights_total", "Contention with another writer of the same masks.", counters.contentions)
     yield _counter("vmpin_runc_repairs_total", "Cpusets of runc containers restored by the runtime "
                    "(policy.runc_repair), by result.",
-                   {outcome: tally.repairs[outcome] for outcome in ("done", "failed")}, "outcome")
+                   {outcome: counters.repairs[outcome] for outcome in ("done", "failed")}, "outcome")
     yield _histogram("vmpin_birth_latency_seconds", "From the creation of a thread until its placement.",
-                     tally.placement_latency)
+                     counters.placement_latency)
     yield _histogram("vmpin_allowed_outside_seconds", "How long the mask of a thread allowed CPUs outside its "
-                     "sandbox, for threads with such a mask.", tally.outside)
+                     "sandbox, for threads with such a mask.", counters.outside)
     yield _histogram("vmpin_pin_latency_seconds", "From the receipt of an event until the masks that follow from it "
-                     "were set.", tally.pin_latency)
+                     "were set.", counters.pin_latency)
     yield _counter("vmpin_proc_events_total", "Events from the kernel's proc connector, by kind.",
-                   {kind: tally.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")}, "kind")
+                   {kind: counters.proc_events[kind] for kind in ("fork", "exec", "comm", "exit")}, "kind")
     yield _counter("vmpin_proc_overruns_total", "Overflows of the proc connector's buffer, each followed by a "
-                   "resync.", tally.overruns)
+                   "resync.", counters.overruns)
     yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.",
-                   {result: tally.hooks[result] for result in ("taken", "refused")}, "result")
+                   {result: counters.hooks[result] for result in ("taken", "refused")}, "result")
     yield _counter("vmpin_pod_reports_total", "Requests in which vmpin reporter described the node's pods.",
-                   tally.pod_reports)
+                   counters.pod_reports)
     yield _counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
-                   "runtime and were ignored.", tally.disputed)
-    yield _counter("vmpin_passes_total", "Passes, by reason.", tally.passes, "why")
-    yield _histogram("vmpin_pass_duration_seconds", "Duration of the passes.", tally.pass_seconds)
+                   "runtime and were ignored.", counters.disputed)
+    yield _counter("vmpin_passes_total", "Passes, by reason.", counters.passes, "why")
+    yield _histogram("vmpin_pass_duration_seconds", "Duration of the passes.", counters.pass_seconds)
     yield _histogram("vmpin_loop_lag_seconds", "Delay of the watcher's event loop behind its schedule, "
-                     "measured twice a second.", tally.loop_lag)
+                     "measured twice a second.", counters.loop_lag)
     yield _counter("vmpin_source_restarts_total", "Restarts of the watcher's tasks after a failure.", facts.restarts,
                    "source")
 
@@ -202,11 +202,11 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
                  "or without.",
                  {names: count.collided[sandbox] for sandbox, names in _named(count.collided, facts.view).items()},
                  *_POD)
-    tally = facts.view.counters
+    counters = facts.view.counters
     for name, text, counted in (
-            ("fights", "As vmpin_fights_total", tally.contentions_by),
-            ("disputed_annotations", "As vmpin_disputed_annotations_total", tally.disputed_by),
-            ("pins_refused", "Masks that the kernel refused", tally.refused_by)):
+            ("fights", "As vmpin_fights_total", counters.contentions_by),
+            ("disputed_annotations", "As vmpin_disputed_annotations_total", counters.disputed_by),
+            ("pins_refused", "Masks that the kernel refused", counters.refused_by)):
         yield _counter(f"vmpin_sandbox_{name}_total", f"{text}, of each sandbox with any.",
                        {names: counted[sandbox] for sandbox, names in _named(counted, facts.view).items()}, *_POD)
     odd = Counter(sandbox for sandbox, _ in facts.view.disagreements)

@@ -129,12 +129,12 @@ def test_what_was_counted_by_sandbox_names_the_pod_and_ends_with_it(node: Node) 
     assert [node.values(name) for name in series.values()] == [{}] * 4
     node.fill()
     assert [node.values(name) for name in series.values()] == [{("tests", "shop", node.id): 1}] * 4
-    tally = node.reconciler.tally
-    tally.dispute(SandboxId("gone"))
+    counters = node.reconciler.counters
+    counters.dispute(SandboxId("gone"))
     assert len(node.values(series["disputed_annotations_total"])) == 1
-    tally.keep_only([node.id])
-    assert tally.disputed_by.keys() == {node.id}
-    assert tally.disputed == 2
+    counters.keep_only([node.id])
+    assert counters.disputed_by.keys() == {node.id}
+    assert counters.disputed == 2
 
 
 def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
@@ -150,11 +150,11 @@ def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
 
 
 def test_what_was_counted_is_reported(node: Node) -> None:
-    tally = node.reconciler.tally
-    tally.pins[ThreadRole.VHOST, Outcome.REFUSED.value] += 3
-    tally.placement_latency.observe(0.0004)
-    tally.placement_latency.observe(99.0)
-    tally.passes["hook"] += 2
+    counters = node.reconciler.counters
+    counters.pins[ThreadRole.VHOST, Outcome.REFUSED.value] += 3
+    counters.placement_latency.observe(0.0004)
+    counters.placement_latency.observe(99.0)
+    counters.passes["hook"] += 2
     node.restarts["nri"] += 1
     node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("applied")})
     assert node.values("vmpin_pins_total")["refused", "vhost"] == 3

@@ -60,7 +60,7 @@ class Drifted:
         self.repair = self.repairing(Timeouts(cri_call=120.0))
 
     def repairing(self, timeouts: Timeouts) -> RuncRepair:
-        return RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
+        return RuncRepair(self.reconciler.view, self.reconciler.counters, self.reconciler.read_cgroups,
                           lambda: cast("NriPlugin", self.plugin), timeouts)
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
@@ -96,8 +96,8 @@ class Drifted:
         self.repair.take([Synced((), tuple(self.listed.values()), 3, runtime=7)])
 
     @property
-    def tally(self) -> dict[str, int]:
-        return {outcome: number for outcome, number in self.reconciler.tally.repairs.items() if number}
+    def outcomes(self) -> dict[str, int]:
+        return {outcome: number for outcome, number in self.reconciler.counters.repairs.items() if number}
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_the_runtime_is_asked_over_cri(node: Drifted, runtime: CriServer) -> Non
     node.drift("a", "b")
     node.look()
     assert sorted(runtime.updates) == [("a", "2-3"), ("b", "2-3")]
-    assert (node.tally, node.plugin.asked) == ({"done": 2}, [])
+    assert (node.outcomes, node.plugin.asked) == ({"done": 2}, [])
 
 
 def test_what_another_plugin_changed_is_no_drift(node: Drifted, runtime: CriServer) -> None:
@@ -173,7 +173,7 @@ def test_nothing_waits_for_a_mute_runtime(node: Drifted, runtime: CriServer,
     assert turns > 1
     assert runtime.updates == [("a", "2-3")]  # the other one would wait for nothing, too
     assert "no answer in time" in caplog.text
-    assert (node.tally, node.plugin.asked) == ({"failed": 1}, [])
+    assert (node.outcomes, node.plugin.asked) == ({"failed": 1}, [])
 
 
 def test_one_that_is_refused_does_not_keep_the_next_one_back(node: Drifted, runtime: CriServer) -> None:
@@ -181,7 +181,7 @@ def test_one_that_is_refused_does_not_keep_the_next_one_back(node: Drifted, runt
     node.drift("a", "b")
     node.look()
     assert len(runtime.updates) == 2
-    assert node.tally == {"failed": 2}
+    assert node.outcomes == {"failed": 2}
 
 
 @pytest.mark.parametrize("served", [None, False], ids=["no socket", "no CRI"])
@@ -195,7 +195,7 @@ def test_without_cri_the_updates_go_into_the_answer_to_the_list(node: Drifted, s
             server.stop()
     assert node.plugin.asked == [{ContainerId("a"): NriUpdate(CpuSet.parse("2-3"), CpuSet.parse("2-3"))}]
     node.repair.take([Synced((), (), 0, (ContainerId("a"),))])
-    assert node.tally == {"done": 1}
+    assert node.outcomes == {"done": 1}
 
 
 def test_a_plugin_that_cannot_connect_again_is_reported_once(node: Drifted, caplog: pytest.LogCaptureFixture) -> None:

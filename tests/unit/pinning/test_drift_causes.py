@@ -37,7 +37,7 @@ def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> No
             assert node.repair(vm) == 1
         finally:
             rival.kill()
-    assert node.reconciler.tally.drift == {"numad": 1}
+    assert node.reconciler.counters.drift == {"numad": 1}
     assert node.reconciler.drift_evidence.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
 
 
@@ -51,7 +51,7 @@ def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spi
     assert node.repair(vm) == 0
     node.reconciler.drift_evidence.proc = OutOfDescriptors()
     assert fight(node, vm, 1) == 1
-    assert node.reconciler.tally.drift == {"other": 1}
+    assert node.reconciler.counters.drift == {"other": 1}
 
 
 def test_each_threads_cause_is_its_own(node: Spinners) -> None:
@@ -61,7 +61,7 @@ def test_each_threads_cause_is_its_own(node: Spinners) -> None:
                MaskRepair(ThreadRole.IOTHREAD, here, here, there, here): 1}
     found = node.reconciler.drift_evidence.explain(vm, changes, kata_pins=True)
     assert [each.cause for each in found] == [Cause.KATA, Cause.OTHER]
-    assert node.reconciler.tally.drift == {"kata": 3, "other": 1}
+    assert node.reconciler.counters.drift == {"kata": 3, "other": 1}
     assert node.reconciler.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
 
 
@@ -91,7 +91,7 @@ def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(n
         node.reconciler.pinner.recheck(vm.sandbox)
         assert node.repair(vm) == 1
         assert mask(vm) == both
-    assert node.reconciler.tally.drift == {"other": 2}
+    assert node.reconciler.counters.drift == {"other": 2}
 
 
 def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:

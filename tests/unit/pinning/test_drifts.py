@@ -30,7 +30,7 @@ def test_a_thread_that_another_hand_moved_is_put_back_counted_and_explained(
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
     assert node.repair(vm) == 0
-    assert node.reconciler.tally.drift == node.reconciler.ledger.drift == {"other": 1}
+    assert node.reconciler.counters.drift == node.reconciler.ledger.drift == {"other": 1}
     (record,) = log(caplog, "repaired")
     assert record.levelno == logging.INFO
     assert f"sandbox={vm.sandbox} threads=1 cause=other: nothing known of sets such masks here" in record.message
@@ -62,7 +62,7 @@ def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptu
     node.move(vm, node.here | node.there)  # and moved as well: there is a new place to go to all the same
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
-    assert node.reconciler.tally.drift == {}
+    assert node.reconciler.counters.drift == {}
     assert log(caplog, "repaired") == []
 
 
@@ -87,11 +87,11 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     assert pinner.refusals(vm.sandbox) == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
     assert len(log(caplog, f"waits for the kubelet to rewrite it sandbox={vm.sandbox}")) == 1
-    assert node.reconciler.tally.drift == {}
+    assert node.reconciler.counters.drift == {}
     node.place(vm.sandbox, node.there)
     assert node.repair(vm) == 1
     assert mask(vm) == node.there
-    assert node.reconciler.tally.drift == {}
+    assert node.reconciler.counters.drift == {}
     # As soon as nothing is waited for, a refusal is an error again.
     node.place(vm.sandbox, absent)
     assert node.repair(vm) == 1
@@ -104,7 +104,7 @@ def test_a_place_decided_again_hides_no_drift(node: Spinners) -> None:
     node.move(vm, node.there)
     node.place(vm.sandbox, node.here)  # another object, and the same place
     assert node.repair(vm) == 1
-    assert node.reconciler.tally.drift == {"other": 1}
+    assert node.reconciler.counters.drift == {"other": 1}
 
 
 def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Spinners) -> None:
@@ -119,7 +119,7 @@ def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Sp
     placed = node.reconciler.placements[vm.sandbox]
     node.reconciler.placements[vm.sandbox] = placed._replace(pending=True)  # read: a container is being created
     assert (node.repair(vm), mask(vm)) == (1, node.here)
-    assert node.reconciler.tally.drift == {}
+    assert node.reconciler.counters.drift == {}
     node.reconciler.placements[vm.sandbox] = placed
     assert node.repair(vm) == 0
     node.move(vm, node.there)
@@ -127,7 +127,7 @@ def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Sp
     assert node.repair(vm) == 0
     waiting.remove(vm.sandbox)  # read, and it explains nothing
     assert node.repair(vm) == 1
-    assert node.reconciler.tally.drift == {"other": 1}
+    assert node.reconciler.counters.drift == {"other": 1}
 
 
 def test_a_report_that_waits_delays_no_new_place(node: Spinners) -> None:
@@ -146,9 +146,9 @@ def test_drift_that_a_plan_found_is_counted_when_it_is_repaired(node: Spinners) 
     for _ in range(3):
         assert len(pinner.operations(vm, placement)) == 1
         pinner.recheck(vm.sandbox)
-    assert node.reconciler.tally.drift == {}
+    assert node.reconciler.counters.drift == {}
     assert node.repair(vm) == 1
-    assert node.reconciler.tally.drift == {"other": 1}
+    assert node.reconciler.counters.drift == {"other": 1}
 
 
 def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:
@@ -162,7 +162,7 @@ def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:
     assert node.repair(vm) == 0
     node.place(vm.sandbox, node.there)
     assert node.repair(vm) == 1
-    assert node.reconciler.tally.drift == {}
+    assert node.reconciler.counters.drift == {}
 
 
 def test_the_strayed_threads_last_cpu_is_reported(node: Spinners) -> None:
@@ -195,7 +195,7 @@ def test_a_mask_that_is_refused_is_counted_once(node: Spinners) -> None:
     pinner.drift_tracker._of[vm.sandbox].placement = placement
     for _ in range(3):
         node.repair(vm)
-    assert node.reconciler.tally.drift == {"cpuset": 1}
+    assert node.reconciler.counters.drift == {"cpuset": 1}
 
 
 def test_whom_another_hand_moves_before_the_mask_is_read_back_is_put_back_by_the_next_pass(

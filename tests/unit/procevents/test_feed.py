@@ -71,7 +71,7 @@ class Received:
     @property
     def overruns(self) -> int:
         """In a storm of others the kernel may drop events."""
-        return self.reconciler.tally.overruns
+        return self.reconciler.counters.overruns
 
 
 class Scripted(ProcConnector):
@@ -147,7 +147,7 @@ def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: Receive
     asyncio.run(scenario())
     data = received.feed.data()
     assert data["state"] == "no longer reported"
-    assert received.reconciler.tally.proc_events["exec"] >= 1
+    assert received.reconciler.counters.proc_events["exec"] >= 1
     assert not received.feed.source_health().up
 
 
@@ -160,7 +160,7 @@ def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(received:
             assert connect.made is not None
             storm = sh("while :; do /bin/true; done")
             try:
-                events = received.reconciler.tally.proc_events
+                events = received.reconciler.counters.proc_events
                 before, reads, begin = events["exec"], connect.made.reads, time.monotonic()
                 await asyncio.sleep(1)
                 # On a busy machine the storm itself is slow.

@@ -53,7 +53,7 @@ def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_l
     os.sched_setaffinity(vm.vmm.pid, both.frozen())
     book.after_pass((), True)
     assert (account.placed, account.placed_max) == (1, 0.001)
-    assert node.reconciler.tally.placement_latency.sum == 0.001
+    assert node.reconciler.counters.placement_latency.sum == 0.001
 
 
 def test_one_that_has_just_come_is_waited_for(node: Spinners) -> None:

@@ -116,7 +116,7 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     assert (account.reported, account.born_inside, account.outside) == (len(workers), 0, len(tids(vmm)))
     machine.placer.handle([Exec(began, vmm.pid)])
     assert (account.reported, account.born_inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
-    assert machine.reconciler.tally.placement_latency.total == account.placed == len(tids(vmm))
+    assert machine.reconciler.counters.placement_latency.total == account.placed == len(tids(vmm))
     machine.report("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()
     assert machine.account("a").outside == len(tids(vmm))

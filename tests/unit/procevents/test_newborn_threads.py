@@ -51,7 +51,7 @@ def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, cro
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     account = machine.account("a")
     assert (account.reported, account.born_inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
-    assert machine.reconciler.tally.pins.total() == 0
+    assert machine.reconciler.counters.pins.total() == 0
 
 
 def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Machine, crowd: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> N
     machine.placer.after_pass(machine.reconciler.reconcile(follow_up.soon, scan=False))
     assert machine.account("a").placed == 1
     assert machine.account("a").placed_max <= until_then
-    assert machine.reconciler.tally.placement_latency.total == 1
+    assert machine.reconciler.counters.placement_latency.total == 1
 
 
 def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Machine, crowd: Path) -> None:
@@ -94,11 +94,11 @@ def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Ma
     vmm = machine.running(crowd)
     tid = by_name(vmm, "CPU 1/KVM")
     assert (mask(vmm), mask(tid)) == (machine.other, machine.pool)
-    set_before = machine.reconciler.tally.pins.total()
+    set_before = machine.reconciler.counters.pins.total()
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     assert mask(tid) == machine.pool
     machine.placer.after_pass(machine.reconciler.reconcile([sandbox("a")], scan=False))
-    assert machine.reconciler.tally.pins.total() == set_before
+    assert machine.reconciler.counters.pins.total() == set_before
     assert machine.account("a").placed == 1
 
 
@@ -162,11 +162,12 @@ def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path
         for _ in range(2):  # by then it bears its old name
             machine.reconciler.reconcile([sandbox("a")])
         assert mask(tid) == machine.both
-    assert machine.reconciler.tally.drift == {}
-    assert machine.reconciler.tally.contentions == 0
+    assert machine.reconciler.counters.drift == {}
+    assert machine.reconciler.counters.contentions == 0
     os.sched_setaffinity(tid, machine.other.frozen())  # as another hand does
     machine.reconciler.reconcile([sandbox("a")])
-    assert machine.reconciler.tally.drift.total() == 1  # whatever the cause: a numad of another test may run just then
+    # Whatever the cause: a numad of another test may run just then.
+    assert machine.reconciler.counters.drift.total() == 1
 
 
 def test_a_new_thread_that_its_vmm_moves_before_the_pass_did_not_drift(machine: Machine, crowd: Path) -> None:
@@ -181,7 +182,7 @@ def test_a_new_thread_that_its_vmm_moves_before_the_pass_did_not_drift(machine: 
     os.sched_setaffinity(tid, elsewhere.frozen())
     machine.placer.after_pass(machine.reconciler.reconcile([sandbox("a")], scan=False))
     assert mask(tid) == wanted
-    assert machine.reconciler.tally.drift == {}
+    assert machine.reconciler.counters.drift == {}
 
 
 def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pass(
@@ -379,7 +380,7 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     machine.executed(helper)
     machine.resync()
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.other, machine.both, machine.both)
-    assert machine.reconciler.tally.pins.total() == 0
+    assert machine.reconciler.counters.pins.total() == 0
     assert machine.reconciler.newborn_counts == {}
     assert machine.reconciler.originals.masks == {}  # kept once it is managed: what is set by hand until then counts
     machine.report("a", machine.pool)

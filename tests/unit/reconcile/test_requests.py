@@ -261,10 +261,10 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
         placements[vm.sandbox] = placements[vm.sandbox]._replace(waiting="", pending=False)
         assert machine.repair(vm) == 0
     assert CpuSet(os.sched_getaffinity(vm.vmm.pid)) == machine.here
-    assert (machine.reconciler.tally.drift, machine.reconciler.pinner.drift_tracker.contended) == ({}, 0)
+    assert (machine.reconciler.counters.drift, machine.reconciler.pinner.drift_tracker.contended) == ({}, 0)
     machine.move(vm, machine.there)
     assert machine.repair(vm) == 1
-    assert machine.reconciler.tally.drift == {"other": 1}
+    assert machine.reconciler.counters.drift == {"other": 1}
 
 
 def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: pytest.LogCaptureFixture) -> None:
@@ -320,4 +320,4 @@ def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: S
     assert machine.repair(vm) == 0
     machine.move(vm, machine.here)
     assert machine.repair(vm) == 1
-    assert machine.reconciler.tally.drift == {"other": 1}
+    assert machine.reconciler.counters.drift == {"other": 1}

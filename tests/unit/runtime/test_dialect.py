@@ -193,14 +193,14 @@ def test_two_families_that_name_different_sandboxes_are_refused(met: Met, author
 @pytest.mark.parametrize("met", CREATED, ids=lambda met: met.what)
 def test_what_the_author_says_of_the_pod_is_reported_and_counts_for_nothing(
         met: Met, caplog: pytest.LogCaptureFixture) -> None:
-    tally = Counters()
+    counters = Counters()
     theirs = CRI_OF_VICTIM if met.bundle.startswith(OVERLAY) else CRIO_OF_VICTIM
     author = {key: value for key, value in theirs.items() if value != VICTIM}
     with caplog.at_level(logging.WARNING):
-        events = events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY, tally)
+        events = events_of(parse_state(met.message(author)), DesiredState(), PROC, KEY, counters)
     (seen,) = (event for event in events if isinstance(event, SandboxSeen))
     assert (seen.sandbox, seen.pod) == (OWN, POD)
-    assert (tally.disputed, tally.disputed_by) == (1, {OWN: 1})
+    assert (counters.disputed, counters.disputed_by) == (1, {OWN: 1})
     assert "annotations ignored" in caplog.text
     assert ("container-name" if met.bundle.startswith(OVERLAY) else "container.name") in caplog.text
 
@@ -215,13 +215,13 @@ def test_the_config_of_crios_pause_container_names_no_other_sandbox(author: dict
         parse_state(pause.message(author))
     # Called a container, and of the victim: it is known to be a sandbox.
     known = victim(nri=True)
-    tally = Counters()
-    events = events_of(parse_state(pause.message(CRIO_OF_VICTIM)), known, PROC, KEY, tally)
+    counters = Counters()
+    events = events_of(parse_state(pause.message(CRIO_OF_VICTIM)), known, PROC, KEY, counters)
     found = after(events, known)
     assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
     assert found.sandboxes[OWN].pod == POD
     assert [each.container.pause for each in found.sandboxes[OWN].containers.values()] == [True]
-    assert tally.disputed == 1
+    assert counters.disputed == 1
 
 
 def test_nri_and_katas_state_outrank_an_annotation() -> None:
@@ -229,13 +229,13 @@ def test_nri_and_katas_state_outrank_an_annotation() -> None:
     for source, runtime in ((Source.NRI, "nri"), (Source.KATA, "kata-go")):
         known = after([SandboxSeen(OWN, runtime, POD),
                        ContainerSeen(OWN, Container(CID, "app", CpuSet.parse("2")), source, 10)], victim(nri=False))
-        tally = Counters()
+        counters = Counters()
         forged = Met("forged", CID, f"{TASKS}/{CID}", {**containerd("container", "app"),
                                                       "io.kubernetes.cri.sandbox-id": VICTIM})
-        found = after(events_of(parse_state(forged.message({})), known, PROC, KEY, tally), known)
+        found = after(events_of(parse_state(forged.message({})), known, PROC, KEY, counters), known)
         assert found.sandboxes[VICTIM] is known.sandboxes[VICTIM]
         assert found.sandboxes[OWN].containers.keys() == {CID}
-        assert (tally.disputed, tally.disputed_by) == (1, {OWN: 1})
+        assert (counters.disputed, counters.disputed_by) == (1, {OWN: 1})
 
 
 # --- NRI heals -------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Node:
             "run", "kata_go", "kata_rs", "kubelet", "nri", "cri")}
         self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none",
                                                             "policy.runc_repair": "true"}))
-        self.repair = RuncRepair(self.reconciler.view, self.reconciler.tally, self.reconciler.read_cgroups,
+        self.repair = RuncRepair(self.reconciler.view, self.reconciler.counters, self.reconciler.read_cgroups,
                                  lambda: self.plugin)
         self.reconciler.nri_connected(True)
 
