@@ -250,7 +250,7 @@ class Watcher:
             if self.view.config.watch.reload == "change" and self._changed():
                 self._reload()
             self.hooks.take_spool()
-            self.reconciler.births_reported(self.proc_events is not None and self.proc_events.connected)
+            self.reconciler.forks_reported(self.proc_events is not None and self.proc_events.connected)
             self.passes.made(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()

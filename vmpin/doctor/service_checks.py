@@ -39,8 +39,8 @@ def watcher(facts: NodeFacts) -> CheckResult:
              + (f" ({source['why']})" if source["why"] else "") for source in sources.values()]
     # Each watcher has the hook's socket among its sources, up or failing.
     if "hook" in sources and not _receives(facts, {name for name, source in sources.items() if source["up"]}):
-        return bad("the watcher receives no events: births and NRI are down or switched off, and no hook reaches it; "
-                   "new VMs and containers are placed at a resync at best",
+        return bad("the watcher receives no events: process events and NRI are down or switched off, and no hook "
+                   "reaches it; new VMs and containers are placed at a resync at best",
                    "see the checks proc-connector, nri and hooks: one of these sources has to work", *evidence, *lines)
     if "resync" in sources and not sources["resync"]["up"]:
         return bad("the watcher's passes fail: no thread is kept in place", _LOG, *evidence, *lines)

@@ -18,7 +18,7 @@ _MIGRATIONS = b"\nse.nr_migrations"
 
 
 class Ran(NamedTuple):
-    """Nanoseconds since the thread's birth: on a CPU, and ready to run with the CPU taken. Of a thread that is on a
+    """Nanoseconds since the thread's creation: on a CPU, and ready to run with the CPU taken. Of a thread that is on a
     CPU right now, `ran` is of the last tick (a second ago at most, where ticks are stopped)."""
 
     ran: int

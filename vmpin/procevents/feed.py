@@ -81,7 +81,7 @@ class ProcEventsFeed:
         finally:
             self._connector = None
             self._waiting.clear()
-            self._reconciler.births_reported(False)
+            self._reconciler.forks_reported(False)
             self._state = "no longer reported"
             loop.remove_reader(connector.fd)
             connector.close()

@@ -77,8 +77,8 @@ class LatencyBook:
         #: The threads seen since, and the CPUs that belonged to each sandbox at any time since.
         self._seen: set[int] = set()
         self._masks: dict[SandboxId, CpuSet] = {}
-        #: Threads that were counted before an event of their birth came: when (CLOCK_MONOTONIC, ns), and whether they
-        #: are counted as reported all the same.
+        #: Threads that were counted before an event of their creation came: when (CLOCK_MONOTONIC, ns), and whether
+        #: they are counted as reported all the same.
         self._ahead: dict[int, tuple[int, bool]] = {}
 
     def record(self, new: Newborn, provisional: bool = False, reported: bool = True) -> None:
@@ -180,7 +180,7 @@ class LatencyBook:
         self._ahead[tid] = time.monotonic_ns(), reported
 
     def _count_report(self, counts: NewbornCounts, tid: int, born: int) -> bool:
-        """Count the report of a birth. :returns: False if all else of it has been counted."""
+        """Count the report of a new thread. :returns: False if all else of it has been counted."""
         ahead = self._ahead.get(tid)
         if ahead is None or born > ahead[0]:
             counts.reported += 1

@@ -204,7 +204,7 @@ class NodeState:
         """Take in what the allocator has given out, None for nothing."""
         self.placement_cache.grant(granted, self.state)
 
-    def births_reported(self, reported: bool) -> None:
+    def forks_reported(self, reported: bool) -> None:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
         self.inventory.forks_reported = reported
 

@@ -110,7 +110,7 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     account = machine.account("a")
     assert (account.reported, account.outside) == (0, len(tids(vmm)))
     assert 0.09 < account.outside_max < (time.monotonic_ns() - began) / 1e9 + 0.1
-    # The word of their births comes after that pass, as they lay in the buffer.
+    # Their events come after that pass, as they lay in the buffer.
     workers = [tid for tid in tids(vmm) if tid != vmm.pid]
     machine.placer.handle([Fork(began, vmm.pid, vmm.pid, tid, vmm.pid) for tid in workers])
     assert (account.reported, account.born_inside, account.outside) == (len(workers), 0, len(tids(vmm)))
