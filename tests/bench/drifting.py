@@ -90,7 +90,7 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     home, away = frozenset((pool,)), frozenset((other,))
 
     def moved(work: Callable[[], object]) -> float:
-        reconciler.pinner.retry_now()  # or it would be a fight soon
+        reconciler.pinner.retry_now()  # or it would be contention soon
         for tid in tids:
             os.sched_setaffinity(tid, away)
         spent = timed_ms(work)

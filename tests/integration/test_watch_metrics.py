@@ -247,7 +247,7 @@ def test_nothing_listens_by_default(node: Metered) -> None:
     assert sorted(path.name for path in node.run.iterdir() if path.is_socket()) == ["hook.sock", "vmpin.sock"]
 
 
-def test_a_fight_is_counted_when_it_is_noticed_though_nothing_is_set_from_then_on(node: Metered) -> None:
+def test_contention_is_counted_when_it_is_noticed_though_nothing_is_set_from_then_on(node: Metered) -> None:
     first, second = two_cpus()
     node.configure(node={"shared_pool": first}, drift={"fight_repairs": 1})
     node.on(node.run / "metrics.sock", per_sandbox=True)
@@ -257,11 +257,11 @@ def test_a_fight_is_counted_when_it_is_noticed_though_nothing_is_set_from_then_o
         node.wait_until_served()
         assert node.value("vmpin_fights_total") == 0
 
-        def fought() -> bool:
+        def contended() -> bool:
             os.sched_setaffinity(vm.pid, {int(second)})
-            return "fight sandbox=" in node.log()
+            return "contention sandbox=" in node.log()
 
-        wait(fought, "no fight is noticed")
-        wait(lambda: node.value("vmpin_fights_total") == 1, "the fight is not counted")
+        wait(contended, "no contention is noticed")
+        wait(lambda: node.value("vmpin_fights_total") == 1, "contention is not counted")
         assert node.value("vmpin_sandbox_fights_total", sandbox=vm.sandbox) == 1
         assert os.sched_getaffinity(vm.pid) == {int(second)}

@@ -1,5 +1,5 @@
-"""Drift with its cause, fights and the proof over time, end to end: real QEMUs and processes that never sleep, moved
-by another hand under a real watcher.
+"""Drift with its cause, contention and the proof over time, end to end: real QEMUs, and processes that never sleep,
+moved by another hand under a real watcher.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def test_a_cgroup_that_has_less_than_before_is_the_cause(node: Node, cpus: tuple
         assert seen(vm.pid).all() == {cpus[0]}
 
 
-# Fights
+# Contention
 
 
 def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus: tuple[str, str]) -> None:
@@ -146,14 +146,14 @@ def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus:
         for each in (vm, other):
             node.wait_for_all(each.pid, cpus[0])
         deadline = time.monotonic() + 120
-        while "fight sandbox=" not in node.log():
+        while "contention sandbox=" not in node.log():
             os.sched_setaffinity(vm.pid, {int(cpus[1])})
             time.sleep(0.02)
             assert time.monotonic() < deadline
         node.resyncs(5)
         assert os.sched_getaffinity(vm.pid) == {int(cpus[1])}
-        assert node.log().count("fight sandbox=") == 1
-        assert f"fight sandbox={vm.sandbox} threads=1: put back 2 times within 60 s" in node.log()
+        assert node.log().count("contention sandbox=") == 1
+        assert f"contention sandbox={vm.sandbox} threads=1: put back 2 times within 60 s" in node.log()
         found = node.sandbox(vm.sandbox)
         assert found["verdict"] == "degraded"
         assert any("1 thread is moved by another program again and again" in reason for reason in found["reasons"])
@@ -164,7 +164,7 @@ def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus:
         assert node.cli("verify").returncode == 0
 
 
-def test_a_fight_can_be_persisted_in(node: Node, cpus: tuple[str, str]) -> None:
+def test_contention_can_be_persisted_in(node: Node, cpus: tuple[str, str]) -> None:
     node.configure(node={"shared_pool": cpus[0]}, drift={"fight_repairs": 1, "on_fight": "persist"})
     with Qemu(node.id("a"), vcpus=1) as vm:
         node.start()

@@ -30,7 +30,7 @@ PATIENCE = 180.0
 #: Seconds after which a sandbox with neither VM nor containers is forgotten (sources/disk.py), and some for a resync.
 FORGOTTEN = 90.0
 #: What a watcher logs of what is done to it in a story.
-_EXPECTED = re.compile(r"state cannot be saved|cannot be noted|fight |refused|nri|spool|the sources disagree|NRI")
+_EXPECTED = re.compile(r"state cannot be saved|cannot be noted|contention |refused|nri|spool|the sources disagree|NRI")
 _BROKEN = re.compile(r"Traceback|sessions with guest failed|never awaited|was never retrieved")
 #: Of a life of the watcher's: descriptors, threads and tasks more than are accounted for, and bytes.
 _MORE, _MORE_BYTES = 6, 16 << 20
@@ -239,7 +239,7 @@ class Checks:
             elif state.suspended != guest.expected.held:
                 yield f"{guest.id} is held there: {state.suspended}"
             elif guest.id not in kept.originals and not guest.expected.held:
-                yield f"{guest.id}: its masks from before are not in it"
+                yield f"{guest.id}: its original masks are not in it"
         for sandbox in kept.state.sandboxes:
             if sandbox not in self.world.guests and sandbox not in self._fading():
                 yield f"{sandbox} is in it, and long gone"

@@ -31,7 +31,7 @@ def mask(vm: Vm) -> CpuSet:
     return CpuSet(os.sched_getaffinity(vm.vmm.pid))
 
 
-def fight(node: Spinners, vm: Vm, times: int) -> int:
+def contend(node: Spinners, vm: Vm, times: int) -> int:
     """Move it away again and again; how often it was put back."""
     done = 0
     for _ in range(times):

@@ -38,7 +38,7 @@ OPERATOR = {
     # Links by namespace and bridge; a pod's own screen; names and counts in what a person reads.
     # 34: ages in explain, and the decision of policy.vhost: near.
     "screens": 150 + 34,
-    # Fights, refused masks, disputed annotations and disagreements by pod, for the alerts.
+    # Contention, refused masks, disputed annotations and disagreements by pod, for the alerts.
     "by pod": 42,
     # The help's texts at the terminal's width (cli/shell/help_layout).
     "help": 115,

@@ -34,7 +34,7 @@ CHECKS = (
     Check("nri", "the container runtime's NRI: configured, available, connected", cluster_checks.nri),
     Check("hooks", "vmpin's OCI hook: registrations, their readers, received messages", hook_checks.hooks),
     Check("kata", "Kata's configurations, drop-ins and handlers, of both its runtimes", kata_checks.kata),
-    Check("kata-pinning", "Kata's own enable_vcpus_pinning, which fights with vmpin", kata_checks.pinning),
+    Check("kata-pinning", "Kata's own enable_vcpus_pinning, which sets the same masks", kata_checks.pinning),
     Check("kata-vcpus", "how many vCPUs Kata's VMs can have (static_sandbox_resource_mgmt, default_maxvcpus)",
           kata_checks.vcpus),
     Check("kata-cgroup", "policies that a sandbox's cgroup prevents (sandbox_cgroup_only)", kata_checks.cgroup),

@@ -21,7 +21,7 @@ PINNERS = {
                  "leave node.shared_pool unset: its VMs then float on the current CPUs of their balloons. With the "
                  "key set, vmpin would treat a balloon's CPUs as exclusive to one container"),
     "topology-aware": ("the NRI policy plugin changes containers' cpusets by itself",
-                       "leave policy.runc_repair off: it would fight the plugin"),
+                       "leave policy.runc_repair off: both would set the same cpusets again and again"),
     "numad": ("numad moves processes to the node of their memory, all of their threads at once",
               "stop it (systemctl disable --now numad), or keep it off the VMMs (numad -x PID)"),
     "koordinator": ("koordlet writes cpusets of pods, and those of best-effort ones every second",

@@ -71,7 +71,7 @@ class Lock:
             if err.errno != errno.EWOULDBLOCK:
                 raise self._error(err) from err
             raise LockHeldError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
-                                "stop it first; two would fight over the same threads") from None
+                                "stop it first; two would set the masks of the same threads") from None
         return fd
 
     def _error(self, err: OSError) -> WatcherError:

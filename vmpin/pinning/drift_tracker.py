@@ -156,11 +156,11 @@ class DriftTracker:
         if new:
             self.contended += 1
             self.contended_by[sandbox] += 1
-            logger.error("fight sandbox=%s threads=%d: put back %d times within %.0f s and moved again "
+            logger.error("contention sandbox=%s threads=%d: put back %d times within %.0f s and moved again "
                          "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
                          drift.why, does, rules.on_contention)
         else:
-            logger.info("fight sandbox=%s goes on: %s", sandbox, does)
+            logger.info("contention goes on sandbox=%s: %s", sandbox, does)
 
     def record_repairs(self, results: Iterable[Result]) -> None:
         """Count the operations that put threads back, with their causes, and log them once for each sandbox."""

@@ -269,7 +269,7 @@ def test_a_runc_container_is_given_back_what_it_was_given(known: ContainerRecord
     assert found == ({} if wanted is None else {APP: CpuSet.parse(wanted)})
 
 
-def test_a_fight_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_contention_over_a_cpuset_ends(caplog: pytest.LogCaptureFixture) -> None:
     repairs, odd = RuncDriftRepairs(), state_of(pod(container(nri="2-3", cgroup="4")))
     caplog.set_level(logging.WARNING)
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import drift_steps
-from drift_steps import fight, mask
+from drift_steps import contend, mask
 from strayed import Spinners
 from trees import make_tree
 
@@ -50,7 +50,7 @@ def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spi
     vm = node.vm()
     assert node.repair(vm) == 0
     node.reconciler.drift_evidence.proc = OutOfDescriptors()
-    assert fight(node, vm, 1) == 1
+    assert contend(node, vm, 1) == 1
     assert node.reconciler.counters.drift == {"other": 1}
 
 

@@ -6,7 +6,7 @@ import logging
 
 import drift_steps
 import pytest
-from drift_steps import fight, log, mask
+from drift_steps import contend, log, mask
 from strayed import Spinners
 
 from vmpin.domain.contention import ContentionRules, OnContention
@@ -15,14 +15,14 @@ from vmpin.domain.model import SandboxId
 node = drift_steps.node
 
 
-def test_a_fight_is_reported_once_loudly_and_the_thread_is_left_alone(
+def test_contention_is_reported_once_loudly_and_the_thread_is_left_alone(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm, other = node.vm(), node.vm("b")
     for each in (vm, other):
         assert node.repair(each) == 0
-    assert fight(node, vm, 10) == 3
+    assert contend(node, vm, 10) == 3
     assert mask(vm) == node.there
-    (record,) = log(caplog, "fight")
+    (record,) = log(caplog, "contention")
     assert record.levelno == logging.ERROR
     assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
     assert "left alone for 300 s" in record.message
@@ -31,32 +31,32 @@ def test_a_fight_is_reported_once_loudly_and_the_thread_is_left_alone(
                     "such masks here) and is left alone (drift.on_fight=rest)")
     assert node.reconciler.pinner.drift_tracker.contended == 1
     assert node.reconciler.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
-    assert fight(node, other, 1) == 1  # no other program moves that one
+    assert contend(node, other, 1) == 1  # no other program moves that one
     assert node.reconciler.pinner.refusals(other.sandbox) == []
 
 
-def test_no_fight_begins_before_the_reports_that_wait_are_read(
+def test_no_contention_begins_before_the_reports_that_wait_are_read(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     """What moved the thread once more may have been the runtime."""
     vm = node.vm()
     waiting = set[SandboxId]()
     node.reconciler.judge_drift_after(lambda: waiting)
     assert node.repair(vm) == 0
-    assert fight(node, vm, 3) == 3
+    assert contend(node, vm, 3) == 3
     waiting.add(vm.sandbox)
     node.move(vm, node.there)
     assert node.repair(vm) == 0
-    assert log(caplog, "fight") == []
+    assert log(caplog, "contention") == []
     assert node.reconciler.pinner.drift_tracker.contended == 0
     waiting.clear()
     assert node.repair(vm) == 0
-    assert len(log(caplog, "fight")) == 1, "the reports explained nothing"
+    assert len(log(caplog, "contention")) == 1, "the reports explained nothing"
 
 
 def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
-    assert fight(node, vm, 5) == 3
+    assert contend(node, vm, 5) == 3
     both = node.here | node.there
     node.place(vm.sandbox, both)
     assert node.repair(vm) == 1
@@ -64,7 +64,7 @@ def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> N
     assert node.reconciler.pinner.refusals(vm.sandbox) == []
 
 
-def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
+def test_after_its_rest_a_thread_is_tried_again_and_contention_goes_on_quietly(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     now = 1000.0
     vm = node.vm()
@@ -72,14 +72,14 @@ def test_after_its_rest_a_thread_is_tried_again_and_the_fight_goes_on_quietly(
     drifts.now = lambda: now
     drifts.contention.rules = ContentionRules(rest=1.0)
     assert node.repair(vm) == 0
-    assert fight(node, vm, 4) == 3
+    assert contend(node, vm, 4) == 3
     assert node.repair(vm) == 0
     now += 1.1
     assert node.repair(vm) == 1  # nothing else happened: its time has come
     assert node.repair(vm) == 0
-    assert fight(node, vm, 2) == 0
+    assert contend(node, vm, 2) == 0
     assert mask(vm) == node.there
-    assert [record.levelno for record in log(caplog, "fight")] == [logging.ERROR, logging.INFO]
+    assert [record.levelno for record in log(caplog, "contention")] == [logging.ERROR, logging.INFO]
     now += 1.1
     assert node.repair(vm) == 0  # it rests twice as long now
     now += 1.1
@@ -91,7 +91,7 @@ def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
     vm = node.vm()
     node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.LEAVE)
     assert node.repair(vm) == 0
-    assert fight(node, vm, 5) == 3
+    assert contend(node, vm, 5) == 3
     node.reconciler.pinner.retry_now()
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
@@ -102,9 +102,9 @@ def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog:
     vm = node.vm()
     node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.PERSIST)
     assert node.repair(vm) == 0
-    assert fight(node, vm, 12) == 12
+    assert contend(node, vm, 12) == 12
     assert mask(vm) == node.here
-    first, *later = [record.levelno for record in log(caplog, "fight")]
+    first, *later = [record.levelno for record in log(caplog, "contention")]
     assert first == logging.ERROR
     assert set(later) == {logging.INFO}
     pinner = node.reconciler.pinner
@@ -116,10 +116,10 @@ def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog:
     assert pinner.refusals(vm.sandbox) == []
 
 
-def test_a_thread_that_ended_in_a_fight_is_forgotten(node: Spinners) -> None:
+def test_a_thread_that_ended_in_contention_is_forgotten(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
-    assert fight(node, vm, 5) == 3
+    assert contend(node, vm, 5) == 3
     node.end(vm)
     node.reconciler.pinner.keep_only([])
     assert not node.reconciler.pinner.drift_tracker.contention

@@ -225,7 +225,7 @@ def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
     ("call_rcu", "CPU 0/KVM"), ("call_rcu", "CPU 1/KVM"), ("CPU 1/KVM", "CPU 0/KVM"), ("CPU 1/KVM", "CPU 5/KVM")])
 def test_a_name_that_no_pass_would_believe_moves_nothing(machine: Machine, crowd: Path, thread: str,
                                                          name: str) -> None:
-    """Of another vCPU that is there, or by one: what one hand does the other would undo, and call a fight."""
+    """Of another vCPU that is there, or by one: what one hand does the other would undo, and count as contention."""
     vmm = pinned(machine, crowd)
     tid = by_name(vmm, thread)
     before = mask(tid)
