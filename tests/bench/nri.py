@@ -197,7 +197,7 @@ def to_pinned(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
                 spent = time.perf_counter() - begin
                 runtime.answer(stream)
                 if number < 0:
-                    continue  # the first time the masks from before are kept on disk
+                    continue  # the first time the original masks are kept on disk
                 values[text].append(spent * 1000)
                 time.sleep(0.005)
                 floors.append(bare())

@@ -82,7 +82,7 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         return (timed_ms(lambda: set_masks(tids, back)) + timed_ms(lambda: set_masks(tids, now))) / 2
 
     for cpu_list in masks:
-        once(cpu_list)  # the first time the masks from before are kept on disk
+        once(cpu_list)  # the first time the original masks are kept on disk
     values: dict[str, list[float]] = {cpu_list: [] for cpu_list in masks}
     floors: list[float] = []
     for _ in range(rounds):

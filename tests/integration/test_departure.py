@@ -1,4 +1,4 @@
-"""vmpin leaves: every thread has its mask from before, and nothing is left in the run directory."""
+"""vmpin leaves: every thread has its original mask, and nothing is left in the run directory."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def add_parser(verbs: Verbs) -> None:
     sandbox_argument(parser, "only this one (default: all)")
     namespace_flag(parser)
     output_flag(parser, ("text", "json"))
-    parser = verb(verbs, "unpin", "restore the masks from before vmpin", unpin, about=_UNPIN,
+    parser = verb(verbs, "unpin", "restore the original masks", unpin, about=_UNPIN,
                   epilog=f"{_UNPIN_EXAMPLES}\n{_EXITS}")
     sandbox_argument(parser, "this one")
     namespace_flag(parser)

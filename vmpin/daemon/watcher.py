@@ -136,7 +136,7 @@ class Watcher:
             return
         teardown.give_all_back(self.reconciler)
         if teardown.forget(self.view.config, self.reconciler):
-            logger.info("stopped; threads have their masks from before, and nothing is left")
+            logger.info("stopped; original masks are restored, and nothing is left")
 
     def _passed(self) -> None:
         self.followers.touch()
@@ -144,7 +144,7 @@ class Watcher:
 
     async def _end_tasks(self, directory: RunDirectory) -> bool:
         """End the tasks, the guests' last: with `watch.on_exit` unpin they are given their masks back, too.
-        :returns: whether threads have the masks from before."""
+        :returns: whether the original masks are restored."""
         directory.keep(self.view.config)
         sd_notify.notify("STOPPING=1")
         self._repair.stop()

@@ -248,14 +248,13 @@ class Reconciler(NodeState):
         for sandbox in excluded:
             results = self.restore(sandbox)
             if sandbox not in self.originals.masks:
-                logger.info("excluded sandbox=%s only=%s: its threads have their masks from before, changed=%d",
+                logger.info("excluded sandbox=%s only=%s: original masks restored, changed=%d",
                             sandbox, only, sum(result.got != result.operation.was for result in results
                                                if result.outcome is not Outcome.GONE))
             elif sandbox not in self._not_restored:
                 self._not_restored.add(sandbox)
                 why = next((result.why for result in results if result.outcome is Outcome.REFUSED), "not all were met")
-                logger.error("excluded sandbox=%s only=%s: not all of its threads have their masks from before: %s",
-                             sandbox, only, why)
+                logger.error("excluded sandbox=%s only=%s: not all original masks restored: %s", sandbox, only, why)
 
     def restoring(self, sandboxes: Iterable[SandboxId]) -> list[SetAffinity]:
         """The operations of `restore` that would change a mask now. Sets none."""

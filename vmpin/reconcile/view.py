@@ -189,7 +189,7 @@ class NodeView:
 
     @property
     def originals(self) -> Mapping[SandboxId, OriginalMasks]:
-        """The masks from before vmpin that are not given back."""
+        """The original masks that are not given back."""
         return self._node_state.originals.masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:

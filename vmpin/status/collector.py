@@ -236,7 +236,7 @@ def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, obje
 def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterable[SetAffinity],
               guests: Iterable[SandboxId]) -> dict[str, object]:
     """The changes of `vmpin unpin`, for its --dry-run.
-    :param operations: what would give these sandboxes' threads their masks from before (`Reconciler.restoring`).
+    :param operations: what would give these sandboxes' threads their original masks (`Reconciler.restoring`).
     :param guests: sandboxes whose guests would be asked to drop their maps."""
     wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms

@@ -1,4 +1,4 @@
-"""The masks from before vmpin."""
+"""The original masks."""
 
 from __future__ import annotations
 

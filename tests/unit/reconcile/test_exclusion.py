@@ -1,4 +1,4 @@
-"""`watch.only` is narrowed: what it excludes has its masks from before, and what it leaves stays."""
+"""`watch.only` is narrowed: what it excludes has its original masks, and what it leaves stays."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_is_not_given_back_is_tried_again_and_logged_once(machine: Machine,
         assert reconciler.originals.masks.keys() == {sandbox("a")}
     reconciler.resync()
     assert mask(vmm) == machine.both
-    assert sum("not all of its threads" in record.message for record in caplog.records) == 1
+    assert sum("not all original masks restored" in record.message for record in caplog.records) == 1
 
 
 def test_a_helper_that_came_before_its_vm_is_left_alone_too(machine: Machine, crowd: Path) -> None:
