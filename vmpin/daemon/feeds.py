@@ -45,11 +45,11 @@ class NriFeed:
     """The NRI plugin, from the moment that there is a runtime to connect to.
 
     The plugin's thread puts events into its queue and wakes the loop, which takes all that wait in one call.
-    :param take: called in the loop, with all events that waited.
+    :param take: called in the loop with all events that waited, and when the first of them came (time.perf_counter()).
     :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
     :param decisions: gives out CPUs, in the plugin's thread; None: nothing does."""
 
-    def __init__(self, config: Config, take: Callable[[list[NriEvent]], None], ended: Callable[[], None],
+    def __init__(self, config: Config, take: Callable[[list[NriEvent], float], None], ended: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS, decisions: CpuDecisions | None = None) -> None:
         self._config = config
         self._timeouts = timeouts
@@ -58,7 +58,6 @@ class NriFeed:
         self._decisions = decisions
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
-        self.since = 0.0  #: When the first of the events came that were taken last, by time.perf_counter().
         self.plugin: NriPlugin | None = None
         self._requested: dict[str, float] = {}  #: When a list was requested last, by purpose (time.monotonic()).
 
@@ -87,7 +86,7 @@ class NriFeed:
         try:
             if started_by_runtime:
                 await asyncio.sleep(self._timeouts.nri_sync)
-                if not self.plugin.counters.syncs:
+                if not self.plugin.listed:
                     # containerd 1.7 never synchronizes a plugin that it started (containerd/nri#43).
                     logger.info("nri: the runtime that started this plugin has sent no list: connecting to %s for one",
                                 self._config.paths.nri)
@@ -138,8 +137,7 @@ class NriFeed:
     def _drain(self) -> None:
         batch = merged(self._queues)
         if batch.events:
-            self.since = batch.times[0]
-            self._take(batch.events)
+            self._take(batch.events, batch.times[0])
 
     def data(self) -> dict[str, object]:
         """Return the plugin's state and counters for the status."""
@@ -174,16 +172,15 @@ async def poll_pod_resources(config: Config, answered: Callable[[Mapping[tuple[s
 
 class FileFeed:
     """Reports which of the watched files were written, and in which directories an entry appeared or went.
-    :param changed: called in the loop, with the paths that are watched."""
+    :param changed: called in the loop with the watched paths, and when the first change came (time.perf_counter())."""
 
-    def __init__(self, changed: Callable[[set[Path]], None], timeouts: Timeouts = TIMEOUTS) -> None:
+    def __init__(self, changed: Callable[[set[Path], float], None], timeouts: Timeouts = TIMEOUTS) -> None:
         self._changed = changed
         self._timeouts = timeouts
         self._inotify: Inotify | None = None
         self._wanted: set[Path] = set()
         self._watched: dict[Path, int] = {}
         self._written: set[Path] = set()
-        self.since = 0.0  #: When the first of the changes came that were reported last, by time.perf_counter().
         self._mask = 0
         self._due: asyncio.TimerHandle | None = None
 
@@ -230,13 +227,13 @@ class FileFeed:
             if event.ended:
                 self._watched.pop(of.get(event.wd, Path()), None)
         if self._written and self._due is None:
-            self.since = time.perf_counter()
-            self._due = asyncio.get_running_loop().call_later(self._timeouts.file_calm, self._report)
+            loop, now = asyncio.get_running_loop(), time.perf_counter()
+            self._due = loop.call_later(self._timeouts.file_calm, self._report, now)
 
-    def _report(self) -> None:
+    def _report(self, since: float) -> None:
         self._due = None
         written, self._written = self._written, set()
-        self._changed(written)
+        self._changed(written, since)
 
 
 NEEDED = {"hook", "control", "resync", "settle"}  #: Tasks of the watcher's without which it is not ready.

@@ -174,7 +174,7 @@ class Watcher:
         self.passes.rechecks.restart(sandboxes)
 
     @log.operation()
-    def _on_nri(self, events: list[NriEvent]) -> None:
+    def _on_nri(self, events: list[NriEvent], since: float) -> None:
         self._repair.take(events)
         self._relist.take(events)
         for event in events:
@@ -200,7 +200,6 @@ class Watcher:
         grows = {event.container.pod for event in events
                  if isinstance(event, ContainerEvent) and event.verb in (Verb.CREATE, Verb.POST_CREATE, Verb.UPDATE)}
         grows &= self.view.vms.keys()
-        since = None if self.nri is None else self.nri.since
         self.passes.make(touched, "nri", since, scan=bool(begun))
         if grows:
             self.reconciler.moves(grows)
@@ -209,11 +208,11 @@ class Watcher:
         self.hooks.save_soon()
 
     @log.operation()
-    def _on_files(self, written: set[Path]) -> None:
+    def _on_files(self, written: set[Path], since: float) -> None:
         """The kubelet's checkpoint, or cpuset cgroups: a pass reads them for their sandboxes."""
         touched = self.reconciler.written(written)
         self._relist.written(self.reconciler.without_kata(touched))
-        self.passes.make(touched, "files", self.files.since, scan=False)
+        self.passes.make(touched, "files", since, scan=False)
         self.hooks.save_soon()
 
     def _watch_files(self) -> None:

@@ -56,7 +56,7 @@ class Node:
         self.allocator.listed(Listed(frozenset((POD,)), (self.main,)))
         self.runtime = Runtime(path / "cri.sock")
         self.lists = self.ended = 0
-        nri = NriFeed(loading.load(None, {}, {}), lambda events: None, lambda: None)
+        nri = NriFeed(loading.load(None, {}, {}), lambda events, since: None, lambda: None)
         plugin: Any = SimpleNamespace(can_reconnect=True, reconnect=self._reconnect)
         nri.plugin = plugin
         self.pods = EndedPods(self.allocator, self.runtime.path, self._end, lambda: nri, PATIENT)

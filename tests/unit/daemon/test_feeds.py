@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,27 +36,29 @@ async def running(source: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def test_a_burst_of_writes_is_one_report(tmp_path: Path) -> None:
-    reports: list[set[Path]] = []
+    reports: list[tuple[set[Path], float]] = []
     files = [tmp_path / name for name in ("a", "b")]
     for file in files:
         file.touch()
 
     async def main() -> None:
-        feed = FileFeed(reports.append, Timeouts(file_calm=0.05))
+        feed = FileFeed(lambda paths, since: reports.append((paths, since)), Timeouts(file_calm=0.05))
         feed.watch([*files, tmp_path / "absent"])
         async with running(feed.run()):
             await asyncio.sleep(0)
+            began = time.perf_counter()
             for _ in range(5):  # without a turn of the loop
                 for file in files:
                     file.write_text("x")
             await until(lambda: reports)
-            assert reports == [set(files)]
-            assert feed.since > 0
+            ((paths, since),) = reports
+            assert paths == set(files)
+            assert began <= since <= time.perf_counter() - 0.05  # the first write, not the report
             feed.watch(files[1:])
             for file in files:
                 file.write_text("y")
             await until(lambda: len(reports) == 2)
-            assert reports[1] == {files[1]}
+            assert reports[1][0] == {files[1]}
 
     asyncio.run(main())
 
@@ -68,7 +71,7 @@ def test_what_is_put_into_a_watched_directory_is_reported(tmp_path: Path) -> Non
     watched.mkdir()
 
     async def main() -> None:
-        feed = FileFeed(reports.append, Timeouts(file_calm=0.001))
+        feed = FileFeed(lambda paths, since: reports.append(paths), Timeouts(file_calm=0.001))
         feed.watch([watched])
         async with running(feed.run()):
             await asyncio.sleep(0)
@@ -85,12 +88,12 @@ def test_a_feed_that_is_started_again_while_a_report_is_due_reports_again(tmp_pa
     file.touch()
 
     async def main() -> None:
-        feed = FileFeed(reports.append, Timeouts(file_calm=1.0))
+        feed = FileFeed(lambda paths, since: reports.append(paths), Timeouts(file_calm=1.0))
         feed.watch([file])
         async with running(feed.run()):
             await asyncio.sleep(0)
             file.write_text("x")
-            await until(lambda: feed.since > 0)
+            await until(lambda: feed._due)
         assert reports == []
         async with running(feed.run()):
             await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -29,15 +30,17 @@ class Fed:
     def __init__(self, path: Path, mode: str = "auto", timeouts: Timeouts | None = None) -> None:
         self.path = path
         self.batches: list[list[NriEvent]] = []
+        self.times: list[float] = []
         self.ends = 0
         config = loading.load(None, {}, {"paths.nri": str(path), "watch.nri": mode, "watch.resync_seconds": "0.1"})
         self.feed = NriFeed(config, self._take, self._ended, timeouts or Timeouts())
         self._listener: socket.socket | None = None
         self._runtimes: list[NriRuntime] = []
 
-    def _take(self, events: list[NriEvent]) -> None:
+    def _take(self, events: list[NriEvent], since: float) -> None:
         asyncio.get_running_loop()  # not in the plugin's thread, which has none
         self.batches.append(events)
+        self.times.append(since)
 
     def _ended(self) -> None:
         asyncio.get_running_loop()
@@ -92,11 +95,12 @@ def test_the_plugin_connects_when_the_runtimes_socket_appears(tmp_path: Path) ->
             assert fed.feed.state == "waits for the runtime's socket"
             fed.listen()
             await until(lambda: fed.feed.plugin is not None)
+            began = time.perf_counter()
             runtime = fed.accept()
             runtime.begin([pod()], [container(cpus="2-3")])
             await until(lambda: fed.batches)
             assert [type(event) for event in fed.events] == [Synced]
-            assert fed.feed.since > 0
+            assert began <= fed.times[0] <= time.perf_counter()
             await until(lambda: fed.feed.state.startswith("connected to containerd"))
             assert fed.feed.data()["syncs"] == 1
         assert fed.feed.plugin is None

@@ -92,6 +92,11 @@ class NriPlugin:
     def running(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def listed(self) -> bool:
+        """Whether the runtime has listed everything over some connection."""
+        return self.counters.syncs > 0
+
     def start(self) -> None:
         self._thread.start()
 
