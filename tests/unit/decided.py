@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId, VcpuState
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
@@ -43,11 +43,11 @@ def guest(*described: tuple[int, int | None, int | None]) -> tuple[Vcpu, ...]:
 
 def decide(containers: Sequence[Container], cpus: Sequence[Vcpu], on: Node, policy: Policy | None = None,
            previous: Previous | None = None, others: Sequence[Sequence[Container]] = (),
-           identified: bool = True, pending: bool = False, ended: bool = False) -> Placement:
+           vcpu_state: VcpuState = VcpuState.IDENTIFIED, ended: bool = False) -> Placement:
     """Place POD; `others` are the containers of other sandboxes."""
     all_claims = {POD: claims_of(containers, on)}
     all_claims |= {SandboxId(f"other-{at}"): claims_of(theirs, on) for at, theirs in enumerate(others)}
-    request = PlacementRequest(POD, tuple(cpus), tuple(containers), identified, pending, ended)
+    request = PlacementRequest(POD, tuple(cpus), tuple(containers), vcpu_state, ended)
     return place(request, on, ownership(all_claims, on), policy or Policy(), previous)
 
 

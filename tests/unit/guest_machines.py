@@ -89,7 +89,7 @@ class Machine:
         self.view.sandboxes = {POD: SandboxState(POD, containers=records, suspended=held, handler="kata-fc")}
         previous = self.placement.as_previous() if self.placement else None
         self.view.placements = {} if held else {POD: place(
-            PlacementRequest(POD, self.vm.vcpus, containers, self.vm.vcpus_identified), NODE,
+            PlacementRequest(POD, self.vm.vcpus, containers, self.vm.vcpu_state), NODE,
             ownership({POD: claims_of(containers, NODE)}, NODE), Policy(), previous)}
         self.update()
 

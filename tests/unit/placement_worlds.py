@@ -15,6 +15,7 @@ from vmpin.domain.model import (
     SandboxId,
     Vcpu,
     VcpuId,
+    VcpuState,
 )
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, Ownership, claims_of, ownership
@@ -76,6 +77,7 @@ def guests(draw: st.DrawFn, fewest: int = 0, most: int = 6) -> tuple[Vcpu, ...]:
                       draw(small) if about in ("nodes", "both") else None) for number in ids)
 
 
+vcpu_states = st.sampled_from([*[VcpuState.IDENTIFIED] * 5, VcpuState.UNIDENTIFIED])
 states = st.sampled_from([ContainerState.RUNNING, ContainerState.RUNNING, ContainerState.CREATED,
                           ContainerState.STOPPED])
 
@@ -131,7 +133,7 @@ def hostile_worlds(draw: st.DrawFn) -> World:
                       draw(st.sampled_from([True, None, True, False])), draw(states), draw(st.integers(0, 5)) == 5)
             for number in range(draw(st.sampled_from([2, 3, 1, 4, 0]))))
         requests.append(PlacementRequest(SandboxId(f"pod{sandbox}"), draw(guests(most=10)), containers,
-                                vcpus_identified=draw(st.integers(0, 5)) < 5))
+                                vcpu_state=draw(vcpu_states)))
     return World(Node(topology, draw(any_cpus | st.none()), draw(any_cpus)), tuple(requests))
 
 

@@ -94,6 +94,17 @@ class Vcpu(NamedTuple):
     node: int | None = None
 
 
+class VcpuState(enum.Enum):
+    """How far a VM's vCPU threads are identified."""
+
+    #: Every vCPU's thread is identified.
+    IDENTIFIED = enum.auto()
+    #: Some are not yet, as in a VM that boots or has just got a vCPU: placing waits for them for a short time.
+    AWAITED = enum.auto()
+    #: Some are not, and placing waits for them no longer.
+    UNIDENTIFIED = enum.auto()
+
+
 class VcpuThreads(NamedTuple):
     """The vCPU threads of a VMM whose threads have no names: the vCPU of each, and the vCPUs whose thread has ended
     (unplugged). `found_by` is the last strategy that identified one."""

@@ -20,7 +20,7 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers
-from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, VcpuState
 from vmpin.domain.terminal import number_of
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
 from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
@@ -106,18 +106,19 @@ class Placement(_Decision):
 
 
 class PlacementRequest(NamedTuple):
-    """One sandbox to place. `vcpus_identified` is False when some vCPU thread is not identified among the VM's
-    threads; `identification_pending` when that is so for a short time only, as in a VM that boots or has just got a
-    vCPU. `container_ended`: one of its containers has ended lately. `nic_node`: the host's NUMA node
-    of its NIC, None where that is not known."""
+    """One sandbox to place. `vcpus` are those whose threads are identified. `container_ended`: one of its containers
+    has ended lately. `nic_node`: the host's NUMA node of its NIC, None where that is not known."""
 
     id: SandboxId
     vcpus: tuple[Vcpu, ...]
     containers: tuple[Container, ...]
-    vcpus_identified: bool = True
-    identification_pending: bool = False
+    vcpu_state: VcpuState = VcpuState.IDENTIFIED
     container_ended: bool = False
     nic_node: int | None = None
+
+    @property
+    def vcpus_identified(self) -> bool:
+        return self.vcpu_state is VcpuState.IDENTIFIED
 
 
 def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
@@ -136,7 +137,7 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     exclusive = claim.cpus
     candidates = CandidateCpus(allowed, exclusive, foreign, allowed - exclusive, node, own)
     if not request.vcpus_identified and policy.vcpus is not VcpuRule.OFF:
-        reasons.append(VCPUS_UNIDENTIFIED if request.identification_pending else
+        reasons.append(VCPUS_UNIDENTIFIED if request.vcpu_state is VcpuState.AWAITED else
                        "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask")
     places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, candidates, policy, before, reasons)
     containers, unserved = _containers(request, claim, places, policy)
@@ -158,7 +159,8 @@ def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, 
     if state is not None and state.suspended:
         return None
     containers = () if state is None else effective_containers(state, kubelet, granted)
-    placement = place(PlacementRequest(sandbox, (), containers, vcpus_identified=False), node, own, policy, previous)
+    request = PlacementRequest(sandbox, (), containers, VcpuState.UNIDENTIFIED)
+    placement = place(request, node, own, policy, previous)
     return None if placement.verdict is Verdict.UNMANAGED else placement
 
 
@@ -167,7 +169,7 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
     """:param lost: S had no valid CPU. :param short: vCPUs lack, for one-to-one or for a container."""
     if policy.vcpus is VcpuRule.OFF:
         return Verdict.OFF
-    if request.identification_pending and not request.vcpus_identified and not lost:
+    if request.vcpu_state is VcpuState.AWAITED and not lost:
         return Verdict.WAITING
     if short or lost:
         return Verdict.DEGRADED

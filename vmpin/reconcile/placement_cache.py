@@ -183,8 +183,7 @@ class PlacementCache:
     def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
         request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet, self.granted),
-                                   vm.vcpus_identified, vm.identification_pending, ended,
-                                   self._nic_node(vm.vmm.id))
+                                   vm.vcpu_state, ended, self._nic_node(vm.vmm.id))
         return place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from vmpin.domain.events import VmmClaim
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuThreads, VmmType, VmThread, named
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuState, VcpuThreads, VmmType, VmThread, named
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, Found, ProcessTable
 from vmpin.vmm.processes import VmmProcess, named_by_kata
 from vmpin.vmm.thread_list import read_threads
-from vmpin.vmm.virtual_machine import Process, QmpNeed, Reading, Refresh, VcpuState, Vm
+from vmpin.vmm.virtual_machine import Process, QmpNeed, Reading, Refresh, Vm
 
 logger = logging.getLogger(__name__)
 

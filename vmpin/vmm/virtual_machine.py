@@ -9,7 +9,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmmType, VmThread
 from vmpin.host.procfs import Stat
 from vmpin.vmm.qemu_cmdline import guest_vcpus
 
@@ -24,17 +24,6 @@ class Reading(enum.Enum):
     CURRENT = enum.auto()
     #: A thread was created since, or may have been; the threads have changed since.
     OUTDATED = enum.auto()
-
-
-class VcpuState(enum.Enum):
-    """How far a VM's vCPU threads are identified."""
-
-    #: Every vCPU's thread is identified.
-    IDENTIFIED = enum.auto()
-    #: Some are not yet, as in a VM that boots or has just got a vCPU: placing waits for them for a short time.
-    AWAITED = enum.auto()
-    #: Some are not, and placing waits for them no longer.
-    UNIDENTIFIED = enum.auto()
 
 
 class QmpNeed(enum.Enum):
@@ -111,11 +100,6 @@ class Vm:
     def vcpus_identified(self) -> bool:
         """Whether every vCPU's thread is identified."""
         return self.vcpu_state is VcpuState.IDENTIFIED
-
-    @property
-    def identification_pending(self) -> bool:
-        """Whether placing waits for vCPUs that are not identified yet."""
-        return self.vcpu_state is VcpuState.AWAITED
 
     def processes(self) -> Iterator[Process]:
         yield self.vmm

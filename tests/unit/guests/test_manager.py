@@ -15,11 +15,10 @@ from guest_machines import POD, QUICK, Machine, changed, run, running
 from guest_peer import Agent, until
 
 from vmpin.config.timeouts import Timeouts
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VcpuState, VmmType, VmThread
 from vmpin.guests.manager import GuestManager
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.protocol.messages import Unpin
-from vmpin.vmm.virtual_machine import VcpuState
 
 
 def test_vmpins_agent_comes_first_and_is_sent_each_change(tmp_path: Path) -> None:

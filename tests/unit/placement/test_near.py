@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placement_worlds import World, worlds
 
-from vmpin.domain.model import Container, ThreadRole
+from vmpin.domain.model import Container, ThreadRole, VcpuState
 from vmpin.placement.ownership import claims_of, ownership
 from vmpin.placement.policy import Policy, ThreadPolicy
 from vmpin.placement.rules import PlacementRequest, place
@@ -38,7 +38,7 @@ def test_vhost_workers_go_near_the_nic_or_where_apart_puts_them(containers: list
 
 def test_while_vcpus_are_not_identified_no_worker_is_moved_apart() -> None:
     own = ownership({POD: claims_of([box("side", "0-1,4")], MACHINE)}, MACHINE)
-    request = PlacementRequest(POD, vcpus(0), (box("side", "0-1,4"),), vcpus_identified=False, nic_node=1)
+    request = PlacementRequest(POD, vcpus(0), (box("side", "0-1,4"),), vcpu_state=VcpuState.UNIDENTIFIED, nic_node=1)
     assert str(place(request, MACHINE, own, NEAR).cpus_for(ThreadRole.VHOST, None)) == "0-1,4"
 
 

@@ -18,6 +18,7 @@ from vmpin.domain.model import (
     SandboxId,
     Vcpu,
     VcpuId,
+    VcpuState,
 )
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node
@@ -97,7 +98,7 @@ def test_a_vcpu_that_is_unidentified_for_a_while_moves_no_other(
     identified = [data.draw(st.lists(st.sampled_from(each.vcpus), unique=True) if each.vcpus else st.just([]))
                   for each in world.requests]
     meanwhile = World(world.node, tuple(
-        each._replace(vcpus=tuple(vcpus), vcpus_identified=False) for each,
+        each._replace(vcpus=tuple(vcpus), vcpu_state=VcpuState.UNIDENTIFIED) for each,
         vcpus in zip(world.requests, identified, strict=True)))
     kept: dict[SandboxId, Previous] = {}
     before = world.kept(first)
@@ -140,7 +141,7 @@ def test_what_passes_leaves_every_one_to_one_pair(data: st.DataObject, world: Wo
 def test_no_two_vcpus_have_one_cpu_while_some_are_unidentified(
         data: st.DataObject, world: World, policy: Policy) -> None:
     """Whatever a state file says."""
-    meanwhile = World(world.node, tuple(each._replace(vcpus_identified=False) for each in world.requests))
+    meanwhile = World(world.node, tuple(each._replace(vcpu_state=VcpuState.UNIDENTIFIED) for each in world.requests))
     for placement in meanwhile.place(policy, data.draw(befores(world))):
         alone = [place.cpus for place in placement.vcpus
                  if place.container is not None and place.cpus is not None and len(place.cpus) == 1]

@@ -6,16 +6,18 @@ import pytest
 from decided import MAIN, SIDE, box, decide, guests, node, own_cpus, shown, vcpus
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.model import Container, ContainerId, ThreadRole, VcpuId
+from vmpin.domain.model import Container, ContainerId, ThreadRole, VcpuId, VcpuState
 from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import VCPUS_UNIDENTIFIED, Verdict
 from vmpin.placement.vcpus import Previous
+
+UNIDENTIFIED = VcpuState.UNIDENTIFIED
 
 
 def test_vcpus_that_cannot_be_distinguished_degrade_and_every_thread_is_on_the_mask() -> None:
     policy = Policy(iothreads=ThreadPolicy.HOUSEKEEPING, vhost=ThreadPolicy.OFF, emulator=CpuSet.parse("9"),
                     virtiofsd=CpuSet.parse("9"))
-    found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, identified=False)
+    found = decide([MAIN, SIDE], vcpus(0), node(housekeeping="7"), policy, vcpu_state=UNIDENTIFIED)
     assert found.verdict is Verdict.DEGRADED
     assert found.reasons == (
         "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask",)
@@ -28,14 +30,14 @@ def test_vcpus_that_cannot_be_distinguished_degrade_and_every_thread_is_on_the_m
 
 @pytest.mark.parametrize("containers", [[MAIN, SIDE], [SIDE]])
 def test_vcpus_that_cannot_be_identified_yet_are_waited_for(containers: list[Container]) -> None:
-    found = decide(containers, vcpus(), node(), identified=False, pending=True)
+    found = decide(containers, vcpus(), node(), vcpu_state=VcpuState.AWAITED)
     assert (found.verdict, found.reasons) == (Verdict.WAITING, (VCPUS_UNIDENTIFIED,))
     # Where threads go is the same.
-    late = decide(containers, vcpus(), node(), identified=False)
+    late = decide(containers, vcpus(), node(), vcpu_state=UNIDENTIFIED)
     assert late.verdict is Verdict.DEGRADED
     assert (late.mask, late.others, late.vcpus) == (found.mask, found.others, found.vcpus)
     # What else is wrong is said.
-    lost = decide([box("side", "20-21")], vcpus(), node("0-7"), identified=False, pending=True)
+    lost = decide([box("side", "20-21")], vcpus(), node("0-7"), vcpu_state=VcpuState.AWAITED)
     assert lost.verdict is Verdict.DEGRADED
 
 
@@ -43,7 +45,7 @@ def test_while_a_vcpu_is_unidentified_those_with_a_place_keep_it() -> None:
     """0, 1 and 7 are placed when 6 is plugged in, which cannot be identified before it has run."""
     first = decide([MAIN, SIDE], vcpus(0, 1, 7), node())
     assert shown(first) == {0: "0-1", 1: "4", 7: "5"}
-    found = decide([MAIN, SIDE], vcpus(0, 1, 7), node(), previous=first.as_previous(), identified=False)
+    found = decide([MAIN, SIDE], vcpus(0, 1, 7), node(), previous=first.as_previous(), vcpu_state=UNIDENTIFIED)
     assert found.verdict is Verdict.DEGRADED
     assert shown(found) == shown(first)
     assert guests(found) == guests(first)
@@ -61,11 +63,11 @@ def test_while_a_vcpu_is_unidentified_no_outdated_place_is_kept() -> None:
         VcpuId(2): (CpuSet.parse("5"), ContainerId("main")),    # that is 1's
         VcpuId(3): (EMPTY, ContainerId("main")),
         VcpuId(4): (CpuSet.parse("4"), None)})                  # floated there, when it was the pool
-    found = decide([MAIN, SIDE], vcpus(0, 1, 2, 3, 4), node(), previous=before, identified=False)
+    found = decide([MAIN, SIDE], vcpus(0, 1, 2, 3, 4), node(), previous=before, vcpu_state=UNIDENTIFIED)
     assert shown(found) == {0: "0-1", 1: "5", 2: "0-1", 3: "0-1", 4: "0-1"}
     # No vCPU has a place of its own: it may be theirs.
     before = Previous(before.mask, {VcpuId(4): before.vcpus[VcpuId(4)]})
-    assert shown(decide([MAIN, SIDE], vcpus(4), node(), previous=before, identified=False)) == {4: "0-1,4-5"}
+    assert shown(decide([MAIN, SIDE], vcpus(4), node(), previous=before, vcpu_state=UNIDENTIFIED)) == {4: "0-1,4-5"}
 
 
 def test_while_a_vcpu_is_unidentified_a_container_without_one_is_not_shut_out() -> None:
@@ -73,7 +75,7 @@ def test_while_a_vcpu_is_unidentified_a_container_without_one_is_not_shut_out() 
     first = decide([MAIN, SIDE], vcpus(0, 1, 2), node())
     assert shown(first) == {0: "0-1", 1: "4", 2: "5"}
     found = decide([MAIN, SIDE, own_cpus("new", "6-7")], vcpus(0, 1, 2), node(), previous=first.as_previous(),
-                   identified=False)
+                   vcpu_state=UNIDENTIFIED)
     assert shown(found) == {0: "0-1,4-7", 1: "4", 2: "5"}
 
 
@@ -106,5 +108,5 @@ def test_whatever_is_said_of_earlier_cpus_no_two_vcpus_get_one() -> None:
 
 
 def test_off_is_off_for_vcpus_that_cannot_be_distinguished_too() -> None:
-    found = decide([MAIN], (), node(), Policy(vcpus=VcpuRule.OFF, emulator=ThreadPolicy.OFF), identified=False)
+    found = decide([MAIN], (), node(), Policy(vcpus=VcpuRule.OFF, emulator=ThreadPolicy.OFF), vcpu_state=UNIDENTIFIED)
     assert (found.verdict, found.reasons, found.cpus_for(ThreadRole.EMULATOR, None)) == (Verdict.OFF, (), None)

@@ -21,12 +21,12 @@ from newcomers import (
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, Source
-from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId
+from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId, VcpuState
 from vmpin.host import boottime
 from vmpin.host.sysfs import Sysfs
 from vmpin.placement.rules import Placement
 from vmpin.procevents.follow_up import FollowUp
-from vmpin.vmm.virtual_machine import VcpuState, Vm
+from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
 pytest_plugins = ["given_unit"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.domain.model import SandboxId, ThreadId, VcpuThreads
+from vmpin.domain.model import SandboxId, ThreadId, VcpuState, VcpuThreads
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.inventory import PATIENCE, VmInventory
 from vmpin.vmm.virtual_machine import Refresh, Vm
@@ -99,19 +99,20 @@ def test_vcpus_that_cannot_be_identified_are_waited_for_a_while(tmp_path: Path) 
     qemu.thread(4001, "202 0x0 0x0")
     inventory = qemu.inventory()
     vm = inventory.vms[POD]
-    assert (vm.vcpus_identified, vm.identification_pending) == (False, False)  # it was started soon after the machine
+    states = [vm.vcpu_state]  # it was started soon after the machine
     qemu.vcpu(0)
     inventory.refresh(vm)
-    assert (vm.vcpus_identified, vm.identification_pending) == (True, False)
+    states.append(vm.vcpu_state)
     # Another thread, which has not run yet: it has just come.
     qemu.ends(4001)
     qemu.thread(4002, "202 0x0 0x0")
     inventory.refresh(vm)
-    assert (vm.vcpus_identified, vm.identification_pending) == (False, True)
+    states.append(vm.vcpu_state)
     assert vm.unidentified_since is not None
     vm.unidentified_since -= PATIENCE
     assert inventory.refresh(vm) is Refresh.CHANGED  # it is to be placed again, as it is not waited for any longer
-    assert (vm.vcpus_identified, vm.identification_pending) == (False, False)
+    assert [*states, vm.vcpu_state] == [VcpuState.UNIDENTIFIED, VcpuState.IDENTIFIED, VcpuState.AWAITED,
+                                        VcpuState.UNIDENTIFIED]
     assert inventory.refresh(vm) is Refresh.UNCHANGED
 
 
