@@ -29,7 +29,7 @@ POD = SandboxId("pod")
 
 
 class FakePlugin:
-    """What a plugin is asked for: its connection is real elsewhere (test_nri_updates)."""
+    """What a plugin is asked for: its connection is real elsewhere (sources/nri/test_nri_updates)."""
 
     def __init__(self) -> None:
         self.can_reconnect = True

@@ -22,7 +22,7 @@ from vmpin.cli.top.view_state import Line, Mode, Page, State, View, answered, se
 from vmpin.reports.top.node_description import describe
 from vmpin.reports.top.pod_usage import NodeUsage, usage
 
-GOLDEN = Path(__file__).parents[2] / "data" / "top"
+GOLDEN = Path(__file__).parents[3] / "data" / "top"
 AROUND = Surroundings("node-a", "03:14:15", 3.0, "")
 PAGES = {"pods": Page(View.PODS), "threads": Page(View.THREADS, SHOP, sort="role"),
          "threads-bad": Page(View.THREADS, BAD, sort="busy"), "thieves": Page(View.THIEVES)}

@@ -135,7 +135,7 @@ def test_a_symlink_in_the_way_is_not_followed(tmp_path: Path) -> None:
 FULL_DISK = """
 import os, sys
 from pathlib import Path
-from test_statefile import BOOT, SAMPLE
+from test_state_file import BOOT, SAMPLE
 from vmpin.reconcile import state_file, state_format
 from vmpin.errors import StateFileError
 
@@ -157,7 +157,7 @@ assert state_file.load(here / "state.json", BOOT) == (state_format.SavedState(),
 FULL_NOTES = """
 import os, sys
 from pathlib import Path
-from test_statefile import BOOT
+from test_state_file import BOOT
 from vmpin.reconcile import state_file, state_format
 from vmpin.cpuset import CpuSet
 from vmpin.errors import StateFileError

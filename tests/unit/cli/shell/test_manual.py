@@ -12,7 +12,7 @@ from need import need_tool
 from vmpin.cli.main import VERBS, grammar, main
 from vmpin.cli.shell.manual import escaped, pages
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGES = pages(grammar(), "0.1.0")
 
 
