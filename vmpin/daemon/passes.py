@@ -29,7 +29,7 @@ class Passes:
 
     def __init__(self, reconciler: Reconciler, guests: GuestManager, hooks: HookIntake,
                  proc_events: ProcEventsFeed | None, touched: Callable[[], None], timeouts: Timeouts) -> None:
-        self._reconciler = reconciler
+        self._reconciler, self._view = reconciler, reconciler.view
         self._guests = guests
         self._hooks = hooks
         self._proc_events = proc_events
@@ -53,7 +53,7 @@ class Passes:
             counters.pin_latency.observe(time.perf_counter() - since)
         if self._proc_events is not None:
             self._proc_events.after_pass(report, everything=why in ("resync", "request"))
-        self._guests.update(self._reconciler.view)
+        self._guests.update(self._view)
         self._touched()
         self.rechecks.begin({result.operation.sandbox for result in report.results
                              if result.outcome is Outcome.WAITING})
@@ -68,7 +68,7 @@ class Passes:
             self.ask_qmp()
             self._hooks.save_soon(only_if_unsaved=True)
             for sandbox in self.rechecks.checked(due):
-                vm = self._reconciler.view.vms.get(sandbox)
+                vm = self._view.vms.get(sandbox)
                 if vm is not None and not vm.vcpus_identified:
                     logger.warning("vCPU threads not identified sandbox=%s: after %.1f s (vCPUs: %d, threads: %d)",
                                    sandbox, sum(self._timeouts.rechecks), len(vm.vcpus), len(vm.vmm.stats))
@@ -83,7 +83,7 @@ class Passes:
     async def _query(self, vm: Vm) -> None:
         from vmpin.vmm import qmp  # what is imported at the top the first pass waits for
 
-        if await qmp.ask(vm) and self._reconciler.view.vms.get(vm.sandbox) is vm:
+        if await qmp.ask(vm) and self._view.vms.get(vm.sandbox) is vm:
             self.make([vm.sandbox], "qmp")
             self._hooks.save_soon()
 

@@ -23,8 +23,8 @@ class NamedVcpuPlacer:
     """Keeps, by sandbox, the vCPU that was placed last ahead of the pass that confirms it."""
 
     def __init__(self, reconciler: Reconciler, book: LatencyBook) -> None:
-        self._reconciler = reconciler
-        self._view, self._runs = reconciler.view, reconciler.view.runs
+        self._reconciler, self._view = reconciler, reconciler.view
+        self._runs = self._view.runs
         self._book = book
         self._last: dict[SandboxId, VcpuId] = {}
 

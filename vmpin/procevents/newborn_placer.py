@@ -51,7 +51,8 @@ class NewbornPlacer:
     def __init__(self, reconciler: Reconciler) -> None:
         self.book = LatencyBook(reconciler)
         self._named_vcpus = NamedVcpuPlacer(reconciler, self.book)
-        self._reconciler, self._view, self._proc = reconciler, reconciler.view, reconciler.view.proc
+        self._reconciler, self._view = reconciler, reconciler.view
+        self._proc = self._view.proc
         #: The view's, kept for a batch of events: it is looked up at every one.
         self._followed: Mapping[int, tuple[Vm, Process]] = {}
         #: By pid, processes that were placed at their exec and may have no VM yet: the placement and the main thread.

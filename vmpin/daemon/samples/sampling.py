@@ -21,14 +21,14 @@ class Sampling:
     """`sampler` and `observer` are None while no samples are taken (`proof.sample_seconds`)."""
 
     def __init__(self, reconciler: Reconciler) -> None:
-        self._reconciler = reconciler
+        self._reconciler, self._view = reconciler, reconciler.view
         self.sampler: Sampler | None = None
         self.observer: IsolationObserver | None = None
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            config = self._reconciler.view.config
+            config = self._view.config
             seconds = config.proof.sample_seconds
             if not seconds:
                 if self.sampler is not None:
@@ -40,9 +40,8 @@ class Sampling:
                 await asyncio.sleep(config.watch.resync_seconds)
                 continue
             if self.sampler is None or self.observer is None:
-                view = self._reconciler.view
-                self.observer = IsolationObserver(view, config.paths.isolation_file)
-                self.sampler = Sampler(view, config.paths.proof_file, self.observer)
+                self.observer = IsolationObserver(self._view, config.paths.isolation_file)
+                self.sampler = Sampler(self._view, config.paths.proof_file, self.observer)
                 self.observer.keeper.load()
                 self.sampler.load()
                 self._reconciler.report_strays(self.sampler.strayed)
