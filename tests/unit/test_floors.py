@@ -111,6 +111,16 @@ def top(module: str) -> str:
     return module.partition(".")[0]
 
 
+def chain(node: ast.expr) -> list[str]:
+    """The names of a dotted expression: `a.b[c].d` is a, b, d; empty for any other."""
+    match node:
+        case ast.Attribute():
+            return [*chain(node.value), node.attr]
+        case ast.Subscript():
+            return chain(node.value)
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
 def within(module: str, parts: Iterable[str]) -> bool:
     return any(f"{module}.".startswith(f"{part}.") for part in parts)
 
@@ -195,6 +205,27 @@ def test_one_module_alone_sets_masks() -> None:
     setters = {module for module, path in MODULES.items() for node in nodes(path)
                if isinstance(node, ast.Attribute) and node.attr == "sched_setaffinity"}
     assert setters == {"host.affinity"}
+
+
+def test_nothing_is_changed_through_the_view() -> None:
+    """Its owner changes it, in reconcile. What is counted elsewhere is counted in the reconciler's counters: those of
+    the view are for status to read."""
+    for module, path in MODULES.items():
+        if top(module) in ("reconcile", "cli"):  # cli.top has another kind of view
+            continue
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute | ast.Subscript):
+                *through, last = chain(node) or [""]
+                shown = not {"view", "_view"}.isdisjoint(through)
+                assert not shown or isinstance(node.ctx, ast.Load), f"{module}:{node.lineno}: changed through a view"
+                assert not shown or last != "counters" or top(module) == "status", f"{module}:{node.lineno}: counters"
+
+
+def test_what_uses_a_reconciler_keeps_its_view() -> None:
+    """`reconciler.view` is taken once, where an object is made: what it shows is read of the view."""
+    assert [(module, node.lineno) for module, path in MODULES.items() for node in nodes(path)
+            if isinstance(node, ast.Attribute) and chain(node)[-3:-1] in (
+                ["reconciler", "view"], ["_reconciler", "view"])] == []
 
 
 #: What places, pins and keeps the state, or reads what that follows from.

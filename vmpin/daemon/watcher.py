@@ -72,7 +72,7 @@ class Watcher:
         self._full = False  #: Whether the next resync inspects every process again.
         self.resynced = time.monotonic()  #: When the last resync ended, by time.monotonic().
         self._tasks = SupervisedTasks(timeouts)
-        self.restarts = self._tasks.restarts
+        self.restarts, self.loop_lag = self._tasks.restarts, reconciler.counters.loop_lag
         self.hooks = HookIntake(reconciler, spool, kept, lock, self._on_hook, self._resync.set, timeouts)
         self.allocating: Allocating | None = None
         if config.allocate.mode != "off":

@@ -46,7 +46,7 @@ class ProcEventsFeed:
                  lost: Callable[[], None], *, placer: NewbornPlacer | None = None,
                  connect: Callable[[Procfs], ProcConnector] = ProcConnector, timeouts: Timeouts = TIMEOUTS,
                  clock: Callable[[], float] = time.perf_counter) -> None:
-        self._reconciler, self._counters = reconciler, reconciler.view.counters
+        self._reconciler, self._view, self._counters = reconciler, reconciler.view, reconciler.counters
         self._follow_up, self._lost = follow_up, lost
         self._placer = placer or NewbornPlacer(reconciler)
         self._connect, self._timeouts, self._clock = connect, timeouts, clock
@@ -107,7 +107,7 @@ class ProcEventsFeed:
         """Open the connector in a thread: it takes seconds where no event comes. Cancelled meanwhile, it closes what
         is still opened then. :raises SourceError: no events can be received."""
         executor = ThreadPoolExecutor(1, "proc-connector")
-        opening = executor.submit(self._connect, self._reconciler.view.proc)
+        opening = executor.submit(self._connect, self._view.proc)
         executor.shutdown(wait=False)
         try:
             return await asyncio.wrap_future(opening)

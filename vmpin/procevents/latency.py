@@ -66,7 +66,7 @@ class LatencyBook:
     :param identified: the same where names show nothing and a later pass identifies it."""
 
     def __init__(self, reconciler: Reconciler, named: float = 1.0, identified: float = 8.0) -> None:
-        self._view, self._counters = reconciler.view, reconciler.view.counters
+        self._view, self._counters = reconciler.view, reconciler.counters
         self._counts = reconciler.newborn_counts_of
         self._named, self._identified_by = named, identified
         #: Threads of VMMs whose roles may change to one with CPUs of its own. A number identifies them: a later
