@@ -77,7 +77,7 @@ async def _apply(guest: Guest, rounds: int) -> Figure:
     async def once(name: str) -> float:
         begin = time.perf_counter()
         session.push(_map(placements[name], hw))
-        while not session.settled:
+        while not session.done:
             changed.clear()
             await changed.wait()
         spent = time.perf_counter() - begin

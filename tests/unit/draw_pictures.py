@@ -26,7 +26,7 @@ from top_given import MS, used
 from vmpin.cli.text.status_text import print_one
 from vmpin.cli.top.screen import laid_out
 from vmpin.cli.top.sheet import Surroundings, sheet
-from vmpin.cli.top.view_state import Line, Page, State, View, settled
+from vmpin.cli.top.view_state import Line, Page, State, View, with_selection
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import names_of
 from vmpin.reports.isolation.cpu_intervals import Interval
@@ -56,7 +56,7 @@ def top() -> str:
     around = Surroundings("node-1", "03:14:15", 3.0, "")
     found = used()
     made = sheet(found, State((Page(View.PODS),)), around)
-    lines: list[Line] = laid_out(made, settled(State((Page(View.PODS),)), made.listed(16)), 80, 16)
+    lines: list[Line] = laid_out(made, with_selection(State((Page(View.PODS),)), made.listed(16)), 80, 16)
     return svg([Text.assemble(*line) for line in lines], "vmpin top")
 
 

@@ -13,7 +13,7 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.eligibility import align_required, allowed_cpus, query_of
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
-from vmpin.allocation.pool_cpus import pool, settled
+from vmpin.allocation.pool_cpus import pool, with_shared_cpus
 from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.allocation.spare_set import with_spare_sets
@@ -120,7 +120,7 @@ def balanced(machine: Topology, ledger: Ledger, options: AllocationOptions, gran
         whole = pool(machine, before, options)
         return Refusal(RefusalKind.CPUS, f"needs {number_of(grant.amount.size, 'CPU')}: the pool has {len(whole)} "
                        f"({whole}), and must keep one")
-    return settled(machine, after, options)
+    return with_shared_cpus(machine, after, options)
 
 
 def mems_of(machine: Topology, grant: Grant, cpus: CpuSet, options: AllocationOptions) -> CpuSet | None:

@@ -29,7 +29,7 @@ def pool(machine: Topology, ledger: Ledger, options: AllocationOptions) -> CpuSe
     return machine.online - never - ledger.out_of_pool()
 
 
-def settled(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
+def with_shared_cpus(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
     """The ledger with `shared` within the pool, and at most `pool_headroom` CPUs smaller. It changes only where CPUs
     of it are no longer in the pool, or where the headroom has become too large."""
     whole = pool(machine, ledger, options)

@@ -15,7 +15,7 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import Alignment, CpuPolicy, CpuQuery, CpuWish, SmtUse
 from vmpin.allocation.eligibility import allowed_cpus
 from vmpin.allocation.ledger import Grant, Ledger, age
-from vmpin.allocation.pool_cpus import pool, settled
+from vmpin.allocation.pool_cpus import pool, with_shared_cpus
 from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.best_set import best_cpus, best_part
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -89,7 +89,7 @@ def rebalanced(machine: Topology, ledger: Ledger, options: AllocationOptions) ->
     """The ledger with the spare sets and the shared CPUs as they are once CPUs have come or gone."""
     found = with_spare_sets(machine, ledger, options)
     assert not isinstance(found, Refusal)  # There is no call to refuse.
-    return settled(machine, found, options)
+    return with_shared_cpus(machine, found, options)
 
 
 def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOptions,

@@ -275,7 +275,7 @@ class AgentSession(Session):
             return
         self.reports = {ContainerId(cid): container_report(outcome) for cid, outcome in answer.containers.items()}
         self.system = None if answer.system is None else container_report(answer.system)
-        if not self.settled:
+        if not self.done:
             level = logging.WARNING if any(each.state == ERROR for each in self.reports.values()) else logging.INFO
             logger.log(level, "guest containers sandbox=%s: %s", self.name, summary(self.reports))
         self.progress = Progress.DONE

@@ -61,7 +61,7 @@ class KataSession(Session):
     @property
     def owes(self) -> bool:
         """Whether CPUs that were given are yet to be taken back."""
-        return self._wish is not None and self._wish.map is None and any(self._given.values()) and not self.settled
+        return self._wish is not None and self._wish.map is None and any(self._given.values()) and not self.done
 
     def adopt(self, containers: Iterable[ContainerId]) -> None:
         """Take these for containers that an earlier process may have given CPUs."""
@@ -104,7 +104,7 @@ class KataSession(Session):
         """Connect and send the whole wish. :raises Exception: why the agent was not reached."""
         self._wake.clear()
         wish = self._wish
-        if wish is None or (wish.map is None and (not self._given or self.settled)):
+        if wish is None or (wish.map is None and (not self._given or self.done)):
             self.progress = Progress.DONE
             self._changed()
             return

@@ -74,7 +74,7 @@ class Session:
         return self.state in (SessionState.UP, SessionState.STALLED)
 
     @property
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether the newest wish was answered, or sent where there is no answer."""
         return self.progress is Progress.DONE
 

@@ -143,7 +143,7 @@ class VmGuest:
         try:
             while not first.done():
                 self._turn.clear()
-                wanted = agent.state is not SessionState.UNTRIED and (not agent.up or (kata.owes and agent.settled))
+                wanted = agent.state is not SessionState.UNTRIED and (not agent.up or (kata.owes and agent.done))
                 if wanted and task is None:
                     task = self._task(kata.run())
                 elif not wanted and task is not None:
@@ -179,11 +179,11 @@ class VmGuest:
         if agent is not None and agent.up:
             if agent.unpin_error:
                 return f"not all is taken back: {agent.unpin_error}"
-            return "taken back" if agent.settled and not (kata is not None and kata.owes) else ""
+            return "taken back" if agent.done and not (kata is not None and kata.owes) else ""
         if agent is not None and (kata is None or agent.state is SessionState.UNTRIED):
             return f"nothing is taken back: {agent.text}" if agent.text else ""
         assert kata is not None
-        if kata.settled:
+        if kata.done:
             return "taken back" if kata.up else "nothing to take back"
         return f"nothing is taken back: {kata.text}" if kata.text and not kata.up else ""
 

@@ -28,7 +28,7 @@ from vmpin.kube.transitions import DriftReports, PodNotice, transition
 #: Seconds without a watcher's report until that is shown: a watcher that is updated is back by then.
 AWAY_AFTER = 60.0
 #: Seconds that a state which does not last (waiting, without a VM) has to be there until it is shown.
-UNSETTLED_AFTER = 10.0
+PASSING_AFTER = 10.0
 #: Between two writes of NodePinning, and of the node's labels (seconds).
 NODE_PAUSE = 10.0
 #: Seconds until what was written may be written again because the API server does not show it.
@@ -73,7 +73,7 @@ class Agenda:
         self._report_time, self._late = now, False  #: When the watcher reported last; whether that is late.
         self._pods = Pods()
         self._states: dict[str, tuple[PodPinning, float]] = {}  #: By uid, since when the state is this one.
-        self._settled: dict[str, PodPinning] = {}  #: By uid, the last that was worth an Event.
+        self._lasting: dict[str, PodPinning] = {}  #: By uid, the last that was worth an Event.
         self._sandboxes: dict[str, SandboxPinning] = {}  #: By uid, of the pods that have one.
         self._topology = TopologyAgenda(wanted.topology)
         #: By kind of write and uid: what was written (condition, annotation) and when; the pod as it was when that was
@@ -116,9 +116,9 @@ class Agenda:
             if reports and sandbox is not None and self._wanted.events:
                 self._note(pod, transition(self._before(pod), state), now, clock)
                 self._note(pod, self._drift.event(pod.uid, sandbox.repairs, now), now, clock)
-            if reports and state.state.settled:
-                self._settled[pod.uid] = state
-        for table in (self._states, self._settled):
+            if reports and state.state.lasting:
+                self._lasting[pod.uid] = state
+        for table in (self._states, self._lasting):
             for gone in table.keys() - present:
                 del table[gone]
         self._shown = {key: found for key, found in self._shown.items() if key[1] in present}
@@ -129,15 +129,15 @@ class Agenda:
         self._drift.keep_only(present)
 
     def _before(self, pod: PodRecord) -> PodPinning | None:
-        """The pod's last settled state; that of its condition for one that is met now, so that a reporter that is
-        started again repeats nothing."""
-        if pod.uid in self._settled or pod.condition is None:
-            return self._settled.get(pod.uid)
+        """The pod's last state that may last; that of its condition for one that is met now, so that a reporter that
+        is started again repeats nothing."""
+        if pod.uid in self._lasting or pod.condition is None:
+            return self._lasting.get(pod.uid)
         try:
             shown = PodPinning(PinState(str(pod.condition.get("reason"))), str(pod.condition.get("message")))
         except ValueError:
             return None
-        return shown if shown.state.settled else None
+        return shown if shown.state.lasting else None
 
     def _note(self, pod: PodRecord, event: PodNotice | None, now: float, clock: float) -> None:
         found = None if event is None else self._limits.admit(pod.uid, pod.name, event, now, clock)
@@ -202,7 +202,7 @@ class Agenda:
     def _of_pod(self, kind: str, pod: PodRecord, now: float) -> PodPinning | dict[str, str] | None:
         """What a pod's condition or annotations are to show; None for what they show already, whatever it is."""
         state, since = self._states.get(pod.uid, (None, 0.0))
-        if state is None or (not state.state.settled and state is not AWAY and now - since < UNSETTLED_AFTER):
+        if state is None or (not state.state.lasting and state is not AWAY and now - since < PASSING_AFTER):
             return None
         if kind == "condition":
             return None if state is NO_SANDBOX and pod.condition is None else state
@@ -281,8 +281,8 @@ class Agenda:
         ends = [until - now for until in self._paused.values() if until > now]
         ends += [until - now for _, until in self._refused.values() if until > now]
         ends.append(self._topology.next_due(now))
-        ends += [since + UNSETTLED_AFTER - now for state, since in self._states.values()
-                 if not state.state.settled and since + UNSETTLED_AFTER > now]
+        ends += [since + PASSING_AFTER - now for state, since in self._states.values()
+                 if not state.state.lasting and since + PASSING_AFTER > now]
         if not self._reports and not self._late:
             ends.append(self._report_time + AWAY_AFTER - now)
         if (drift := self._drift.due(now)) is not None:

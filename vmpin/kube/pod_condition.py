@@ -46,7 +46,7 @@ class PinState(enum.StrEnum):
         return self in (self.PINNED, self.FLOATING)
 
     @property
-    def settled(self) -> bool:
+    def lasting(self) -> bool:
         """Whether it may last: a change to another one is worth an Event."""
         return self not in (self.WAITING, self.NOT_RUNNING, self.AWAY)
 
@@ -70,7 +70,7 @@ def pinning_of(found: SandboxPinning, collisions: Iterable[CpuCollision] = ()) -
     """:param collisions: those of the node."""
     state = _state(found)
     own = [each for each in collisions if found.id in each.sandboxes or (found.uid and found.uid in each.sandboxes)]
-    if own and state.settled:
+    if own and state.lasting:
         return PodPinning(PinState.COLLISION, _cut("; ".join(f"CPU {each.cpu}: {each.what}" for each in own)))
     if state is PinState.PINNED:
         return PodPinning(state, _cut("; ".join((_pinned(found), *found.reasons))))

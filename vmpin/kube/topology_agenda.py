@@ -39,7 +39,7 @@ class TopologyAgenda:
         self.note = ""
         self._record: TopologyRecord | None = None
         self._fresh = False  #: Whether the record was read since the last write or decision.
-        self._settled: tuple[object, ...] = ()  #: What is written, or was decided not to be.
+        self._decided: tuple[object, ...] = ()  #: What is written, or was decided not to be.
         self._refusals = Refusals()
         self._until = self._paused = 0.0  #: Until when that counts, and until when nothing is sent: steady clock.
 
@@ -51,13 +51,13 @@ class TopologyAgenda:
         wanted = node.uid, zones, attributes_of(found)
         trouble = found.trouble or ("" if found.allocator is None else found.allocator.why)
         if trouble or not zones:  # which CPUs have an owner may be unknown
-            self.note, self._settled = f"not written: {trouble or 'the watcher reports no NUMA nodes'}", ()
+            self.note, self._decided = f"not written: {trouble or 'the watcher reports no NUMA nodes'}", ()
             return None
-        if wanted == self._settled and now < self._until:
+        if wanted == self._decided and now < self._until:
             return None
         if not self._fresh:
             return ApiRequest("GET", topology_path(node.name))
-        self._fresh, self._settled, self._until = False, wanted, now + REFRESH
+        self._fresh, self._decided, self._until = False, wanted, now + REFRESH
         request = self._change(node, found, zones)
         if request is None:
             self.note = self._judged()
@@ -70,7 +70,7 @@ class TopologyAgenda:
         annotation = annotation_of(zones) if others and not own else None
         if record is not None and record.annotation != annotation:
             if own:  # it is of another setting; the zones come next
-                self._settled = ()
+                self._decided = ()
             return annotation_update(record.name, annotation)
         return zones_update(node, found, zones, record) if own and not others else None
 

@@ -41,9 +41,9 @@ _WORSE = {PinState.DEGRADED: EventReason.DEGRADED, PinState.COLLISION: EventReas
 
 
 def transition(before: PodPinning | None, now: PodPinning) -> PodNotice | None:
-    """:param before: the last state that was settled; None for a pod that had none yet."""
+    """:param before: the last state that may last; None for a pod that had none yet."""
     state = now.state
-    if not state.settled:
+    if not state.lasting:
         return None
     if before is not None and before.state is state:
         # A collision's text has numbers of threads, which change all the time.

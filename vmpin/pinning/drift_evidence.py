@@ -72,11 +72,11 @@ class DriftEvidence:
         self._written.add(sandbox)
 
     def replugged(self) -> CpuSet:
-        """The CPUs that went offline or came back since `settled`."""
+        """The CPUs that went offline or came back since `forget_evidence`."""
         now = self.sysfs.plugged(self._cpus)
         return CpuSet(cpu for cpu in now.keys() | self._plugged.keys() if now.get(cpu) != self._plugged.get(cpu))
 
-    def settled(self, cpus: CpuSet, vms: Iterable[Vm]) -> None:
+    def forget_evidence(self, cpus: CpuSet, vms: Iterable[Vm]) -> None:
         """Forget what happened until now: every thread was compared, and put back where needed.
         :param cpus: those that the machine has."""
         self._cpus = cpus

@@ -87,11 +87,11 @@ def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, cand
     placer = _Placer(vcpus, claims, candidates, policy, previous, reasons)
     if not identified:
         return placer.keep_previous(), True
-    settled = union(cpus for container, cpus in claims.exclusive if container not in claims.creating)
-    if claims.creating and len(settled) <= len(vcpus) <= len(candidates.exclusive):
+    created = union(cpus for container, cpus in claims.exclusive if container not in claims.creating)
+    if claims.creating and len(created) <= len(vcpus) <= len(candidates.exclusive):
         # Kata plugs in one vCPU after the other for a container that is created. Each gets a CPU of the container's as
         # it comes, and the vCPUs from before keep their CPUs: in the end the boot vCPU is spare again.
-        return placer.one_to_one(candidates.exclusive - settled), False
+        return placer.one_to_one(candidates.exclusive - created), False
     if len(vcpus) >= len(candidates.exclusive):
         return placer.one_to_one(), False
     if not vcpus:

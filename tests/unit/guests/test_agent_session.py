@@ -40,7 +40,7 @@ def test_the_map_is_sent_and_its_outcome_is_received() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert ours.reports[C1] == ContainerReport("applied", "", "/c1", CpuSet((2, 3)), CpuSet((2, 3)), 1, 2)
             assert ours.up
             assert "agent 0.1" in ours.text
@@ -59,7 +59,7 @@ def test_what_became_of_a_map_is_one_line_in_the_log(caplog: pytest.LogCaptureFi
         for agent in Agent(), Half():
             async with serving(agent.talk) as path, session(path) as ours:
                 ours.push(MAP)
-                await until(lambda: ours.settled)
+                await until(lambda: ours.done)
                 for _ in range(5):
                     agent.say(Applied(None, agent.generation, {"c1": ContainerOutcome("error")}))
                 await until(lambda: ours.reports[C1].state == "error")
@@ -75,11 +75,11 @@ def test_a_change_is_pushed_at_once_with_a_newer_generation() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             for number in range(20):
                 ours.push(OTHER if number % 2 == 0 else MAP)
                 assert ours.reports == {}  # what was said of the map before is over
-                await until(lambda: ours.settled)
+                await until(lambda: ours.done)
             generations = [request.generation for request in agent.maps]
             assert generations == sorted(set(generations))
             count = len(agent.maps)
@@ -94,16 +94,16 @@ def test_an_agent_that_was_started_again_is_sent_again() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert agent.writer is not None
             agent.writer.transport.abort()  # killed
             agent.generation = 0
-            await until(lambda: agent.connections == 2 and ours.settled)
+            await until(lambda: agent.connections == 2 and ours.done)
             assert ours.reports[C1].state == "applied"
             # On a serial port there is no new connection: it asks.
             count = len(agent.maps)
             agent.say(NeedMap())
-            await until(lambda: len(agent.maps) > count and ours.settled)
+            await until(lambda: len(agent.maps) > count and ours.done)
     run(test())
 
 
@@ -113,7 +113,7 @@ def test_a_host_that_was_started_again_goes_on_from_a_newer_generation() -> None
         agent.generation = 1 << 50  # of a host whose clock was ahead
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert agent.maps[-1].generation == (1 << 50) + 1
             assert ours.reports[C1].state == "applied"
     run(test())
@@ -124,13 +124,13 @@ def test_everything_is_taken_back() -> None:
         agent = Agent()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             ours.unpin()
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert isinstance(agent.requests[-1], Unpin)
             assert ours.reports == {}
             ours.push(MAP)
-            await until(lambda: ours.settled and ours.reports)
+            await until(lambda: ours.done and ours.reports)
     run(test())
 
 
@@ -146,7 +146,7 @@ def test_an_answer_before_the_unpin_is_sent_takes_nothing_back() -> None:
         agent = Early()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.unpin()
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert [type(request) for request in agent.requests if isinstance(request, Unpin)] == [Unpin]
     run(test())
 
@@ -157,13 +157,13 @@ def test_one_that_stops_answering_is_dropped() -> None:
         async with serving(agent.talk) as path, session(
                 path, timeouts=replace(QUICK, agent_answer=0.2, agent_idle=0.2)) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             agent.silent_on = (Ping, VcpuMap)
             await until(lambda: not ours.up)
             assert ours.reports == {}
             await until(lambda: "no answer" in ours.text)
             agent.silent_on = ()
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             # It is asked again and again whether it is there, and it is.
             await until(lambda: ours.up and sum(isinstance(each, Ping) for each in agent.requests) > 4)
     run(test())
@@ -179,7 +179,7 @@ def test_reports_about_containers_not_asked_for_are_left_out() -> None:
         agent = Chatty()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert set(ours.reports) == set(MAP.containers)
             # Later it says that something changed.
             agent.say(Applied(None, agent.generation, {"c1": ContainerOutcome("error", error="gone")}))
@@ -208,7 +208,7 @@ def test_an_error_about_the_map_is_every_containers() -> None:
         agent = Refusing()
         async with serving(agent.talk) as path, session(path) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert ours.reports[C1] == ContainerReport("error", "no \\x1b[31mmap")
             assert ours.reports[C1].text == "error: no \\x1b[31mmap"
     run(test())
@@ -234,10 +234,10 @@ def test_an_unpin_that_fails_is_reported_and_tried_again(caplog: pytest.LogCaptu
                 ours.unpin()
                 assert ours.unpin_error == ""
                 await until(lambda: ours.unpin_error)
-                assert (ours.unpin_error, ours.settled) == ("the agent failed: OSError", False)
+                assert (ours.unpin_error, ours.done) == ("the agent failed: OSError", False)
             agent.fails = False
             ours.unpin()
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert ours.unpin_error == ""
             count = len(agent.requests)
             ours.unpin()
@@ -284,7 +284,7 @@ def test_the_answer_about_many_containers_may_be_long() -> None:
         async with serving(agent.talk) as path, session(path) as ours:
             for number in range(8):
                 ours.push(many._replace(system=(number,)))
-                await until(lambda: ours.settled)
+                await until(lambda: ours.done)
             assert (len(ours.reports), ours.counters.refused) == (1024, 0)
     run(test())
     assert (longest_answer(0), longest_answer(10**6)) == (MAX_ANSWER, MAX_FRAME)

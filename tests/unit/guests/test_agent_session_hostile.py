@@ -139,10 +139,10 @@ def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
         async with serving(agent.talk) as path, session(path) as ours:
             for wanted in MAP, OTHER:
                 ours.push(wanted)
-                await until(lambda: ours.settled)
+                await until(lambda: ours.done)
                 count, own = ours.counters.pushes, ours.rate.requests
                 agent.say(NeedMap())
-                await until(lambda: ours.counters.pushes > count and ours.settled)  # noqa: B023
+                await until(lambda: ours.counters.pushes > count and ours.done)  # noqa: B023
                 assert ours.rate.requests == own
     run(test())
 

@@ -174,10 +174,10 @@ def test_a_cpu_that_is_not_online_is_waited_for() -> None:
             await until(lambda: ours.reports)
             assert ours.reports[C1].text == "pending: 3 of the guest's 4 CPUs are online"
             assert server.containers == {"c1": "", "c2": "0-1"}
-            assert not ours.settled
+            assert not ours.done
             server.online = 4
             await until(lambda: server.containers["c1"] == "2-3")
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
     run(test())
 
 
@@ -187,7 +187,7 @@ def test_the_guests_kernel_says_which_cpus_plugged_vcpus_are() -> None:
             server = Server()
             async with session(server, kernel) as ours:
                 ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-                await until(lambda: ours.settled)
+                await until(lambda: ours.done)
             assert server.containers == {"c1": cpus, "c2": "0-1"}
     run(test())
 
@@ -210,11 +210,11 @@ def test_what_was_given_is_taken_back() -> None:
         server = Server("c1", "c2", "c3")
         async with session(server) as ours:
             ours.push(WISH)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             owed = [ours.owes]
             ours.push(KataWish(BOOT))
             owed.append(ours.owes)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert server.containers == {"c1": "0-3", "c2": "0-3", "c3": ""}
             assert ours.reports == {}
             assert [*owed, ours.owes] == [False, True, False]
@@ -235,7 +235,7 @@ def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_
         async with session(server) as ours:
             ours.adopt([C1, C2])
             ours.push(KataWish(BOOT))
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
             assert server.containers == {"c1": "0-3"}
     run(test())
 

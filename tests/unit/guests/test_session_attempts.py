@@ -43,7 +43,7 @@ def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
                 await until(lambda: ours.text)
                 assert not ours.up
                 async with serving(agent.talk, path):
-                    await until(lambda: ours.settled)
+                    await until(lambda: ours.done)
     run(test())
 
 
@@ -99,7 +99,7 @@ def test_the_next_way_is_tried_when_one_has_no_answer() -> None:
         async with serving(deaf) as silent, serving(agent.talk) as path, session(
                 silent, path, timeouts=replace(QUICK, agent_answer=0.2)) as ours:
             ours.push(MAP)
-            await until(lambda: ours.settled)
+            await until(lambda: ours.done)
     run(test())
 
 

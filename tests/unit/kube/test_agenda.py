@@ -106,12 +106,12 @@ def test_a_state_that_does_not_last_is_not_written_at_once() -> None:
     cluster.put(pod())
     cluster.report(entry(verdict="waiting", reasons=["waits"]))
     assert cluster.kinds() == {"labels": 1, "pinning": 1}
-    assert cluster.agenda.next_due(cluster.now) <= timing.UNSETTLED_AFTER
+    assert cluster.agenda.next_due(cluster.now) <= timing.PASSING_AFTER
     cluster.report(entry())
-    assert cluster.kinds(timing.UNSETTLED_AFTER / 2) == {"condition": 1, "event": 1}
+    assert cluster.kinds(timing.PASSING_AFTER / 2) == {"condition": 1, "event": 1}
     cluster.report(entry(verdict="waiting", reasons=["waits"]))
     assert cluster.kinds(1) == {}
-    assert "condition" in cluster.kinds(timing.UNSETTLED_AFTER)
+    assert "condition" in cluster.kinds(timing.PASSING_AFTER)
     assert (cluster.pods["uid-web"].condition or {})["status"] == "Unknown"
 
 
@@ -234,14 +234,14 @@ def test_annotations_follow_the_sandbox_and_go_with_it() -> None:
     assert cluster.kinds()["annotation"] == 1
     assert cluster.pods["uid-web"].annotations["vmpin.io/cpus"] == "0-1,4-5"
     cluster.report(entry("web", mask="0-1,4", vcpus={"0": "0-1", "1": "4"}))
-    assert cluster.kinds(timing.UNSETTLED_AFTER)["annotation"] == 2, "also that one which no sandbox gave"
+    assert cluster.kinds(timing.PASSING_AFTER)["annotation"] == 2, "also that one which no sandbox gave"
     assert cluster.pods["uid-web"].annotations == {"vmpin.io/cpus": "0-1,4", "vmpin.io/vcpus": '{"0":"0-1","1":"4"}'}
     assert (cluster.pods["uid-own"].annotations, cluster.pods["uid-own"].condition) == ({}, None)
     cluster.reports = False
     assert "annotation" not in cluster.kinds(timing.AWAY_AFTER), "the masks stay"
     cluster.report()
     cluster.step()
-    assert cluster.kinds(timing.UNSETTLED_AFTER)["annotation"] == 1
+    assert cluster.kinds(timing.PASSING_AFTER)["annotation"] == 1
     assert cluster.pods["uid-web"].annotations == {}
     assert cluster.kinds(timing.SETTLING) == {}
 

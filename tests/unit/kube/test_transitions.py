@@ -46,7 +46,7 @@ def test_no_state_twice_is_an_event(states: list[PinState]) -> None:
     for which in itertools.chain.from_iterable((each, each) for each in states):
         now = PodPinning(which, "the same")
         first = transition(before, now)
-        if which.settled:
+        if which.lasting:
             assert transition(now, now) is None
             before = now
         else:

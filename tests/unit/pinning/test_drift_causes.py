@@ -103,7 +103,7 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
     evidence.cgroups = in_cgroups(tmp_path, vm, a=everywhere)
     evidence.written(vm.sandbox)
     assert [each.cause for each in evidence.explain(vm, change)] == [Cause.CPUSET]
-    evidence.settled(node.here | node.there, [vm])
+    evidence.forget_evidence(node.here | node.there, [vm])
     assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]
 
 
@@ -113,7 +113,7 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
     evidence.cgroups = in_cgroups(tmp_path, vm, a=node.here, b=node.here | node.there)
     evidence.remembers = False
     change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
-    evidence.settled(node.here, [vm])
+    evidence.forget_evidence(node.here, [vm])
     assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]
     make_tree(tree, f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/b\n")
     (found,) = evidence.explain(vm, change)
@@ -127,12 +127,12 @@ def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tm
     evidence = node.reconciler.drift_evidence
     evidence.sysfs = Sysfs(sys)
     cpus = CpuSet(range(4))
-    evidence.settled(cpus, [])
+    evidence.forget_evidence(cpus, [])
     assert evidence.replugged() == CpuSet()
     topology = sys / "devices/system/cpu/cpu1/topology"
     topology.rename(sys / "gone")
     assert evidence.replugged() == CpuSet((1,))  # it is off
     make_tree(sys, "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/topology/core_id = 1\n")
     assert evidence.replugged() == CpuSet((1, 2))  # it is back, and another one came
-    evidence.settled(cpus, [])
+    evidence.forget_evidence(cpus, [])
     assert evidence.replugged() == CpuSet()

@@ -18,7 +18,7 @@ from vmpin.cli.top.feed import NodeReader, UsageFeed
 from vmpin.cli.top.screen import ScreenWriter, laid_out, wrapped
 from vmpin.cli.top.sheet import Sheet, Surroundings, sheet, text_lines
 from vmpin.cli.top.terminal import Terminal
-from vmpin.cli.top.view_state import Line, Request, State, View, answered, reduce, settled
+from vmpin.cli.top.view_state import Line, Request, State, View, answered, reduce, with_selection
 from vmpin.errors import VmpinError
 from vmpin.reports.top.pod_usage import NodeUsage
 
@@ -67,7 +67,7 @@ class LiveView:
                 terminal.redraw = False
                 writer.forget()
             made = self._sheet(columns)
-            self._state = settled(self._state, made.listed(lines))
+            self._state = with_selection(self._state, made.listed(lines))
             terminal.write(writer.update(laid_out(made, self._state, columns, lines)))
             keys = terminal.keys()
             if terminal.ended:
@@ -77,7 +77,7 @@ class LiveView:
                     terminal.redraw = True
                     continue
                 self._state = reduce(self._state, key, self._sheet(columns).listed(lines))
-                self._state = settled(self._state, self._sheet(columns).listed(lines))
+                self._state = with_selection(self._state, self._sheet(columns).listed(lines))
                 self._carry_out(feed, columns)
             if self._state.ended or not self._take(feed.results()):
                 return 0

@@ -24,7 +24,7 @@ _MARKS = 2
 
 
 def laid_out(sheet: Sheet, state: State, width: int, height: int) -> list[Line]:
-    """Lay out all lines of the screen, none wider than it. :param state: settled for this sheet and height."""
+    """Lay out all lines of the screen, none wider than it. :param state: from `with_selection`, with this height."""
     lines = [*sheet.head]
     rows = sheet.height(height)
     if state.page.view is View.TEXT:

@@ -91,13 +91,13 @@ def reduce(state: State, key: str, listed: ListedRows) -> State:
         return replace(state, mode=Mode.NORMAL, notice="" if key == "y" else "nothing was done",
                        request=Request("reconcile", _pod(state)) if key == "y" else None)
     if key in _MOVES:
-        return settled(_moved(state, key, listed), listed)
+        return with_selection(_moved(state, key, listed), listed)
     if key in ("q", "escape", "left", "backspace"):
         return _back(state, key)
     return _command(state, key)
 
 
-def settled(state: State, listed: ListedRows) -> State:
+def with_selection(state: State, listed: ListedRows) -> State:
     """The state with a row selected that exists, and the selected row in sight."""
     page, count = state.page, len(listed.ids)
     if page.view is View.TEXT:

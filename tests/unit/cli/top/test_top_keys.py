@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cli.top.keys import decode
-from vmpin.cli.top.view_state import ListedRows, Mode, Page, Request, State, View, answered, reduce, settled
+from vmpin.cli.top.view_state import ListedRows, Mode, Page, Request, State, View, answered, reduce, with_selection
 
 ROWS = ListedRows(tuple("abcdefghij"), 4)
 KEYS = ["up", "down", "pageup", "pagedown", "home", "end", "enter", "escape", "left", "right", "backspace", "clear",
@@ -17,9 +17,9 @@ KEYS = ["up", "down", "pageup", "pagedown", "home", "end", "enter", "escape", "l
 
 
 def press(*keys: str, state: State | None = None, rows: ListedRows = ROWS) -> State:
-    found = settled(state or State(), rows)
+    found = with_selection(state or State(), rows)
     for key in keys:
-        found = settled(reduce(found, key, rows), rows)
+        found = with_selection(reduce(found, key, rows), rows)
     return found
 
 
@@ -58,9 +58,9 @@ def test_rows_are_selected_and_stay_in_sight() -> None:
 
 def test_the_selected_row_is_kept_in_another_order_and_replaced_when_it_ends() -> None:
     state = press("down", "down")
-    assert settled(state, ListedRows(("c", "b", "a"), 4)).page.selected == "c"
-    assert settled(state, ListedRows(("x", "y"), 4)).page.selected == "x"
-    assert settled(state, ListedRows((), 4)).page.top == 0
+    assert with_selection(state, ListedRows(("c", "b", "a"), 4)).page.selected == "c"
+    assert with_selection(state, ListedRows(("x", "y"), 4)).page.selected == "x"
+    assert with_selection(state, ListedRows((), 4)).page.top == 0
 
 
 def test_a_pod_opens_into_its_threads_and_thieves_and_q_goes_back() -> None:
@@ -137,7 +137,7 @@ def test_no_keys_break_the_view(pressed: list[tuple[str, int, int]]) -> None:
     for key, count, height in pressed:
         text = state.page.view is View.TEXT
         rows = ListedRows(("",) * count if text else ROWS.ids[:count], height)
-        state = settled(reduce(state, key, rows), rows)
+        state = with_selection(reduce(state, key, rows), rows)
         if state.request is not None:
             if state.request.what in ("explain", "reconcile"):
                 assert state.request.pod

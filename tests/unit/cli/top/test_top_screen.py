@@ -18,7 +18,7 @@ from vmpin.cli.top.answers import HELP
 from vmpin.cli.top.batch import block
 from vmpin.cli.top.screen import ScreenWriter, column_widths, cut, laid_out, wrapped
 from vmpin.cli.top.sheet import PODS, Surroundings, percent, rate, sheet, text_lines
-from vmpin.cli.top.view_state import Line, Mode, Page, State, View, answered, settled
+from vmpin.cli.top.view_state import Line, Mode, Page, State, View, answered, with_selection
 from vmpin.reports.top.node_description import describe
 from vmpin.reports.top.pod_usage import NodeUsage, usage
 
@@ -33,7 +33,7 @@ def drawn(found: NodeUsage, state: State, width: int = 80, height: int = 24,
     made = sheet(found, state, around)
     if state.page.view is View.TEXT:
         made = replace(made, text=wrapped(made.text, width))
-    return laid_out(made, settled(state, made.listed(height)), width, height)
+    return laid_out(made, with_selection(state, made.listed(height)), width, height)
 
 
 def plain(lines: list[Line]) -> list[str]:
