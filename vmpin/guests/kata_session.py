@@ -82,7 +82,8 @@ class KataSession(Session):
         self._wake.set()
 
     async def run(self) -> None:
-        """Carry out the wish in rounds until cancelled, or until the agent's policy refuses."""
+        """Carry out the wish in rounds until cancelled, or until the agent's policy refuses. The pauses between rounds
+        are not host.retry's: a round that left containers pending has reached the agent, and nothing failed."""
         from vmpin.guests.attempts import attempts
 
         first = self._timeouts.kata_pending, self._timeouts.kata_again

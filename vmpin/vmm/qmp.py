@@ -55,7 +55,8 @@ async def ask(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> bool:
 
 
 async def _repeated(path: str, pid: int, deadlines: tuple[float, ...]) -> QmpAnswer | None:
-    """Query a socket again when it gave no answer in time."""
+    """Query a socket again when it gave no answer in time. Not by host.retry: it makes as many attempts as there are
+    deadlines, and the pause is the deadline that ran out, as QEMU may hold the closed connection for so long."""
     import asyncio  # here, as the first pass of a starting watcher does not wait for it (60 ms)
 
     pause = 0.0
