@@ -80,7 +80,7 @@ def token(value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or any(char.isspace() for char in value):
-        raise ValueError("is no word")
+        raise ValueError("has to be text without blanks")
     return value
 
 

@@ -63,7 +63,7 @@ class DriftEvidence:
         self._cpus = EMPTY
         self._plugged: dict[int, int] = {}
         self._daemons: tuple[Rival, ...] = ()
-        self._looked = float("-inf")
+        self._read_at = float("-inf")
         #: By VMM, as of the daemons that were there.
         self._rivals: dict[ThreadId, tuple[Rival, ...]] = {}
 
@@ -89,11 +89,11 @@ class DriftEvidence:
 
     def rivals(self) -> tuple[Rival, ...]:
         """The daemons of the node that may set masks."""
-        if time.monotonic() - self._looked > _FRESH:
+        if time.monotonic() - self._read_at > _FRESH:
             from vmpin.pinning import rival_writers
 
             self._daemons = rival_writers.rivals(self.proc, self.root)
-            self._looked = time.monotonic()
+            self._read_at = time.monotonic()
             self._rivals.clear()
         return self._daemons
 

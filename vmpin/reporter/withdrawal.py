@@ -26,8 +26,8 @@ from vmpin.reporter.api_server import ApiServer
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which a deleted DaemonSet's pods are waited for, and between two looks.
-GONE_WITHIN, LOOK = 90.0, 2.0
+#: Seconds for which a deleted DaemonSet's pods are waited for, and the pause between two requests.
+GONE_WITHIN, POLL = 90.0, 2.0
 #: Objects of a page: pods may have 0.3 MB each, and the Job has the memory of a reporter.
 PAGE = 100
 
@@ -58,7 +58,7 @@ class OwnDaemonSet:
             return meta.get("uid") == self._uid and bool(meta.get("deletionTimestamp"))
         except ClusterError as err:
             if err.status != 404:
-                logger.warning("it cannot be read whether the DaemonSet is being deleted: %s", err)
+                logger.warning("DaemonSet not read (%s): whether it is being deleted is unknown", err)
             return err.status == 404
         except (KeyError, TypeError):
             return False
@@ -102,7 +102,7 @@ def _stop_reporters(server: ApiServer, path: str, within: float) -> None:
             if err.status == 404:
                 return
             raise
-        time.sleep(LOOK)
+        time.sleep(POLL)
     logger.warning("%s: its pods have not all ended within %.0f s, as where a node is down; what they wrote is "
                    "withdrawn all the same", path, within)
 

@@ -30,8 +30,8 @@ _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 _BEGINS = re.compile(r"qemu-|kvm|cloud-h|firecracker|stratovirt|virtiofsd|containerd-shim-kata|ld-linux")
 _LOADER = re.compile(r"ld-linux[-.].*")
 #: The loader's own options that take a value (ld.so(8)).
-_LOADER_WORDS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
-                           "--glibc-hwcaps-mask", "--inhibit-rpath"))
+_LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
+                             "--glibc-hwcaps-mask", "--inhibit-rpath"))
 
 # Anywhere in an argument: Kata writes paths bare, after `path=` and in comma lists, and a rootless Kata puts
 # $XDG_RUNTIME_DIR in front.
@@ -176,5 +176,5 @@ def _past_loader(argv: Sequence[str]) -> Sequence[str]:
         return argv
     at = 1
     while at < len(argv) and argv[at].startswith("-"):
-        at += 2 if argv[at] in _LOADER_WORDS else 1
+        at += 2 if argv[at] in _LOADER_OPTIONS else 1
     return argv[at:]

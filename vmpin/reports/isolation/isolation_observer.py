@@ -82,8 +82,8 @@ class IsolationObserver:
         self._tickless = tickless(view.config.paths.sys)
         self._owners: dict[SandboxId, _Owner] = {}
         self._ownership: Ownership | None = None
-        #: Whether owners that come now begin now: not before the first look.
-        self._looked = False
+        #: Whether there was a refresh: owners that come after it begin then.
+        self._refreshed = False
         self._lines: CpuLines | None = None
         #: The CPUs on which foreign time was notable since the last visit began.
         self._hot: set[int] = set()
@@ -97,10 +97,10 @@ class IsolationObserver:
 
     def refresh(self) -> list[SandboxId]:
         """Take the owners as they are now. :returns: those that are new, or have other CPUs."""
-        ownership, first = self.view.ownership, not self._looked
+        ownership, first = self.view.ownership, not self._refreshed
         if ownership is self._ownership and not first:
             return []
-        self._ownership, self._looked = ownership, True
+        self._ownership, self._refreshed = ownership, True
         owners, new = {}, []
         for sandbox, claim in ownership.claims.items():
             cpus = claim.cpus & self.view.node.online
