@@ -213,11 +213,11 @@ def test_a_full_disk_is_reported_once_and_pins_go_on(node: Node, cpus: tuple[str
             raw = node.message("createRuntime", node.state(vm.sandbox, name, node.bundle(name, where), vm.pid))
             assert talk(inside / "hook.sock", raw) == b"ok\n"
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
-        node.wait_for_log("a hook's message cannot be kept: No space left on device")
+        node.wait_for_log(f"hook message not spooled path={node.run}/spool: No space left on device")
         node.wait_for_log("the state cannot be saved: No space left on device")
         node.resyncs()
         log = node.log()
-        assert log.count("cannot be kept") == 1
+        assert log.count("hook message not spooled") == 1
         assert log.count("the state cannot be saved") == 1
         assert [name for name in os.listdir(inside / "spool") if name.endswith(".tmp")] == []
         (inside / "filler").unlink()

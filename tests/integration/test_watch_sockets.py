@@ -151,7 +151,7 @@ def test_the_group_changes_at_sighup(node: Node) -> None:
     node.start()
     assert node.watcher is not None
     path = node.run / "vmpin.sock"
-    wrong = "the configuration stays as it was: watch.status_group: no group 'no-such-group'"
+    wrong = "configuration not loaded: watch.status_group: no group 'no-such-group'"
     for group, mode, answer_of in (("daemon", 0o660, "configuration loaded again"), ("no-such-group", 0o660, wrong)):
         node.configure(watch={"status_group": group})
         node.watcher.send_signal(signal.SIGHUP)

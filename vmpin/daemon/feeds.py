@@ -163,7 +163,7 @@ async def poll_pod_resources(config: Config, answered: Callable[[Mapping[tuple[s
                 logged = ""
             except SourceError as err:
                 if str(err) != logged:
-                    logger.warning("%s", err)
+                    logger.warning("PodResources not read: %s", err)
                 logged = str(err)
         answered(answer)
         # The kubelet limits all its clients to 100 requests a second.

@@ -28,7 +28,7 @@ def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
         config = keep_fixed(old, loaded)
         _open_sockets(old, config)
     except (ConfigError, OSError) as err:
-        logger.error("the configuration stays as it was: %s", err)
+        logger.error("configuration not loaded: %s: the last one stays in use", err)
         return None
     if later := changes(config, loaded):
         logger.warning("changed paths, allocate, %s are used after a restart only: %s", " and ".join(FIXED),

@@ -148,4 +148,4 @@ class Reporter:
         try:
             withdraw_node(self._server, self._keys)
         except ClusterError as err:
-            logger.error("not all was withdrawn: %s (vmpin reporter --withdraw does it, too)", err)
+            logger.error("not everything withdrawn: %s: vmpin reporter --withdraw withdraws the rest", err)

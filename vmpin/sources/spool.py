@@ -52,7 +52,7 @@ class Spool:
         except OSError as err:
             made.unlink(missing_ok=True)
             if not self._failing:
-                logger.error("%s: a hook's message cannot be kept: %s; it is used, but a restart may forget it",
+                logger.error("hook message not spooled path=%s: %s: it is used, but a restart may forget it",
                              self.path, err.strerror)
             self._failing = True
             return None

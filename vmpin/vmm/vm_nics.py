@@ -63,8 +63,8 @@ class VmNics:
             seen = read_node_links(self._proc, self._sys_root, mains)
         except SourceError as err:
             if str(err) != self._trouble:
-                logger.warning("the node's links cannot be read, and with policy.vhost: near vhost workers are placed "
-                               "as by apart: %s", err)
+                logger.warning("links of the node not read (%s): with policy.vhost: near vhost workers are placed as "
+                               "by apart", err)
             self._trouble = str(err)
             return dict.fromkeys(mains, NearNic(None, f"the node's links cannot be read: {err}"))
         self._trouble = ""

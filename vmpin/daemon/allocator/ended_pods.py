@@ -61,7 +61,8 @@ class EndedPods:
                 nri.request_list_for("ended pods are found in the runtime's next list", self._timeouts.ended_pods, err)
             return
         except SourceError as err:
-            logger.debug("allocate: whether pods have ended is not known: %s", err)
+            logger.debug("allocate: pods not listed (%s): pods that ended unreported keep their CPUs until the next "
+                         "resync", err)
             return
         for sandbox in sorted(waiting - ready):
             if self._allocator.end_idle(sandbox):
