@@ -1,4 +1,5 @@
-"""Each module's docstring says what stays out of it and who calls it, and the modules that it names exist."""
+"""Each module's docstring says what stays out of it and who calls it, and the modules that it names exist. A package's
+says which packages import it, and at times which it imports: both are as it says."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
+from test_floors import FLOORS, own, top, within
+from test_floors import MODULES as PATHS
 
 PRODUCT = Path(__file__).parents[2] / "vmpin"
 #: Verbs are called by the command line.
@@ -22,10 +27,18 @@ NAME = re.compile(r"(?<![\w/`.])([a-z_]+(?:\.[a-z_]+)+|[a-z]+(?:_[a-z]+)+)(?![\w
 #: Names in docstrings that look like a module's and are none: a key, a file at the top of the repository.
 OTHERS = {"watch.on_exit", "hatch_build"}
 
+PACKAGES = [module for module, path in PATHS.items() if path.name == "__init__.py"]
+#: "Imported by a, b.c (why) and all above." and "Imports a and b alone, and not c;", each to the end of its sentence.
+IMPORTED_BY = re.compile(r"\b[Ii]mported by (.+?)(?:[.;] |[.;]?$)|"
+                         r"\bOnly (\w+) imports it|\bEvery package may import it")
+IMPORTS = re.compile(r"(?:[.;] )[Ii]mports (.+?)(?:[.;] |[.;]?$)")
+#: It imports a verb's module by its name, when the verb is used.
+BY_NAME = "cli.main"
+
 
 @cache
 def docstring(module: str) -> str:
-    text = ast.get_docstring(ast.parse((PRODUCT / f"{module.replace('.', '/')}.py").read_bytes()))
+    text = ast.get_docstring(ast.parse(PATHS[module].read_bytes()))
     return " ".join((text or "").split())
 
 
@@ -73,3 +86,34 @@ def test_what_stays_out_is_where_it_says() -> None:
 
     assert [(module, name) for module in MODULES for sentence in STAYS_OUT.findall(docstring(module))
             for name in NAME.findall(sentence) if not exists(name.removesuffix(".py"))] == []
+
+
+def packages_in(sentence: str) -> set[str]:
+    """The packages that a sentence about imports names, and modules by their whole name; not what is in brackets."""
+    return {name for name in re.findall(r"[a-z_.]+\b", re.sub(r"\(.*?\)", "", sentence))
+            if name in FLOORS or (name in PATHS and "." in name)}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_imports_a_package_is_what_it_says(package: str) -> None:
+    found = IMPORTED_BY.search(docstring(package))
+    assert found is not None
+    sentence = found[1] or found[2] or "all above"
+    said = packages_in(sentence)
+    floor = min((FLOORS[top(name)] for name in said), default=FLOORS[package] if "." not in package else 0)
+    importers = {module for module, path in PATHS.items() if not within(module, [package])
+                 and any(within(name, [package]) for name in own(path))}
+    assert {module for module in importers if not within(module, said)
+            and not ("above" in sentence and FLOORS[top(module)] > floor)} == set()
+    assert {name for name in said - {BY_NAME} if not any(within(module, [name]) for module in importers)} == set()
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if IMPORTS.search(docstring(name))])
+def test_what_a_package_imports_is_what_it_says(package: str) -> None:
+    found = IMPORTS.search(docstring(package))
+    assert found is not None
+    sentence, _, none_of = found[1].partition("and not ")
+    imported = {name for module, path in PATHS.items() if within(module, [package]) for name in own(path)}
+    others = {top(name) for name in imported} - {top(package)}
+    assert packages_in(sentence) == others if sentence.endswith(" alone") else packages_in(sentence) <= others
+    assert packages_in(none_of) & others == set()
