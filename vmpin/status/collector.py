@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = None,
              nri: dict[str, object] | None = None, wide: bool = False,
              guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
-             births: dict[str, object] | None = None, pods: bool = False,
+             proc_events: dict[str, object] | None = None, pods: bool = False,
              entry: Callable[[dict[str, object]], object] = lambda data: data,
              untrusted: Callable[[Pod | None], dict[str, object] | None] = lambda pod: None) -> dict[str, object]:
     """The status document. `only` leaves other sandboxes out, but not the collisions with them.
     :param nri: the state of the connection to the runtime, from the watcher.
     :param guest: the reports from guests, from the watcher.
-    :param births: the proc-events feed's part of the document; None if it is off.
+    :param proc_events: the proc-events feed's part of the document; None if it is off.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
     :param pods: also name the pods and containers of the node, including runc's.
@@ -57,7 +57,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership, sorted(collisions), _owners(view), _disagreements(view)),
-            "sources": {"nri": nri, "kubelet": _kubelet(view), "births": births,
+            "sources": {"nri": nri, "kubelet": _kubelet(view), "births": proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
                                   "disputed": view.counters.disputed, "last": last},
                         "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},

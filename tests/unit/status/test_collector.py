@@ -76,7 +76,7 @@ def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) 
     machine.vmm("a")
     machine.resync()
     given: dict[str, object] = {"state": "connected to containerd"}
-    found = collector.document(machine.reconciler.view, 7, nri=given, births={"state": "told"},
+    found = collector.document(machine.reconciler.view, 7, nri=given, proc_events={"state": "told"},
                                entry=lambda data: data["id"])
     sources = found["sources"]
     assert isinstance(sources, dict)

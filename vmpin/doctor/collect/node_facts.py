@@ -34,7 +34,7 @@ from vmpin.sources.kubelet_config import kubelet_config
 logger = logging.getLogger(__name__)
 
 _MONITOR = "conmon"
-BIRTHS = "births"  #: Name of the watcher's source of process events.
+PROC_EVENTS = "births"  #: Name of the watcher's source of process events.
 
 
 def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Mapping[str, Any],
@@ -137,6 +137,6 @@ def _sandboxes(config: Config) -> tuple[KataSandboxFacts, ...]:
 def _connector(watcher: WatcherFacts, own: Rights) -> ConnectorFacts:
     """From the running watcher, which has tried it; else from the privileges of this process."""
     for source in watcher.about.get("sources", ()):
-        if source["name"] == BIRTHS:
+        if source["name"] == PROC_EVENTS:
             return ConnectorFacts(bool(source["up"]), str(source["why"]))
     return available(own)
