@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_the_ages_of_crio_and_of_its_containers_are_read(tmp_path: Path) -> None
         at = tmp_path / "proc" / str(pid)
         at.mkdir()
         (at / "cmdline").write_bytes(line.replace("|", "\0").encode() + b"\0")
-        start = int(now - age * os.sysconf("SC_CLK_TCK"))
+        start = math.floor(now - age * os.sysconf("SC_CLK_TCK"))  # negative where the machine has just booted
         (at / "stat").write_text(f"{pid} (x) S 1 " + "0 " * 17 + f"{start} " + "0 " * 30)
         (at / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\n")
     (engine,) = (each for each in looked(config, tmp_path / "host").engines if each.name == "crio")
