@@ -21,7 +21,6 @@ from threading import get_ident
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
-
 _numbers = itertools.count(1)
 #: The number that is current, and the thread of which: lines of other threads have none.
 _current, _thread = 0, 0

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from vmpin import log
 from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.recheck import RecheckSchedule
@@ -30,14 +31,14 @@ class Passes:
     def __init__(self, reconciler: Reconciler, guests: GuestManager, hooks: HookIntake,
                  proc_events: ProcEventsFeed | None, touched: Callable[[], None], timeouts: Timeouts) -> None:
         self._reconciler, self._view = reconciler, reconciler.view
-        self._guests = guests
-        self._hooks = hooks
+        self._guests, self._hooks = guests, hooks
         self._proc_events = proc_events
         self._touched = touched
         self._timeouts = timeouts
         self.rechecks = RecheckSchedule(timeouts.rechecks)
         self._queries: set[asyncio.Task[None]] = set()
 
+    @log.operation()
     def make(self, sandboxes: Iterable[SandboxId], why: str, since: float | None = None, scan: bool = True) -> None:
         """Reconcile some sandboxes.
         :param since: when the event came that the pass is made for, by time.perf_counter().
@@ -64,14 +65,15 @@ class Passes:
         """Reconcile again, ever more seldom, sandboxes that a source reported on. Until cancelled."""
         while True:
             due = await self.rechecks.due()
-            self.make(due, "settle")
-            self.ask_qmp()
-            self._hooks.save_soon(only_if_unsaved=True)
-            for sandbox in self.rechecks.checked(due):
-                vm = self._view.vms.get(sandbox)
-                if vm is not None and not vm.vcpus_identified:
-                    logger.warning("vCPU threads not identified sandbox=%s: after %.1f s (vCPUs: %d, threads: %d)",
-                                   sandbox, sum(self._timeouts.rechecks), len(vm.vcpus), len(vm.vmm.stats))
+            with log.operation():
+                self.make(due, "settle")
+                self.ask_qmp()
+                self._hooks.save_soon(only_if_unsaved=True)
+                for sandbox in self.rechecks.checked(due):
+                    vm = self._view.vms.get(sandbox)
+                    if vm is not None and not vm.vcpus_identified:
+                        logger.warning("vCPU threads not identified sandbox=%s: after %.1f s (vCPUs: %d, threads: %d)",
+                                       sandbox, sum(self._timeouts.rechecks), len(vm.vcpus), len(vm.vmm.stats))
 
     def ask_qmp(self) -> None:
         """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""

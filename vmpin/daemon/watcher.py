@@ -60,10 +60,8 @@ class Watcher:
 
     def __init__(self, load: Callable[[], Config], reconciler: Reconciler, spool: Spool, kept: list[str], lock: Lock,
                  timeouts: Timeouts = TIMEOUTS, changed: Callable[[], bool] = lambda: False) -> None:
-        self._load = load
-        self._changed = changed
-        self.reconciler = reconciler
-        self.view = reconciler.view
+        self._load, self._changed = load, changed
+        self.reconciler, self.view = reconciler, reconciler.view
         config = self.view.config
         self._lock = lock
         self.timeouts = timeouts
@@ -250,7 +248,8 @@ class Watcher:
                 self._reload()
             self.hooks.take_spool()
             self.reconciler.forks_reported(self.proc_events is not None and self.proc_events.connected)
-            self.passes.made(self.reconciler.resync(full=self._full), "resync")
+            with log.operation():
+                self.passes.made(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
             self.hooks.save_soon(only_if_unsaved=True)

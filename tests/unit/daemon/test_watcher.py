@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +19,7 @@ import pytest
 from guest_peer import until
 from removal import remove_in_use
 
+from vmpin import log
 from vmpin.config import loading
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
@@ -149,6 +152,33 @@ def test_a_message_in_the_spool_is_processed_before_it_is_ready_and_a_pass_follo
             assert not os.listdir(spool.path)
 
     asyncio.run(main())
+
+
+def test_the_line_of_each_pass_has_the_number_of_what_led_to_it(place: Place) -> None:
+    """Also of a pass that no source's report led to: a recheck, and a resync."""
+    written, vmpin = io.StringIO(), logging.getLogger("vmpin")
+    handler, level = logging.StreamHandler(written), vmpin.level
+    handler.setFormatter(log.Text())
+    place.settings["watch.resync_seconds"] = "0.1"
+
+    async def main() -> None:
+        async with place.watching(Timeouts(rechecks=(0.001, 0.001))) as watcher:
+            assert await place.ask("hook.sock", place.message()) == b"ok\n"
+            passes = watcher.view.counters.passes
+            await until(lambda: passes["hook"] == 1 and passes["settle"] == 2 and passes["resync"])
+
+    vmpin.addHandler(handler)
+    vmpin.setLevel(logging.DEBUG)
+    try:
+        asyncio.run(main())
+    finally:
+        vmpin.removeHandler(handler)
+        vmpin.setLevel(level)
+    found = re.findall(r"pass why=(\w+) .*", written.getvalue())
+    numbered = re.findall(r"pass why=(\w+) .* op=(\d+)$", written.getvalue(), re.MULTILINE)
+    assert {"hook", "settle", "resync"} <= {why for why, _ in numbered}
+    assert [why for why, _ in numbered] == found
+    assert len({number for _, number in numbered}) == len(numbered)
 
 
 def test_sighup_loads_the_configuration_again_and_an_invalid_one_is_refused(
