@@ -62,11 +62,10 @@ class Allocating:
             from vmpin.daemon.allocator.live_annotations import LiveAnnotations
 
             self.live = LiveAnnotations(self.allocator, self.take, timeouts)
-        self.check()
 
     def check(self) -> None:
-        """Called before a pass. Suspend the allocator while the kubelet gives out CPUs, resume it when that ends, and
-        hand the reconciler what is given out."""
+        """Suspend the allocator while the kubelet gives out CPUs, resume it when that ends, and hand the reconciler
+        what is given out. Called by the watcher when it starts, before any feed does, and after each resync."""
         kubelet = self._view.kubelet
         suspended = _STATIC if kubelet is not None and kubelet.static else ""
         if suspended != self.allocator.suspended:

@@ -34,13 +34,11 @@ class HookIntake:
     def __init__(self, reconciler: Reconciler, spool: Spool, kept: list[str], lock: Lock,
                  processed: Callable[[set[SandboxId], float], None], lost: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS) -> None:
-        self._reconciler = reconciler
-        self._counters = reconciler.counters
+        self._reconciler, self._counters = reconciler, reconciler.counters
         self._spool = spool
         self.kept = kept
         self._lock = lock
-        self._processed = processed
-        self._lost = lost
+        self._processed, self._lost = processed, lost
         self._timeouts = timeouts
         self._due = asyncio.Event()
 

@@ -105,6 +105,8 @@ class Watcher:
         directory.open()
         if self.nri is not None:
             self.reconciler.judge_drift_after(self.nri.unread)
+        if self.allocating is not None:
+            self.allocating.check()
         self.hooks.take_spool()
         if self.hooks.kept:
             self._resync.set()  # what came since the first pass does not wait for the clock

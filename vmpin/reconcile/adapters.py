@@ -32,5 +32,6 @@ class Adapters(NamedTuple):
         proc = Procfs(config.paths.proc)
         boot_id = proc.boot_id()
         return cls(proc, Sysfs(config.paths.sys), Cgroups(config.paths.cgroup, proc),
-                   KataState(config.paths.kata_go, config.paths.kata_rs, logger.warning),
+                   KataState(config.paths.kata_go, config.paths.kata_rs, logger.warning,
+                             config.policy.exclusive_annotation),
                    StateStore(config.paths.state_file, config.paths.notes_file, boot_id), boot_id)

@@ -63,7 +63,6 @@ class NodeState:
         self.proc, self.sysfs, self.cgroups = adapters.proc, adapters.sysfs, adapters.cgroups
         self.boot_id = adapters.boot_id
         self.sources = DiskSources(self.proc, self.cgroups, adapters.kata)
-        self.sources.kata.use_annotation(config.policy.exclusive_annotation)
         self._store = adapters.store
         saved = self._store.load(set_aside=acts)
         self.state: DesiredState = saved.state

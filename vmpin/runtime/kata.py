@@ -47,15 +47,16 @@ Parse = Callable[[SandboxId, bytes, int], KataSandbox]
 
 class KataState:
     """Reads both state directories; a file is parsed again only when it changed.
-    :param complain: called with a line for each file that cannot be used, once per version of that file."""
+    :param complain: called with a line for each file that cannot be used, once per version of that file.
+    :param exclusive_annotation: by which a container declares its CPUs exclusive, "" for none."""
 
-    def __init__(self, go_root: Path, rs_root: Path, complain: Callable[[str], None]) -> None:
+    def __init__(self, go_root: Path, rs_root: Path, complain: Callable[[str], None],
+                 exclusive_annotation: str = "") -> None:
         self.go_root, self.rs_root = os.fspath(go_root), os.fspath(rs_root)
         self.complain = complain
         #: The sandboxes that had a directory at the last reading, readable or not.
         self.listed: set[SandboxId] = set()
-        #: The annotation by which a container declares its CPUs exclusive, "" for none.
-        self.exclusive_annotation = ""
+        self.exclusive_annotation = exclusive_annotation
         self._parsed: dict[str, tuple[Stamp, KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[Stamp, bool]] = {}
 

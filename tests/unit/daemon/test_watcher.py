@@ -20,13 +20,16 @@ from guest_peer import until
 from removal import remove_in_use
 
 from vmpin import log
+from vmpin.allocation.ledger import Ledger
 from vmpin.config import loading
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
+from vmpin.cpuset import CpuSet
 from vmpin.daemon.supervision import SupervisedTasks
 from vmpin.daemon.watcher import Watcher
 from vmpin.errors import ConfigError, LockHeldError
 from vmpin.host.lock import Lock
+from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.spool import Spool
 
@@ -179,6 +182,18 @@ def test_the_line_of_each_pass_has_the_number_of_what_led_to_it(place: Place) ->
     assert {"hook", "settle", "resync"} <= {why for why, _ in numbered}
     assert [why for why, _ in numbered] == found
     assert len({number for _, number in numbered}) == len(numbered)
+
+
+def test_what_the_ledger_has_is_followed_before_any_feed_starts(place: Place) -> None:
+    config = place.config(allocate__mode="on")
+    LedgerFile(config.paths.ledger_file, Reconciler(config, acts=False).view.boot_id).save(
+        Ledger(shared=CpuSet(os.sched_getaffinity(0))))
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            assert watcher.view.granted is not None
+
+    asyncio.run(main())
 
 
 def test_sighup_loads_the_configuration_again_and_an_invalid_one_is_refused(

@@ -12,6 +12,7 @@ import pytest
 from newcomers import Machine, mask, sandbox
 from trees import make_tree
 
+from vmpin.config import loading
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
@@ -228,3 +229,13 @@ def test_ended_vms_leave_nothing_behind_but_original_masks_of_processes_that_run
     reconciler.resync(full=True)
     assert (reconciler.view.placements, reconciler.view.vms) == ({}, {})
     assert reconciler.unsaved
+
+
+def test_the_configured_annotation_is_used_from_the_start_and_adapters_are_left_as_they_are(
+        given: Given, tmp_path: Path) -> None:
+    config = loading.load(None, {}, {"paths.run": str(tmp_path), "policy.exclusive_annotation": "x/y"})
+    assert Adapters.of(config).kata.exclusive_annotation == "x/y"
+    reconciler = Reconciler(config, acts=False, adapters=given.adapters)
+    assert reconciler.sources.kata.exclusive_annotation == ""
+    reconciler.reconfigure(config)
+    assert reconciler.sources.kata.exclusive_annotation == "x/y"

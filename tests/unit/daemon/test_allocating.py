@@ -1,0 +1,53 @@
+"""The allocator in the watcher: made without an effect on anything else, and checked when the watcher starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from vmpin.allocation.ledger import Ledger
+from vmpin.config import loading
+from vmpin.config.timeouts import TIMEOUTS
+from vmpin.cpuset import CpuSet
+from vmpin.daemon.allocating import Allocating
+from vmpin.reconcile.ledger_file import LedgerFile
+from vmpin.reconcile.reconciler import Reconciler
+
+CPUS = CpuSet(os.sched_getaffinity(0))
+
+
+def on_a_node(root: Path) -> Reconciler:
+    """A node whose ledger of before a restart has all CPUs in the pool."""
+    paths = {f"paths.{each}": str(root / each) for each in ("run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}
+    for name in ("run", "proc", "kubelet"):
+        (root / name).mkdir()
+    config = loading.load(None, {}, {**paths, "allocate.mode": "on", "watch.kubelet": "true"})
+    found = Reconciler(config)
+    LedgerFile(config.paths.ledger_file, found.view.boot_id).save(Ledger(shared=CPUS))
+    return found
+
+
+def test_it_is_made_without_an_effect_and_checked_later(tmp_path: Path) -> None:
+    reconciler = on_a_node(tmp_path)
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    assert (reconciler.view.granted, made.allocator.suspended) == (None, "")
+    made.check()
+    assert reconciler.view.granted is not None
+    assert reconciler.view.granted.pool == CPUS
+
+
+def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reconciler = on_a_node(tmp_path)
+    (tmp_path / "kubelet/cpu_manager_state").write_text(json.dumps({"policyName": "static",
+                                                                    "defaultCpuSet": str(CPUS)}))
+    reconciler.read_kubelet()
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    assert (made.allocator.suspended, caplog.messages) == ("", [])
+    made.check()
+    assert made.allocator.suspended.startswith("the kubelet's CPU manager policy is static")
+    assert reconciler.view.granted is None
+    assert [message.partition(": ")[2][:21] for message in caplog.messages] == ["nothing is allocated:"]
