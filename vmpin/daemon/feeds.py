@@ -51,11 +51,8 @@ class NriFeed:
 
     def __init__(self, config: Config, take: Callable[[list[NriEvent], float], None], ended: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS, decisions: CpuDecisions | None = None) -> None:
-        self._config = config
-        self._timeouts = timeouts
-        self._take = take
-        self._ended = ended
-        self._decisions = decisions
+        self._config, self._timeouts, self._decisions = config, timeouts, decisions
+        self._take, self._ended = take, ended
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
         self.plugin: NriPlugin | None = None
@@ -175,8 +172,7 @@ class FileFeed:
     :param changed: called in the loop with the watched paths, and when the first change came (time.perf_counter())."""
 
     def __init__(self, changed: Callable[[set[Path], float], None], timeouts: Timeouts = TIMEOUTS) -> None:
-        self._changed = changed
-        self._timeouts = timeouts
+        self._changed, self._timeouts = changed, timeouts
         self._inotify: Inotify | None = None
         self._wanted: set[Path] = set()
         self._watched: dict[Path, int] = {}
