@@ -59,7 +59,7 @@ class GuestCgroups:
 
     @property
     def layout(self) -> str:
-        """v1, v2, hybrid or none."""
+        """Return the layout: v1, v2, hybrid or none."""
         kinds = {each.v2 for each in self.hierarchies}
         return "hybrid" if len(kinds) == 2 else "v2" if True in kinds else "v1" if kinds else "none"
 

@@ -34,7 +34,7 @@ class CpuTable(NamedTuple):
         return CpuSet(each.cpu for each in self.cpus if each.online)
 
     def find(self, hw: Sequence[int]) -> Tuple[CpuSet, str, bool]:
-        """:returns: the CPUs online with these ids; an error about the others, or ""; whether these may still come."""
+        """Return the CPUs online with these ids; an error about the others, or ""; whether these may still come."""
         by_hw = {each.hw: each for each in self.cpus if each.hw is not None}
         found = CpuSet(by_hw[each].cpu for each in hw if each in by_hw and by_hw[each].online)
         lacking = [each for each in hw if each not in by_hw or not by_hw[each].online]

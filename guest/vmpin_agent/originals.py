@@ -123,7 +123,7 @@ class Originals:
 
 
 def _kept(data: List[Any]) -> Original:
-    """:raises CpuSetError: or TypeError, when the file was not written by this agent."""
+    """Read one entry of the file. :raises CpuSetError: or TypeError, when the file was not written by this agent."""
     container, before, own, inode, ours = data
     made = Original(str(container), CpuSet.parse(before), None if own is None else CpuSet.parse(own), int(inode))
     made.ours = [CpuSet.parse(each) for each in ours]

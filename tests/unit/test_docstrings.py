@@ -1,5 +1,6 @@
 """Each module's docstring says what stays out of it and who calls it, and the modules that it names exist. A package's
-says which packages import it, and at times which it imports: both are as it says."""
+says which packages import it, and at times which it imports: both are as it says. A function's begins with a sentence.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +35,12 @@ IMPORTED_BY = re.compile(r"\b[Ii]mported by (.+?)(?:[.;] |[.;]?$)|"
 IMPORTS = re.compile(r"(?:[.;] )[Ii]mports (.+?)(?:[.;] |[.;]?$)")
 #: It imports a verb's module by its name, when the verb is used.
 BY_NAME = "cli.main"
+
+
+#: Beginnings of what is no sentence: a parameter alone, and a question without its answer.
+NO_SENTENCE = (":", "What ", "Which ")
+#: The hook has no suffix.
+SOURCES = [*PRODUCT.rglob("*.py"), *(PRODUCT.parent / "guest").rglob("*.py"), PRODUCT.parent / "hooks/vmpin-hook"]
 
 
 @cache
@@ -86,6 +93,14 @@ def test_what_stays_out_is_where_it_says() -> None:
 
     assert [(module, name) for module in MODULES for sentence in STAYS_OUT.findall(docstring(module))
             for name in NAME.findall(sentence) if not exists(name.removesuffix(".py"))] == []
+
+
+def test_the_docstring_of_a_function_begins_with_a_sentence() -> None:
+    wrong = [f"{path.relative_to(PRODUCT.parent)}:{node.lineno}"
+             for path in SOURCES for node in ast.walk(ast.parse(path.read_bytes()))
+             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+             and (ast.get_docstring(node) or "").startswith(NO_SENTENCE)]
+    assert wrong == []
 
 
 def packages_in(sentence: str) -> set[str]:

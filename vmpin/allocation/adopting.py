@@ -74,9 +74,9 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
 
 def _given_when_listed(machine: Topology, container: RequestedContainer,
                        options: AllocationOptions) -> AnnotatedGrant | None:
-    """What a container without our annotation was given: it was created while vmpin was away, and got its CPUs with
-    the runtime's list. That is assumed where it asks for CPUs of its own and its cpuset has as many. Where another
-    plugin gave it those, no other container gets them either. None for all others."""
+    """Return what a container without our annotation was given with the runtime's list, or None.
+    It was created while vmpin was away. This is assumed where it asks for CPUs of its own and its cpuset has as many.
+    Where another plugin gave it those, no other container gets them either."""
     amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
     try:
         found = asked(container.pod_annotations, container.name, options.honour)

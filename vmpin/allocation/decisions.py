@@ -108,7 +108,7 @@ def on_pod_end(machine: Topology, ledger: Ledger, sandbox: SandboxId, options: A
 
 
 def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
-    """What is to be written by CRI, in this order: CPUs that containers are still to lose, then those they get back.
+    """Return what is to be written by CRI, in order: CPUs that containers are still to lose, then those they get back.
     `with_written` records each that was done."""
     if options.mode is not AllocationMode.ON:
         return ()
@@ -125,8 +125,8 @@ def _never_started(ledger: Ledger, container: RequestedContainer) -> list[Contai
 
 def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: RequestedContainer,
                 options: AllocationOptions) -> Adjustment:
-    """What a new container is given. It has the grant's annotation in any case: else one that the pod's author wrote
-    would be there."""
+    """Return what a new container is given. It has the grant's annotation in any case: else one that the pod's author
+    wrote would be there."""
     cpus = target(machine, ledger, grant, options)
     annotations = {GRANT_KEY: annotation_of(grant)}
     mems = None if container.mems else mems_of(machine, grant, cpus, options)

@@ -34,8 +34,9 @@ class PolicyRuling(NamedTuple):
 
 
 def amount_of(shares: int | None, quota: int | None, period: int | None, guaranteed: bool = False) -> CpuAmount:
-    """What the kubelet made these of: shares = request * 1024, rounded down, quota = limit * period. Whole CPUs are
-    exact; other requests are within a thousandth of a CPU. A request beyond 256 CPUs shows as 256.
+    """Return the CPU request and limit that the kubelet made these of. It writes shares = request * 1024, rounded
+    down, and quota = limit * period. Whole CPUs are exact; other requests are within a thousandth of a CPU. A
+    request beyond 256 CPUs shows as 256.
     :param guaranteed: the pod is of that class, so that every request in it is its limit."""
     period = period or 100_000
     request = -(-(shares or 0) * 1000 // 1024)
@@ -84,7 +85,7 @@ def ruling(machine: Topology, asked: AskedCpus, namespace: str, guaranteed: bool
 
 
 def as_required(asked: AskedCpus, options: AllocationOptions) -> AskedCpus:
-    """What is asked, where a peer's preference does not loosen the alignment that the configuration requires."""
+    """Return the wish without a peer's preference that loosens the alignment which the configuration requires."""
     if not (asked.peer_align and options.align_required and asked.wish.align is options.align):
         return asked
     return asked._replace(wish=asked.wish._replace(align=None))

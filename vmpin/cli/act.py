@@ -111,7 +111,7 @@ def unpin(args: argparse.Namespace) -> int:
 
 
 def _refuse_unclear(args: argparse.Namespace) -> None:
-    """:raises UsageError: unless exactly one of SANDBOX, --every and --all is given."""
+    """Refuse a command line that does not have exactly one of SANDBOX, --every and --all. :raises UsageError:"""
     if args.sandbox is not None and (args.all or args.every):
         raise UsageError(f"{'--all' if args.all else '--every'} goes without a SANDBOX",
                          "`vmpin unpin SANDBOX` is for one")

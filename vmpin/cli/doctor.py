@@ -123,7 +123,7 @@ def _folded(head: Line, sentence: str, style: str, columns: int) -> list[Line]:
 
 
 def _refuse_unknown(names: Sequence[str]) -> None:
-    """:raises UsageError: for a name that is neither a check's nor a prefix of one."""
+    """Refuse a name that is neither a check's nor a prefix of one. :raises UsageError:"""
     all_names = [check.name for check in CHECKS]
     for name in names:
         if not any(each == name or each.startswith(f"{name}-") for each in all_names):

@@ -74,6 +74,7 @@ def _of_sandbox(config: Config, found: Document, meant: Meant) -> list[str]:
 
 
 def _of_grants(config: Config, id: str) -> list[str]:
-    """:param id: of a container or a sandbox."""
+    """Return the watcher's sentences about a container's CPUs from the allocator; none without a watcher.
+    :param id: of a container or a sandbox."""
     found = ask(config, {"op": "allocations", "explain": id})
     return [] if found is None else [f"{text[0].upper()}{text[1:]}." for text in found["sentences"]]

@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _carry_out(arguments: Sequence[str]) -> int:
-    """:raises BrokenPipeError: if the reader of the output has ended."""
+    """Run a command line, print its error, and return the exit code. :raises BrokenPipeError: if the reader of the
+    output has ended."""
     try:
         if arguments[:1] == ["__complete"]:
             from vmpin.cli.shell.names import print_names
@@ -120,7 +121,7 @@ def _verb(arguments: Sequence[str]) -> str | None:
 
 
 def _refuse_unknown(arguments: Sequence[str]) -> None:
-    """:raises UsageError: for a command that does not exist; argparse would list them all, and guess none."""
+    """Refuse a command that does not exist: argparse would list them all, and guess none. :raises UsageError:"""
     verb = _verb(arguments)
     if verb is not None and verb not in VERBS:
         from vmpin.cli.shell.help import did_you_mean
@@ -128,7 +129,7 @@ def _refuse_unknown(arguments: Sequence[str]) -> None:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """:raises UsageError: for an option or argument that the command does not take."""
+    """Parse a command line. :raises UsageError: for an option or argument that the command does not take."""
     parser, arguments = verbs_parser(arguments), without_seconds(arguments)
     parsed, rest = parser.parse_known_args(arguments)
     if not rest:
@@ -145,7 +146,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def grammar(arguments: Sequence[str] = ()) -> "Command":
-    """What the parsers take: all of it, or for a command line what concerns its verb."""
+    """Describe what the parsers take: all of it, or for a command line what concerns its verb."""
     from vmpin.cli.shell.grammar import read
     return read(verbs_parser(arguments), "vmpin")
 

@@ -43,7 +43,8 @@ def _groups(value: object) -> str:
 
 
 def group_rules(text: str) -> dict[str, GroupRule]:
-    """:raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
+    """Parse the rules of groups, as NAME=CPUS@NAMESPACE+NAMESPACE;…
+    :raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
     from vmpin.allocation.allocation_options import GroupRule
     from vmpin.allocation.texts.wish_values import GROUP_NAME  # as annotations have it: no other could be joined
 

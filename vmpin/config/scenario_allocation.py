@@ -127,7 +127,7 @@ class _PlayedNode:
         return _refused(answer) if answer.refusal else self._outcome(before.without([container]), container)
 
     def _outcome(self, before: Ledger, container: ContainerId) -> dict[str, object]:
-        """What a container has. :param before: the ledger without it."""
+        """Return a container's CPUs and memory nodes, with their cost. :param before: the ledger without it."""
         grant = self._ledger.grants[container]
         # Containers of a VM on the pool have no cpuset; their threads are kept there.
         cpus = grant.cpus or target(self._machine, self._ledger, grant, self._options)
@@ -172,7 +172,7 @@ def _resources(request: int, limit: int | None) -> dict[str, Any]:
 
 
 def _noted(answer: Answer, event: ContainerCreated) -> dict[str, object]:
-    """What the log has of a new container besides its CPUs: values that were passed over, a cpuset of others."""
+    """Return what the log has of a new container besides its CPUs: values passed over, a cpuset of others."""
     name = f"{event.pod}/{event.container}"
     notes = [note.removeprefix(f"{name}: ").removeprefix(f"{name} ") for note in answer.notes
              if not note.startswith(f"{name} gets the CPUs ")]

@@ -116,7 +116,7 @@ def _create(values: ScenarioValues, body: object, at: str, valid: CpuSet) -> Sce
 
 
 def read_pod(values: ScenarioValues, keys: Mapping[str, object], at: str, pod: str) -> ContainerCreated:
-    """What all containers of a pod have in common, as one without a name."""
+    """Read what all containers of a pod have in common, as one without a name."""
     vm = keys.get("vm", False)
     if not isinstance(vm, bool):
         raise values.wrong(f"{at}.vm", f"{vm!r} is neither true nor false")
@@ -188,7 +188,7 @@ def _amount(values: ScenarioValues, value: object, at: str) -> int:
 
 
 def read_wishes(values: ScenarioValues, keys: Mapping[str, object], at: str) -> dict[str, str]:
-    """What is named of WISHES, as the text of an annotation: its meaning and its mistakes are the allocator's."""
+    """Read the WISHES that are named, as the texts of annotations: their meaning and mistakes are the allocator's."""
     return {name: _text(values, keys[name], f"{at}.{name}") for name in WISHES if name in keys}
 
 

@@ -101,7 +101,7 @@ class Allocating:
         self.ended.touch()
 
     def view(self) -> AllocatorView | None:
-        """What is given out now; None before the runtime's first list."""
+        """Return what is given out now; None before the runtime's first list."""
         ledger = self.allocator.ledger()
         if ledger is None:
             return None

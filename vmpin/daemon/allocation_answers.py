@@ -24,7 +24,7 @@ _HINT = "allocate.mode is off: set it to observe or on, and restart the watcher"
 
 
 def _seen(allocating: Allocating | None) -> tuple[Allocating, AllocatorView]:
-    """:raises WatcherError: while nothing is given out."""
+    """Return the allocator, and what it gives out. :raises WatcherError: while nothing is given out."""
     if allocating is None:
         raise WatcherError("vmpin gives out no CPUs", _HINT)
     view = allocating.view()
@@ -39,7 +39,8 @@ async def explained(allocating: Allocating | None, name: str) -> dict[str, objec
 
 
 def allocations(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
-    """:raises WatcherError: while nothing is given out."""
+    """Answer the request `allocations` with the report of the ledger. :raises WatcherError: while nothing is given
+    out."""
     allocating, view = _seen(allocating)
     report = allocation_report(view)
     if request.get("actual") is True:

@@ -156,7 +156,8 @@ def _probe_reply(checks: list[SourceHealth]) -> HttpReply:
 
 
 def _listen(address: Address, group: str) -> socket.socket:
-    """:param group: whose members may connect to a unix socket, besides root; "" for no group."""
+    """Listen on the metrics' address.
+    :param group: whose members may connect to a unix socket, besides root; "" for no group."""
     if address.path is None:
         return http.listen(address.host, address.port)
     if not unix_sockets.remove_left(address.path):

@@ -33,7 +33,7 @@ class HandedPods:
         self._admitted = now
 
     def take(self, request: Mapping[str, Any]) -> int:
-        """:returns: how many pods it has. :raises WireError: then those before stay."""
+        """Replace the pods by those of a request. Returns their number. :raises WireError: then those before stay."""
         self._pods = decode(request)
         self._taken = self._clock()
         return len(self._pods)

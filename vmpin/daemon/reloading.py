@@ -44,7 +44,8 @@ def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
 
 
 def _open_sockets(old: Config, new: Config) -> None:
-    """:raises ConfigError: for a group that does not exist. :raises OSError: for a socket that is gone."""
+    """Let the configuration's new group connect to the sockets.
+    :raises ConfigError: for a group that does not exist. :raises OSError: for a socket that is gone."""
     group = new.watch.status_group
     if group == old.watch.status_group:
         return

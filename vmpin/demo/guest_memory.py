@@ -40,7 +40,8 @@ class GuestMemory:
     """`close` unmaps it."""
 
     def __init__(self, pid: int) -> None:
-        """:raises VmpinError: if the process has no such memory, or it cannot be opened."""
+        """Map the guest memory of a QEMU process. :raises VmpinError: if it has no such memory, or it cannot be
+        opened."""
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             try:
                 if os.readlink(entry).startswith("/memfd:memory-backend"):

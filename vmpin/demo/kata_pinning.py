@@ -22,10 +22,9 @@ class KataPinning:
 
 
 def kata_pinning(vcpus: Collection[int], cpus: CpuSet) -> KataPinning:
-    """
+    """Return the masks that Kata's own pinning of vCPUs would set.
     :param vcpus: the numbers of the VM's vCPUs.
-    :param cpus: the cpusets of all containers of the pod together; Kata does not distinguish exclusive ones.
-    """
+    :param cpus: the cpusets of all containers of the pod together; Kata does not distinguish exclusive ones."""
     if not cpus:
         return KataPinning({}, "no container of the pod has a cpuset")
     if len(vcpus) != len(cpus):

@@ -38,7 +38,8 @@ class NoiseStage(Stage):
     vm: ProbeVm
 
     def __init__(self, tools: Tools, sidecar_busy: bool, lifetime: float) -> None:
-        """:param lifetime: seconds after which the containers end by themselves."""
+        """Prepare two VMs and the containers without a VM; none of them is started yet.
+        :param lifetime: seconds after which the containers end by themselves."""
         super().__init__(tools)
         self.pool, self.exclusive = CpuSet((tools.cpus.first,)), CpuSet((list(tools.cpus)[-1],))
         self._sidecar_busy = sidecar_busy

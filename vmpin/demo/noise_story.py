@@ -31,7 +31,8 @@ _AT_ONCE = 200_000
 
 
 def play(stage: NoiseStage, seconds: float, rounds: int, sidecar_busy: bool) -> Worth:
-    """:param seconds: of each measurement. :raises VmpinError: if a placement does not take effect or is disturbed."""
+    """Measure the container under each placement, in rounds, and return all readings.
+    :param seconds: of each measurement. :raises VmpinError: if a placement does not take effect or is disturbed."""
     load = os.getloadavg()[0]
     stage.step("two VMs, the watcher and the containers start")
     stage.start_pods()

@@ -195,7 +195,7 @@ def same(masks: DemoMasks, before: DemoMasks, cpus: CpuSet) -> bool:
 
 def wait_until(true: Callable[[], bool], otherwise: Callable[[], str],
                alive: Callable[[], bool] = lambda: True) -> None:
-    """:raises VmpinError: if the condition is not met in time."""
+    """Wait until a condition is true. :raises VmpinError: if it is not in time."""
     deadline = time.monotonic() + PATIENCE
     while not true():
         if time.monotonic() > deadline or not alive():

@@ -64,7 +64,8 @@ class NoiseReading:
 
 
 def wake_ups(slept: Iterable[float]) -> WakeUps | None:
-    """:param slept: the lengths of sleeps of SLEEP, in milliseconds. :returns: None if the timer is not as assumed."""
+    """Sum up how late the sleeps ended; None if the timer is not as assumed.
+    :param slept: the lengths of sleeps of SLEEP, in milliseconds."""
     late = sorted(each - SLEEP for each in slept)
     if not late or late[0] < (_TOO_SHORT - 1) * SLEEP:
         return None

@@ -63,7 +63,7 @@ class PodNames(NamedTuple):
 
     @classmethod
     def of(cls, pods: Iterable[Mapping[str, Any]]) -> PodNames:
-        """:param pods: of the status document."""
+        """Return the names in the part `pods` of a status document."""
         sandboxes, uids, containers, pauses = {}, {}, {}, set()
         for entry in pods:
             pod = entry["pod"]

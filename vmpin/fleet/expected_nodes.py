@@ -38,7 +38,7 @@ class ReporterPlacement(NamedTuple):
         return ",".join(f"{key}={value}" for key, value in sorted(self.labels.items()))
 
     def chooses(self, node: Mapping[str, Any]) -> bool:
-        """:param node: a Node as JSON; one that is none is not chosen."""
+        """Whether the reporter should run on a node. :param node: a Node as JSON; one that is none is not chosen."""
         try:
             labels = node["metadata"].get("labels") or {}
             taints = (node.get("spec") or {}).get("taints") or ()
@@ -54,7 +54,7 @@ class ReporterPlacement(NamedTuple):
 
 
 def placement_of(daemon_set: Mapping[str, Any]) -> ReporterPlacement:
-    """:raises ValueError: for what is no DaemonSet."""
+    """Read from a DaemonSet the rules by which its pods choose nodes. :raises ValueError: for what is no DaemonSet."""
     try:
         spec = daemon_set["spec"]["template"]["spec"]
         affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(

@@ -45,7 +45,8 @@ class NodeChoice(NamedTuple):
 
 def read_fleet(send: Send, clock: Callable[[], float], choice: NodeChoice,
                trim: Callable[[NodeRecord], NodeRecord]) -> Fleet:
-    """:param trim: what is kept of a record, so that no more is in memory than is shown.
+    """Read the chosen NodePinnings, and which nodes should have one.
+    :param trim: what is kept of a record, so that no more is in memory than is shown.
     :raises ClusterError: where the NodePinnings cannot be listed; with a hint. :raises UsageError: for a selector."""
     check_selector(choice.selector)
     # First the nodes: one that joins in between is not missing.
@@ -69,7 +70,7 @@ def read_fleet(send: Send, clock: Callable[[], float], choice: NodeChoice,
 
 
 def check_selector(selector: str) -> None:
-    """:raises UsageError: for a label that no NodePinning has: nodes have it, and would all be called missing."""
+    """Refuse a label that no NodePinning has: nodes have it, and would all be called missing. :raises UsageError:"""
     for part in re.split(r",(?![^(]*\))", selector) if selector else ():
         match = _KEY.match(part)
         if match is None or match[1] not in LABELS:
@@ -105,7 +106,8 @@ def _placements(send: Send) -> Iterator[ReporterPlacement]:
 
 
 def _items(send: Send, path: str, selector: str = "", name: str = "") -> Iterator[Mapping[str, Any]]:
-    """:param name: of the only object; "" for all. :raises ClusterError: :raises UsageError: with what to do."""
+    """List the objects at a path, page by page. :param name: of the only object; "" for all.
+    :raises ClusterError: :raises UsageError: with what to do."""
     fixed = [("labelSelector", selector)] * bool(selector) + [("fieldSelector", f"metadata.name={name}")] * bool(name)
     token = ""
     while True:

@@ -48,7 +48,8 @@ class Fleet(NamedTuple):
 
 def fleet_of(records: Iterable[NodeRecord], expected: Iterable[str], time: float, unknown: str = "",
              unchecked: str = "") -> Fleet:
-    """:param expected: names of nodes that should have an object. :param time: now, in seconds."""
+    """Judge the records, and add the expected nodes that have none; the nodes that need attention first.
+    :param expected: names of nodes that should have an object. :param time: now, in seconds."""
     nodes = [FleetNode(record, record.health(time)) for record in records]
     missing = set(expected) - {each.record.name for each in nodes}
     nodes += [FleetNode(NodeRecord(name), NodeHealth.MISSING) for name in missing]

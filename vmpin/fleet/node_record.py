@@ -235,7 +235,7 @@ def _pairs(found: Any, key: str) -> list[tuple[str, object]]:
 
 
 def _time(text: str) -> float:
-    """:raises ValueError: for none from 1970 to 9998 with its offset from UTC."""
+    """Parse a time with its offset from UTC. :raises ValueError: for none from 1970 to 9998."""
     found = datetime.fromisoformat(text)
     if found.tzinfo is None or not 1970 < found.year < 9999:
         raise ValueError(f"{text!r} is no time with a time zone")

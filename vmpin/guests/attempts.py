@@ -30,7 +30,7 @@ class GuestBackoff(Backoff):
         self._streak = TimeoutStreak()
 
     def after(self, err: Exception) -> float:
-        """:returns: the pause after an attempt that failed with `err`, in seconds."""
+        """Return the pause after an attempt that failed with `err`, in seconds; log what no guest can cause."""
         # The sessions log what a guest or a connection can cause; anything else is a defect in vmpin.
         if not isinstance(err, GuestError | ProtocolError | SourceError | OSError):  # TimeoutError is an OSError
             logger.error("session with a guest failed unexpectedly and is started again: %r", err)

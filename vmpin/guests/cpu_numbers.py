@@ -75,7 +75,8 @@ class CpuView:
 
 
 def cpu_view(vcpus: GuestVcpus, kernel: tuple[int, int] | None, online: int) -> CpuView:
-    """:param kernel: as in `guest_cpu_numbers`. :param online: how many CPUs are online in the guest."""
+    """Return what is known from outside of the guest's CPUs: numbers, ids without one, and which may be offline.
+    :param kernel: as in `guest_cpu_numbers`. :param online: how many CPUs are online in the guest."""
     numbers = {vcpus.hw[vcpu]: cpu for vcpu, cpu in guest_cpu_numbers(vcpus, kernel).items()}
     # Which of the plugged vCPUs are offline is not shown from outside; boot CPUs are online unless a user of the guest
     # took them offline.

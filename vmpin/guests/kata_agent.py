@@ -98,7 +98,8 @@ class KataAgent:
         return str(answer.metrics)
 
     async def _call(self, service: str, method: str, request: str, reply: str | None, **fields: object) -> Any:
-        """:param request: the name of the request's message.
+        """Make one call and return its answer. :raises Refused, UnknownContainer, AgentError, WireError, TimeoutError:
+        :param request: the name of the request's message.
         :param reply: the name of the answer's message, None if the answer is empty."""
         assert (service, method) in METHODS
         self._number += 2

@@ -29,8 +29,9 @@ class GuestManager:
     """`run` is one of the watcher's tasks; all other methods are called in the same event loop."""
 
     def __init__(self, early: bool = False, timeouts: Timeouts = TIMEOUTS) -> None:
-        """:param early: whether `run` imports at once what the first guest needs: 50 ms in which no thread of its VM
-        would be placed."""
+        """Make a manager without guests.
+        :param early: whether `run` imports at once what the first guest needs: 50 ms in which no thread of its VM
+            would be placed."""
         self._early = early
         self._timeouts = timeouts
         self._guests: dict[SandboxId, VmGuest] = {}

@@ -38,7 +38,8 @@ class VmGuest:
 
     def __init__(self, via: str, vm: Vm, agent_url: str, proc: Procfs, config: Config,
                  rival: Callable[[int, SandboxId], SandboxId | None], timeouts: Timeouts = TIMEOUTS) -> None:
-        """:param via: `guest.via` as it applies to this VM; not `off`.
+        """Make the sessions that `via` allows; `run` starts them.
+        :param via: `guest.via` as it applies to this VM; not `off`.
         :param agent_url: how Kata reaches its agent, "" if Kata does not record it.
         :param rival: returns another sandbox whose VMM names the same CID, as any process may write a command line."""
         self.via = via

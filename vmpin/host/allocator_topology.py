@@ -99,7 +99,7 @@ class _NumberedDevices:
 
 
 def _linked(path: str) -> str:
-    """What a link of sysfs points to, below `devices`; "" for no such link."""
+    """Return the target of a link of sysfs, below `devices`; "" for no such link."""
     try:
         _, below, path = os.readlink(path).partition("../devices/")
     except OSError:

@@ -22,5 +22,5 @@ def of_wall(wall: int, not_before: int = 0) -> int:
 
 
 def wall_offset() -> int:
-    """What to add to a moment to get the wall clock's time of it, in ns: as the clock is now."""
+    """Return the wall clock's time minus the time since boot, in ns, as the clock is now."""
     return time.time_ns() - now()

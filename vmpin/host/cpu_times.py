@@ -25,7 +25,8 @@ class CpuLines:
     for are parsed."""
 
     def __init__(self, proc: Procfs, most: int) -> None:
-        """:param most: a number that no CPU exceeds. :raises OSError: /proc/stat cannot be read."""
+        """Read the lines of all CPUs from /proc/stat. :param most: a number that no CPU exceeds.
+        :raises OSError: /proc/stat cannot be read."""
         raw = read_file(f"{proc.root}/stat", _LINE * (most + 2)) or b""
         self.at = time.monotonic_ns()
         self._lines = {line.partition(b" ")[0]: line for line in raw.split(b"\n")[:-1] if line.startswith(b"cpu")}

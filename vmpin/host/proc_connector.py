@@ -196,7 +196,7 @@ class ProcConnector:
 
 
 def lacking_rights(proc: Procfs, *namespaces: str) -> str:
-    """What this process lacks for the connector, "" if nothing is known to be missing.
+    """Name the rights that this process lacks for the connector, "" if none is known to be missing.
     :param namespaces: kinds that are missing besides those that its links under /proc/self/ns show."""
     kinds = [*_foreign_namespaces(proc), *namespaces]
     lacks = [f"it takes the machine's own {' and '.join(kinds)} namespace"] if kinds else []

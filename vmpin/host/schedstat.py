@@ -34,7 +34,7 @@ class LastRun(NamedTuple):
 
 
 def parse_stat(raw: bytes) -> LastRun | None:
-    """What a stat line shows of a thread's run time; None where the text is no stat line."""
+    """Parse a thread's run time from its stat line; None where the text is no stat line."""
     found = split_stat(raw)
     if found is None:
         return None

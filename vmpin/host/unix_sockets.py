@@ -44,7 +44,7 @@ def listen(path: Path, group: str = "") -> socket.socket:
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file a path is (device, inode); None where there is none."""
+    """Return the (device, inode) of a path; None where there is none."""
     try:
         info = path.lstat()
     except OSError:

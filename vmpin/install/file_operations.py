@@ -33,7 +33,8 @@ class WriteFile:
         return f"write {self.path}"
 
     def execute(self) -> None:
-        """:raises UsageError: when the file cannot be written, or a script cannot be run; nothing has changed then."""
+        """Write the file, whole or not at all. :raises UsageError: when it cannot be written, or a script cannot be
+        run; nothing has changed then."""
         with failing_as(self.describe()):
             path = _behind_links(self.path)
             tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -59,7 +60,7 @@ class RemoveFile:
         return f"remove {self.path}"
 
     def execute(self) -> None:
-        """:raises UsageError: when the file cannot be removed."""
+        """Remove the file. :raises UsageError: when it cannot be removed."""
         with failing_as(self.describe()):
             self.path.unlink(missing_ok=True)
             _sync_directory(self.path.parent)

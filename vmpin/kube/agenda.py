@@ -200,7 +200,7 @@ class Agenda:
             yield Write(kind, request, pod, what)
 
     def _of_pod(self, kind: str, pod: PodRecord, now: float) -> PodPinning | dict[str, str] | None:
-        """What a pod's condition or annotations are to show; None for what they show already, whatever it is."""
+        """Return what a pod's condition or annotations are to show; None to leave them as they are."""
         state, since = self._states.get(pod.uid, (None, 0.0))
         if state is None or (not state.state.lasting and state is not AWAY and now - since < PASSING_AFTER):
             return None

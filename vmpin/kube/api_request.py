@@ -49,7 +49,7 @@ def pod_path(namespace: str, name: str) -> str:
 
 
 def checked(name: str) -> str:
-    """:raises ValueError: for what is no name, as it could lead to another path."""
+    """Return the name of an object. :raises ValueError: for what is no name, as it could lead to another path."""
     if not valid_name(name):
         raise ValueError(f"{name[:80]!r} is no name of an object")
     return name

@@ -28,7 +28,7 @@ class ClusterNode(NamedTuple):
 
 
 def node_of(item: Mapping[str, Any]) -> ClusterNode:
-    """:raises ValueError: for what is no Node."""
+    """Read a Node from its JSON. :raises ValueError: for what is no Node."""
     try:
         meta, spec = item["metadata"], item.get("spec") or {}
         return ClusterNode(meta["name"], meta["uid"], {str(key): str(value) for key, value in (

@@ -73,7 +73,7 @@ def topology_path(node: str = "") -> str:
 
 
 def topology_of(item: Mapping[str, Any]) -> TopologyRecord:
-    """:raises ValueError: for what is no such object."""
+    """Read a NodeResourceTopology from its JSON. :raises ValueError: for what is no such object."""
     try:
         meta = item["metadata"]
         managers = meta.get("managedFields") or ()
@@ -126,13 +126,14 @@ def zone_data(zone: Zone) -> dict[str, object]:
 
 
 def attributes_of(found: NodePart) -> list[dict[str, str]]:
-    """What the kubelet's configuration sets of the topology manager; without it the kubelet's default, or unknown."""
+    """Return the topology manager's attributes that the kubelet's configuration sets. One that is missing has the
+    kubelet's default, or is unknown."""
     return [{"name": key, "value": found.kubelet[key]} for key, values in _ATTRIBUTES.items()
             if found.kubelet.get(key) in values]
 
 
 def annotation_update(name: str, text: str | None) -> ApiRequest:
-    """:param text: None removes it."""
+    """Return the request that writes the annotation with the zones. :param text: None removes it."""
     return annotated(topology_path(name), {ANNOTATION_ZONES: text})
 
 

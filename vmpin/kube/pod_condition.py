@@ -67,7 +67,7 @@ AWAY = PodPinning(PinState.AWAY, "the watcher on this node does not report: its 
 
 
 def pinning_of(found: SandboxPinning, collisions: Iterable[CpuCollision] = ()) -> PodPinning:
-    """:param collisions: those of the node."""
+    """Return the state that a pod's condition shows, with its message. :param collisions: those of the node."""
     state = _state(found)
     own = [each for each in collisions if found.id in each.sandboxes or (found.uid and found.uid in each.sandboxes)]
     if own and state.lasting:

@@ -67,7 +67,7 @@ class Pods:
         return len(self._by_uid)
 
     def get(self, uid: str) -> PodRecord | None:
-        """:param uid: the runtime's."""
+        """Return the pod with this uid of the runtime's, or None."""
         return self._by_runtime.get(uid)
 
     def put(self, pod: PodRecord) -> None:

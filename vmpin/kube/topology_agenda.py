@@ -75,7 +75,8 @@ class TopologyAgenda:
         return zones_update(node, found, zones, record) if own and not others else None
 
     def done(self, request: ApiRequest, status: int, answer: Mapping[str, Any], now: float) -> str:
-        """:returns: a sentence for the log where something is in the way since now; else ""."""
+        """Record the outcome of a request. Returns a sentence for the log where it is the first that something
+        prevents the writing, else ""."""
         before, reads = self.note, request.method == "GET"
         try:
             if reads:

@@ -41,7 +41,8 @@ _WORSE = {PinState.DEGRADED: EventReason.DEGRADED, PinState.COLLISION: EventReas
 
 
 def transition(before: PodPinning | None, now: PodPinning) -> PodNotice | None:
-    """:param before: the last state that may last; None for a pod that had none yet."""
+    """Return the Event for a change of a pod's state; None where it is worth none.
+    :param before: the last state that may last; None for a pod that had none yet."""
     state = now.state
     if not state.lasting:
         return None

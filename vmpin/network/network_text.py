@@ -53,7 +53,7 @@ def network_sentences(network: Document | None) -> Iterator[str]:
 
 
 def warnings(network: Document, threads: Sequence[Document], nodes: Mapping[int, CpuSet]) -> list[str]:
-    """What costs speed: threads far from their NIC or disk, and more queues than vCPUs.
+    """Describe what costs speed: threads far from their NIC or disk, and more queues than vCPUs.
     :param nodes: the CPUs of each NUMA node, {} where they are not known."""
     vcpus = sum(thread["role"] == "vcpu" for thread in threads)
     return [*_distant_threads(network, threads, nodes), *_surplus_queues(network, vcpus)]

@@ -60,7 +60,7 @@ class Restoration:
         return results
 
     def plan(self, sandbox: SandboxId, threads: Threads, topology: Topology) -> tuple[SetAffinity, ...]:
-        """What `restore` would set for these threads, without what they have already.
+        """Return what `restore` would set for these threads, without what they have already.
         :param threads: as in `restore`, those there are now."""
         masks = self.originals.masks.get(sandbox)
         if masks is None:

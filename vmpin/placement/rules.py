@@ -166,7 +166,8 @@ def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, 
 
 def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement], policy: Policy, lost: bool,
              short: bool, reasons: list[str]) -> Verdict:
-    """:param lost: S had no valid CPU. :param short: vCPUs lack, for one-to-one or for a container."""
+    """Return the verdict on a placement; for one that waits for more vCPUs, add the reason to `reasons`.
+    :param lost: S had no valid CPU. :param short: vCPUs lack, for one-to-one or for a container."""
     if policy.vcpus is VcpuRule.OFF:
         return Verdict.OFF
     if request.vcpu_state is VcpuState.AWAITED and not lost:
@@ -222,8 +223,8 @@ def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before:
 
 
 def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
-    """Which containers' cpusets the kubelet has yet to rewrite, where a thread needs that, or which request the
-    runtime is working on; "" for none."""
+    """Describe what the placement waits for; "" for nothing. That is a request that the runtime is working on, or
+    containers' cpusets that the kubelet has yet to rewrite, where a thread needs that."""
     counted = [container for container in request.containers if is_counted(container)]
     if not counted and request.container_ended:
         # Kata takes no CPU out of the sandbox's cgroup when its last container ends: an empty cpuset is not written

@@ -231,7 +231,8 @@ class _Placer(NamedTuple):
 
     def _preferences(self, cpus_of: Mapping[ContainerId | None, CpuSet]) -> Iterator[
             tuple[VcpuId, ContainerId | None]]:
-        """Which vCPU may back which container (None: the shared ones), the most preferred pairs first. In tiers:
+        """Yield pairs of a vCPU and a container that it may back (None: the shared ones), the most preferred
+        first. In tiers:
 
         1. A vCPU stays on its CPUs, and with its container.
         2. It stays on its CPUs, for another container that has those now.

@@ -28,8 +28,8 @@ class LedgerFile:
         self._failing = False
 
     def load(self) -> Ledger | None:
-        """What was saved last; None where that is nothing, or cannot be used: a damaged file is set aside. The run
-        directory's lock has to be held."""
+        """Return the ledger that was saved last. None where there is none, or it cannot be used: a damaged file is set
+        aside. The run directory's lock has to be held."""
         raw, trouble = read_kept(self.path, MAX_BYTES)
         if trouble:  # no regular file, or too large: the next one replaces it
             why = ValueError(trouble.removeprefix(f"{self.path}: "))

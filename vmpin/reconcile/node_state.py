@@ -102,7 +102,7 @@ class NodeState:
 
     @cached_property
     def reports(self) -> NriCpusetReports:
-        """What the runtime has reported of containers' CPUs over NRI."""
+        """The record of what the runtime has reported of containers' CPUs over NRI."""
         from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 
         return NriCpusetReports()

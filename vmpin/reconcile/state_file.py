@@ -103,7 +103,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def beside(path: Path) -> tuple[Path, Path]:
-    """What may lie beside a file that was kept here: one that was never finished, and one that was set aside."""
+    """Return the paths that may lie beside a file that was kept here: of one never finished, and of one set aside."""
     return path.with_name(f".{path.name}.new"), path.with_name(f"{path.name}.bad")
 
 
@@ -153,7 +153,7 @@ def sealed(body: str) -> bytes:
 
 
 def unsealed(raw: bytes, version: int) -> dict[str, Any]:
-    """What an envelope holds. :raises ValueError, KeyError, TypeError: it is damaged, or of another version."""
+    """Return an envelope's body. :raises ValueError, KeyError, TypeError: it is damaged, or of another version."""
     envelope = json.loads(raw)
     body: dict[str, Any] = envelope["body"]
     if envelope["crc32"] != _digest(dumps(body)):

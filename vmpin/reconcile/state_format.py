@@ -41,7 +41,8 @@ Written = dict[SandboxId, tuple[Parts, str]]
 
 
 def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
-    """What json.dumps would make of all of it: the checksum is of that."""
+    """Return the text that json.dumps would make of all of it, as the checksum is of that. What did not change since
+    `written` is not made again."""
     names = dict.fromkeys([*kept.state.sandboxes, *kept.previous, *kept.originals, *kept.vcpus])
     for gone in written.keys() - names.keys():
         del written[gone]
@@ -96,7 +97,7 @@ def _unpack_report(moment: Callable[[int], int], cpus: str, since: int, replaced
 
 
 def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
-    """:param moment: what becomes of each time."""
+    """Read a saved state from its JSON. :param moment: turns each time of the file into one of this boot."""
     states, previous, before, vcpus = {}, {}, {}, {}
     for name, entry in body["sandboxes"].items():
         sandbox = SandboxId(name)

@@ -88,7 +88,7 @@ class NodeView:
 
     @property
     def ownership(self) -> Ownership:
-        """Which container owns which CPUs."""
+        """The CPUs that each container owns."""
         return self._node_state.placement_cache.own
 
     @property
@@ -112,7 +112,7 @@ class NodeView:
 
     @property
     def granted(self) -> GrantedCpus | None:
-        """What the allocator has given out; None where it gives nothing."""
+        """The CPUs that the allocator has given out; None where it gives nothing."""
         return self._node_state.placement_cache.granted
 
     @property
@@ -193,7 +193,7 @@ class NodeView:
         return self._node_state.originals.masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
-        """What the kernel refused, and threads that another writer keeps moving, as sentences.
+        """Describe what the kernel refused, and threads that another writer keeps moving, as sentences.
         :param but: threads of which another reason is given."""
         return self._node_state.pinner.refusals(sandbox, but)
 
@@ -205,7 +205,7 @@ class NodeView:
 
     @property
     def counters(self) -> Counters:
-        """What has been counted since the start."""
+        """The counts since the start."""
         return self._node_state.counters
 
     @property

@@ -51,7 +51,7 @@ class ApiServer:
         self._lock = threading.Lock()
 
     def check(self) -> None:
-        """:raises ConfigError: as above; nothing is sent."""
+        """Make the client, and send nothing. :raises ConfigError: as above."""
         self._connected()
 
     def send(self, request: ApiRequest, most: int = MAX_ANSWER) -> Any:
@@ -158,7 +158,7 @@ class ApiServer:
             self._client = None
 
     def _check(self, response: Any, body: bytes | None) -> None:
-        """:raises ClusterError: for a status of HTTP that is none of success."""
+        """Refuse an answer whose HTTP status is none of success. :raises ClusterError:"""
         if not 200 <= response.status < 300:
             raise self._error(response.status, response.headers, response.read() if body is None else body)
 

@@ -79,7 +79,7 @@ class PodHandover:
                 if pod.asked is not None and pod.runtime_uid == pod.uid and not pod.ending}
 
     def _send(self, request: bytes) -> None:
-        """:raises OSError, ValueError, WatcherError: where it is not taken."""
+        """Send a request to the watcher's socket. :raises OSError, ValueError, WatcherError: where it is not taken."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(DEADLINE)
             connection.connect(os.fspath(self._path))

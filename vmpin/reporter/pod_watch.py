@@ -93,7 +93,7 @@ class PodWatch:
         return version
 
     def _watched(self, version: str) -> str:
-        """:returns: the version of the last event."""
+        """Take the events of one watch, and return the version of the last one."""
         self.watches += 1
         seconds = random.randint(max(1, self._seconds // 2), self._seconds)
         try:

@@ -119,7 +119,8 @@ class Reporter:
         self._woken.wait(max(0.0, min(self._agenda.next_due(time.monotonic()), REFRESH - age)))
 
     def _do(self, write: Write) -> None:
-        """:raises ClusterError: for a write that is to be tried again as it is."""
+        """Make one write, and record its outcome. :raises ClusterError: for a write that is to be tried again as it
+        is."""
         status, found, why = 200, None, ""
         try:
             found = self._server.send(write.request)

@@ -124,7 +124,8 @@ def _pods(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
 
 
 def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
-    """:param node: "" for all nodes."""
+    """Withdraw what vmpin has written to NodeResourceTopologies, and return the number of requests. :param node: ""
+    for all nodes."""
     mode = TopologyMode(keys.nrt)
     if mode is TopologyMode.OFF:
         return 0

@@ -39,8 +39,8 @@ class LedgerMap(NamedTuple):
 
 
 def ledger_map(report: Mapping[str, Any]) -> LedgerMap | None:
-    """What the ledger adds to a map; None where nothing is given out, and where it is only observed: no container has
-    those CPUs then."""
+    """Return what the ledger adds to a map. None where nothing is given out, and where it is only observed: no
+    container has those CPUs then."""
     if report["mode"] != "on":
         return None
     grants, reserved = report["grants"], CpuSet.parse(report["reserved"])

@@ -150,7 +150,7 @@ def _cpus_of(cgroup: Path) -> CpuSet | None:
 
 
 def _kata_events(kata: KataSandbox, sandbox: SandboxState | None, written: int, now: int) -> Iterator[Event]:
-    """:param written: when its file was, in ns of CLOCK_BOOTTIME."""
+    """Return the events for a sandbox in Kata's state. :param written: when its file was, in ns of CLOCK_BOOTTIME."""
     yield SandboxSeen(kata.id, kata.runtime, kata.pod)
     if kata.containers is None:
         return

@@ -33,8 +33,8 @@ ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPU
 
 
 def running_kubelet(proc: Procfs) -> dict[str, str]:
-    """What the running kubelet's configuration sets of the keys that concern NUMA zones; {} where no kubelet is found,
-    or not all of its files can be read. Reads the command line of every process: for a thread of its own."""
+    """Read the keys that concern NUMA zones from the running kubelet's configuration. {} where no kubelet is found, or
+    not all of its files can be read. Reads the command line of every process: for a thread of its own."""
     found = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, _PROGRAMS))
     readable = found.pid is not None and not found.trouble
     return {key: text for key in ZONE_KEYS if readable and (text := found.text(key))}

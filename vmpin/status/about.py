@@ -30,8 +30,9 @@ class About:
         self._since = time.monotonic()
 
     def data(self, view: NodeView, resynced: float, sources: Iterable[SourceHealth]) -> dict[str, object]:
-        """:param resynced: time of the last resync, by time.monotonic().
-        :returns: JSON data; times in seconds; `resynced` and the `age` of the last hook are ages."""
+        """Return the watcher's own part of the status, as JSON data. Times are in seconds; `resynced` and the `age` of
+        the last hook are ages.
+        :param resynced: time of the last resync, by time.monotonic()."""
         now, counters = time.monotonic(), view.counters
         hook_age = (None if counters.last_hook_at is None else
                     round(time.clock_gettime(time.CLOCK_BOOTTIME) - counters.last_hook_at, 3))

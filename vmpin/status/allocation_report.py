@@ -84,7 +84,7 @@ def largest_sets(view: AllocatorView) -> dict[str, int]:
 
 
 def free_text(free: Mapping[str, Any]) -> str:
-    """What is free, and how far it is in pieces. :param free: as the report has it."""
+    """Describe the free CPUs, and how far they are in pieces. :param free: as the report has it."""
     nodes = ", ".join(f"node {node}: {cpus or 'none'}" for node, cpus in free["nodes"].items())
     many = len(CpuSet.parse(free["cpus"]))
     these = f"{'this' if many == 1 else 'these'} {number_of(many, 'CPU')}"
@@ -103,7 +103,7 @@ def _grant(grant: Grant) -> dict[str, Any]:
 
 
 def _asked(wish: CpuWish) -> dict[str, str]:
-    """What the annotations ask for, by the keys' short names; {} where they ask for nothing."""
+    """Return what the annotations ask for, by the keys' short names; {} where they ask for nothing."""
     found = {"policy": str(wish.policy or ""), "kind": "" if wish.kind == "any" else str(wish.kind),
              "align": f"{wish.align or ''}{'!' if wish.align and wish.align_required else ''}",
              "smt": str(wish.smt or ""), "near": wish.near, "spare": "" if wish.spare == "match" else wish.spare}
@@ -135,7 +135,7 @@ def _why(grant: Mapping[str, Any]) -> str:
 
 
 def _asked_text(asked: Mapping[str, str], near: str) -> str:
-    """What is asked for, and in which NUMA nodes the devices are that it names."""
+    """Describe what is asked for, and in which NUMA nodes the devices are that it names."""
     parts = [f"{key}={text}" for key, text in asked.items()]
     if "near" in asked and not asked["near"].startswith("nodes:"):
         found = f"NUMA node{'' if near.isdigit() else 's'} {near}" if near else "no NUMA node"

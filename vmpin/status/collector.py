@@ -155,7 +155,8 @@ def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> l
 
 
 def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> CpuSet | None:
-    """What the cpuset cgroup of a thread has, None where that is unknown. :param limits: what was read, by cgroup."""
+    """Return the CPUs of a thread's cpuset cgroup, None where they are unknown. :param limits: what was read, by
+    cgroup."""
     path = cgroups.cpuset_path(thread.pid, thread.id.tid)
     if path is not None and path not in limits:
         found = cgroups.cpuset_of(thread.pid, thread.id.tid)

@@ -106,9 +106,9 @@ def _container_by_id(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) 
 
 
 def offered(text: str, namespace: str, among: Iterable[NamedSandbox], containers: bool = False) -> list[str]:
-    """What a person may go on to type after `text`, each of which means one thing alone: the shortest name of each
-    sandbox, and with `containers` those of a pod whose name and slash were typed. Ids stand in for names that are
-    missing or shared, and follow where no name begins so.
+    """Return the unambiguous arguments that begin with `text`: the shortest name of each sandbox, and with
+    `containers` those of a pod whose name and slash were typed. Ids stand in for names that are missing or shared, and
+    follow where no name begins so.
 
     :param namespace: of the pod; "" for any.
     """

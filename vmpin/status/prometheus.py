@@ -220,7 +220,8 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
 
 
 def _guest_states(found: Counter[str]) -> Counter[str]:
-    """What a guest reports as a state may be any text."""
+    """Count guests by state; a state that is none of GUEST_STATES counts as the last, as a guest may report any text.
+    """
     states: Counter[str] = Counter()
     for state, number in found.items():
         states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number

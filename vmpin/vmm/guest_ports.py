@@ -19,8 +19,8 @@ _VHOST_USER_VSOCK = re.compile(r"vhost-user-vsock-(?:pci|device)(?:-(?:non-)?tra
 
 
 def hardware_ids(vmm: VmmType, argv: Sequence[str], vcpus: Iterable[VcpuId]) -> dict[VcpuId, int]:
-    """What the guest can know each vCPU by: on x86 its APIC id, on arm64 its MPIDR's affinity fields, else its number.
-    A number that is none is left out."""
+    """Return the number by which the guest can identify each vCPU. On x86 it is the APIC id, on arm64 the MPIDR's
+    affinity fields, else its number. A number that is none is left out."""
     ids = kvm_ids(argv, vcpus) if vmm is VmmType.QEMU else {vcpu: int(vcpu) for vcpu in vcpus}
     if architecture(argv) == "aarch64":
         ids = {vcpu: mpidr(number) for vcpu, number in ids.items()}

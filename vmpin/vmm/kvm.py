@@ -42,8 +42,8 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
 
 def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
                fds: Mapping[int, int]) -> tuple[dict[int, int], list[int]]:
-    """Which threads wait in KVM_RUN, with the vcpu id; and which cannot be identified because they are on a CPU. The
-    kernel reports the call of a blocked thread only (fs/proc/base.c: proc_pid_syscall)."""
+    """Return the threads that wait in KVM_RUN, with their vcpu ids, and those that cannot be identified because they
+    are on a CPU. The kernel reports the call of a blocked thread only (fs/proc/base.c: proc_pid_syscall)."""
     found, running = {}, []
     for tid in tids:
         call = procfs.syscall(pid, tid)

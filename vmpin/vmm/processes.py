@@ -76,7 +76,7 @@ def may_be_virtiofsd(beginning: bytes) -> bool:
 
 
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
-    """What runs with this command line. It is the process's own claim: anyone can write such an argv."""
+    """Classify a process by its command line. The command line is the process's own claim: anyone can write it."""
     if not argv or not _BEGINS.match(_basename(argv[0])) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])

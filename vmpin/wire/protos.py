@@ -29,7 +29,7 @@ class Messages:
     """
 
     def __init__(self, package: str, table: str) -> None:
-        """:raises ValueError: the table has an error; it is part of the program."""
+        """Build the message classes of a table. :raises ValueError: the table, part of the program, has an error."""
         file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
         for line in table.strip().splitlines():
             name, *fields = line.split()

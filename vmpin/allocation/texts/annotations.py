@@ -39,7 +39,7 @@ class AskedCpus(NamedTuple):
 
 
 def asked(annotations: Mapping[str, str], container: str, honour: frozenset[HonouredKeys]) -> AskedCpus:
-    """What a pod's annotations ask for its container. vmpin's keys come before those of peers.
+    """Return what a pod's annotations ask for its container. vmpin's keys come before those of peers.
     :raises AnnotationError: for a value of vmpin's keys that cannot be used, and a balloon that no group can be."""
     found = AskedCpus()
     for name, read in PEERS.items():

@@ -45,7 +45,7 @@ def annotation_of(grant: Grant) -> str:
 
 
 def read_annotation(text: str) -> AnnotatedGrant:
-    """:raises AnnotationError: for what `annotation_of` never makes."""
+    """Read a grant from the text of its annotation. :raises AnnotationError: for what `annotation_of` never makes."""
     try:
         if len(text) > _LONGEST:
             raise ValueError(f"it is {len(text)} characters long")

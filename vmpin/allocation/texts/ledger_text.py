@@ -40,7 +40,8 @@ def to_data(ledger: Ledger) -> dict[str, object]:
 
 
 def from_data(data: object) -> Ledger:
-    """:raises LedgerError: for data that `to_data` never makes, and for two pods that hold the same CPU."""
+    """Read the ledger from its data. :raises LedgerError: for data that `to_data` never makes, and for two pods that
+    hold the same CPU."""
     try:
         return _ledger(_object("the ledger", data, {"version", "shared", "grants", "refused"}))
     except LedgerError:

@@ -28,7 +28,8 @@ def wish_data(wish: CpuWish) -> dict[str, object]:
 
 
 def wish_of(data: object) -> CpuWish:
-    """:raises ValueError: for what `wish_data` never makes; the message names the key and the value."""
+    """Read a wish from its data. :raises ValueError: for what `wish_data` never makes; the message names the key and
+    the value."""
     if not isinstance(data, Mapping):
         raise ValueError(f"a wish is an object, not {data!r:.80}")
     unknown = data.keys() - {*_KEYS, "exclude_reserved"}

@@ -14,8 +14,9 @@ from vmpin.status.pod_arguments import NamedSandbox
 
 
 def ledger_report(config: Config, direct: bool | None, actual: bool = False) -> Document | None:
-    """What the watcher gives out, as `vmpin allocations` shows it; None where it gives out nothing, before the
-    runtime's first list, and without a watcher. :param actual: with the CPUs that containers' cgroups have."""
+    """Ask the watcher for what it gives out, as `vmpin allocations` shows it. None where it gives out nothing, before
+    the runtime's first list, and without a watcher.
+    :param actual: with the CPUs that containers' cgroups have."""
     if direct or config.allocate.mode != "on":
         return None
     with contextlib.suppress(UsageError):

@@ -105,7 +105,7 @@ def _objective(text: str) -> float:
 
 
 def _document(config: Config, since: int) -> Document:
-    """:raises WatcherError: without a watcher."""
+    """Ask the watcher for the isolation of the last `since` seconds. :raises WatcherError: without a watcher."""
     found = ask(config, {"op": "isolation", "since": since})
     if found is None:
         raise WatcherError("no watcher runs, and only a watcher records what runs on exclusive CPUs",
@@ -114,7 +114,7 @@ def _document(config: Config, since: int) -> Document:
 
 
 def _chosen(pods: Sequence[Document], text: str, namespace: str) -> Document:
-    """:raises UsageError: for none, and for several."""
+    """Return the pod that an argument names. :raises UsageError: for none, and for several."""
     named = [NamedSandbox(pod["sandbox"], pod["pod"]["namespace"] if pod["pod"] else "",
                           pod["pod"]["name"] if pod["pod"] else "") for pod in pods]
     meant = the_one_meant(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")

@@ -80,7 +80,8 @@ def draw(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
-    """:param everything: also the pods that are in place. :raises ConfigError, ClusterError, UsageError: no answer."""
+    """Read all nodes' records from the API server. :param everything: also the pods that are in place.
+    :raises ConfigError, ClusterError, UsageError: no answer."""
     server = ApiServer(args.kubeconfig, args.context, as_kubectl=True)
     server.check()
     return read_fleet(server.send, time.time, NodeChoice(args.node, args.selector, args.namespace),
@@ -88,7 +89,7 @@ def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
 
 
 def _refuse(args: argparse.Namespace, *flags: str) -> None:
-    """:raises UsageError: for a flag or argument that is about this node."""
+    """Refuse flags and arguments that are about this node alone. :raises UsageError:"""
     for flag in flags:
         if getattr(args, flag):
             name = "SANDBOX" if flag == "sandbox" else f"--{flag}"

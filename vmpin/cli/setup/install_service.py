@@ -106,7 +106,8 @@ def _planned(args: argparse.Namespace, file: Path, text: str,
 
 def _carry_out(args: argparse.Namespace, operation: file_operations.Operation | None,
                commands: list[list[str]]) -> None:
-    """:raises UsageError: where the file cannot be written. :raises VmpinError: where systemd refuses."""
+    """Print what is done, and do it unless it is a dry run.
+    :raises UsageError: where the file cannot be written. :raises VmpinError: where systemd refuses."""
     lines = [operation.describe()] if operation else []
     called = [" ".join(["systemctl", *each]) for each in commands]
     lines = [*called, *lines] if args.remove else [*lines, *called]

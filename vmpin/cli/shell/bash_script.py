@@ -108,7 +108,7 @@ complete -F _vmpin vmpin
 
 
 def script(program: Command, own: Sequence[str]) -> str:
-    """:param own: the command that starts vmpin."""
+    """Return the completion script. :param own: the command that starts vmpin."""
     commands = [((), program), *leaves(program)]
     verbs = [f"            {quote(' '.join(path[:-1]) + ' ' + path[-1])}) verb={quote(' '.join(path))} number=0 ;;"
              for path, _ in commands if path]

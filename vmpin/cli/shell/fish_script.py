@@ -42,7 +42,7 @@ complete -c vmpin -f
 
 
 def script(program: Command, own: Sequence[str]) -> str:
-    """:param own: the command that starts vmpin."""
+    """Return the completion script. :param own: the command that starts vmpin."""
     taking = " ".join(name for option in program.options if option.metavar for name in option.names)
     head = (_HEAD.replace("@TAKING@", taking).replace("@PROGRAM@", " ".join(map(_quoted, own)))
             .replace("@HIDDEN@", HIDDEN))

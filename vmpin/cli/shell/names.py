@@ -23,7 +23,8 @@ _DEADLINE, _VARIABLE = "2", "VMPIN_COMPLETION_DEADLINE"
 
 
 def print_names(arguments: Sequence[str]) -> int:
-    """:param arguments: a kind, the text that was typed of the name, and the words of the command line before it."""
+    """Print the names on the node that complete an argument, and return 0; errors are not shown.
+    :param arguments: a kind, the text that was typed of the name, and the words of the command line before it."""
     signal.signal(signal.SIGALRM, _give_up)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), \
             contextlib.suppress(Exception, SystemExit):

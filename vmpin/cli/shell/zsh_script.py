@@ -40,7 +40,7 @@ fi
 
 
 def script(program: Command, own: Sequence[str]) -> str:
-    """:param own: the command that starts vmpin."""
+    """Return the completion script. :param own: the command that starts vmpin."""
     return (_HEAD.replace("@PROGRAM@", join(own)).replace("@HIDDEN@", HIDDEN)
             + "".join(_functions(program, "_vmpin_0", program.options)) + _TAIL)
 

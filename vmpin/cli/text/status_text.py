@@ -162,7 +162,7 @@ def _print_untrusted(sandbox: Document) -> None:
 
 
 def _print_network(sandbox: Document) -> None:
-    """What was found of its network, where that was looked at."""
+    """Print what was found of the sandbox's network, if it was read."""
     if network := sandbox.get("network"):
         from vmpin.network.network_text import COLUMNS as NETWORK_COLUMNS
         from vmpin.network.network_text import rows

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _need_terminal() -> None:
-    """:raises UsageError: where keys or the screen are no terminal, as top(1) does."""
+    """Refuse to start where keys or the screen are no terminal, as top(1) does. :raises UsageError:"""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal to show and to read keys",
                          "--batch prints plain blocks, -o json a JSON object for each refresh")

@@ -126,8 +126,8 @@ class NodeReader:
 
 
 def _lasting(answer: bytes) -> bytes:
-    """What a node at rest answers again: all but the time and the counters of its sources. b"" where that is not
-    found. Within a string of JSON no quote stands alone, so no name can look like a key."""
+    """Return the part of an answer that a node at rest repeats: all but the time and the counters of its sources. b""
+    where that is not found. Within a string of JSON no quote stands alone, so no name can look like a key."""
     head, _, rest = answer.partition(b',"sources":')
     node, pods = head.partition(b'"watcher":')[2], rest.partition(b',"pods":')[2]
     return node + pods if node and pods else b""

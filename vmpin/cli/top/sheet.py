@@ -175,7 +175,7 @@ def _matching(rows: Sequence[Row], text: str) -> tuple[Row, ...]:
 
 
 def _shown(page: Page, count: int, what: str) -> str:
-    """What the rows are, for the first line. :param count: of the rows that match the filter."""
+    """Describe the rows, for the first line. :param count: of the rows that match the filter."""
     return f"{count} of {what}, filter {page.filter!r}" if page.filter else what
 
 

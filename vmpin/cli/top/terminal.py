@@ -105,7 +105,7 @@ class Terminal:
         return found.columns or 80, found.lines or 24
 
     def write(self, text: str) -> None:
-        """:raises OSError: when the terminal is gone."""
+        """Write all of a text to the screen. :raises OSError: when the terminal is gone."""
         raw = text.encode("utf-8", "backslashreplace")
         while raw:
             raw = raw[os.write(self._screen, raw):]

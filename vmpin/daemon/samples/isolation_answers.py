@@ -25,7 +25,8 @@ _LONGEST = 100_000
 
 
 async def isolation(watcher: Watcher, request: dict[str, object]) -> dict[str, object]:
-    """:raises WatcherError: while no samples are taken."""
+    """Answer the request `isolation` with the reports of all owners. :raises WatcherError: while no samples are taken.
+    """
     sampling = watcher.sampling
     if sampling.sampler is None or sampling.observer is None:
         raise WatcherError("it is not sampled what runs on exclusive CPUs", "set proof.sample_seconds")

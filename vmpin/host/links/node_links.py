@@ -36,7 +36,8 @@ class NodeLinks(NamedTuple):
 
 
 def read_node_links(proc: Procfs, sys_root: str, processes: Iterable[ThreadId]) -> NodeLinks:
-    """:raises SourceError: where the kernel does not list the links."""
+    """Read the node's links, their NUMA nodes, and the numbers of the processes' network namespaces.
+    :raises SourceError: where the kernel does not list the links."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as netlink:
             netlink.settimeout(_PATIENCE)

@@ -83,8 +83,8 @@ class Interval(NamedTuple):
 
 
 def interval(before: CpuReading, after: CpuReading, own: OwnRun) -> Interval | None:
-    """What happened between two readings of the same owner; None where they are not of the same CPUs, or a counter
-    went back, as after a CPU was offline."""
+    """Compare two readings of the same owner. None where they are not of the same CPUs, or a counter went back, as
+    after a CPU was offline."""
     elapsed = after.at - before.at
     if elapsed <= 0 or before.cpus.keys() != after.cpus.keys() or not after.cpus:
         return None

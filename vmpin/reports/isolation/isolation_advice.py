@@ -33,8 +33,7 @@ def title(thief: Thief) -> str:
 
 
 def advice(thief: Thief, cpus: str) -> str:
-    """What keeps it off the CPUs.
-    :param cpus: of the pod, as a list."""
+    """Describe how to keep a thief off the CPUs. :param cpus: of the pod, as a list."""
     match ThiefKind(thief.kind):
         case ThiefKind.VM:
             return ("vmpin verify and vmpin plan show threads outside of their placement; a VM that vmpin does not "

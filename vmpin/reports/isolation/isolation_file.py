@@ -51,7 +51,7 @@ def save(path: Path, boot_id: str, books: IsolationBooks) -> str:
 
 
 def trouble(path: Path, err: OSError) -> str:
-    """What is reported where the file cannot be written."""
+    """Return the text of the report that the file cannot be written."""
     return (f"{path}: the books of isolation cannot be saved: {err.strerror} (free space or inodes there; until "
             "then a restart loses them)")
 
@@ -124,9 +124,8 @@ def _next_line(raw: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _owners(raw: bytes, at: int, number: int, latest: int) -> dict[str, OwnerBook]:
-    """:param latest: no time can be later (CLOCK_BOOTTIME, ns).
-    :raises ValueError: and others, for what no watcher writes.
-    """
+    """Read the books of all owners. :param latest: no time can be later (CLOCK_BOOTTIME, ns).
+    :raises ValueError: and others, for what no watcher writes."""
     if not 0 <= number <= MAX_OWNERS:
         raise ValueError("it has too many owners")
     found: dict[str, OwnerBook] = {}

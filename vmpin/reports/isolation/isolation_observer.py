@@ -251,8 +251,9 @@ class IsolationObserver:
     # Booking
 
     def _book_of(self, sandbox: SandboxId, now: int, first: bool) -> OwnerBook:
-        """:param first: before the first round it is unknown since when its owner has the CPUs: perhaps since it
-        began, or since the last reading of an earlier watcher."""
+        """Return the book of an owner; a new one begins when its owner had the CPUs first.
+        :param first: before the first round it is unknown since when its owner has the CPUs: perhaps since it began,
+            or since the last reading of an earlier watcher."""
         vm = self.view.vms.get(sandbox)
         begun = 0 if vm is None else vm.vmm.id.starttime
         since = max(self.books.alive, self._began(sandbox, begun, now)) if first else now

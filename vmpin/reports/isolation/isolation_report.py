@@ -107,7 +107,7 @@ def _worst(worst: WorstMinute, book: OwnerBook, clock: Clock) -> dict[str, objec
 
 
 def _foremost(worst: WorstMinute, found: Shares, account: Account) -> tuple[Thief | None, int]:
-    """What had most of a minute: the thread that was met, interrupts, or the hypervisor."""
+    """Return the thief with most of a minute, and its time: the thread that was met, interrupts, or the hypervisor."""
     choices = [(worst.theft, worst.thief), (min(account.interrupts, account.bounds[1]),
                                            Thief(ThiefKind.INTERRUPTS, "interrupts", "")),
                (found.steal, Thief(ThiefKind.HYPERVISOR, "the hypervisor", ""))]
@@ -122,7 +122,7 @@ def _thief(thief: Thief, spent: int, book: OwnerBook) -> dict[str, object]:
 
 
 def _limits(account: Account, found: Shares, cpus: int) -> list[str]:
-    """What sampling could not see in this period, as sentences."""
+    """Describe what sampling could not see in this period, as sentences."""
     texts = []
     if found.unseen > account.slack:
         texts.append(f"{_text(found.unseen // max(1, cpus))} of the period had no samples (no watcher ran, or a CPU "

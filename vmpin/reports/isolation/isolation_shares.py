@@ -63,7 +63,7 @@ class Shares(NamedTuple):
 
 
 def shares(found: Account, unseen: int) -> Shares:
-    """:param unseen: CPU time without readings."""
+    """Sum an account up into shares of its CPU time. :param unseen: CPU time without readings."""
     steal = min(found.steal, found.seen)
     low, high = found.bounds
     usable = found.seen - steal
@@ -84,7 +84,8 @@ class Slo(StrEnum):
 
 
 def compare(found: Shares, objective: float) -> Slo:
-    """:param objective: the share (0 to 1) that the owner should have had at least."""
+    """Compare the owner's share with an objective.
+    :param objective: the share (0 to 1) that the owner should have had at least."""
     if not found.total or found.least >= objective * found.total:
         return Slo.KEPT
     return Slo.MISSED if found.most < objective * found.total else Slo.UNDECIDED
@@ -135,7 +136,7 @@ def foreign_by_cpu(book: OwnerBook, first: int, last: int) -> dict[int, int]:
 
 
 def thefts(book: OwnerBook, first: int, last: int) -> dict[Thief, int]:
-    """What the foremost thief of each minute had, and all that were met in the last one; the most first."""
+    """Sum up the time of each minute's foremost thief, and of all that were met in the last one; the most first."""
     minute, met = book.met_last
     found = {thief: spent // _MS for thief, spent in met.items()} if first <= minute <= last else {}
     for index in _indices(book, first, last):

@@ -95,7 +95,8 @@ def drift_sentence(pod: Mapping[str, Any]) -> str:
 
 
 def curve(pod: Mapping[str, Any]) -> str:
-    """What was not the pod's over the period, one sign for each part, in logarithmic steps; a dot: not seen."""
+    """Draw the share that was not the pod's over the period, one sign for each part, in logarithmic steps; a dot: not
+    seen."""
     return "".join("·" if each["share"] is None else _BLOCKS[bisect_right(_STEPS, 1 - each["share"])]
                    for each in pod["bins"])
 

@@ -172,8 +172,8 @@ class ThiefVisits:
             self._found.append((hot.owner, Theft(thief, stat.processor, booked)))
 
     def _had(self, thread: ThreadId, process: _Process, ran: int) -> int:
-        """What a thread ran since the last visit. Of an older one that was not met then it is not known, unless it is
-        `alone` in its process: the next visit has it."""
+        """Return the time that a thread ran since the last visit. For an older one that was not met then it is
+        unknown, and 0, unless it is `alone` in its process: the next visit has it."""
         before = process.met.threads.get(thread)
         if before is not None:
             since = max(0, ran - before)

@@ -11,8 +11,9 @@ from vmpin.status.document import node_data
 
 def planned_node(sandboxes: Iterable[Mapping[str, Any]], node: Node, own: Ownership,
                  collisions: Iterable[Collision]) -> dict[str, Any]:
-    """:param sandboxes: as `vmpin plan --scenario -o json` prints them. Planned masks stand for those in the kernel; a
-    role without a mask is left as it is, and not drawn."""
+    """Return the document of a planned node, as a map takes it.
+    :param sandboxes: as `vmpin plan --scenario -o json` prints them. Planned masks stand for those in the kernel; a
+        role without a mask is left as it is, and not drawn."""
     owners = {(name, container): {"kind": "vm"} for name, claim in own.claims.items()
               for container, _ in claim.exclusive}
     return {"node": node_data(node, own, collisions, owners),

@@ -41,5 +41,5 @@ class Ground(NamedTuple):
 
 
 def ground(pod: int) -> Ground:
-    """That of a pod, by its number."""
+    """Return the ground of the pod with this number."""
     return Ground(f"c{pod % len(COLOURS)}", pod % len(HATCHINGS))

@@ -66,7 +66,7 @@ class IntervalSampler:
         self._idle: dict[int, int] = {}
 
     def sample(self, watched: Collection[int] = (), described: Collection[int] = ()) -> UsageInterval | None:
-        """What ran since the last call; None for the first.
+        """Return what ran since the last call; None for the first.
 
         :param watched: CPUs. Of the threads that are on them, the mask is read.
         :param described: processes (pids) whose cgroup is of no use.

@@ -111,7 +111,7 @@ def _sampled(process: ProcessInterval) -> SampledProcess:
 
 
 def describe(document: Mapping[str, Any], before: NodeDescription | None = None) -> NodeDescription:
-    """:param document: with the part `pods`."""
+    """Derive from a status document what the view shows of a node. :param document: with the part `pods`."""
     owners = owners_of(document)
     owned: dict[int, list[CpuOwner]] = {}
     for owner in owners:

@@ -179,7 +179,7 @@ class _IntervalBooks:
 
 
 def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeUsage:
-    """:param interval: None before the second sample."""
+    """Book an interval by pod. :param interval: None before the second sample."""
     if interval is None:
         return NodeUsage(description, 0.0, tuple(PodUsage(pod) for pod in description.pods))
     books = _IntervalBooks(description, interval)

@@ -24,7 +24,8 @@ _STATES = {nri_enums.CREATED: ContainerState.CREATED, nri_enums.STOPPED: Contain
 
 def requested(container: NriContainer, message: Any, pod: NriPod | None, vm: VmSize,
               resources: Any = None) -> RequestedContainer:
-    """:param message: NRI's Container. :param vm: as `CpuDecisions.vcpus_of` returns.
+    """Return the request for CPUs in a container of NRI's messages.
+    :param message: NRI's Container. :param vm: as `CpuDecisions.vcpus_of` returns.
     :param resources: those of an update, LinuxResources, in place of the container's own."""
     cpu = (message.linux.resources if resources is None else resources).cpu
     found = RequestedContainer(

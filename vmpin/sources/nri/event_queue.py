@@ -44,8 +44,8 @@ class NriQueue:
         self._closed = False
 
     def put(self, event: NriEvent) -> bool:
-        """:returns: False on overflow: the event and all others are dropped, but for the `Disconnected` ones, which no
-        list of the runtime repeats."""
+        """Append an event. Returns False on overflow: the event and all others are dropped, but for the `Disconnected`
+        ones, which no list of the runtime repeats."""
         size = _size(event)
         with self._lock:
             if self._closed:
