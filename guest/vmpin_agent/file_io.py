@@ -17,7 +17,7 @@ def read(path: str) -> Optional[str]:
 
 
 def read_bytes(path: str) -> Optional[bytes]:
-    """As `read`. By system calls, as thousands of small files are read: open() takes half as long again."""
+    """Read a file as `read` does. By system calls, as there are thousands: open() takes half as long again."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

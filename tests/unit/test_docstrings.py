@@ -37,8 +37,8 @@ IMPORTS = re.compile(r"(?:[.;] )[Ii]mports (.+?)(?:[.;] |[.;]?$)")
 BY_NAME = "cli.main"
 
 
-#: Beginnings of what is no sentence: a parameter alone, and a question without its answer.
-NO_SENTENCE = (":", "What ", "Which ")
+#: Beginnings of what is no sentence: a parameter alone, a question without its answer, and fragments.
+NO_SENTENCE = (":", "What ", "Which ", "As ", "By ", "From ", "Of ", "Those ", "With ", "Without ")
 #: The hook has no suffix.
 SOURCES = [*PRODUCT.rglob("*.py"), *(PRODUCT.parent / "guest").rglob("*.py"), PRODUCT.parent / "hooks/vmpin-hook"]
 

@@ -137,7 +137,7 @@ def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: Requ
 
 
 def _cmk_variables(assigned: CpuSet, shared: CpuSet, infra: CpuSet) -> dict[str, str]:
-    """As `cmk isolate` writes them (intel/isolate.py, util.py): numbers without ranges, and a mask in upper case."""
+    """Return the variables of `cmk isolate` (intel/isolate.py, util.py): no ranges, the mask in upper case."""
     lists = {"CMK_CPUS_ASSIGNED": assigned, "CMK_CPUS_SHARED": shared, "CMK_CPUS_INFRA": infra}
     return {**{name: ",".join(map(str, cpus)) for name, cpus in lists.items()},
             "CMK_CPUS_ASSIGNED_MASK": f"{assigned.bits:X}"}

@@ -69,7 +69,7 @@ def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ru
 
 
 def release_pool(machine: Topology, ledger: Ledger) -> tuple[tuple[SideUpdate, ...], tuple[str, ...]]:
-    """For switching off: the updates that put shared containers on all online CPUs, and the names of the containers
+    """Switch off: return the updates that put shared containers on all online CPUs, and the names of the containers
     that keep CPUs of their own until they end."""
     live = [grant for grant in ledger.grants.values() if grant.live and not grant.left_alone]
     updates = [SideUpdate(grant.container, machine.online) for grant in live

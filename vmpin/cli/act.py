@@ -80,7 +80,7 @@ def reconcile(args: argparse.Namespace) -> int:
 
 
 def _names(config: Config, args: argparse.Namespace) -> Mapping[str, str]:
-    """For the text: read before the change, after which vmpin may have left the node."""
+    """Read the names for the text, before the change: after it, vmpin may have left the node."""
     return {} if args.output == "json" else known_names(config)
 
 

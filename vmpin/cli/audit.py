@@ -189,7 +189,7 @@ def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
 
 
 def _print_uses(uses: Iterable[Use], measured: bool) -> None:
-    """By owner: a node may have hundreds of exclusive CPUs."""
+    """Print the exclusive CPUs by owner: a node may have hundreds of them."""
     groups: dict[tuple[CpuOwner, ...], list[Use]] = {}
     for use in uses:
         groups.setdefault(use.owners, []).append(use)

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _named(sentence: str, sandbox: str, names: Mapping[str, str]) -> str:
-    """With names in place of ids, but for the id of the sandbox itself where the sentence begins with it."""
+    """Replace ids by names, but for the id of the sandbox itself where the sentence begins with it."""
     begin = f"Sandbox {sandbox}"
     own = f"Sandbox {short_id(sandbox)}" if sentence.startswith(begin) else ""
     return own + with_names(sentence.removeprefix(begin) if own else sentence, names)

@@ -34,7 +34,7 @@ def _seen(allocating: Allocating | None) -> tuple[Allocating, AllocatorView]:
 
 
 async def explained(allocating: Allocating | None, name: str) -> dict[str, object]:
-    """In a thread of its own: on a machine of 16 nodes the next best set may take seconds to be found."""
+    """Explain in a thread of its own: on a machine of 16 nodes the next best set may take seconds to be found."""
     return {"sentences": await asyncio.to_thread(explanations, _seen(allocating)[1], name)}
 
 

@@ -39,7 +39,7 @@ def is_static(program: str) -> bool:
 
 
 def _programs(path: str) -> dict[str, str | None]:
-    """By Debian package its program, None if it is missing. The busybox has to run in an empty root directory."""
+    """Find each Debian package's program, None if missing. The busybox has to run in an empty root directory."""
     busybox = find("busybox", path)
     return {"qemu-system-x86": find("qemu-system-x86_64", path), "crun": find("crun", path),
             "busybox-static": busybox if busybox is not None and is_static(busybox) else None}

@@ -236,9 +236,9 @@ def _container_stopped(old: SandboxState, event: events.ContainerStopped) -> San
 
 def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
                  listed: bool = False) -> Mapping[Source, CpusetReport]:
-    """With one more report; `reports` itself when it is none (no cpuset means "no change"), old, or the same again. A
-    list's cpuset was so at some time after the report that it replaces: it does not count as later than what Kata or
-    the cgroup report since. One that an update has replaced already changes nothing."""
+    """Add a report; return `reports` itself when it is none (no cpuset means "no change"), old, or the same again. A
+    list's cpuset was so at some time after the report that it replaces: it does not count as later than what Kata
+    or the cgroup report since. One that an update has replaced already changes nothing."""
     last = reports.get(source)
     if not cpuset or (last is not None and last.cpuset == cpuset and (listed or last.time)):
         return reports
@@ -278,7 +278,7 @@ def authoritative_source(reports: Mapping[Source, CpusetReport]) -> Source | Non
 
 
 def _decided(record: ContainerRecord, reports: Mapping[Source, CpusetReport]) -> ContainerRecord:
-    """With `reports`, and the cpuset of the one that counts."""
+    """Give a record these `reports`, and the cpuset of the one that counts."""
     if reports is record.reports:
         return record
     source = authoritative_source(reports) or record.source
@@ -287,13 +287,13 @@ def _decided(record: ContainerRecord, reports: Mapping[Source, CpusetReport]) ->
 
 
 def _with_record(old: SandboxState, record: ContainerRecord) -> SandboxState:
-    """With a record; `old` itself when it has this very one."""
+    """Add a record; return `old` itself when it has this very one."""
     if old.containers.get(record.container.id) is record:
         return old
     return old._replace(containers={**old.containers, record.container.id: record})
 
 
 def forget_stopped(sandbox: SandboxState, before: int) -> SandboxState:
-    """Without the stopped containers whose end (CLOCK_BOOTTIME ns) lies before `before`."""
+    """Return the sandbox without the stopped containers whose end (CLOCK_BOOTTIME ns) lies before `before`."""
     kept = {key: record for key, record in sandbox.containers.items() if not record.stopped or record.time >= before}
     return sandbox if len(kept) == len(sandbox.containers) else sandbox._replace(containers=kept)

@@ -32,11 +32,11 @@ class ContainerReport:
 
     @property
     def text(self) -> str:
-        """For a table: the state, and the error if there is one."""
+        """The state, and the error if there is one, for a table."""
         return f"{self.state}: {self.error}" if self.error else self.state
 
     def data(self) -> dict[str, object]:
-        """For the status document; `text` is what a table shows."""
+        """Return the report for the status document; `text` is for tables."""
         return {"state": self.state, "error": self.error, "cgroup": self.cgroup or None,
                 "wanted": _shown(self.wanted), "effective": _shown(self.effective), "processes": self.processes,
                 "threads": self.threads, "outside": list(self.outside), "text": self.text}
@@ -81,7 +81,7 @@ class GuestReport:
         return ContainerReport(ERROR, self.state) if self.foreign else ContainerReport(NO_AGENT)
 
     def data(self) -> dict[str, object]:
-        """For the status document, beside each container's own `ContainerReport.data`."""
+        """Return the report for the status document, beside each container's own `ContainerReport.data`."""
         return {"by": self.by, "state": self.state, "system": None if self.system is None else self.system.data(),
                 **asdict(self.counters)}
 

@@ -66,7 +66,7 @@ class CpuManagerState(NamedTuple):
         return self.entries.get((pod_uid, container)) or self.by_id.get(container_id)
 
     def dated(self, written: int, before: CpuManagerState | None) -> CpuManagerState:
-        """With `since`, for a file written at `written` (CLOCK_BOOTTIME ns) that followed `before`."""
+        """Fill in `since`, for a file written at `written` (CLOCK_BOOTTIME ns) that followed `before`."""
         old, since = ({}, {}) if before is None else (before.entries, before.since)
         return self._replace(since={key: since.get(key, written) if old.get(key) == cpus else written
                                     for key, cpus in self.entries.items()})
@@ -153,7 +153,7 @@ def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None)
 
 def compare_with_pod_resources(kubelet: CpuManagerState,
                                resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
-    """Whether PodResources lists the exclusive CPUs of a checkpoint that is gone, as a text for status and log.
+    """Compare PodResources with the exclusive CPUs of a checkpoint that is gone; return a text for status and log.
     :param resources: as for `disagreements`; None where it does not answer."""
     if resources is None:
         return "PodResources does not answer"

@@ -171,7 +171,7 @@ class GuestManager:
         return found.data(), {container: found.of(container).data() for container in guest.placed}
 
     def managed(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
-        """Those of these sandboxes whose guests get a map."""
+        """Return those of these sandboxes whose guests get a map."""
         return [sandbox for sandbox in sandboxes if sandbox in self._guests]
 
     async def unpin_results(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:

@@ -115,7 +115,7 @@ def tuned(files: Files) -> Tuned:
 
 
 def _with_profile(files: Files, name: str, found: Tuned) -> Tuned:
-    """With a profile over those that it includes (tuned/profiles/loader.py)."""
+    """Put a profile over those that it includes (tuned/profiles/loader.py)."""
     optional, name = name.startswith("-"), name.removeprefix("-")
     if not name:
         return found

@@ -185,7 +185,7 @@ class Procfs:
         return None if raw is None else parse_stat(raw)
 
     def task_stats(self, pid: int | str, tids: Collection[int]) -> dict[int, Stat]:
-        """Of some threads of a process, without those that have ended. For many of them in half the time of
+        """Read the stats of a process's threads, without those that have ended. For many, in half the time of
         `thread_stat`: their paths begin at its task directory."""
         found: dict[int, Stat] = {}
         kept, room = self._kept, self._room

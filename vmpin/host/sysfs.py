@@ -46,7 +46,7 @@ class Sysfs:
         return online
 
     def plugged(self, cpus: CpuSet) -> dict[int, int]:
-        """By online CPU of `cpus` a number that is another once the CPU was off in between: its topology directory is
+        """Return for each online CPU a number that changes when the CPU was off in between: its topology directory is
         made again then (drivers/base/topology.c), and kernfs gives no number twice. {} where the kernel shows none."""
         found = {}
         for cpu in cpus:
@@ -107,7 +107,7 @@ class Sysfs:
         return nodes
 
     def _distances(self) -> dict[int, dict[int, int]]:
-        """From every memory node to every one: its file has a number for each, ascending (drivers/base/node.c)."""
+        """Read the distances of memory nodes: each one's file has all of them, ascending (drivers/base/node.c)."""
         nodes = numbered(self.node, _NODE)
         rows = {node: text_of(f"{self.node}/node{node}/distance").split() for node in nodes}
         return {node: dict(zip(nodes, map(int, row), strict=True)) for node, row in rows.items()

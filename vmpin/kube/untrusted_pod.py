@@ -120,7 +120,7 @@ def decode(request: Mapping[str, Any]) -> dict[str, UntrustedPod]:
 
 
 def untrusted_sentences(pod: Mapping[str, Any] | None) -> Iterable[str]:
-    """For people, of `data`; each text quoted, as it may be made to look like a sentence of vmpin's."""
+    """Describe `data` for people; each text is quoted, as it may be made to look like a sentence of vmpin's."""
     if not pod:
         return
     yield (f"Untrusted, from the pod's object at the API server; no mask depends on it: QoS class "

@@ -70,8 +70,8 @@ class Restoration:
                        if operation.cpus & topology.online != operation.was)
 
     def _with_astray(self, masks: OriginalMasks, threads: Threads) -> list[tuple[VmThread, ThreadId]]:
-        """With the threads of processes whose masks were set and that belong to the sandbox no longer, as far as it
-        can be read: `watch.only` was narrowed, a claim could not be read, or the process executes another program."""
+        """Add the threads of processes whose masks were set and that belong to the sandbox no longer, as far as it can
+        be read: `watch.only` was narrowed, a claim could not be read, or the process executes another program."""
         found = list(threads)
         for main in masks.processes.keys() - {main for _, main in found}:
             stats = {tid: self.proc.thread_stat(main.tid, tid) for tid in self.proc.tids(main.tid)}

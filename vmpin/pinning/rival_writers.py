@@ -47,7 +47,7 @@ def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
 
 
 def of_vm(proc: Procfs, pid: int, argv: Sequence[str], daemons: Sequence[Rival]) -> tuple[Rival, ...]:
-    """Those of the `daemons` that have to do with one VM, and the VMM itself; the most likely one first. libvirt and
+    """Return those of the `daemons` that concern one VM, and the VMM itself; the most likely one first. libvirt and
     KubeVirt set masks of the VMs that they started, tuned and numad of any."""
     own = next((argument for argument in argv if re.search(_OPTIONS, argument)), None)
     found = [] if own is None else [Rival(Cause.VMM, f"the VMM was started with {own[:80]!r}")]

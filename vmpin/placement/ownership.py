@@ -138,7 +138,7 @@ class Ownership(NamedTuple):
 
 def with_kubelet_assignments(all_claims: Mapping[SandboxId, CpuClaims], unseen: Mapping[tuple[str, str], CpuSet],
                 online: CpuSet) -> Mapping[SandboxId, CpuClaims]:
-    """With the claims of pods that only the kubelet reports. :param unseen: CPUs by pod uid and container's name."""
+    """Add the claims of pods that only the kubelet reports. :param unseen: CPUs by pod uid and container's name."""
     more: dict[SandboxId, CpuClaims] = {}
     for (uid, name), cpus in unseen.items():
         pod = SandboxId(uid)

@@ -176,8 +176,8 @@ class _Placer(NamedTuple):
             else VcpuPlacement(vcpu, floating) for vcpu in guest)
 
     def _kept_pairs(self) -> dict[VcpuId, int]:
-        """Of the vCPUs that are on one exclusive CPU each, with that CPU. Where two are on the same CPU it goes to one
-        that backed a container before one that floated, then to the one that last had it to itself."""
+        """Return the vCPUs that are on one exclusive CPU each, with that CPU. Where two are on the same CPU it goes to
+        one that backed a container before one that floated, then to the one that last had it to itself."""
         on_one = [(container is None, self.previous.pairs.get(vcpu.id) != cpus.first, -vcpu.id, cpus.first)
                   for vcpu in self.vcpus
                   for cpus, container in [self.previous.vcpus.get(vcpu.id, (None, None))]

@@ -150,7 +150,7 @@ class ProcEventsFeed:
             loop.call_later(self._timeouts.events_calm, self._poll, connector)
 
     def _poll(self, connector: ProcConnector) -> None:
-        """In a storm: of processes that are not followed, or of more events than there was time for."""
+        """Handle events in a storm: of processes that are not followed, or of more events than there was time for."""
         if connector is not self._connector:
             return
         count, relevant = self._handle(time.perf_counter())

@@ -111,7 +111,7 @@ def _check_shape(body: bytes) -> None:
 
 
 def _int(text: str) -> int:
-    """With a limit: Python 3.9 takes seconds for a number of a million digits."""
+    """Parse an integer of at most 20 digits: Python 3.9 takes seconds for a number of a million digits."""
     if len(text) > 20:
         raise ValueError("a number is too long")
     return int(text)  # raises ValueError for NaN and Infinity as well

@@ -28,7 +28,7 @@ class Adapters(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Adapters:
-        """Those at the paths of a configuration. :raises SourceError: without a boot id."""
+        """Make the adapters for the paths of a configuration. :raises SourceError: without a boot id."""
         proc = Procfs(config.paths.proc)
         boot_id = proc.boot_id()
         return cls(proc, Sysfs(config.paths.sys), Cgroups(config.paths.cgroup, proc),

@@ -55,7 +55,7 @@ def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: Cpu
 
 
 def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
-    """With what the notes have that the file has not. A line that is none, as the last may be, is left out."""
+    """Add what the notes have and the file has not. A line that is none, as the last may be, is left out."""
     try:
         raw, _ = read_regular(path, MAX_BYTES)
     except OSError:

@@ -67,7 +67,7 @@ class PodHandover:
             self._woken.wait(self._again)
 
     def _pods(self) -> dict[str, UntrustedPod]:
-        """Those in VMs: of others the watcher shows nothing. The same objects where nothing is new."""
+        """Return the pods in VMs: of others the watcher shows nothing. The same objects where nothing is new."""
         by_uid = {each.uid: each for each in self._stream.reported.sandboxes.values()}
         return {pod.runtime_uid: pod.untrusted for pod in self._watch.pods()
                 if pod.untrusted is not None and own_sandbox(by_uid.get(pod.runtime_uid), pod) is not None}

@@ -102,7 +102,7 @@ def _pods(view: NodeView) -> list[dict[str, object]]:
 
 
 def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:
-    """For every container that owns CPUs: its kind (VM, runc), its first process on the host, its cpuset cgroup."""
+    """Describe each owner of CPUs: its kind (VM, runc), its first process on the host, its cpuset cgroup."""
     found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
     vms = view.vm_sandboxes()
     by_uid = {each.pod.uid: each.pod for each in view.sandboxes.values() if each.pod is not None}

@@ -26,7 +26,7 @@ _known: dict[tuple[int, int, int, int], tuple[int, int] | None] = {}
 
 
 def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, int] | None:
-    """Of QEMU's `-kernel`, as the first two numbers; None when it cannot be read from the file.
+    """Return the version of QEMU's `-kernel`, its first two numbers; None when it cannot be read from the file.
     :param pid: whose view the path is of. :param starttime: when that process began (clock ticks since boot)."""
     paths = option_values(argv, "kernel")
     if len(paths) != 1 or not paths[0] or "\0" in paths[0]:

@@ -143,7 +143,7 @@ class ProcessTable:
                 and self.proc.beginning(parent) == beginning)
 
     def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
-        """With the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
+        """Restore the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
         if vmm.sandbox is None or not vmm.cut:
             return vmm
         before = self.vmms.get(identity.tid)

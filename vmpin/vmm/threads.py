@@ -186,7 +186,7 @@ class _Vm:
         return {key: index[number] for key, number in found.items() if number in index}
 
     def all_iothreads(self) -> Collection[int]:
-        """Those identified by QMP or before; failing that, by the order in which QEMU made them."""
+        """Return the iothreads identified by QMP or before; failing that, by the order in which QEMU made them."""
         if not self.declared:
             return self.iothreads
         named = {tid for tid, role in self.names.roles.items() if role is IOTHREAD}

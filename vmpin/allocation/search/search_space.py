@@ -65,8 +65,8 @@ class SearchSpace(Generic[Entry]):
         self._linked = self._links()
 
     def linked(self, bounds: UnitBounds) -> list[dict[int, Sequence[Entry]]]:
-        """For each linked group of units, and then for all of one sort together, the tables by the number of touched
-        units (`SORT_BITS` for each sort). With a bound of the units, all have the key 0 otherwise."""
+        """Return for each linked group of units, then for all of one sort together, the tables by the number of
+        touched units (`SORT_BITS` for each sort). With a bound of the units, all have the key 0 otherwise."""
         by_sorts: dict[frozenset[int], list[dict[int, Sequence[Entry]]]] = {}
         for units in self._linked:
             sorts = frozenset(self._groups.sorts[unit] for unit in units)

@@ -35,8 +35,8 @@ class DeviceNode(NamedTuple):
 
 
 def container_devices(nodes: Iterable[DeviceNode], env: Iterable[str]) -> dict[str, str]:
-    """By names that `device_nodes` of host.allocator_topology resolves ("c226:128", "0000:3b:00.0") where each comes
-    from: a path, or a variable."""
+    """Map each device name ("c226:128", "0000:3b:00.0") to its origin: a path, or a variable. `device_nodes` of
+    host.allocator_topology resolves the names."""
     found: dict[str, str] = {}
     for node in nodes:
         if len(found) == MOST_NODES:

@@ -33,7 +33,7 @@ class LedgerError(ValueError):
 
 
 def to_data(ledger: Ledger) -> dict[str, object]:
-    """For json.dumps. Equal ledgers make equal data: grants are sorted, and what is as by default is left out."""
+    """Return JSON data. Equal ledgers make equal data: grants are sorted, and what is as by default is left out."""
     return {"version": VERSION, "shared": str(ledger.shared),
             "grants": [_grant_data(ledger.grants[key]) for key in sorted(ledger.grants)],
             "refused": [refused._asdict() for refused in ledger.refused]}

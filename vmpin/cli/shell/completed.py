@@ -57,7 +57,7 @@ def completed(one: Option | Argument) -> Completed:
 
 
 def _keys(one: Option | Argument) -> tuple[str, ...]:
-    """Of the configuration for an option; an argument is of `vmpin set`."""
+    """Return the keys that complete it: the configuration's for an option, those of `vmpin set` for an argument."""
     if isinstance(one, Option):
         from vmpin.config.settings import BY_KEY
         return tuple(BY_KEY)

@@ -65,7 +65,7 @@ def _installed() -> str | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Of a page and a command of the same name, the page: the other is the command's --help."""
+    """Print a page. Where a command has the same name, the page is printed: the other is the command's --help."""
     from vmpin.cli.main import VERBS, main
     if args.schema:
         from vmpin.install import data_files

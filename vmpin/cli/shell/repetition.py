@@ -43,7 +43,7 @@ def repeat(args: argparse.Namespace) -> None:
 
 
 def _once(args: argparse.Namespace, redrawn: bool, first: bool) -> None:
-    """Of JSON each output is a line, of YAML a document with the time above it."""
+    """Print one output: of JSON a line, of YAML a document with the time above it."""
     if args.output == "json":
         args.run(args)
         return

@@ -82,7 +82,7 @@ def _row(row: Row, selected: bool, columns: Sequence[Column], shown: Sequence[in
 
 
 def column_widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """As wide as the cells need, within the columns' bounds; those without a bound share what is left."""
+    """Make columns as wide as their cells need, within their bounds; those without a bound share what is left."""
     needs = [max([column.least, cell_len(column.title), *(cell_len(row[at]) for row in rows)])
              for at, column in enumerate(columns)]
     times = 2 if width >= _WIDE else 1

@@ -135,7 +135,7 @@ def _sandboxes(config: Config) -> tuple[KataSandboxFacts, ...]:
 
 
 def _connector(watcher: WatcherFacts, own: Rights) -> ConnectorFacts:
-    """From the running watcher, which has tried it; else from the privileges of this process."""
+    """Take the facts from the running watcher, which has tried; else from the privileges of this process."""
     for source in watcher.about.get("sources", ()):
         if source["name"] == PROC_EVENTS:
             return ConnectorFacts(bool(source["up"]), str(source["why"]))

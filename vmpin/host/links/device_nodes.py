@@ -28,14 +28,14 @@ class DeviceNodes:
         self.root = os.fspath(root)
 
     def of_nic(self, device: str) -> int | None:
-        """Of "BUS/NAME", None where the kernel shows none."""
+        """Return the NUMA node of "BUS/NAME", None where the kernel shows none."""
         if not _DEVICE.fullmatch(device):
             return None
         bus, _, name = device.partition("/")
         return self._of(f"{self.root}/bus/{bus}/devices/{name}")
 
     def of_disk(self, major: int, minor: int, depth: int = 0) -> int | None:
-        """Of a block device: of all those below it, where they are on one node."""
+        """Return the NUMA node of a block device: that of all those below it, where they are on one node."""
         path = os.path.realpath(f"{self.root}/dev/block/{major}:{minor}")
         below = names_in(f"{path}/slaves")[:_MOST_BELOW]
         if not below:
@@ -48,8 +48,8 @@ class DeviceNodes:
         return found.pop() if len(found) == 1 else None
 
     def _of(self, path: str) -> int | None:
-        """Of a device's directory or the nearest above it that shows one. The firmware often names no node (-1) where
-        there is one alone."""
+        """Read the NUMA node from a device's directory, or the nearest above it that shows one. The firmware often
+        names no node (-1) where there is one alone."""
         at = os.path.realpath(path)
         while len(at) > len(os.path.realpath(self.root)) and os.path.exists(at):
             text = text_of(f"{at}/numa_node")

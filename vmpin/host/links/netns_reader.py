@@ -112,7 +112,7 @@ def _text(value: object) -> str:
 
 
 def _redirects(netlink: Any) -> Iterator[tuple[int, list[int]]]:
-    """By ifindex, the interfaces that filters on what it receives redirect to."""
+    """Yield by ifindex the interfaces to which filters redirect what that interface receives."""
     filtered = {message["index"]: _PARENTS[kind] for message in netlink.get_qdiscs()
                 if (kind := _text(message.get_attr("TCA_KIND"))) in _PARENTS}
     for index, parent in list(filtered.items())[:MOST_FILTERED]:

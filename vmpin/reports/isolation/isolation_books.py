@@ -179,8 +179,8 @@ class OwnerBook:
         column[at] += whole
 
     def _number(self, thief: Thief) -> int:
-        """Of a thief in the list, from 1. Where the list is full, the one that had the least gives its place, and its
-        minutes, to `OTHERS`: however many names there are, a later thief gets its own."""
+        """Return a thief's number in the list, from 1. Where the list is full, the one that had the least gives its
+        place, and its minutes, to `OTHERS`: however many names there are, a later thief gets its own."""
         if thief not in self.thieves:
             if len(self.thieves) >= MAX_THIEVES:
                 self._forget_thieves()

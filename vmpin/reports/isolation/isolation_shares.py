@@ -129,7 +129,7 @@ def unseen_in(book: OwnerBook, found: Account, length: int) -> int:
 
 
 def foreign_by_cpu(book: OwnerBook, first: int, last: int) -> dict[int, int]:
-    """Of each CPU that is, or was, the owner's; those that are not any more together, as FORMER."""
+    """Sum up foreign time by CPU that is, or was, the owner's; those that are not any more together, as FORMER."""
     low, high = max(0, first - book.first), last - book.first + 1
     return {cpu: max(0, sum(column[low:high])) for cpu, column in sorted(book.by_cpu.items())
             if cpu != FORMER or any(column[low:high])}

@@ -222,7 +222,7 @@ class ThiefVisits:
 
 
 def home(raw: bytes) -> tuple[str | None, str]:
-    """From /proc/PID/cgroup, a process's container (None for none), and its systemd unit or last cgroup."""
+    """Read from /proc/PID/cgroup the container (None for none), and the systemd unit or last cgroup."""
     unit, container = "", None
     for line in os.fsdecode(raw).split("\n"):
         _, _, rest = line.partition(":")

@@ -96,7 +96,7 @@ def _strips(node: FleetNode, width: int) -> Iterator[tuple[str, Line]]:
 
 
 def _signs(found: NodeRecord, online: CpuSet) -> dict[int, str]:
-    """By CPU; a later sign is the stronger one."""
+    """Return the sign of each CPU; a later one is the stronger one."""
     details = [pod.details for pod in found.pods if pod.details is not None]
     own = union(cpus(each.cpus) for pod in details for each in pod.containers if each.exclusive)
     pinned = union(cpus(mask) for pod in details for mask in pod.vcpus.values() if mask.isdigit())

@@ -34,7 +34,7 @@ class Ground(NamedTuple):
     hatching: int | None = None
 
     def drawn(self, x: int, y: int, width: int, height: int, more: str = "") -> str:
-        """As elements of SVG. :param more: further classes."""
+        """Draw it as elements of SVG. :param more: further classes."""
         place = f'x="{x}" y="{y}" width="{width}" height="{height}" rx="3"'
         hatching = "" if self.hatching is None else f'<rect fill="url(#vmpin-h{self.hatching})" {place}/>'
         return f'<rect class="cpu {self.css}{more}" {place}/>{hatching}'

@@ -115,7 +115,7 @@ class NodeUsage:
         return not all(pod.exact for pod in self.pods)
 
     def thefts_of(self, pod: str | None) -> list[CpuTheft]:
-        """Those from one pod, or all; the longest first."""
+        """Return the thefts from one pod, or all; the longest first."""
         return [theft for theft in self.thefts if pod in (None, theft.victim)]
 
     def cpus_of(self, pod: DescribedPod) -> list[CpuUse]:
@@ -157,8 +157,8 @@ class _IntervalBooks:
                 self._foreign.setdefault(thread.cpu, []).append((process, thread, label))
 
     def thefts(self) -> list[CpuTheft]:
-        """Those from each pod, the longest first. Estimates are cut, each by the same share, to the time that their
-        CPU had left: a thread that came at the end of the interval brought all of its run time with it."""
+        """Return the thefts from each pod, the longest first. Estimates are cut, each by the same share, to the time
+        that their CPU had left: a thread that came at the end of the interval brought all of its run time with it."""
         found = []
         for cpu, foreign in self._foreign.items():
             use = self.cpus[cpu]

@@ -73,7 +73,7 @@ class NriQueue:
         return batch
 
     def sandboxes(self) -> set[SandboxId]:
-        """Those that events which wait are about; of a list, each sandbox of it."""
+        """Return the sandboxes of the events that wait; of a list, each sandbox of it."""
         with self._lock:
             return {sandbox for _, event in self._events for sandbox in _sandboxes(event)}
 

@@ -40,8 +40,8 @@ class _EventTranslation:
         self._owners: dict[int, PidOwner] = {}
 
     def translate(self, event: NriEvent) -> Iterator[events.Event]:
-        """By verb. Kata plugs vCPUs in and writes the sandbox's cgroup between a request and the report that it has
-        been done, so a container counts with its CPUs from the request on."""
+        """Translate by verb. Kata plugs vCPUs in and writes the sandbox's cgroup between a request and the report that
+        it has been done, so a container counts with its CPUs from the request on."""
         match event:
             case Synced():
                 yield from self._listed(event)
