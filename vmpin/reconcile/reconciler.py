@@ -215,6 +215,7 @@ class Reconciler(NodeState):
             self.inventory.vms, self.inventory.process_table.round, self.config.policy.vhost is ThreadPolicy.NEAR)
         return self.placement_cache.place(self.state, self.inventory.vms, self.pinner.recheck, self.failures.record)
 
+    @log.operation()
     def unpin(self, sandboxes: Iterable[SandboxId], leaving: bool = False) -> list[Result]:
         """Give threads the masks they had before vmpin, and leave the sandboxes alone until they are taken back.
         :param leaving: for as long as this process lives only. Were it kept, and this process killed before it has

@@ -168,7 +168,7 @@ def test_the_line_of_each_pass_has_the_number_of_what_led_to_it(place: Place) ->
         async with place.watching(Timeouts(rechecks=(0.001, 0.001))) as watcher:
             assert await place.ask("hook.sock", place.message()) == b"ok\n"
             passes = watcher.view.counters.passes
-            await until(lambda: passes["hook"] == 1 and passes["settle"] == 2 and passes["resync"])
+            await until(lambda: passes["hook"] == 1 and passes["settle"] >= 2 and passes["resync"])
 
     vmpin.addHandler(handler)
     vmpin.setLevel(logging.DEBUG)
