@@ -63,7 +63,7 @@ class Node:
         paths = {f"paths.{name}": str(self.root / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         self.config = settings.load(None, {}, {**paths, "watch.only": f"{self.id}*", **self.flags})
         self.reconciler = Reconciler(self.config, acts=False)
-        self.view, self.loop_lag = self.reconciler.view, self.reconciler.counters.loop_lag
+        self.view, self.counters = self.reconciler.view, self.reconciler.counters
         self.reconciler.reduce([SandboxSeen(self.id, "vmm")])
         self._end = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -16,7 +16,7 @@ from vms import Machine
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.exporter import Exporter
-from vmpin.domain.counters import Histogram
+from vmpin.domain.counters import Counters
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.reconcile.view import NodeView
@@ -29,7 +29,7 @@ class _Watched:
     """As much of a watcher as an exporter asks: the reconciler and its VMs are real."""
 
     view: NodeView
-    loop_lag: Histogram = field(default_factory=Histogram)
+    counters: Counters = field(default_factory=Counters)
     restarts: Counter[str] = field(default_factory=Counter)
     resynced: float = field(default_factory=time.monotonic)
 

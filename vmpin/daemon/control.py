@@ -88,7 +88,7 @@ class Control:
         if (allocating := self._watcher.allocating) is not None and allocating.live is not None:
             allocating.live.take(request)
         answer = _encoded({"pods": self._watcher.handed_pods.take(request)}) + b"\n"
-        self._watcher.reconciler.counters.pod_reports += 1
+        self._watcher.counters.pod_reports += 1
         return answer
 
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:

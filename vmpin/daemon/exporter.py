@@ -21,7 +21,7 @@ from vmpin.config.values import Address
 from vmpin.daemon import http
 from vmpin.daemon.http import HttpReply
 from vmpin.daemon.turns import in_turns
-from vmpin.domain.counters import Histogram
+from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.host import unix_sockets
@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 
 class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
-    task's failures, `loop_lag` has what the exporter measures; `guest` returns a guest's report, None where no map is
+    task's failures, `counters` gets the loop's lag; `guest` returns a guest's report, None where no map is
     sent to it, `allocator_view` what is given out, None with `allocate.mode` off; `following` counts the clients that
     do, and `foreign_seconds` sums up what others had, by exclusive CPU; `foreign_by_sandbox` also by its owner."""
 
     view: NodeView
     resynced: float
     restarts: Counter[str]
-    loop_lag: Histogram
+    counters: Counters
 
     def source_health(self) -> Iterable[SourceHealth]: ...
 
@@ -81,7 +81,7 @@ class Exporter:
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
         made = _listen(address, config.watch.status_group)
         own = None if address.path is None else unix_sockets.identity(address.path)
-        lag = asyncio.create_task(measure_lag(self._watcher.loop_lag, self._timeouts.loop_lag))
+        lag = asyncio.create_task(measure_lag(self._watcher.counters.loop_lag, self._timeouts.loop_lag))
         try:
             logger.info("metrics at %s", address)
             await http.serve(made, self.answer, self._timeouts)

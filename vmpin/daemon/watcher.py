@@ -70,7 +70,7 @@ class Watcher:
         self._full = False  #: Whether the next resync inspects every process again.
         self.resynced = time.monotonic()  #: When the last resync ended, by time.monotonic().
         self._tasks = SupervisedTasks(timeouts)
-        self.restarts, self.loop_lag = self._tasks.restarts, reconciler.counters.loop_lag
+        self.restarts, self.counters = self._tasks.restarts, reconciler.counters
         self.hooks = HookIntake(reconciler, spool, kept, lock, self._on_hook, self._resync.set, timeouts)
         self.allocating: Allocating | None = None
         if config.allocate.mode != "off":
@@ -83,7 +83,7 @@ class Watcher:
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
         self._relist = Relist()
-        self._repair = RuncRepair(self.view, reconciler.counters, reconciler.read_cgroups,
+        self._repair = RuncRepair(self.view, self.counters, reconciler.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(reconciler)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)

@@ -36,7 +36,7 @@ class Watched:
 
     def __init__(self, machine: Machine, timeouts: Timeouts = AT_ONCE) -> None:
         self.reconciler = machine.reconciler
-        self.view = machine.reconciler.view
+        self.view, self.counters = machine.reconciler.view, machine.reconciler.counters
         self.guests = self
         self.ahead = 0.0  #: Seconds that pass for the pods' clock alone.
         self.handed_pods = HandedPods(timeouts, lambda: time.monotonic() + self.ahead)
