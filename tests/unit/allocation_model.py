@@ -154,12 +154,14 @@ class ModelNode:
             assert answer.ledger.grants == before.grants
             self.keep(answer.ledger)
             return answer.refusal
-        self.keep(answer.ledger)
         for key in before.grants.keys() - answer.ledger.grants.keys():
-            never = before.grants[key]  # It was made before it, as the same container of the pod, and has not started.
+            # It was made before it, as the same container of the pod, and has not started: it is gone before the next
+            # one is asked for.
+            never = before.grants[key]
             assert (never.sandbox, never.name) == (requested.sandbox, requested.name)
             assert never.state is GrantState.RESERVED
             self.containers.pop(key, None)
+        self.keep(answer.ledger)
         if replay:
             again = on_create(self.machine, self.ledger, requested, self.options)
             assert again.ledger == self.ledger
