@@ -76,7 +76,7 @@ def may_be_virtiofsd(beginning: bytes) -> bool:
 
 
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
-    """Classify a process by its command line. The command line is the process's own claim: anyone can write it."""
+    """Classify a process by its command line. The command line is the process's own claim: it can write any."""
     if not argv or not _BEGINS.match(_basename(argv[0])) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])
