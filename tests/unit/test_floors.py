@@ -303,4 +303,4 @@ def test_what_the_first_pass_needs_loads_neither_asyncio_nor_what_leaving_takes(
     assert "vmpin" in loaded
     assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu"}
     # Each dataclass takes as long to make as five named tuples, and the module loads inspect: 17 ms in all.
-    assert not loaded & {"dataclasses", "inspect", "platform", "locale"}
+    assert not loaded & {"dataclasses", "inspect", "platform", "locale", "datetime"}

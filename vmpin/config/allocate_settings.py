@@ -45,11 +45,11 @@ def _groups(value: object) -> str:
 def group_rules(text: str) -> dict[str, GroupRule]:
     """Parse the rules of groups, as NAME=CPUS@NAMESPACE+NAMESPACE;…
     :raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
-    from vmpin.allocation.allocation_options import GroupRule
-    from vmpin.allocation.texts.wish_values import GROUP_NAME  # as annotations have it: no other could be joined
-
     found: dict[str, GroupRule] = {}
     for group in filter(None, text.split(";")):
+        from vmpin.allocation.allocation_options import GroupRule  # not in what every command without groups loads
+        from vmpin.allocation.texts.wish_values import GROUP_NAME  # as annotations have it: no other could be joined
+
         rest, only, namespaces = group.partition("@")
         name, _, cpus = rest.partition("=")
         if not GROUP_NAME.fullmatch(name) or name in found:

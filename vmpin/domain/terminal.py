@@ -1,10 +1,14 @@
 """Text from outside made safe for a terminal. Pure; used by every command that prints names of pods, threads or files.
 What stays out: printing (cli)."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 def printable(text: object) -> str:
@@ -55,7 +59,7 @@ def human_age(seconds: float) -> str:
 
 def age_at(since: str | None, now: datetime) -> str:
     """The age of a time stamp, as kubectl has it; "-" where it is not known."""
-    return "-" if since is None else human_age((now - datetime.fromisoformat(since)).total_seconds())
+    return "-" if since is None else human_age((now - now.fromisoformat(since)).total_seconds())
 
 
 def with_ages(sentence: str, now: datetime) -> str:
