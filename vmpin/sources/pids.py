@@ -11,6 +11,7 @@ from vmpin.domain.model import ThreadId
 from vmpin.host.procfs import Procfs, Stat, seconds_since_boot
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
 
+_ENDED = frozenset("ZXx")  #: States of a process that has ended (proc_pid_stat(5)).
 _SLACK = 1.0  #: Seconds: start times count in clock ticks, and an older hook gives the wall clock's time.
 
 
@@ -24,9 +25,10 @@ class PidOwner(NamedTuple):
 def owner_of(pid: int, proc: Procfs, named: int | None = None) -> PidOwner:
     """Look a pid up in /proc. :param named: as for `has_ended`. :raises OSError: when /proc cannot be read now."""
     stat = _same_process(pid, proc, named) if pid and proc.tgid(pid) == pid else None
-    if stat is None or stat.kernel_thread or not (argv := proc.cmdline(pid)):
-        return PidOwner()  # without a command line it is a zombie
-    found, identity = classify(argv), ThreadId(pid, stat.starttime)
+    if stat is None or stat.kernel_thread or stat.state in _ENDED:
+        return PidOwner()
+    # Without arguments it is in its exec, as a container's first process often is when its start is reported.
+    found, identity = classify(proc.cmdline(pid)), ThreadId(pid, stat.starttime)
     if isinstance(found, VmmProcess) and not proc.nested(pid):
         return PidOwner(vmm=identity)
     # A VMM in a pid namespace of its own is the first process of a runc container.

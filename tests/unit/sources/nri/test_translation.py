@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 from effort import effort
 from nri_events import C1, C2, KEY, POD, PROC, after, container, pod, translated
+from waiting import wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, reduce
@@ -20,24 +21,28 @@ from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, PodEvent,
 from vmpin.wire.nri_enums import Verb
 
 
+@contextlib.contextmanager
+def running(argv: list[str], executable: str | None = None) -> Iterator[int]:
+    """A process, once /proc has its arguments: an exec that has succeeded may still be setting them up."""
+    with subprocess.Popen(argv, executable=executable) as made:
+        wait(lambda: PROC.cmdline(made.pid) == argv, "the process has no arguments")
+        yield made.pid
+        made.kill()
+
+
 @pytest.fixture
 def process() -> Iterator[int]:
     """A process that is no VMM."""
-    with subprocess.Popen(["sleep", "600"]) as made:
-        yield made.pid
-        made.kill()
+    with running(["sleep", "600"]) as pid:
+        yield pid
 
 
 @pytest.fixture
 def vmm() -> Iterator[int]:
     """A process with the command line of a sandbox's VMM, which is all that is looked at."""
-    argv = ["qemu-system-x86_64", "-c", "import time; time.sleep(600)", "-name", "sandbox-pod1"]
-    with subprocess.Popen(argv, executable=sys.executable) as made:
-        until = time.monotonic() + 120
-        while PROC.cmdline(made.pid) != argv and time.monotonic() < until:
-            time.sleep(0.01)  # it is not yet itself
-        yield made.pid
-        made.kill()
+    with running(["qemu-system-x86_64", "-c", "import time; time.sleep(600)", "-name", "sandbox-pod1"],
+                 sys.executable) as pid:
+        yield pid
 
 
 def started(pid: int) -> int:
