@@ -76,10 +76,10 @@ def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) 
     machine.vmm("a")
     machine.resync()
     given: dict[str, object] = {"state": "connected to containerd"}
-    found = collector.document(machine.reconciler.view, 7, nri=given, proc_events={"state": "told"},
+    found = collector.document(machine.reconciler.view, 7, nri=given, proc_events={"state": "connected"},
                                entry=lambda data: data["id"])
     sources = found["sources"]
     assert isinstance(sources, dict)
-    assert (sources["nri"], sources["births"], found["watcher"]) == (given, {"state": "told"}, 7)
+    assert (sources["nri"], sources["births"], found["watcher"]) == (given, {"state": "connected"}, 7)
     assert found["sandboxes"] == [sandbox("a")]
     assert (sources["kubelet"], sources["hooks"]) == (None, {"taken": 0, "refused": 0, "disputed": 0, "last": None})
