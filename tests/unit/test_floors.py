@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 #: A package imports packages of lower floors alone, and none of its own floor. A module at the root counts as one.
 FLOORS = {
-    "cpuset": 0, "log": 0,
+    "bounded": 0, "cpuset": 0, "log": 0,
     "errors": 1, "domain": 1, "protocol": 1,
     "wire": 2, "placement": 2, "allocation": 2, "kube": 2, "network": 2,
     "host": 3, "fleet": 3,
@@ -38,12 +38,12 @@ FLOORS = {
     "cli": 10,
 }
 #: All that may be at the root of the package: what the hook or the guest needs there, or everything.
-AT_THE_ROOT = {"__init__", "cpuset", "errors", "log"}
+AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "log"}
 #: What is shared with the guest: the standard library alone, Python 3.9.
-SHARED = ("cpuset", "protocol")
+SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
-PURE_PARTS = ("cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet", "network",
-              "config.plain_yaml",
+PURE_PARTS = ("bounded", "cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet",
+              "network", "config.plain_yaml",
               "demo.firmware", "demo.kata_pinning", "demo.worth", "demo.worth_picture", "demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.allocation_report", "status.pod_arguments", "install.service_unit",
@@ -229,8 +229,8 @@ def test_what_uses_a_reconciler_keeps_its_view() -> None:
 
 
 #: What places, pins and keeps the state, or reads what that follows from.
-_DECIDING = ("cpuset", "domain", "protocol", "wire", "placement", "host", "vmm", "runtime", "config", "sources",
-             "pinning", "reconcile", "guests", "procevents")
+_DECIDING = ("bounded", "cpuset", "domain", "protocol", "wire", "placement", "host", "vmm", "runtime", "config",
+             "sources", "pinning", "reconcile", "guests", "procevents")
 
 
 def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:

@@ -8,6 +8,8 @@ import re
 import struct
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from vmpin.bounded import load_json
+
 #: The longest JSON text of a frame, in bytes.
 MAX_FRAME = 1 << 20
 #: The limits on the nesting of objects and lists and on the number of values: a byte of JSON may otherwise take
@@ -88,8 +90,8 @@ def encode(message: Mapping[str, object]) -> bytes:
 def _object(body: bytes) -> Dict[str, Any]:
     _check_shape(body)
     try:
-        found = json.loads(body.decode("utf-8"), parse_int=_int, parse_float=_float, parse_constant=_int)
-    except (ValueError, RecursionError) as err:
+        found = load_json(body.decode("utf-8"))
+    except ValueError as err:
         raise ProtocolError(f"a frame holds no JSON: {clean(str(err), 100)}") from None
     if not isinstance(found, dict):
         raise ProtocolError("a frame holds no JSON object")
@@ -108,19 +110,6 @@ def _check_shape(body: bytes) -> None:
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
             raise ProtocolError(f"a frame holds JSON more than {MAX_DEPTH} deep")
-
-
-def _int(text: str) -> int:
-    """Parse an integer of at most 20 digits: Python 3.9 takes seconds for a number of a million digits."""
-    if len(text) > 20:
-        raise ValueError("a number is too long")
-    return int(text)  # raises ValueError for NaN and Infinity as well
-
-
-def _float(text: str) -> float:
-    if len(text) > 40:
-        raise ValueError("a number is too long")
-    return float(text)
 
 
 def clean(text: str, limit: int = 400) -> str:

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vmpin.allocation.runtime_call import VmSize
+from vmpin.bounded import parse_whole
 from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
 from vmpin.sources.nri.nri_events import NriPod
 from vmpin.vmm.processes import VmmProcess, classify
-from vmpin.vmm.qemu_cmdline import option_values, parse_smp
+from vmpin.vmm.qemu_cmdline import MAX_VCPUS, option_values, parse_smp
 
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
 
@@ -37,7 +38,5 @@ def vcpus_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int]) -> VmS
     if argv and isinstance(found, VmmProcess) and found.type is VmmType.QEMU and option_values(argv, "smp"):
         smp = parse_smp(argv)
         return VmSize(True, smp.cpus, smp.maxcpus)
-    text = pod.annotations.get(_DEFAULT_VCPUS, "")
-    if text.isascii() and text.isdigit() and 0 < int(text[:6]) <= 8192:
-        return VmSize(True, int(text))
-    return VmSize(True, configured(pod.handler))
+    asked = parse_whole(pod.annotations.get(_DEFAULT_VCPUS, ""), MAX_VCPUS, 1)
+    return VmSize(True, configured(pod.handler) if asked is None else asked)

@@ -6,17 +6,17 @@ doctor.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from vmpin.bounded import MAX_PID, load_json, whole
 from vmpin.errors import SourceError
 
 
 def parse_json(raw: bytes | str, where: str) -> object:
     """Parse JSON. :param where: the name of the file or message, for errors. :raises SourceError: when it is none."""
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as err:
+        return load_json(raw)
+    except ValueError as err:
         raise SourceError(where, f"is not JSON: {str(err)[:100]}") from err
 
 
@@ -36,5 +36,5 @@ def dig(table: object, *keys: str) -> Any:
 
 
 def pid_of(value: object) -> int:
-    """A pid (below PID_MAX_LIMIT); 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 22 else 0
+    """A pid; 0 for anything else."""
+    return whole(value, MAX_PID, 1) or 0

@@ -13,11 +13,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from vmpin.bounded import parse_whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import Vcpu, VcpuId
 
-#: More vCPUs than any QEMU machine type takes; keeps absurd numbers out of the arithmetic.
-_MAX_CPUS = 8192
+#: More vCPUs than any QEMU machine type takes; and as many NUMA nodes as it takes (include/system/numa.h, MAX_NODES).
+MAX_VCPUS, _MAX_NODES = 8192, 128
 _PROGRAM = r"qemu-system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
 #: What QEMU reads as a switch that is on.
@@ -79,6 +80,18 @@ class Smp(NamedTuple):
             shift += (count - 1).bit_length()
         return apic | rest << shift
 
+    def cpu_of(self, apic: int) -> VcpuId | None:
+        """The other way: the cpu-index of an APIC id; None where no slot of this machine has it."""
+        cpu, below, rest = 0, 1, apic
+        for count in (self.threads, self.cores, self.modules, self.dies):
+            width = (count - 1).bit_length()
+            here, rest = rest & (1 << width) - 1, rest >> width
+            if here >= count:
+                return None
+            cpu, below = cpu + here * below, below * count
+        cpu += rest * below
+        return VcpuId(cpu) if cpu < self.maxcpus else None
+
 
 def parse_smp(argv: Sequence[str]) -> Smp:
     """The topology of the command line; one CPU where there is none or it makes no sense."""
@@ -91,8 +104,8 @@ def _parse_smp(values: tuple[str, ...]) -> Smp:
     given: dict[str, int] = {}
     for value in values:
         for key, number in keyvals(value, "cpus"):
-            if number.isascii() and number.isdigit() and 0 < int(number[:9]) <= _MAX_CPUS:
-                given[key] = int(number)
+            if (count := parse_whole(number, MAX_VCPUS, 1)) is not None:
+                given[key] = count
     dies, clusters, modules = (given.get(key, 1) for key in ("dies", "clusters", "modules"))
     cpus, maxcpus, sockets, cores, threads = (
         given.get(key, 0) for key in ("cpus", "maxcpus", "sockets", "cores", "threads"))
@@ -110,7 +123,7 @@ def _parse_smp(values: tuple[str, ...]) -> Smp:
         threads = threads or maxcpus // (sockets * fixed * cores) if sockets and cores else threads
     total = sockets * fixed * cores * threads
     maxcpus = maxcpus or total
-    if not 0 < total == maxcpus <= _MAX_CPUS:
+    if not 0 < total == maxcpus <= MAX_VCPUS:
         return Smp(cpus or 1, max(cpus, maxcpus, 1), sockets=max(cpus, maxcpus, 1))
     return Smp(cpus or maxcpus, maxcpus, sockets, dies, clusters, modules, cores, threads)
 
@@ -122,8 +135,8 @@ def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
     last = VcpuId(smp.maxcpus - 1)
     if architecture(argv) not in _X86 or smp.maxcpus == smp.sockets or smp.apic_id(last) == last:
         return {number: VcpuId(number) for number in kvm_ids}
-    by_apic = {smp.apic_id(VcpuId(index)): VcpuId(index) for index in range(smp.maxcpus)}
-    return {number: by_apic[number] for number in kvm_ids if number in by_apic}
+    indices = {number: smp.cpu_of(number) for number in kvm_ids}
+    return {number: index for number, index in indices.items() if index is not None}
 
 
 def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]:
@@ -209,8 +222,8 @@ def _nodes(numa: Iterable[str]) -> dict[int, CpuSet]:
         pairs = keyvals(value, "type")
         if ("type", "node") not in pairs:
             continue
-        number = dict(pairs).get("nodeid", str(len(nodes)))
-        if not (number.isascii() and number.isdigit() and len(number) <= 4):
+        number = parse_whole(dict(pairs).get("nodeid", str(len(nodes))), _MAX_NODES - 1)
+        if number is None:
             continue
         cpus = EMPTY
         for key, listed in pairs:
@@ -219,7 +232,7 @@ def _nodes(numa: Iterable[str]) -> dict[int, CpuSet]:
                     cpus |= CpuSet.parse(listed)
                 except CpuSetError:
                     continue
-        nodes[int(number)] = nodes.get(int(number), EMPTY) | cpus
+        nodes[number] = nodes.get(number, EMPTY) | cpus
     return nodes
 
 

@@ -103,11 +103,11 @@ def wants_qmp(vcpus_identified: bool, iothreads_identified: bool, argv: Sequence
 
 
 @lru_cache(maxsize=1024)
-def _promised(argv: tuple[str, ...]) -> tuple[int, tuple[str, ...], frozenset[int]]:
-    """How many vCPUs QEMU started with, its iothreads, and the numbers of all vCPUs that it has room for, where the
-    command line has them."""
+def _promised(argv: tuple[str, ...]) -> tuple[int, tuple[str, ...], int]:
+    """How many vCPUs QEMU started with, its iothreads, and how many vCPUs it has room for, 0 where the command line
+    does not have that."""
     smp = parse_smp(argv)
-    return smp.cpus, iothread_ids(argv), frozenset(range(smp.maxcpus) if option_values(argv, "smp") else ())
+    return smp.cpus, iothread_ids(argv), smp.maxcpus if option_values(argv, "smp") else 0
 
 
 class _Vm:
@@ -121,7 +121,7 @@ class _Vm:
         self.qemu = vmm is VmmType.QEMU
         #: vCPUs there must be at least, for no one unplugs those QEMU started with; and the iothreads it was given.
         #: Where those of all its slots are known there is no other.
-        self.least, self.declared, self.slots = _promised(tuple(argv)) if self.qemu else (1, (), frozenset[int]())
+        self.least, self.declared, self.slots = _promised(tuple(argv)) if self.qemu else (1, (), 0)
         self.names = read_names(vmm, pid, stats, self.declared)
         self.vcpus: dict[int, VcpuId] = {}
         self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
@@ -164,7 +164,7 @@ class _Vm:
             return False
         if self.qmp is not None and self.qmp.vcpus and self.qmp.vcpus.keys() <= self.vcpus.keys():
             return True
-        if self.slots and self.slots <= set(self.vcpus.values()):
+        if self.slots and sum(vcpu < self.slots for vcpu in self.vcpus.values()) == self.slots:
             return True
         if self.suspects():
             expected = set(self.by_index(self.fds()).values())

@@ -7,7 +7,8 @@ from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.domain.model import Vcpu, VcpuId
+from vmpin.domain.model import Vcpu, VcpuId, VmmType
+from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm.qemu_cmdline import (
     Smp,
     cpu_index,
@@ -18,6 +19,7 @@ from vmpin.vmm.qemu_cmdline import (
     parse_smp,
     qmp_sockets,
 )
+from vmpin.vmm.threads import identify
 
 X86 = "qemu-system-x86_64"
 
@@ -49,7 +51,9 @@ def test_left_out_parts_of_smp_are_computed_as_qemu_does(text: str, expected: tu
     assert topology(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "x", "cpus=", "cpus=-1", "0", "cpus=²", "cores=99999999999", "=,=,"])
+@pytest.mark.parametrize("text", ["", "x", "cpus=", "cpus=-1", "0", "cpus=²", "cores=99999999999", "=,=,",
+                                  "cpus=000000001999999999", "000000000000000000000000002", "maxcpus=" + "9" * 5000,
+                                  "8193", "cpus=0x7fffffff", "cpus=1e9", "cpus=1_000"])
 def test_senseless_smp_is_one_cpu(text: str) -> None:
     assert smp(text) == Smp()
 
@@ -97,6 +101,29 @@ def test_a_long_command_line_costs_little() -> None:
 def test_kvm_ids_are_apic_ids_on_x86(text: str, ids: list[int]) -> None:
     assert cpu_index([X86, "-smp", text], ids) == {number: at for at, number in enumerate(ids)}
     assert [smp(text).apic_id(VcpuId(at)) for at in range(len(ids))] == ids
+
+
+@pytest.mark.parametrize("text", ["8192", "8190,threads=3,cores=5", "8192,dies=2,threads=3,sockets=1365,maxcpus=8190"])
+def test_no_loop_is_as_long_as_maxcpus(text: str) -> None:
+    """Any user's process can have any command line."""
+    argv = [X86, "-name", "sandbox-x", "-smp", text]
+    parse_smp(argv)
+
+    def read() -> None:
+        assert cpu_index(argv, [0]) == {0: 0}
+
+    assert effort(read) < 0.5
+    threads = [(7, Stat("CPU 0/KVM", "S", 1, 0, 1, 0))]
+    assert effort(lambda: identify(7, VmmType.QEMU, argv, threads, Procfs("/nowhere"))) < 0.5
+
+
+@given(st.tuples(*[st.integers(1, 5)] * 4), st.integers(0, 300))
+def test_an_apic_id_and_a_cpu_index_are_each_others(levels: tuple[int, ...], apic: int) -> None:
+    sockets, dies, cores, threads = levels
+    total = sockets * dies * cores * threads
+    it = Smp(total, total, sockets, dies, 1, 1, cores, threads)
+    apics = {it.apic_id(VcpuId(index)): index for index in range(total)}
+    assert it.cpu_of(apic) == apics.get(apic)
 
 
 def test_kvm_id_of_no_slot_is_left_out_and_arm_counts_straight() -> None:

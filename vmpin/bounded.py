@@ -1,0 +1,110 @@
+"""Numbers from outside: command lines, files of other programs, messages, JSON, YAML, TOML, people.
+
+Everything that reads such a number calls this, with the largest one that makes sense there: so no number has more
+digits than that, none is infinite or beyond its bound when it gets into arithmetic, and no set, list or loop is sized
+by it. What is no such number is None (or a ValueError of `load_json`), never another number. Shared with the guest
+agent: standard library only, Python 3.9. What stays out: lists of CPUs (cpuset) and of hardware ids
+(protocol.frames), which bound their regions likewise. Used by every package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Iterable, List, Optional, Union
+
+#: No process has a higher number: PID_MAX_LIMIT is 2^22 (include/linux/threads.h).
+MAX_PID = (1 << 22) - 1
+#: The largest file descriptor that a process can have: sysctl fs.nr_open is at most this (fs/file.c).
+MAX_FD = (1 << 31) - 1
+#: A signed 64-bit number: ids, generations, nanoseconds.
+MAX_INT64 = (1 << 63) - 1
+#: Characters of one number in JSON: a signed 64-bit one has 20, a double 25.
+_MAX_JSON_NUMBER = 40
+
+_REAL = re.compile(r"[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][-+]?[0-9]{1,3})?")
+
+Text = Union[str, bytes]
+
+
+def parse_whole(text: Text, most: int, least: int = 0, base: int = 10) -> Optional[int]:
+    """The whole number that a text is, from `least` to `most`; None for anything else. Its ASCII digits and nothing
+    beside them: no sign, no blank, no `_`, and no more digits than `most` has (leading zeros count).
+
+    >>> parse_whole("17", 8192), parse_whole("000000001999999999", 8192), parse_whole("+17", 8192)
+    (17, None, None)
+
+    :param base: 10, or 16 (with or without `0x`)."""
+    if base == 10:
+        if not text.isdigit() or not text.isascii() or len(text) > len(str(most)):
+            return None
+    elif not text.isalnum() or not text.isascii() or len(text) > len(hex(most)):
+        return None
+    try:
+        number = int(text, base)
+    except ValueError:
+        return None
+    return number if least <= number <= most else None
+
+
+def parse_wholes(texts: Iterable[Text], most: int, count: int) -> Optional[List[int]]:
+    """The whole numbers that texts are, each from 0 to `most`; None where one is none, or where there are more than
+    `count`: a longer list is not even made."""
+    numbers: List[int] = []
+    for text in texts:
+        number = parse_whole(text, most)
+        if number is None or len(numbers) == count:
+            return None
+        numbers.append(number)
+    return numbers
+
+
+def whole(value: object, most: int, least: int = 0) -> Optional[int]:
+    """A value (of JSON, YAML, TOML) that is a whole number from `least` to `most`; None for anything else, true and
+    false among it."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None
+
+
+def parse_real(text: str, most: float, least: float = 0.0) -> Optional[float]:
+    """The decimal number that a text is, from `least` to `most`; None for anything else: no sign, no `inf`, no `nan`.
+
+    >>> parse_real("2.5", 60), parse_real("1e999", 60), parse_real("nan", 60)
+    (2.5, None, None)"""
+    return real(float(text), most, least) if _REAL.fullmatch(text) else None
+
+
+def real(value: object, most: float, least: float = 0.0) -> Optional[float]:
+    """A value (of JSON, YAML, TOML) that is a finite number from `least` to `most`, as a float; None for anything
+    else, true and false among it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        return None
+    return float(value) if isinstance(value, int) or math.isfinite(value) else None
+
+
+def load_json(raw: Union[str, bytes, bytearray]) -> Any:
+    """Parse JSON whose numbers are finite and have at most 40 characters. A whole one may still be beyond what makes
+    sense in its place: `whole` bounds it. :raises ValueError: it is no such JSON, or too deep."""
+    try:
+        return json.loads(raw, parse_int=_json_whole, parse_float=_json_real, parse_constant=_json_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _json_whole(text: str) -> int:
+    # Python before 3.11 takes seconds for a number of a million digits.
+    if len(text) > _MAX_JSON_NUMBER:
+        raise ValueError(f"a number is too long ({len(text)} characters)")
+    return int(text)
+
+
+def _json_real(text: str) -> float:
+    if len(text) > _MAX_JSON_NUMBER:
+        raise ValueError(f"a number is too long ({len(text)} characters)")
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"the number {text} is beyond all bounds")
+    return number
+
+
+def _json_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number")
