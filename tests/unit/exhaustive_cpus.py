@@ -11,7 +11,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 
 Cpus = frozenset[int]
-_LATER = "partial_cores", "broken_nodes", "broken_caches", "leftover"
+_LATER = "partial_cores", "broken_nodes", "broken_caches", "broken_cores", "leftover", "node_left"
 ORDERS = {
     Alignment.NODE: ("nodes", "distance", "away", "caches", *_LATER),
     Alignment.SOCKET: ("nodes", "distance", "away", "caches", *_LATER),
@@ -65,7 +65,9 @@ class Machine:
         return CpuCost(len(touched), distance, away, len(caches), partial,
                        sum(1 for node in touched if node <= free and node - cpus),
                        sum(1 for cache in caches if cache <= free and cache - cpus),
-                       sum(len(cache & free - cpus) for cache in caches))
+                       sum(1 for core in self.cores if core & cpus and core <= free and core - cpus),
+                       sum(len(cache & free - cpus) for cache in caches),
+                       sum(len(node & free - cpus) for node in touched))
 
     def far(self, one: Cpus, other: Cpus) -> int:
         def known(a: int, b: int) -> int:

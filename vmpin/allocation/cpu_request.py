@@ -91,7 +91,9 @@ class CpuCost(NamedTuple):
     partial_cores: int  #: Cores of which it holds some threads and not all.
     broken_nodes: int  #: Nodes that were wholly free, and now are in part.
     broken_caches: int  #: Likewise, of last-level caches.
+    broken_cores: int  #: Likewise, of cores.
     leftover: int  #: CPUs left free in the touched caches.
+    node_left: int  #: Likewise, in the touched nodes.
 
 
 class FoundCpus(NamedTuple):

@@ -219,5 +219,6 @@ def _parts(cost: CpuCost) -> str:
     names = {"nodes": "NUMA nodes", "distance": "distance", "away": "CPUs away from the devices",
              "caches": "last-level caches", "partial_cores": "cores held in part",
              "broken_nodes": "whole nodes broken", "broken_caches": "whole caches broken",
-             "leftover": "CPUs left in the touched caches"}
+             "broken_cores": "whole cores broken", "leftover": "CPUs left in the touched caches",
+             "node_left": "CPUs left in the touched nodes"}
     return "cost: " + ", ".join(f"{names[name]} {value}" for name, value in cost._asdict().items() if value)

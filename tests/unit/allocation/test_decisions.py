@@ -211,10 +211,10 @@ def test_groups() -> None:
     node = Played(ON._replace(groups={"set": GroupRule(cpus("6-7"))}))
     ours = {"cpu-policy.vmpin.io": "group:x"}
     assert node.create("web") == "0-5"
-    assert node.create("a", 1, ours) == "4"
-    assert node.create("b", 1, ours) == "4-5"
-    assert [(update.container, str(update.cpus)) for update in node.updates] == [("web", "0-3"), ("a", "4-5")]
-    assert node.create("c", 1, ours, namespace="other") == "1", "another namespace's group x"
+    assert node.create("a", 1, ours) == "1", "its core is not wholly free"
+    assert node.create("b", 1, ours) == "1-2"
+    assert [(update.container, str(update.cpus)) for update in node.updates] == [("web", "0,3-5"), ("a", "1-2")]
+    assert node.create("c", 1, ours, namespace="other") == "3", "another namespace's group x"
     assert node.create("d", 0, {"cpu-policy.vmpin.io": "group:set"}) == "6-7"
 
 

@@ -20,7 +20,8 @@ from vmpin.cli.main import main
 from vmpin.cpuset import CpuSet
 
 Cpus = frozenset[int]
-PARTS = ("nodes", "distance", "away", "caches", "partial_cores", "broken_nodes", "broken_caches", "leftover")
+PARTS = ("nodes", "distance", "away", "caches", "partial_cores", "broken_nodes", "broken_caches", "broken_cores",
+         "leftover", "node_left")
 FIRST: dict[str, tuple[str, ...]] = {"node": (), "socket": (), "cache": ("caches",), "core": ("partial_cores",)}
 
 
@@ -79,7 +80,9 @@ def cost(machine: Machine, free: Cpus, wish: Wish, chosen: Cpus) -> dict[str, in
             len(core & chosen) - 1 if wish.smt == "spread" else not core <= chosen for core in cores),
         "broken_nodes": sum(unit <= free and not unit <= chosen for unit in touched),
         "broken_caches": sum(cache <= free and not cache <= chosen for cache in caches),
-        "leftover": sum(len(cache & free - chosen) for cache in caches)}
+        "broken_cores": sum(core <= free and not core <= chosen for core in cores),
+        "leftover": sum(len(cache & free - chosen) for cache in caches),
+        "node_left": sum(len(unit & free - chosen) for unit in touched)}
 
 
 def solve(machine: Machine, free: Cpus, wish: Wish, spread: bool) -> tuple[Cpus, dict[str, int]] | None:

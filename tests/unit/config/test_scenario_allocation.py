@@ -37,11 +37,24 @@ def test_an_event_has_its_cpus_memory_pool_and_cost(tmp_path: Path) -> None:
     assert first == {
         "event": "create", "pod": "shop/db", "container": "main", "cpus": "4-5,12-13", "mems": "0-2",
         "cost": {"nodes": 1, "distance": 0, "away": 0, "caches": 1, "partial_cores": 0, "broken_nodes": 1,
-                 "broken_caches": 0, "leftover": 0}, "pool": "0-3,6-11,14-15"}
+                 "broken_caches": 0, "broken_cores": 0, "leftover": 0, "node_left": 4}, "pool": "0-3,6-11,14-15"}
     assert second == {"event": "create", "pod": "shop/web", "container": "web", "cpus": "0-3,6-11,14-15",
                       "mems": "0-2", "pool": "0-3,6-11,14-15"}
     assert third == {"event": "remove", "pod": "shop/db", "container": "main", "cpus": "", "mems": "",
                      "pool": "0-15"}
+
+
+def test_containers_of_odd_sizes_leave_whole_cores(tmp_path: Path) -> None:
+    """Two single CPUs share a core, and three times three CPUs break two cores, not three."""
+    made = [f"- create: {{pod: a/p{at}, container: c, cpus: {size}, policy: exclusive}}"
+            for at, size in enumerate((1, 1, 3, 3, 3))]
+    found = events(tmp_path, "\n".join(made), '{reserved: "0,8"}', """
+topology:
+  online: "0-15"
+  cores: ["0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"]
+""")
+    assert [event["cpus"] for event in found] == ["1", "9", "2-3,10", "4,11-12", "5-6,13"]
+    assert [event["cost"]["broken_cores"] for event in found] == [1, 0, 1, 0, 1]
 
 
 def test_the_parts_of_the_cost_come_in_the_order_of_the_alignment(tmp_path: Path) -> None:

@@ -145,12 +145,13 @@ def test_a_grant_is_explained_with_its_cost_and_the_next_best_set() -> None:
     found = explanations(view(grant("main", "2,6")), "shop/web")
     assert found == [
         "container main of shop/web has CPUs 2,6 (policy=exclusive align=cache!), since 2027-01-15T08:00:00Z; running",
-        "container main of shop/web: cost: NUMA nodes 1, last-level caches 1, whole nodes broken 1",
-        "container main of shop/web: today CPUs 1,5 would be better (cost: NUMA nodes 1, last-level caches 1); what "
-        "runs is not moved unasked"]
+        "container main of shop/web: cost: NUMA nodes 1, last-level caches 1, whole nodes broken 1, CPUs left in the "
+        "touched nodes 2",
+        "container main of shop/web: today CPUs 1,5 would be better (cost: NUMA nodes 1, last-level caches 1, CPUs "
+        "left in the touched nodes 1); what runs is not moved unasked"]
     first = explanations(view(grant("main", "1,5")), "id-main")
     assert first[-1] == ("container main of shop/web: the next best set is 2,6 (cost: NUMA nodes 1, last-level "
-                         "caches 1, whole nodes broken 1)")
+                         "caches 1, whole nodes broken 1, CPUs left in the touched nodes 2)")
 
 
 def test_a_grant_near_a_node_is_compared_with_sets_there_alone() -> None:

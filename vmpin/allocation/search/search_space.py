@@ -62,6 +62,7 @@ class SearchSpace(Generic[Entry]):
         #: The most CPUs that may be taken of so many units.
         self._room = [0, *accumulate(rooms)]
         self._own_tables: dict[int, Sequence[Entry]] = {}
+        self._prices: dict[tuple[int, int, bool, bool], Sequence[int | None]] = {}
         self._linked = self._links()
 
     def linked(self, bounds: UnitBounds) -> list[dict[int, Sequence[Entry]]]:
@@ -163,9 +164,11 @@ class SearchSpace(Generic[Entry]):
 
     def _unit_prices(self, unit: int, kept: int, length: int, bounds: UnitBounds) -> list[int | None]:
         one, cpus = self._code.one, self._groups.units[unit]
-        broken = one.broken_nodes if cpus <= self._free else 0
+        free = len(cpus & self._free)
+        broken = one.broken_nodes if free == len(cpus) else 0
         most = len(cpus) if bounds.most is None else bounds.most
-        return [0 if not held else one.nodes + (broken if held < len(cpus) else 0) if bounds.fewest <= held <= most
+        return [0 if not held else one.nodes + (free + kept - held) * one.node_left + (
+                broken if held < len(cpus) else 0) if bounds.fewest <= held <= most
                 else None for held in range(kept, kept + length)]
 
     def _cache_table(self, cache: CacheGroup, unit: int) -> Sequence[Entry]:
@@ -205,27 +208,37 @@ class SearchSpace(Generic[Entry]):
 
     def _core_table(self, core: CoreGroup) -> Sequence[Entry]:
         """Return the table of one core: its best CPUs first, the lowest of those that differ in nothing else."""
-        code, kept, width = self._code, len(core.cpus & self._query.keep), len(core.cpus)
-        numbers = sorted(code.cpu(cpu) for cpu in core.cpus & self._choice)
-        away = code.one.away if self._query.near and core.node not in self._query.near else 0
+        numbers = sorted(map(self._code.cpu, core.cpus & self._choice))
+        away = bool(self._query.near) and core.node not in self._query.near
+        prices = self._core_prices(len(core.cpus & self._query.keep), len(core.cpus), core.cpus <= self._free, away)
         table = []
         for taken in range(min(len(numbers), self._most) + 1):
-            price = self._core_price(kept + taken, width)
+            price = prices[taken]
             if price is None:
                 table.append(self._tables.never)
                 continue
-            price += (kept + taken) * away
             lowest = islice(combinations(numbers, taken), self._tables.breadth)
             table.append(self._tables.entry(price + sum(each) for each in lowest))
         return table
 
-    def _core_price(self, held: int, width: int) -> int | None:
-        part = 0 < held < width
+    def _core_prices(self, kept: int, width: int, whole: bool, away: bool) -> Sequence[int | None]:
+        """The prices of a core by the number of CPUs taken of it. Kept, as most cores of a machine are alike.
+        :param whole: it is wholly free."""
+        key = kept, width, whole, away
+        if key not in self._prices:
+            self._prices[key] = [self._core_price(held, width, whole, away) for held in range(kept, width + 1)]
+        return self._prices[key]
+
+    def _core_price(self, held: int, width: int, whole: bool, away: bool) -> int | None:
+        one, part = self._code.one, 0 < held < width
+        price = held * one.away if away else 0
         if whole_cores(self._query):
-            return None if part else 0
+            return None if part else price
+        if part and whole:
+            price += one.broken_cores
         if self._query.smt is SmtUse.SPREAD:
-            return max(0, held - 1) * self._code.one.partial_cores
-        return self._code.one.partial_cores if part else 0
+            return price + max(0, held - 1) * one.partial_cores
+        return price + one.partial_cores if part else price
 
 
 @lru_cache(maxsize=4096)

@@ -48,10 +48,31 @@ def test_one_node_is_better_than_two_and_the_fuller_cache_than_a_whole_one() -> 
     assert found("0-3,8-9", CpuQuery(4)) == "0-3"
 
 
+def test_a_half_used_core_is_filled_before_a_whole_one_is_broken() -> None:
+    assert found("0-2,5-7", CpuQuery(1)) == "2"
+    assert found("2-3,5-7", CpuQuery(3)) == "5-7"
+    # Fewer nodes and fewer whole caches broken come first, and fewer CPUs left in the caches after it.
+    assert found("0,2,4-5,12-15", CpuQuery(1)) == "0"
+    assert found("0-1,4-5,6,8", CpuQuery(1)) == "8"
+    # No core that is required whole is ever broken, and a core of one thread cannot be.
+    assert best_cpus(TWO_NODES, ALL, CpuQuery(4, smt=SmtUse.REQUIRE)) == FoundCpus(
+        cpus("0-3"), CpuCost(1, 0, 0, 1, 0, 1, 0, 0, 0, 4))
+    assert best_cpus(TWO_NODES._replace(cores=()), ALL, CpuQuery(1)) == FoundCpus(
+        cpus("0"), CpuCost(1, 0, 0, 1, 0, 1, 1, 0, 3, 7))
+
+
+def test_of_equal_caches_the_one_of_the_fuller_node_is_taken() -> None:
+    best = best_cpus(TWO_NODES, cpus("0-7,10-15"), CpuQuery(2, smt=SmtUse.REQUIRE))
+    assert best == FoundCpus(cpus("10-11"), CpuCost(1, 0, 0, 1, 0, 0, 0, 0, 0, 4))
+    assert found("0-3,5-6,8-11", CpuQuery(4)) == "8-11"
+    assert found("0,4,6,8,12", CpuQuery(1)) == "8"
+
+
 def test_the_cost_is_counted_part_by_part() -> None:
     best = best_cpus(TWO_NODES, ALL - CpuSet((0,)), CpuQuery(9, near=frozenset((1,))))
     assert best == FoundCpus(cpus("1,8-15"), CpuCost(nodes=2, distance=21, away=1, caches=3, partial_cores=1,
-                                                     broken_nodes=0, broken_caches=0, leftover=2))
+                                                     broken_nodes=0, broken_caches=0, broken_cores=0, leftover=2,
+                                                     node_left=6))
 
 
 def test_devices_come_before_caches_and_after_nodes() -> None:
@@ -129,17 +150,17 @@ def test_caches_over_nodes_are_counted_once() -> None:
     nodes = {node: cpus(f"{4 * node}-{4 * node + 3}") for node in range(4)}
     topology = Topology.build(ALL, caches=groups("0-7", "8-15"), nodes=nodes)
     best = best_cpus(topology, ALL - CpuSet((0,)), CpuQuery(6))
-    assert best == FoundCpus(cpus("1-2,4-7"), CpuCost(2, 0, 0, 1, 0, 0, 0, 1))
+    assert best == FoundCpus(cpus("1-2,4-7"), CpuCost(2, 0, 0, 1, 0, 0, 0, 0, 1, 1))
     # All of one node breaks the cache that the other one shares.
-    assert best_cpus(topology, ALL, CpuQuery(4)) == FoundCpus(cpus("0-3"), CpuCost(1, 0, 0, 1, 0, 0, 1, 4))
+    assert best_cpus(topology, ALL, CpuQuery(4)) == FoundCpus(cpus("0-3"), CpuCost(1, 0, 0, 1, 0, 0, 1, 0, 4, 0))
 
 
 def test_cpus_without_a_cache_or_node_are_in_one_together() -> None:
     topology = Topology.build(cpus("0-5"), nodes={0: cpus("0-3")})
     best = best_cpus(topology, cpus("0-5"), CpuQuery(2))
-    assert best == FoundCpus(cpus("4-5"), CpuCost(1, 0, 0, 1, 0, 0, 0, 0))
+    assert best == FoundCpus(cpus("4-5"), CpuCost(1, 0, 0, 1, 0, 0, 0, 0, 0, 0))
     assert best_cpus(Topology.build(cpus("3")), cpus("3"), CpuQuery(1)) == FoundCpus(
-        cpus("3"), CpuCost(1, 0, 0, 1, 0, 0, 0, 0))
+        cpus("3"), CpuCost(1, 0, 0, 1, 0, 0, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize(("free", "query", "why"), [
@@ -188,7 +209,8 @@ def test_the_runner_up_costs_more_or_has_higher_numbers() -> None:
     assert isinstance(single, FoundCpus)
     second = runner_up(TWO_NODES, cpus("4,6"), CpuQuery(1), single)
     assert second == FoundCpus(cpus("6"), single.cost)
-    assert runner_up(TWO_NODES, cpus("4"), CpuQuery(1), FoundCpus(cpus("4"), single.cost._replace(leftover=0))) is None
+    assert runner_up(TWO_NODES, cpus("4"), CpuQuery(1), FoundCpus(cpus("4"), single.cost._replace(
+        leftover=0, node_left=0))) is None
 
 
 def test_the_largest_set_follows_the_request() -> None:
@@ -225,4 +247,4 @@ def test_the_best_of_eight_nodes_in_four_sockets_touches_more_nodes_for_fewer_sh
                      CpuQuery(21, Alignment.CORE, smt=SmtUse.SPREAD))
     # Distances are tried in turn: at 420 there are six nodes with enough CPUs, but a core would be used twice.
     assert best == FoundCpus(cpus("0-1,5,9,12-14,17-20,22-24,27,29,37-38,40,56,87"),
-                             CpuCost(6, 440, 0, 6, 0, 0, 0, 4))
+                             CpuCost(6, 440, 0, 6, 0, 0, 0, 4, 4, 4))
