@@ -107,6 +107,21 @@ def test_cpus_of_pods_that_only_the_kubelet_reports_are_owned(node: Node) -> Non
         node.wait_for_all(vm.pid, first)
 
 
+def test_a_cpu_that_a_container_has_beyond_its_entry_is_for_the_vms_other_threads(node: Node) -> None:
+    """Mixed CPUs, as CRI-O, CPU-Pooler and NRI plugins give them."""
+    first, second = two_cpus()
+    checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": first, "entries": {UID: {"web": second}}}))
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        node.start()
+        report(node, vm, "web", union((first, second)))
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+        (web,) = node.sandbox(vm.sandbox)["containers"]
+        assert (web["cpuset"], web["own_cpus"], web["kubelet"]) == (union((first, second)), second, second)
+        assert node.status()["node"]["collisions"] == []
+        assert f"has CPUs {union((first, second))}, of which {second} are exclusive" in node.cli(
+            "explain", vm.sandbox).stdout
+
+
 def test_a_shared_vm_whose_cpus_have_become_another_pods_waits_for_its_cgroup(node: Node) -> None:
     """The kubelet frees and gives CPUs in one step, and rewrites running containers' cpusets up to ten seconds later.
     Until then Kata's cgroup keeps the VM where it is (on cgroup v2 the whole VMM is in it)."""

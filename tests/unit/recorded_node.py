@@ -26,7 +26,8 @@ def thread(tid: int, role: str, name: str, wanted: str | None, actual: str | Non
 
 def container(id: str, name: str, cpuset: str, vcpus: str, exclusive: bool, guest: str) -> dict[str, Any]:
     since = "2026-01-02T02:57:55.120Z"
-    return {"id": id, "name": name, "cpuset": cpuset, "stale_cpuset": None, "exclusive": exclusive,
+    return {"id": id, "name": name, "cpuset": cpuset, "own_cpus": cpuset if exclusive else None,
+            "stale_cpuset": None, "exclusive": exclusive,
             "exclusive_by": "kubelet" if exclusive else None, "state": "running", "pause": False, "source": "nri",
             "since": since, "words": {"nri": {"cpus": cpuset, "since": since}},
             "kubelet": cpuset if exclusive else None, "shared_with": [], "vcpus": vcpus, "disagreement": None,

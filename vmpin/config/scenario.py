@@ -208,13 +208,16 @@ class _Reader(ScenarioValues):
         keys = self.mapping(value, at, ("id", "cpuset", "exclusive", "state"))
         name = self.id(keys.get("id"), f"{at}.id")
         cpus = None if keys.get("cpuset") is None else self.cpuset(keys["cpuset"], f"{at}.cpuset", valid)
-        exclusive = keys.get("exclusive")
+        exclusive, spare = keys.get("exclusive"), EMPTY
+        if isinstance(exclusive, str):
+            own = self.cpuset(exclusive, f"{at}.exclusive", cpus or EMPTY, "its cpuset")
+            exclusive, spare = bool(own), (cpus or EMPTY) - own
         if exclusive is not None and not isinstance(exclusive, bool):
-            raise self.wrong(f"{at}.exclusive", f"{exclusive!r} is neither true nor false")
+            raise self.wrong(f"{at}.exclusive", f"{exclusive!r} is neither true nor false, nor a CPU list")
         if exclusive and not cpus:
             raise self.wrong(f"{at}.exclusive", "is true, but the container has no cpuset")
         state = keys.get("state", "running")
         if state not in list(ContainerState):
             raise self.wrong(f"{at}.state", f"{state!r} is none of {', '.join(ContainerState)}")
         return Container(ContainerId(name), name, cpus or None, exclusive, ContainerState(str(state)),
-                         pause=name == sandbox)
+                         pause=name == sandbox, spare=spare if exclusive else EMPTY)

@@ -48,8 +48,8 @@ class ScenarioValues:
             raise self.wrong(at, f"{value!r} is no list")
         return [(f"{at}[{index}]", item) for index, item in enumerate(value)]
 
-    def cpuset(self, value: object, at: str, valid: CpuSet | None = None) -> CpuSet:
-        """A CPU list, or a single CPU as a number; within `valid` when given."""
+    def cpuset(self, value: object, at: str, valid: CpuSet | None = None, among: str = "the topology") -> CpuSet:
+        """A CPU list, or a single CPU as a number; within `valid` when given. :param among: what `valid` is."""
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise self.wrong(at, f"{value!r} is no CPU list")
         try:
@@ -57,7 +57,7 @@ class ScenarioValues:
         except CpuSetError as err:
             raise self.wrong(at, str(err)) from err
         if valid is not None and not cpus <= valid:
-            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r} are not in the topology ({valid})")
+            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r} are not in {among} ({valid})")
         return cpus
 
     def count(self, value: object, at: str) -> int:

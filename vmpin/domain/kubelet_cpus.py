@@ -10,6 +10,7 @@ checkpoint (runtime.kubelet, sources.kubelet_checkpoint), and which source's cpu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,9 +23,8 @@ from vmpin.domain.model import Container, ContainerId, Pod
 _COMPARED = 8  #: How many of its fields are compared.
 
 
-class CpuManagerState(NamedTuple):
-    """The contents of a checkpoint of the kubelet's CPU manager. None of the CPU sets in the mappings is empty. Two
-    containers of one pod may have the same CPUs: the static policy hands an init container's on to the next."""
+class _Contents(NamedTuple):
+    """The fields of a checkpoint."""
 
     policy: str  #: `static` or `none`, kubelets' own names; anything printable else.
     #: The shared pool. Empty for policy none, and in the moment before the static policy has written its first.
@@ -45,6 +45,11 @@ class CpuManagerState(NamedTuple):
     #: could not be read.
     written: int = 0
 
+
+class CpuManagerState(_Contents):
+    """The contents of a checkpoint of the kubelet's CPU manager. None of the CPU sets in the mappings is empty. Two
+    containers of one pod may have the same CPUs: the static policy hands an init container's on to the next."""
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CpuManagerState) and self[:_COMPARED] == other[:_COMPARED]
 
@@ -56,10 +61,25 @@ class CpuManagerState(NamedTuple):
         """Whether the kubelet assigns exclusive CPUs at all."""
         return self.policy == "static"
 
-    @property
+    @cached_property
     def exclusive(self) -> CpuSet:
-        """Return all CPUs that the kubelet has given to a container or a pod alone."""
-        return union([*self.entries.values(), *self.pods.values(), *self.by_id.values()])
+        """All CPUs that the kubelet has given to a container or a pod alone."""
+        return union([*self.by_pod.values(), *self.by_id.values()])
+
+    @cached_property
+    def by_pod(self) -> Mapping[str, CpuSet]:
+        """The CPUs that a pod and its containers have alone, by pod uid; a V1 checkpoint has no uids."""
+        cpus = dict(self.pods)
+        for (uid, _), more in self.entries.items():
+            cpus[uid] = cpus.get(uid, EMPTY) | more
+        return cpus
+
+    def exclusive_of_others(self, sandbox: SandboxState) -> CpuSet:
+        """The CPUs that pods other than a sandbox's own have alone."""
+        own = EMPTY if sandbox.pod is None else self.by_pod.get(sandbox.pod.uid, EMPTY)
+        if self.by_id:
+            own |= union(cpus for container, cpus in self.by_id.items() if container in sandbox.containers)
+        return self.exclusive - own
 
     def exclusive_of(self, pod_uid: str, container: str, container_id: str = "") -> CpuSet | None:
         """The CPUs that a container has for itself, None when it has none."""
@@ -83,47 +103,44 @@ def effective_containers(sandbox: SandboxState, kubelet: CpuManagerState | None,
                          granted: GrantedCpus | None = None) -> tuple[Container, ...]:
     """The live containers of a sandbox, with the CPUs and the ownership that the kubelet's static checkpoint gives
     them, else the allocator's ledger; without either as their sources reported them. A container that the checkpoint
-    lists owns the listed CPUs. Where its cpuset was reported later than that entry was written, and has only some of
-    them, it owns those. A container that the checkpoint does not list owns nothing, whatever its cpuset or an
-    annotation: it shares the pool's part of its cpuset, or the whole pool."""
+    lists owns the listed CPUs; what its cpuset has beyond them it shares (`spare`). Where its cpuset was reported
+    later than that entry was written, and has only some of them, it owns those. A container that the checkpoint does
+    not list owns nothing, whatever an annotation: it shares its cpuset. Either loses the CPUs that are another pod's
+    alone; where nothing is left of a shared cpuset, it shares the pool."""
     live = sandbox.live()
     if kubelet is None or not kubelet.static:
         return live if granted is None else granted.apply(live)
-    return tuple(_listed(sandbox, container, kubelet, cpus)
-                 if (cpus := assigned_cpus(kubelet, sandbox.pod, container)) else _unlisted(container, kubelet)
+    others = kubelet.exclusive_of_others(sandbox)
+    return tuple(_listed(sandbox, container, kubelet, cpus, others)
+                 if (cpus := assigned_cpus(kubelet, sandbox.pod, container)) else _unlisted(container, others)
                  for container in live)
 
 
-def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerState, cpus: CpuSet) -> Container:
-    """A container with an entry. A cpuset that lacks some of its CPUs is stale, unless it is newer than the entry."""
-    has = container.cpuset
-    if not has or has >= cpus:
-        return container._replace(exclusive=True, cpuset=cpus)
-    uid = "" if sandbox.pod is None else sandbox.pod.uid
-    record = sandbox.containers[container.id]
-    report = record.reports.get(record.source)
-    both = has & cpus
-    if both and report is not None and report.time >= kubelet.since.get((uid, container.name), 0):
-        return container._replace(exclusive=True, cpuset=both)
-    return container._replace(exclusive=True, cpuset=cpus, stale_cpuset=has)
+def _listed(sandbox: SandboxState, container: Container, kubelet: CpuManagerState, cpus: CpuSet,
+            others: CpuSet) -> Container:
+    """A container with an entry. A cpuset that lacks some of its CPUs is stale, unless it is newer than the entry.
+    :param others: other pods' exclusive CPUs."""
+    has = container.cpuset or EMPTY
+    both, spare = has & cpus, has - cpus - others
+    stale = has if has and (not has >= cpus or has & others) else None
+    if both and both != cpus:
+        uid = "" if sandbox.pod is None else sandbox.pod.uid
+        record = sandbox.containers[container.id]
+        report = record.reports.get(record.source)
+        if report is not None and report.time >= kubelet.since.get((uid, container.name), 0):
+            cpus, stale = both, has if has & others else None
+    return container._replace(exclusive=True, cpuset=cpus | spare, spare=spare, stale_cpuset=stale)
 
 
-def _unlisted(container: Container, kubelet: CpuManagerState) -> Container:
-    """A container without an entry: it shares. A cpuset with other containers' exclusive CPUs is stale."""
+def _unlisted(container: Container, others: CpuSet) -> Container:
+    """A container without an entry: it shares. A cpuset with other pods' exclusive CPUs is stale.
+    :param others: those CPUs."""
     has, requested = container.cpuset, container.requested_cpuset
-    shared, coming = _shared(has, kubelet), _shared(requested, kubelet)
+    shared, coming = has and has - others, requested and requested - others
     if container.pause or (shared, coming) == (has, requested):
         return container if container.exclusive is False else container._replace(exclusive=False)
     return container._replace(exclusive=False, cpuset=shared or None, requested_cpuset=coming,
                               stale_cpuset=None if shared == has else has)
-
-
-def _shared(cpus: CpuSet | None, kubelet: CpuManagerState) -> CpuSet | None:
-    """The part of a cpuset that a shared container may use. The default set is empty when every CPU is assigned
-    (strict-cpu-reservation)."""
-    if not cpus:
-        return cpus
-    return cpus & kubelet.default if kubelet.default else cpus - kubelet.exclusive
 
 
 def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None) -> dict[tuple[str, str], CpuSet]:
@@ -144,7 +161,7 @@ def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None)
         uid = sandbox.pod.uid if sandbox.pod is not None else ""
         for container in effective_containers(sandbox, kubelet) if uid in listed else ():
             if container.cpuset and container.exclusive:
-                taken[uid] = taken.get(uid, EMPTY) | container.cpuset
+                taken[uid] = taken.get(uid, EMPTY) | container.own_cpus
     left = {key: cpus - taken.get(key[0], EMPTY) for key, cpus in kubelet.entries.items()}
     left |= {(uid, ""): cpus - taken.get(uid, EMPTY) - listed[uid] for uid, cpus in kubelet.pods.items()}
     left |= {(container, ""): cpus for container, cpus in kubelet.by_id.items() if container not in live}
@@ -171,21 +188,31 @@ def disagreements(sandbox: SandboxState, kubelet: CpuManagerState | None, resour
     :param resources: exclusive CPUs by namespace, pod and container (PodResources); None where it was not read.
     :param nri: False until the runtime has listed its containers: NRI's reports are older than that then, as after a
         restart from the state file, and are left out."""
+    others = EMPTY if kubelet is None or not kubelet.static else kubelet.exclusive_of_others(sandbox)
     found = {}
     for record in sandbox.containers.values():
         if record.container in sandbox.live() and not record.container.pause:
-            reported = list(_reported(sandbox.pod, record, kubelet, resources, nri))
-            if len({cpus & online for _, cpus in reported}) > 1:
-                found[record.container.id] = ", ".join(f"{source} {cpus}" for source, cpus in reported)
+            reported = list(_reported(record, nri))
+            owned = list(_owned(sandbox.pod, record, kubelet, resources))
+            has = {cpus & online for _, cpus in reported}
+            lists = {cpus & online for _, cpus in owned}
+            # A cpuset may have CPUs beyond those that are listed (they are shared), but none that is another pod's.
+            if len(has) > 1 or len(lists) > 1 or not all(
+                    own <= cpus and cpus.isdisjoint(others) for cpus in has for own in lists):
+                found[record.container.id] = ", ".join(f"{source} {cpus}" for source, cpus in (*reported, *owned))
     return found
 
 
-def _reported(pod: Pod | None, record: ContainerRecord, kubelet: CpuManagerState | None,
-              resources: Mapping[tuple[str, str, str], CpuSet] | None, nri: bool) -> Iterator[tuple[str, CpuSet]]:
-    """Each source with the CPUs it reports now. The bundle does not count: it is as old as the container."""
+def _reported(record: ContainerRecord, nri: bool) -> Iterator[tuple[str, CpuSet]]:
+    """Each source of cpusets with the one it reports now. The bundle does not count: it is as old as the container."""
     for source, report in record.reports.items():
         if source is not Source.BUNDLE and (nri or source is not Source.NRI):
             yield source.label, report.cpuset
+
+
+def _owned(pod: Pod | None, record: ContainerRecord, kubelet: CpuManagerState | None,
+           resources: Mapping[tuple[str, str, str], CpuSet] | None) -> Iterator[tuple[str, CpuSet]]:
+    """Each source of exclusive CPUs with those that it lists for a container."""
     cpus = assigned_cpus(kubelet, pod, record.container)
     if cpus is not None:
         yield "kubelet", cpus

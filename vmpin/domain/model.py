@@ -125,9 +125,11 @@ class Container(NamedTuple):
     """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any. `exclusive` is what was
     declared of it; None leaves it to the rule (disjoint from the shared pool). `pause` marks the sandbox's own
     container, which counts for nothing. `stale_cpuset` is the cpuset that its sources still report while the kubelet's
-    checkpoint has replaced it by `cpuset` (None there: the shared pool). `creating`: the runtime is creating it, and
+    checkpoint has given some of it to another pod, or has others for the container (`cpuset` None there: the shared
+    pool). `creating`: the runtime is creating it, and
     Kata may be plugging in vCPUs for it. `requested_cpuset` is the cpuset that an update under way will give it, None
-    without one. `spare`: CPUs of its cpuset that it does not own although it is exclusive (the allocator's)."""
+    without one. `spare`: CPUs of its cpuset that it shares although it is exclusive: the allocator's for a VM's other
+    threads, and those that a runtime or a plugin added to the kubelet's (mixed CPUs)."""
 
     id: ContainerId
     name: str = ""
@@ -139,6 +141,11 @@ class Container(NamedTuple):
     creating: bool = False
     requested_cpuset: CpuSet | None = None
     spare: CpuSet = EMPTY
+
+    @property
+    def own_cpus(self) -> CpuSet:
+        """The CPUs of an exclusive container that are its own."""
+        return (self.cpuset or EMPTY) - self.spare
 
 
 class Pod(NamedTuple):

@@ -94,8 +94,8 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
         if container.stale_cpuset:
             stale.append((container.id, container.stale_cpuset & node.online))
         if container.cpuset and is_exclusive(container, node.shared_pool):
-            exclusive.append((container.id, (container.cpuset - container.spare) & node.online))
-            if container.spare:
+            exclusive.append((container.id, container.own_cpus & node.online))
+            if container.spare & node.online:
                 shared.append((container.id, container.spare & node.online))
             coming |= {container.id} if container.creating else set()
         else:

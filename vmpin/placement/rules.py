@@ -240,7 +240,7 @@ def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
     has = union(container.stale_cpuset or container.cpuset or own.pool for container in counted)
     if allowed <= has:
         return ""
-    late = [f"{container.name or container.id} from {container.stale_cpuset} to {container.cpuset or own.pool}"
+    late = [f"{container.name or container.id} from {container.stale_cpuset} to {container.own_cpus or own.pool}"
             for container in counted if container.stale_cpuset]
     return f"waits for the kubelet to rewrite the cpuset of {', '.join(late)}"
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 
 from vmpin.config.timeouts import TIMEOUTS
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus
@@ -73,5 +73,12 @@ def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: Sandb
     record = None if found is None else found.containers.get(container)
     if found is None or record is None or record.pending or not {Source.NRI, Source.CGROUP} <= record.reports.keys():
         return None
-    wanted = assigned_cpus(kubelet, found.pod, record.container) or announced.get(container)
-    return wanted if wanted is not None and record.reports[Source.CGROUP].cpuset != wanted else None
+    has = record.reports[Source.CGROUP].cpuset
+    wanted = announced.get(container)
+    own = assigned_cpus(kubelet, found.pod, record.container)
+    if kubelet is not None and own is not None:
+        # What its cpuset has beyond the entry is shared (mixed CPUs), and stays, unless it is another pod's.
+        with_shared = has if has >= own else wanted or record.reports[Source.NRI].cpuset
+        shared = with_shared - kubelet.exclusive_of_others(found) if with_shared >= own else EMPTY
+        wanted = own | shared
+    return wanted if wanted is not None and has != wanted else None

@@ -106,6 +106,7 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
                for source, each in record.reports.items()}
     return {
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
+        "own_cpus": str(container.own_cpus) if exclusive else None,
         "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
         "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
         "ledger" if by_ledger else "declared" if container.exclusive else "pool",
@@ -117,7 +118,7 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
 
 def _shared_with(container: Container, others: Iterable[Container], node: Node) -> list[str]:
     """The other containers of the pod that have some of its exclusive CPUs."""
-    owners = {each.id: each.cpuset for each in (container, *others)
+    owners = {each.id: each.own_cpus for each in (container, *others)
               if each.cpuset and is_counted(each) and is_exclusive(each, node.shared_pool)}
     mine = owners.pop(container.id, EMPTY)
     return [owner for owner, cpus in owners.items() if not cpus.isdisjoint(mine)]

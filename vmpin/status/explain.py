@@ -86,17 +86,19 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
     vcpus = "" if container["vcpus"] is None else (
         f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
     if container["stale_cpuset"]:
-        now = (f"{container['cpuset']}, as the kubelet's checkpoint lists them" if container["exclusive"] else
-               f"{container['cpuset'] or pool or 'none'}, of the shared pool")
-        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has replaced "
-               f"since: its CPUs are {now}{vcpus}.")
+        now = (f"its own are {container['own_cpus']}, as the kubelet's checkpoint lists them" if container["exclusive"]
+               else f"without other pods' exclusive CPUs that leaves {container['cpuset']}" if container["cpuset"] else
+               f"all of it is other pods' alone, so it belongs on the shared pool ({pool or 'empty'})")
+        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has yet to rewrite"
+               f": {now}{vcpus}.")
     elif container["cpuset"] is None:
         yield f"Container {name} has no cpuset, so it runs on the shared pool ({pool or 'empty'}){vcpus}."
     else:
         others = (f" to its pod, some of them shared with {_names(container['shared_with'], sandbox['containers'])}"
                   if container["shared_with"] else "")
+        own = "" if container["own_cpus"] == container["cpuset"] else f"of which {container['own_cpus']} are "
         kind = "shared" if not container["exclusive"] else (
-            f"exclusive{others} ({_WHY_EXCLUSIVE[container['exclusive_by']]})")
+            f"{own}exclusive{others} ({_WHY_EXCLUSIVE[container['exclusive_by']]})")
         yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
     if container["disagreement"]:
         yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
@@ -162,7 +164,7 @@ def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[
     backed = [container for container in sandbox["containers"] if container["exclusive"] and container["vcpus"]
               and thread["vcpu"] in CpuSet.parse(container["vcpus"]) and thread["wanted"]]
     for container in backed:
-        if CpuSet.parse(thread["wanted"]) <= CpuSet.parse(container["cpuset"] or ""):
+        if CpuSet.parse(thread["wanted"]) <= CpuSet.parse(container["own_cpus"] or ""):
             one = len(CpuSet.parse(thread["wanted"])) == 1
             others = " and of others of its pod" if container["shared_with"] else ""
             cpus, are = ("that CPU", "it is") if one else ("those CPUs", "they are")

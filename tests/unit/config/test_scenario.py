@@ -89,6 +89,22 @@ def test_off_is_null_and_bare_off_is_understood(tmp_path: Path) -> None:
     assert outcome(tmp_path, text, json.dumps({"sandboxes": [found]}))["moves"] == 0
 
 
+def test_of_mixed_cpus_those_that_are_its_own_are_listed(tmp_path: Path) -> None:
+    found = outcome(tmp_path, """
+        topology: {online: "0-7"}
+        shared_pool: "0-3,6-7"
+        sandboxes:
+          - {id: pod-a, vcpus: 3, containers: [{id: main, cpuset: "1,4-5", exclusive: "4-5"}]}
+          - {id: pod-b, vcpus: 1, containers: [{id: main, cpuset: "0-1", exclusive: ""}]}
+    """)
+    mixed, shared = found["sandboxes"]
+    assert (mixed["mask"], mixed["verdict"], mixed["emulator"]) == ("1,4-5", "pinned", "1")
+    assert mixed["vcpus"] == [{"id": 0, "cpus": "1", "container": None}, {"id": 1, "cpus": "4", "container": "main"},
+                              {"id": 2, "cpus": "5", "container": "main"}]
+    assert (shared["mask"], shared["verdict"]) == ("0-1", "floating")
+    assert found["collisions"] == []
+
+
 def test_collisions_name_the_cpu_and_the_sandboxes(tmp_path: Path) -> None:
     found = outcome(tmp_path, """
         topology: {online: "0-7"}

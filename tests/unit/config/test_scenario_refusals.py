@@ -130,7 +130,8 @@ BOX = ("sandboxes", 0, "containers", 0)
     (("sandboxes", 0, "vhost"), 10 ** 9, "sandboxes[0].vhost", "1000000000 is no number"),
     (("sandboxes", 0, "nic_node"), "eth0", "sandboxes[0].nic_node", "'eth0' is no number"),
     # containers
-    ((*BOX, "exclusive"), "yes", "sandboxes[0].containers[0].exclusive", "'yes' is neither true nor false"),
+    ((*BOX, "exclusive"), "yes", "sandboxes[0].containers[0].exclusive", "invalid CPU list 'yes'"),
+    ((*BOX, "exclusive"), "0-15", "sandboxes[0].containers[0].exclusive", "are not in its cpuset"),
     ((*BOX, "exclusive"), 1, "sandboxes[0].containers[0].exclusive", "1 is neither true nor false"),
     ((*BOX, "cpuset"), "", "sandboxes[0].containers[0].exclusive", "is true, but the container has no cpuset"),
     ((*BOX, "state"), "paused", "sandboxes[0].containers[0].state", "'paused' is none of created, running, stopped"),

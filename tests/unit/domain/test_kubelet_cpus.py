@@ -47,21 +47,51 @@ def pod(*containers: ContainerRecord, uid: str = UID) -> SandboxState:
     return SandboxState(POD, "nri", Pod("ns", "web", uid), {each.container.id: each for each in containers})
 
 
-@pytest.mark.parametrize(("state", "exclusive", "cpus"), [
-    (kubelet({(UID, "app"): "2-3"}), True, "2-3"),
-    (kubelet({(UID, "app"): "2-5"}), True, "2-3"),      # what it has is what its runtime says
-    (kubelet({(UID, "app"): "4-5"}), True, "4-5"),      # its cgroup is yet to be rewritten
-    (kubelet({("other", "app"): "2-3"}), False, None),  # another pod's: it shares the pool
-    (kubelet({("other", "app"): "4-5"}), False, None),  # no pod's: likewise
-    (kubelet({(UID, "other"): "2-3"}), False, None),
-    (kubelet(by_id={APP: "2-3"}), True, "2-3"),
-    (kubelet({(UID, "app"): "2-3"}, policy="none"), None, "2-3"),
-    (None, None, "2-3"),
+@pytest.mark.parametrize(("state", "exclusive", "own", "shared"), [
+    (kubelet({(UID, "app"): "2-3"}), True, "2-3", ""),
+    (kubelet({(UID, "app"): "2-5"}), True, "2-3", ""),      # what it has is what its runtime says
+    (kubelet({(UID, "app"): "4-5"}), True, "4-5", "2-3"),   # its cgroup is yet to be rewritten: 2-3 are nobody's
+    (kubelet({(UID, "app"): "2"}), True, "2", "3"),         # mixed CPUs
+    (kubelet({(UID, "app"): "2", ("other", "app"): "3"}), True, "2", ""),
+    (kubelet({(UID, "app"): "2", (UID, "side"): "3"}), True, "2", "3"),  # its own pod's
+    (kubelet({("other", "app"): "2-3"}), False, "", None),  # another pod's: it shares the pool
+    (kubelet({("other", "app"): "3-5"}), False, "", "2"),
+    (kubelet({("other", "app"): "4-5"}), False, "", "2-3"),  # no pod's: reserved CPUs, given by CRI-O or a plugin
+    (kubelet({(UID, "other"): "2-3"}), False, "", "2-3"),    # its own pod's
+    (kubelet(by_id={APP: "2-3"}), True, "2-3", ""),
+    (kubelet(by_id={APP: "2", "foreign": "3"}), True, "2", ""),
+    (kubelet(by_id={APP: "2"}), True, "2", "3"),
+    (kubelet({(UID, "app"): "2-3"}, policy="none"), None, "2-3", ""),
+    (None, None, "2-3", ""),
 ])
-def test_a_container_owns_what_the_static_policy_lists_for_it(state: CpuManagerState | None, exclusive: bool | None,
-                                                              cpus: str | None) -> None:
+def test_a_container_owns_what_the_static_policy_lists_for_it_and_shares_what_it_has_beyond(
+        state: CpuManagerState | None, exclusive: bool | None, own: str, shared: str | None) -> None:
     (found,) = effective_containers(pod(container(nri="2-3")), state)
-    assert (found.exclusive, found.cpuset and str(found.cpuset)) == (exclusive, cpus)
+    assert found.exclusive == exclusive
+    if exclusive is False:
+        assert (found.cpuset and str(found.cpuset)) == shared
+    else:
+        assert (str(found.own_cpus), str(found.spare)) == (own, shared)
+        assert found.cpuset == found.own_cpus | found.spare
+
+
+@pytest.mark.parametrize(("has", "entries", "stale"), [
+    ("1,4-5", {(UID, "app"): "4-5"}, None),                          # mixed CPUs are up to date
+    ("1,4-5", {(UID, "app"): "4-5", ("other", "db"): "1"}, "1,4-5"),
+    ("0-1", {(UID, "app"): "4-5"}, "0-1"),
+    ("2", {}, None),
+    ("2-3", {("other", "db"): "3"}, "2-3"),
+])
+def test_only_cpus_that_it_lacks_or_that_are_another_pods_make_a_cpuset_stale(
+        has: str, entries: dict[tuple[str, str], str], stale: str | None) -> None:
+    (found,) = effective_containers(pod(container(nri=has)), kubelet(entries))
+    assert (found.stale_cpuset and str(found.stale_cpuset)) == stale
+
+
+def test_the_owners_of_a_pods_cpus_are_its_owners_whatever_another_container_of_it_shares() -> None:
+    """The CPU of an init container that has ended stays the pod's while its successor shares it."""
+    state = kubelet({(UID, "init"): "4-6", (UID, "app"): "4-5"})
+    assert unreported_assignments(state_of(pod(container(nri="4-6"))), state) == {(UID, "init"): CpuSet.parse("6")}
 
 
 @pytest.mark.parametrize(("sandbox", "entries", "found"), [
@@ -93,11 +123,6 @@ def test_cpus_of_a_v1_checkpoint_are_owned_before_the_container_is_known() -> No
                                                      ("unknown", ""): CpuSet.parse("4-5")}
 
 
-def test_of_a_container_that_has_more_than_it_was_given_that_is_its_own() -> None:
-    (found,) = effective_containers(pod(container(nri="2-3", cgroup="0-3")), kubelet({(UID, "app"): "2-3"}))
-    assert (found.exclusive, str(found.cpuset)) == (True, "2-3")
-
-
 def test_a_container_that_only_the_kubelet_reports_has_its_cpus() -> None:
     (found,) = effective_containers(pod(container()), kubelet({(UID, "app"): "4"}))
     assert (found.exclusive, found.cpuset) == (True, CpuSet.parse("4"))
@@ -109,23 +134,23 @@ def test_cpus_in_the_pool_are_owned_all_the_same_when_they_are_listed() -> None:
     found = claims_of(effective_containers(pod(container(nri="2-3"), container("side", SIDE, nri="0-7")),
                           kubelet({(UID, "app"): "2-3"})), node)
     assert found.exclusive == ((APP, CpuSet.parse("2-3")),)
-    assert found.shared == ((SIDE, CpuSet.parse("0-1")),)
-    assert found.stale == ((SIDE, ONLINE),)
+    assert found.shared == ((SIDE, ONLINE),)  # with CPUs of its own pod
+    assert found.stale == ()
 
 
 STATIC = kubelet({("other", "db"): "4-7"})
 
 
 @pytest.mark.parametrize(("has", "shared", "stale"), [
-    ("4-7", None, "4-7"),    # wholly on what has become another pod's
-    ("0-7", "0-1", "0-7"),   # not narrowed yet
+    ("4-7", None, "4-7"),    # wholly on what has become another pod's: it shares the pool
+    ("0-7", "0-3", "0-7"),   # not narrowed yet
     ("0-1", "0-1", None),
-    ("2-3", None, "2-3"),    # the kubelet was restarted with other reservations
+    ("2-3", "2-3", None),    # reserved CPUs: CRI-O's workloads, an NRI plugin, other reservations than before
 ])
 @pytest.mark.parametrize("declared", [None, True, False])
-def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_the_pool(
+def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_its_cpuset(
         has: str, shared: str | None, stale: str | None, declared: bool | None) -> None:
-    """Whatever cpuset it was last reported with, and whatever an annotation declares."""
+    """Without other pods' exclusive CPUs, and whatever an annotation declares."""
     known = container(nri=has)
     known = known._replace(container=known.container._replace(exclusive=declared))
     (found,) = effective_containers(pod(known), STATIC)
@@ -134,11 +159,12 @@ def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_the_pool(
     assert not claims_of((found,), Node(Topology.build(ONLINE), STATIC.default)).exclusive
 
 
-def test_an_update_under_way_gives_a_shared_container_cpus_of_the_pool_only() -> None:
+def test_an_update_under_way_gives_a_shared_container_no_cpu_of_another_pod() -> None:
     known = container(nri="0-7")
     known = known._replace(container=known.container._replace(requested_cpuset=CpuSet.parse("1-4")))
     (found,) = effective_containers(pod(known), STATIC)
-    assert (str(found.cpuset), str(found.requested_cpuset), str(found.stale_cpuset)) == ("0-1", "1", "0-7")
+    assert (str(found.cpuset), str(found.requested_cpuset), str(found.stale_cpuset)) == (
+        "0-3", "1-3", "0-7")
 
 
 def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
@@ -148,12 +174,13 @@ def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
     assert (found.exclusive, str(found.cpuset)) == (False, "0-3")
 
 
-@pytest.mark.parametrize(("written", "cpus"), [(9, "2"), (10, "2"), (11, "2-3")])
-def test_of_the_entry_and_a_report_with_less_the_later_one_counts(written: int, cpus: str) -> None:
-    """A report that a state file kept may be older than the checkpoint."""
+@pytest.mark.parametrize(("written", "own"), [(9, "2"), (10, "2"), (11, "2-3")])
+def test_of_the_entry_and_a_report_with_less_the_later_one_counts(written: int, own: str) -> None:
+    """A report that a state file kept may be older than the checkpoint. What it has beside the entry is shared."""
     state = kubelet({(UID, "app"): "2-3"}).dated(written, None)
     (found,) = effective_containers(pod(container(nri="2,4")), state)
-    assert (found.exclusive, str(found.cpuset)) == (True, cpus)
+    assert (found.exclusive, str(found.own_cpus), str(found.spare)) == (True, own, "4")
+    assert found.stale_cpuset == (None if own == "2" else CpuSet.parse("2,4"))
 
 
 def test_an_entry_is_as_old_as_the_file_that_had_these_cpus_first() -> None:
@@ -176,6 +203,12 @@ def test_cpus_of_a_pod_that_no_container_is_listed_with_are_the_pods() -> None:
     (container(nri="2-3", bundle="4"), None, None),  # what it began with
     (container(nri="2-3", cgroup="4"), None, "nri 2-3, cgroup 4"),
     (container(nri="2-3"), kubelet({(UID, "app"): "4-5"}), "nri 2-3, kubelet 4-5"),
+    (container(nri="1-3"), kubelet({(UID, "app"): "2-3"}), None),  # mixed CPUs
+    (container(nri="1-3", cgroup="2-3"), kubelet({(UID, "app"): "2-3"}), "nri 1-3, cgroup 2-3, kubelet 2-3"),
+    (container(nri="1-3"), kubelet({(UID, "app"): "2-3", ("other", "db"): "1"}), "nri 1-3, kubelet 2-3"),
+    (container(nri="2"), kubelet({(UID, "app"): "2-3"}), "nri 2, kubelet 2-3"),
+    (container(nri="2"), kubelet({(UID, "app"): "2-3,9"}), "nri 2, kubelet 2-3,9"),
+    (container(nri="2-3"), kubelet({(UID, "app"): "2-3,9"}), None),  # an entry with an offline CPU
     (container(kata="2", nri="3"), None, "kata 2, nri 3"),
     (container(state=ContainerState.STOPPED, nri="2-3", cgroup="4"), None, None),
 ])
@@ -188,6 +221,10 @@ def test_podresources_are_a_witness_for_exclusive_cpus_only() -> None:
     sandbox = pod(container(nri="2-3"), container("side", SIDE, nri="0-1"))
     resources = {("ns", "web", "app"): CpuSet.parse("2,4"), ("ns", "web", "side"): EMPTY}
     assert disagreements(sandbox, None, resources, ONLINE) == {APP: "nri 2-3, podresources 2,4"}
+    resources = {("ns", "web", "app"): CpuSet.parse("2")}
+    assert disagreements(sandbox, None, resources, ONLINE) == {}  # mixed CPUs
+    assert disagreements(sandbox, kubelet({(UID, "app"): "2-3"}), resources, ONLINE) == {
+        APP: "nri 2-3, kubelet 2-3, podresources 2"}
 
 
 def state_of(sandbox: SandboxState) -> DesiredState:
@@ -262,11 +299,26 @@ ANNOUNCED = {APP: CpuSet.parse("2-3")}
     (container(nri="2-3", cgroup="2-3"), None, set(), None),
     (container(nri="2-3", kata="4"), None, set(), None),
     (container(bundle="2-3", cgroup="4"), None, set(), None),  # the runtime does not know it
+    # CPUs that it shares beside those of its entry are not taken away, whichever program gave them to it.
+    (container(nri="1-3", cgroup="1-3"), kubelet({(UID, "app"): "2-3"}), set(), None),
+    (container(nri="2-3", cgroup="1-3"), kubelet({(UID, "app"): "2-3"}), set(), None),
+    (container(nri="1,3", cgroup="1,3"), kubelet({(UID, "app"): "2"}), set(), "2-3"),  # announced: 2-3
+    (container(nri="1-3", cgroup="1"), kubelet({(UID, "app"): "3"}), set(), "2-3"),
+    # But for those that another pod has alone.
+    (container(nri="1-4", cgroup="1-4"), kubelet({(UID, "app"): "2-3", ("other", "db"): "4"}), set(), "1-3"),
 ])
 def test_a_runc_container_is_given_back_what_it_was_given(known: ContainerRecord, given: CpuManagerState | None,
                                                           vms: set[SandboxId], wanted: str | None) -> None:
     found = RuncDriftRepairs().due(state_of(pod(known)), given, vms, LASTING, ANNOUNCED, 0.0)
     assert found == ({} if wanted is None else {APP: CpuSet.parse(wanted)})
+
+
+def test_of_a_container_that_was_only_listed_the_listed_shared_cpus_are_given_back_too() -> None:
+    known = state_of(pod(container(nri="1-3", cgroup="4")))
+    given = kubelet({(UID, "app"): "2-3"})
+    assert RuncDriftRepairs().due(known, given, set(), LASTING, {}, 0.0) == {APP: CpuSet.parse("1-3")}
+    known = state_of(pod(container(nri="4", cgroup="4")))  # moved by another writer before the list
+    assert RuncDriftRepairs().due(known, given, set(), LASTING, {}, 0.0) == {APP: CpuSet.parse("2-3")}
 
 
 def test_contention_over_a_cpuset_ends(caplog: pytest.LogCaptureFixture) -> None:

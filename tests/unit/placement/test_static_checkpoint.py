@@ -151,16 +151,32 @@ def test_within_a_checkpoint_that_agrees_with_itself_no_two_pods_contend_for_a_c
 
 
 @given(worlds())
-def test_a_shared_sandbox_has_its_cpuset_within_the_pool_or_the_whole_pool(world: World) -> None:
+def test_a_shared_sandbox_has_its_cpuset_without_other_pods_cpus_or_the_pool(world: World) -> None:
+    """A cpuset outside the pool that is nobody's is kept as it is."""
     placements = world.place()
     for uid, placement in placements.items():
         names = {each.container.name: each.container.cpuset for each in world.pods[uid].values()}
         if any((uid, name) in world.kubelet.entries for name in names) or not names:
             continue
-        pool = world.kubelet.default or ONLINE - world.kubelet.exclusive
-        if pool:
-            wanted = union(((cpus or EMPTY) & pool) or pool for cpus in names.values())
-            assert placement.mask == wanted
+        others = world.kubelet.exclusive - world.given(uid)
+        if world.kubelet.default:
+            assert placement.mask == union(((cpus or EMPTY) - others) or world.kubelet.default
+                                           for cpus in names.values())
+
+
+@given(worlds())
+def test_a_listed_container_shares_what_its_cpuset_has_beyond_the_entry_but_for_other_pods_cpus(world: World) -> None:
+    own = world.own()
+    for sandbox in world.state().sandboxes.values():
+        assert sandbox.pod is not None
+        uid = sandbox.pod.uid
+        others = world.kubelet.exclusive - world.given(uid)
+        shared = dict(own.claims[sandbox.id].shared)
+        for record in sandbox.containers.values():
+            entry = world.kubelet.entries.get((uid, record.container.name))
+            if entry:
+                surplus = (record.container.cpuset or EMPTY) - entry - others
+                assert shared.get(record.container.id, EMPTY) == surplus
 
 
 def test_a_sandbox_waits_only_for_cpus_that_its_cpusets_do_not_have() -> None:
@@ -219,7 +235,8 @@ def test_along_what_a_real_kubelet_wrote(what: str, world: World) -> None:
     for uid in ("a9245742", "608f63d0"):
         if world.pods.get(uid):
             assert world.own().claims[SandboxId(f"sandbox-{uid}")].exclusive == ()
-            assert world.place()[uid].mask <= world.kubelet.default
+            has = union(record.container.cpuset or EMPTY for record in world.pods[uid].values())
+            assert world.place()[uid].mask <= (world.kubelet.default | has) - world.kubelet.exclusive
 
 
 def test_containers_of_a_pod_that_have_the_same_cpus_both_get_their_vcpus() -> None:
@@ -241,6 +258,42 @@ def test_with_fewer_vcpus_they_share_a_share() -> None:
     assert sorted(by_id.values()) == ["4-5", "6"]
     behind = {container: [by_id[vcpu] for vcpu in vcpus] for container, vcpus in placement.containers.items()}
     assert behind == {"vm-web": ["6"], "vm-aux": ["4-5"], "vm-log": ["4-5"]}
+
+
+def test_what_a_container_has_beyond_its_entry_is_for_the_other_threads() -> None:
+    """CRI-O's mixed CPUs and the like: entry 4-5, cpuset 1,4-5."""
+    world = World(CpuManagerState("static", CpuSet.parse("0-3,6-7"), {("u", "main"): CpuSet.parse("4-5")}),
+                  {"u": {"main": reported("main", CpuSet.parse("1,4-5"))}}, {"u": 3})
+    found = world.place()["u"]
+    assert (str(found.mask), found.verdict, found.waiting) == ("1,4-5", "pinned", "")
+    assert [str(vcpu.cpus) for vcpu in found.vcpus] == ["1", "4", "5"]
+    assert {str(cpus) for cpus in found.others.values()} == {"1"}
+    assert find_collisions(world.own()) == []
+    # The CPU that it shares becomes another pod's.
+    world.kubelet = world.kubelet._replace(entries={**world.kubelet.entries, ("v", "db"): CpuSet.parse("1")})
+    found = world.place()["u"]
+    assert [str(vcpu.cpus) for vcpu in found.vcpus] == ["4-5", "4", "5"]
+    assert (str(found.mask), found.waiting) == ("4-5", "")
+
+
+def test_the_pods_of_mixed_cpus_may_have_the_same_shared_ones() -> None:
+    entries = {("u", "main"): CpuSet.parse("4-5"), ("v", "main"): CpuSet.parse("6"), ("v", "log"): CpuSet.parse("7")}
+    world = World(CpuManagerState("static", CpuSet.parse("0-3"), entries), {
+        "u": {"main": reported("main", CpuSet.parse("1,4-5"))},
+        "v": {"main": reported("main", CpuSet.parse("1,6")),
+              "log": reported("log", CpuSet.parse("1,7"))}}, {"u": 3, "v": 3})
+    found = world.place()
+    assert [str(vcpu.cpus) for vcpu in found["u"].vcpus] == ["1", "4", "5"]
+    assert [str(vcpu.cpus) for vcpu in found["v"].vcpus] == ["1", "6", "7"]
+    assert find_collisions(world.own()) == []
+
+
+def test_a_vm_stays_on_reserved_cpus_that_its_runtime_gave_it() -> None:
+    """CRI-O's workloads, an NRI plugin, an annotation: cpuset 0, strict reservation, and 0 is no pod's."""
+    world = World(CpuManagerState("static", CpuSet.parse("1-7")), {"u": {"main": reported("main", CpuSet.parse("0"))}},
+                  {"u": 2})
+    found = world.place()["u"]
+    assert (str(found.mask), found.waiting, found.verdict) == ("0", "", "floating")
 
 
 # --- what is shown of it ---------------------------------------------------------------------------------------------
@@ -273,7 +326,8 @@ def test_a_sandbox_that_waits_is_called_so_while_its_threads_are_elsewhere() -> 
     assert found["reasons"] == ["waits for the kubelet to rewrite the cpuset of main from 4-7 to 0-1: until then "
                                 "1 of 1 thread is not moved"]
     assert (found["containers"][0]["cpuset"], found["containers"][0]["stale_cpuset"]) == (None, "4-7")
-    assert "main (main)'s cpuset is still 4-7, which the kubelet has replaced since: its CPUs are 0-1" in text
+    assert ("main (main)'s cpuset is still 4-7, which the kubelet has yet to rewrite: all of it is other pods' alone, "
+            "so it belongs on the shared pool (0-1)") in text
     found, _ = shown(world, "u", [ThreadStatus(thread, CpuSet.parse("0-1"), CpuSet.parse("0-1"))])
     assert (found["verdict"], found["reasons"]) == ("floating", [])
 

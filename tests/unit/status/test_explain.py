@@ -8,9 +8,9 @@ from vmpin.status.explain import container_sentences, sentences
 
 
 def container(id: str, name: str, cpuset: str, vcpus: str) -> dict[str, Any]:
-    return {"id": id, "name": name, "cpuset": cpuset, "stale_cpuset": None, "exclusive": True, "shared_with": [],
-            "exclusive_by": "kubelet", "source": "nri", "since": None, "words": {}, "vcpus": vcpus, "guest": None,
-            "disagreement": None, "pause": False}
+    return {"id": id, "name": name, "cpuset": cpuset, "own_cpus": cpuset, "stale_cpuset": None, "exclusive": True,
+            "shared_with": [], "exclusive_by": "kubelet", "source": "nri", "since": None, "words": {}, "vcpus": vcpus,
+            "guest": None, "disagreement": None, "pause": False}
 
 
 def thread(tid: int, vcpu: int | None, wanted: str) -> dict[str, Any]:
@@ -33,6 +33,14 @@ def test_a_container_has_its_cpus_and_the_threads_that_back_them() -> None:
                         "runtime over NRI; in the guest it has vCPUs 0-1.")
     assert [sentence.split(" is ")[0] for sentence in found[1:]] == ["Thread 10 (t)", "Thread 11 (t)"]
     assert set(found) <= set(sentences(DOCUMENT, SANDBOX))
+
+
+def test_of_mixed_cpus_only_its_own_are_called_exclusive() -> None:
+    """CRI-O's mixed CPUs: 1 is shared with other pods."""
+    mixed = {**container("c1", "web", "1-3", "1-2"), "own_cpus": "2-3"}
+    found = container_sentences(DOCUMENT, {**SANDBOX, "containers": [mixed]}, "c1")
+    assert found[0].startswith("Container web (c1) has CPUs 1-3, of which 2-3 are exclusive (the kubelet's checkpoint "
+                               "assigns them), from the runtime over NRI")
 
 
 def test_vhost_workers_that_are_near_name_their_nic() -> None:

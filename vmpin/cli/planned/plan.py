@@ -34,7 +34,7 @@ a scenario:
       vhost: 2
       nic_node: 1           # the NUMA node of its NIC, for policy {vhost: near}
       containers:
-        - {id: main, cpuset: "2-3", exclusive: true}
+        - {id: main, cpuset: "2-3", exclusive: true}  # or those that are its own: exclusive: "2-3"
         - {id: sidecar, cpuset: "0-1,8-9"}
 
 where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:

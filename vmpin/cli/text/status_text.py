@@ -147,7 +147,10 @@ def _print_sandbox(sandbox: Document, title: str, now: datetime, names: Mapping[
 def _kind(container: Document) -> str:
     if container["pause"]:
         return "pause"
-    return "shared" if not container["exclusive"] else "in its pod" if container["shared_with"] else "exclusive"
+    if not container["exclusive"]:
+        return "shared"
+    kind = "in its pod" if container["shared_with"] else "exclusive"
+    return kind if container["own_cpus"] == container["cpuset"] else f"{container['own_cpus']} {kind}"
 
 
 def _vcpus(container: Document) -> str:
@@ -247,6 +250,6 @@ def _others(container: Document) -> str:
     """The cpusets of the sources without precedence, if they differ."""
     others = [f"{source} {report['cpus']}" for source, report in container["words"].items()
               if source != container["source"] and report["cpus"] != container["cpuset"]]
-    if container["kubelet"] not in (None, container["cpuset"]):
+    if container["kubelet"] not in (None, container["own_cpus"]):
         others.append(f"kubelet {container['kubelet']}")
     return ", ".join(others) or "-"
