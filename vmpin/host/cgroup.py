@@ -54,10 +54,13 @@ class CpusetCgroup(NamedTuple):
 
 
 class _Mount(NamedTuple):
-    """A hierarchy: where it is mounted, and which of its cgroups is seen there (``/`` but for bind mounts)."""
+    """A hierarchy: where it is mounted, and which of its cgroups is seen there (``/`` but for bind mounts).
+    `prefix` is what the names of its cpuset files begin with: "" in v1 with the option noprefix, which the kernel
+    takes for cpuset alone (kernel/cgroup/cgroup-v1.c: check_cgroupfs_options)."""
 
     point: str
     top: str = "/"
+    prefix: str = "cpuset."
 
     def locate(self, cgroup: str) -> Path | None:
         """The directory of a cgroup named as in /proc/PID/cgroup, None when it is not below the mount: seen from a
@@ -78,9 +81,9 @@ class Cgroups:
     def __init__(self, root: str | Path = "/sys/fs/cgroup", proc: Procfs | None = None) -> None:
         self.root = os.path.normpath(root)
         self.proc = proc or Procfs()
-        self._v1, self._v2 = self._mounted()
-        if self._v1 is None and self._v2 is None:
-            self._v1, self._v2 = self._found()
+        self._v1, self._cpuacct, self._v2 = self._mounted()
+        if self._v1 is None and self._cpuacct is None and self._v2 is None:
+            self._v1, self._cpuacct, self._v2 = self._found()
 
     @property
     def layout(self) -> Layout:
@@ -98,6 +101,10 @@ class Cgroups:
         """Whether this is the topmost cgroup of its hierarchy, which belongs to no container."""
         return any(mount is not None and os.fspath(path) == mount.point for mount in (self._v1, self._v2))
 
+    def cpus_file(self, path: Path) -> Path:
+        """The file of a cpuset cgroup that its CPUs are written to."""
+        return path / f"{self._v1.prefix if self._v1 is not None else 'cpuset.'}cpus"
+
     def cpuset_of(self, pid: int, tid: int | None = None) -> CpusetCgroup | None:
         """Return the CPUs that a thread's cpuset cgroup leaves it."""
         found = self._find(pid, tid)
@@ -105,7 +112,7 @@ class Cgroups:
             return None
         path, mount = found
         try:
-            return self._read_v2(path, mount) if mount is self._v2 else self._read_v1(path)
+            return self._read_v2(path, mount) if mount is self._v2 else self._read_v1(path, mount.prefix)
         except CpuSetError as err:
             logger.debug("ignored cgroup=%s: %s", path, err)
             return None
@@ -121,8 +128,8 @@ class Cgroups:
             number, _, rest = line.partition(":")
             controllers, _, cgroup = rest.partition(":")
             cgroup = _cut_after(cgroup, container)
-            if "cpuacct" in controllers.split(","):  # v1: its directory is named as its controllers are
-                path = _Mount(f"{self.root}/{controllers}").locate(cgroup)
+            if "cpuacct" in controllers.split(","):
+                path = None if self._cpuacct is None else self._cpuacct.locate(cgroup)
                 return None if path is None or not cgroup.strip("/") else f"{path}/cpuacct.usage"
             if number == "0" and not controllers and self._v2 is not None and cgroup.strip("/"):
                 path = self._v2.locate(cgroup)
@@ -150,8 +157,8 @@ class Cgroups:
         path = mount.locate(unified)
         return None if path is None else (path, mount)
 
-    def _read_v1(self, path: Path) -> CpusetCgroup | None:
-        configured, effective = _list(f"{path}/cpuset.cpus"), _list(f"{path}/cpuset.effective_cpus")
+    def _read_v1(self, path: Path, prefix: str) -> CpusetCgroup | None:
+        configured, effective = _list(f"{path}/{prefix}cpus"), _list(f"{path}/{prefix}effective_cpus")
         if configured is None:
             return None
         return CpusetCgroup(path, configured or None, configured if effective is None else effective)
@@ -171,41 +178,49 @@ class Cgroups:
                 return None  # no cpuset controller in this hierarchy
             at = at.parent
 
-    def _mounted(self) -> tuple[_Mount | None, _Mount | None]:
-        """The v1 cpuset and the v2 hierarchy from the mount table; of several mounts of one, the whole one."""
-        v1: list[_Mount] = []
-        v2: list[_Mount] = []
+    def _mounted(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
+        """Read from the mount table the v1 hierarchies with cpuset and with cpuacct (often one), and the v2
+        hierarchy; of several mounts of one, the whole one. A v1 hierarchy is known by the controllers in its options:
+        its directory may have any name, and the kernel lists them in another order in /proc/PID/cgroup."""
+        cpuset: list[_Mount] = []
+        cpuacct: list[_Mount] = []
+        unified: list[_Mount] = []
         try:
             # Not read_file(): one read of this file gives a page of it, and a node's mounts take many.
             table = Path(f"{self.proc.root}/self/mountinfo").read_bytes()
         except OSError as err:
             logger.debug("no mount table: %s", err)
-            return None, None
+            return None, None, None
+        # The table has mounts by their real paths; a link to the directory of the mounts is none of them.
+        tops = {self.root.rstrip("/"), os.path.realpath(self.root).rstrip("/")}
         for line in os.fsdecode(table).split("\n"):
             before, _, after = line.partition(" - ")  # optional fields end there (proc_pid_mountinfo(5))
             fields, kind = before.split(" "), after.split(" ")
             if len(fields) < 6 or len(kind) < 3:
                 continue
-            mount = _Mount(_unescaped(fields[4]), _unescaped(fields[3]))
-            if mount.point != self.root and not mount.point.startswith(self.root.rstrip("/") + "/"):
+            options = kind[2].split(",")
+            mount = _Mount(_unescaped(fields[4]), _unescaped(fields[3]), "" if "noprefix" in options else "cpuset.")
+            if not any(mount.point == top or mount.point.startswith(f"{top}/") for top in tops):
                 continue
-            if kind[0] == "cgroup" and "cpuset" in kind[2].split(","):
-                v1.append(mount)
-            elif kind[0] == "cgroup2":
-                v2.append(mount)
-        return _whole(v1), _whole(v2)
+            if kind[0] == "cgroup2":
+                unified.append(mount)
+            for controller, mounts in (("cpuset", cpuset), ("cpuacct", cpuacct)):
+                if kind[0] == "cgroup" and controller in options:
+                    mounts.append(mount)
+        return _whole(cpuset), _whole(cpuacct), _whole(unified)
 
-    def _found(self) -> tuple[_Mount | None, _Mount | None]:
+    def _found(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
         """The same from the files alone, where the mount table does not name them: a host's under another path."""
+        points = [f"{self.root}/{name}" for name in names_in(self.root)]
+        # The directory of a hierarchy is named by its controllers, in any order.
+        cpuacct = next((_Mount(point) for point in points if "cpuacct" in point.rpartition("/")[2].split(",")
+                        or os.path.exists(f"{point}/cpuacct.usage")), None)
         if os.path.exists(f"{self.root}/cgroup.controllers"):
-            return None, _Mount(self.root)
-        v1 = v2 = None
-        for point in (f"{self.root}/{name}" for name in names_in(self.root)):
-            if v1 is None and os.path.exists(f"{point}/cpuset.cpus"):
-                v1 = _Mount(point)
-            elif v2 is None and os.path.exists(f"{point}/cgroup.controllers"):
-                v2 = _Mount(point)
-        return v1, v2
+            return None, cpuacct, _Mount(self.root)
+        cpuset = next((_Mount(point, prefix=prefix) for point in points for prefix, sign in (
+            ("cpuset.", "cpuset.cpus"), ("", "effective_cpus")) if os.path.exists(f"{point}/{sign}")), None)
+        unified = next((_Mount(point) for point in points if os.path.exists(f"{point}/cgroup.controllers")), None)
+        return cpuset, cpuacct, unified
 
 
 def _cut_after(cgroup: str, container: str) -> str:

@@ -26,7 +26,8 @@ class CpusetFiles:
                 found[process] = self._file_of[process]
             else:
                 path = self._cgroups.cpuset_path(process.tid)
-                found[process] = None if path is None or self._cgroups.is_top(path) else path / "cpuset.cpus"
+                found[process] = None if path is None or self._cgroups.is_top(path) else (
+                    self._cgroups.cpus_file(path))
         self._file_of = found
         return {path for path in found.values() if path is not None}
 

@@ -134,17 +134,17 @@ class DiskSources:
             return  # of a pod's containers each has a cgroup named after it: this is another one
         # On cgroup v1 every cgroup has CPUs, its parent's by default: for a container that was created without a
         # cpuset they mean nothing.
-        if record.container.cpuset is None and found.configured == _cpus_of(found.path.parent):
+        if record.container.cpuset is None and found.configured == _cpus_of(self.cgroups.cpus_file(found.path.parent)):
             return
         # CPUs that are offline come back; what a cgroup above withholds, it has not.
         withheld = (found.configured & self.online) - found.effective if found.effective else EMPTY
         yield CpusetSeen(sandbox, record.container.id, found.configured - withheld, Source.CGROUP, boottime.now())
 
 
-def _cpus_of(cgroup: Path) -> CpuSet | None:
-    """A cgroup's own cpuset.cpus."""
+def _cpus_of(file: Path) -> CpuSet | None:
+    """The CPUs in a cgroup's own file of them."""
     try:
-        return CpuSet.parse((read_file(f"{cgroup}/cpuset.cpus") or b"").decode("ascii", "replace"))
+        return CpuSet.parse((read_file(str(file)) or b"").decode("ascii", "replace"))
     except (OSError, CpuSetError):
         return None
 

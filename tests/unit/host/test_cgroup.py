@@ -219,6 +219,49 @@ def test_a_mount_of_a_part_shows_that_part(tmp_path: Path, top: str, cgroup: str
     assert found.cpuset_path(7) == (None if below is None else tmp_path / "cg" / below)
 
 
+#: Hierarchies with cpuset: the options of the mount, its directory, and its controllers in /proc/PID/cgroup.
+JOINED = [("rw,cpuset", "cpuset", "cpuset"),
+          ("rw,cpuset,cpu,cpuacct", "cpu,cpuacct,cpuset", "cpuset,cpu,cpuacct"),
+          ("rw,xattr,cpuset,clone_children", "elsewhere", "cpuset"),
+          ("rw,cpuset,memory,name=all", "all", "cpuset,memory,name=all"),
+          ("rw,cpuset,cpuset_v2_mode,release_agent=/sbin/cpuset_agent", "cpuset", "cpuset")]
+
+
+@pytest.mark.parametrize(("options", "point", "controllers"), JOINED)
+@pytest.mark.parametrize("unified", [True, False])
+def test_v1_hierarchies_are_known_by_their_options_whatever_their_directory(
+        tmp_path: Path, options: str, point: str, controllers: str, unified: bool) -> None:
+    mounts = (f"30 23 0:29 / ROOT/named rw - cgroup cgroup rw,name=cpuset\n"
+              f"31 23 0:30 / ROOT/{point} rw,nosuid shared:3 - cgroup none {options}\n"
+              + "32 23 0:31 / ROOT/unified rw - cgroup2 cgroup2 rw\n" * unified)
+    tree = f"cg/{point}/pods/a/cpuset.cpus = 2-3\ncg/{point}/pods/a/cpuset.effective_cpus = 2\n"
+    found = cgroups(tmp_path, tree, f"3:name=cpuset:/pods/b\n2:{controllers}:/pods/a\n0::/x\n", mounts)
+    assert found.layout is (Layout.HYBRID if unified else Layout.V1)
+    path = tmp_path / "cg" / point / "pods/a"
+    assert found.cpuset_of(7) == CpusetCgroup(path, cpus("2-3"), cpus("2"))
+    assert found.cpus_file(path) == path / "cpuset.cpus"
+    assert found.is_top(tmp_path / "cg" / point)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_v1_with_noprefix_has_files_without_the_controllers_name(tmp_path: Path, listed: bool) -> None:
+    tree = "".join(f"cg/cpuset{group}/{file} = {text}\n" for group, text in (("", "0-7"), ("/pods/a", "2-3"))
+                   for file in ("cpus", "effective_cpus", "mems"))
+    mounts = "31 23 0:30 / ROOT/cpuset rw - cgroup cgroup rw,cpuset,noprefix,cpuset_v2_mode\n" if listed else ""
+    found = cgroups(tmp_path, tree, "4:cpuset:/pods/a\n", mounts)
+    path = tmp_path / "cg/cpuset/pods/a"
+    assert found.cpuset_of(7) == CpusetCgroup(path, cpus("2-3"), cpus("2-3"))
+    assert found.cpus_file(path) == path / "cpus"
+
+
+def test_the_directory_of_the_mounts_may_be_a_link(tmp_path: Path) -> None:
+    cgroups(tmp_path, "cg/cpuset,cpu/pods/cpuset.cpus = 1\n", "2:cpu,cpuset:/pods\n",
+            "31 23 0:30 / ROOT/cpuset,cpu rw - cgroup cgroup rw,cpuset,cpu\n")
+    (tmp_path / "link").symlink_to(tmp_path / "cg")
+    found = Cgroups(tmp_path / "link", Procfs(tmp_path / "proc"))
+    assert found.cpuset_path(7) == tmp_path / "cg/cpuset,cpu/pods"
+
+
 def test_this_processs_mask_is_within_its_cpuset() -> None:
     found = Cgroups()
     own = found.cpuset_of(os.getpid())
@@ -300,6 +343,26 @@ def test_the_cpu_time_of_a_containers_cgroup_is_read_in_both_versions(tmp_path: 
     assert [usage(path) for path in (found[7] or "", found[8] or "", f"{root}/gone")] == [1_234_000, 99, None]
 
 
+@pytest.mark.parametrize(("options", "point", "controllers"), [
+    ("rw,cpuacct,cpu", "cpu,cpuacct", "cpuacct,cpu"),
+    ("rw,cpuset,cpu,cpuacct", "cpu,cpuacct,cpuset", "cpuset,cpu,cpuacct"),
+    ("rw,cpuacct", "usage", "cpuacct"), ("rw,cpu,cpuacct,name=systemd", "systemd", "cpu,cpuacct,name=systemd")])
+def test_the_cpu_time_is_read_in_the_hierarchy_with_that_controller(
+        tmp_path: Path, options: str, point: str, controllers: str) -> None:
+    found = cgroups(tmp_path, f"cg/{point}/pods/a/cpuacct.usage = 5\nproc/7/cgroup = 4:{controllers}:/pods/a\n", "",
+                    f"31 23 0:30 / ROOT/{point} rw - cgroup cgroup {options}\n")
+    path = found.usage_file(7)
+    assert path == f"{tmp_path}/cg/{point}/pods/a/cpuacct.usage"
+    assert usage(path) == 5
+
+
+@pytest.mark.parametrize("point", ["cpu,cpuacct", "cpuacct,cpu", "cpuset,cpuacct"])
+def test_without_a_mount_table_the_hierarchy_is_known_by_its_name_in_any_order(tmp_path: Path, point: str) -> None:
+    tree = f"cg/{point}/pods/a/cpuacct.usage = 5\nproc/7/cgroup = 4:cpu,cpuset,cpuacct:/pods/a\n"
+    found = cgroups(tmp_path, tree, "")
+    assert found.usage_file(7) == f"{tmp_path}/cg/{point}/pods/a/cpuacct.usage"
+
+
 CONTAINER = "c0ffee" + "0" * 58
 
 
@@ -322,6 +385,7 @@ def test_the_cpu_time_of_a_container_is_that_of_its_own_cgroup(tmp_path: Path, c
     (proc / "7/cgroup").write_text(f"0::{cgroup}\n" if unified else f"3:cpuacct:{cgroup}\n0::/x\n")
     root.mkdir()
     (root / "cgroup.controllers").write_text("cpu\n")
+    (root / "cpuacct").mkdir()
     cgroups = Cgroups(root, Procfs(proc))
     top, file = (root, "cpu.stat") if unified else (root / "cpuacct", "cpuacct.usage")
     assert cgroups.usage_file(7, CONTAINER) == f"{top}{found}/{file}"

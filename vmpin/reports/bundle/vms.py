@@ -22,7 +22,8 @@ _STATUS = frozenset((b"Name", b"State", b"Tgid", b"Ngid", b"PPid", b"Uid", b"NSp
                      b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches"))
 _CGROUP = ("cgroup.type", "cgroup.controllers", "cgroup.subtree_control", "cpuset.cpus", "cpuset.cpus.effective",
            "cpuset.cpus.exclusive", "cpuset.cpus.partition", "cpuset.effective_cpus", "cpuset.cpu_exclusive",
-           "cpuset.sched_load_balance", "cpuset.mems", "cpuset.mems.effective", "cpu.max", "cpu.weight")
+           "cpuset.sched_load_balance", "cpuset.mems", "cpuset.mems.effective", "cpu.max", "cpu.weight",
+           "cpus", "effective_cpus", "mems")  # the last of v1's noprefix
 _MAX_THREADS = 2000
 
 
