@@ -48,9 +48,9 @@ class Allocating:
     def __init__(self, reconciler: Reconciler, nri: Callable[[], NriFeed | None], timeouts: Timeouts) -> None:
         view = reconciler.view
         self._reconciler, self._view = reconciler, view
-        self._online, self._nri = view.node.online, nri
+        self._topology, self._nri = view.node.topology, nri
         self._sysfs = Sysfs(view.config.paths.sys)
-        kata = KataDefaultVcpus(Files(), len(self._online))
+        kata = KataDefaultVcpus(Files(), len(view.node.online))
         self.allocator = CpuAllocator(
             allocator_topology(self._sysfs), view.config.allocate.options,
             LedgerFile(view.config.paths.ledger_file, view.boot_id),
@@ -91,10 +91,11 @@ class Allocating:
                              if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START)
 
     def resynced(self) -> None:
-        """Called after a resync. Read the allocator's topology again if other CPUs are online."""
-        online = self._view.node.online
-        if online != self._online:
-            self._online = online
+        """Called after a resync. Read the allocator's topology again if the node's changed: other CPUs are online, or
+        isolated."""
+        topology = self._view.node.topology
+        if topology != self._topology:
+            self._topology = topology
             self.allocator.renew(allocator_topology(self._sysfs))
         self.check()
         self.updates.compare()

@@ -30,7 +30,7 @@ _PMUS = {"performance": ("cpu_core",), "efficient": ("cpu_atom", "cpu_lowpower")
 
 def allocator_topology(sysfs: Sysfs, devices: Iterable[str] = ()) -> Topology:
     """The topology with all that the allocator needs, and the nodes of `devices`, as far as they have one. Read at the
-    start and when the online CPUs change. :raises SourceError: as `Sysfs.online`."""
+    start and when the online or isolated CPUs change. :raises SourceError: as `Sysfs.online`."""
     base = sysfs.topology()
     kinds = {kind: union(cpu_list(f"{sysfs.root}/devices/{pmu}/cpus") or EMPTY for pmu in pmus) & base.all_cpus
              for kind, pmus in _PMUS.items()}

@@ -63,13 +63,20 @@ class Sysfs:
         present = cpu_list(f"{self.cpu}/present") or EMPTY
         plugged = online | present
         cpus = numbered(self.cpu, _CPU)
-        # Both come from the kernel's command line, which may name CPUs that the machine does not have.
-        isolated, nohz_full = ((cpu_list(f"{self.cpu}/{name}") or EMPTY) & plugged
-                               for name in ("isolated", "nohz_full"))
+        isolated, nohz_full = self.set_apart(plugged)
         cores, caches = merged(map(self._core, cpus)), merged(map(self._cache, cpus))
         # A kernel without NUMA has no node directories, and one node.
         return Topology.build(online, cores, caches, self._nodes() or {0: plugged}, isolated, nohz_full, present,
                               self._distances())
+
+    def set_apart(self, plugged: CpuSet) -> tuple[CpuSet, CpuSet]:
+        """Read which of the plugged CPUs are isolated, and which are nohz_full: three files, read at every resync.
+        `isolated` of sysfs has isolcpus= of the kernel's command line (drivers/base/cpu.c: print_cpus_isolated), which
+        may name CPUs that the machine does not have; isolated cpuset partitions, made at any time, are in a file of
+        the topmost cgroup alone (kernel/cgroup/cpuset.c, since Linux 6.7)."""
+        boot, full = (cpu_list(f"{self.cpu}/{name}") or EMPTY for name in ("isolated", "nohz_full"))
+        partitions = cpu_list(f"{self.root}/fs/cgroup/cpuset.cpus.isolated") or EMPTY
+        return (boot | partitions) & plugged, full & plugged
 
     def _core(self, cpu: int) -> CpuSet:
         """A CPU's siblings, itself among them; EMPTY where they are not shown (an offline CPU has no topology)."""

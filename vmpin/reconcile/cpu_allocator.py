@@ -217,7 +217,7 @@ class CpuAllocator:
             self._suspended, self._listed, self._due = why, False, ()
 
     def renew(self, machine: Topology) -> None:
-        """Other CPUs are online. What was given stays; what follows for others is due at once."""
+        """Other CPUs are online, or isolated. What was given stays; what follows for others is due at once."""
         with self._lock:
             self._machine, ledger = machine, self._current()
             if ledger is None:

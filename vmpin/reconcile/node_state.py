@@ -234,16 +234,21 @@ class NodeState:
             self.renew(self.node.topology, found)
 
     def read_node(self) -> None:
-        """Read the checkpoint and the online CPUs; the topology is kept where it cannot be read."""
+        """Read the checkpoint, and which CPUs are online and isolated; the topology is kept where it cannot be
+        read."""
         self.read_kubelet()
+        before = self.node.topology
         try:
-            if self.sysfs.online() == self.node.online:
+            if (self.sysfs.online() == before.online
+                    and self.sysfs.set_apart(before.online | before.present) == (before.isolated, before.nohz_full)):
                 return
             topology = self.sysfs.topology()
         except SourceError as err:
             logger.error("topology not read, the last one is used: %s", err)
             return
-        logger.info("online CPUs changed from %s to %s", self.node.online, topology.online)
+        for name in ("online", "isolated", "nohz_full"):
+            if (old := getattr(before, name)) != (new := getattr(topology, name)):
+                logger.info("%s CPUs changed from %s to %s", name, old or "none", new or "none")
         self.renew(topology, self.kubelet)
 
     def renew(self, topology: Topology, kubelet: CpuManagerState | None) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from trees import make_tree
 
 from vmpin.allocation.ledger import Ledger
 from vmpin.config import loading
@@ -19,12 +22,12 @@ from vmpin.reconcile.reconciler import Reconciler
 CPUS = CpuSet(os.sched_getaffinity(0))
 
 
-def on_a_node(root: Path) -> Reconciler:
+def on_a_node(root: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Reconciler:
     """A node whose ledger of before a restart has all CPUs in the pool."""
     paths = {f"paths.{each}": str(root / each) for each in ("run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}
     for name in ("run", "proc", "kubelet"):
         (root / name).mkdir()
-    config = loading.load(None, {}, {**paths, "allocate.mode": "on", "watch.kubelet": "true"})
+    config = loading.load(None, {}, {**paths, "allocate.mode": "on", "watch.kubelet": "true", **keys})
     found = Reconciler(config)
     LedgerFile(config.paths.ledger_file, found.view.boot_id).save(Ledger(shared=CPUS))
     return found
@@ -51,3 +54,13 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
     assert made.allocator.suspended.startswith("the kubelet's CPU manager policy is static")
     assert reconciler.view.granted is None
     assert [message.partition(": ")[2][:21] for message in caplog.messages] == ["nothing is allocated:"]
+
+
+def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_path: Path) -> None:
+    sys = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {CPUS}\ndevices/system/cpu/isolated =\n")
+    reconciler = on_a_node(tmp_path, {"paths.sys": str(sys)})
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    (sys / "devices/system/cpu/isolated").write_text(f"{CPUS.first}\n")
+    reconciler.read_node()
+    made.resynced()
+    assert made.allocator.machine.isolated == CpuSet((CPUS.first,))

@@ -218,6 +218,21 @@ def test_the_last_topology_is_used_while_sys_cannot_be_read_and_an_online_cpu_pl
     assert "topology not read" in caplog.text
 
 
+@pytest.mark.parametrize("file", ["devices/system/cpu/isolated", "fs/cgroup/cpuset.cpus.isolated"])
+def test_cpus_that_are_isolated_while_the_watcher_runs_are_read_at_the_next_resync(
+        given: Given, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
+    tree = make_tree(tmp_path / "sys", f"devices/system/cpu/online = 0-7\n{file} =\n")
+    given.adapters = given.adapters._replace(sysfs=Sysfs(tree))
+    reconciler = given.again()
+    for isolated in ("4-5", "4-5,9", ""):
+        (tree / file).write_text(f"{isolated}\n")
+        with caplog.at_level(logging.INFO):
+            reconciler.resync()
+        assert reconciler.view.node.topology.isolated == CpuSet.parse(isolated) & CpuSet.parse("0-7")
+    assert [line for line in caplog.messages if "isolated" in line] == [
+        "isolated CPUs changed from none to 4-5", "isolated CPUs changed from 4-5 to none"]
+
+
 def test_ended_vms_leave_nothing_behind_but_original_masks_of_processes_that_run(given: Given) -> None:
     vmm, other = given.machine.vmm("a"), given.machine.vmm("b")
     reconciler = given.reconciler
