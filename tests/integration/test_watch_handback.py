@@ -141,3 +141,37 @@ def test_containers_of_a_pod_are_known_by_crios_annotations_too(node: Node, cpus
         shutil.rmtree(bundle)
         node.wait_for_all(vm.pid, cpus[0])
         assert cri("a", "b")["io.kubernetes.cri.sandbox-id"] == "a"
+
+
+@pytest.mark.parametrize("lost", ["state.json", "both files"])
+@pytest.mark.parametrize("by", ["a watcher", "--every", "--all"])
+def test_after_a_kill_and_a_lost_state_masks_that_are_not_known_are_called_so(
+        node: Node, cpus: tuple[str, str], lost: str, by: str) -> None:
+    first, second = cpus
+    node.configure(node={"shared_pool": first})
+    with Qemu(node.id("a"), vcpus=2) as vm:
+        everywhere = by_tid(vm.pid)
+        os.sched_setaffinity(vm.pid, {int(second)})  # by another program, before vmpin: the main thread's alone
+        before = by_tid(vm.pid)
+        node.start()
+        node.container(vm.sandbox, "web", second)
+        node.container(vm.sandbox, "logs", first)
+        node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
+        node.kill()
+        state = node.run / "state.json"
+        state.write_bytes(state.read_bytes()[:100])
+        if lost == "both files":
+            (node.run / "originals.json").unlink()
+        if by == "a watcher":
+            node.start()
+            node.resyncs()
+        done = node.data("unpin", "--all" if by == "--all" else "--every")
+        threads = len(done["operations"])
+        if lost == "both files":
+            assert by_tid(vm.pid) == {**everywhere, vm.pid: everywhere[max(everywhere)]}
+            assert {entry["original"] for entry in done["operations"]} == {"unknown"}
+            assert done["counts"]["unknown"] + done["counts"]["already_free"] == threads > 0
+        else:
+            assert by_tid(vm.pid) == before
+            assert {entry["original"] for entry in done["operations"]} == {"known"}
+            assert done["counts"]["restored"] + done["counts"]["already_original"] == threads > 0

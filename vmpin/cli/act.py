@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 _EXITS = "exit codes: 0 done, 1 a part failed, or the watcher does not answer, 2 the command cannot be used\n"
 
+_UNPIN_EXITS = """\
+exit codes: 0 done, also for threads whose original masks are not known, 1 a part failed, or the watcher does not
+answer, 2 the command cannot be used
+"""
+
 _RECONCILE = """\
 One full pass: read everything again and place every thread. Through the watcher if one runs, else without one.
 Sandboxes that `vmpin unpin` suspended are managed again (all of them, or the named one).
@@ -37,8 +42,10 @@ examples:
 
 _UNPIN = """\
 Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin reconcile`.
-Threads created since then get the mask that they would have inherited. Guests that answer drop their maps as well. The
-output lists the changes: threads that already have their original mask are left out.
+Threads created since then get the mask that they would have inherited. Where the record of the original masks was
+lost, threads get all CPUs that their cgroup allows, and the output counts their original masks as not known. Guests
+that answer drop their maps as well. The output lists the changes: threads that already have their original mask are
+only counted.
 
 One sandbox, or with --every all current ones: through the watcher, which keeps running and places new sandboxes;
 without a watcher, directly. --all is for leaving the node.
@@ -53,6 +60,11 @@ examples:
 """
 
 
+#: Of threads whose original masks are not known.
+_FREED = "with an original mask that is not known, now on all CPUs that the cgroup allows"
+_FREE = "with an original mask that is not known, already on all CPUs that the cgroup allows"
+
+
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "reconcile", "place every thread now", reconcile, about=_RECONCILE,
                   epilog=f"{_RECONCILE_EXAMPLES}\n{_EXITS}")
@@ -60,7 +72,7 @@ def add_parser(verbs: Verbs) -> None:
     namespace_flag(parser)
     output_flag(parser, ("text", "json"))
     parser = verb(verbs, "unpin", "restore the original masks", unpin, about=_UNPIN,
-                  epilog=f"{_UNPIN_EXAMPLES}\n{_EXITS}")
+                  epilog=f"{_UNPIN_EXAMPLES}\n{_UNPIN_EXITS}")
     sandbox_argument(parser, "this one")
     namespace_flag(parser)
     parser.add_argument("--every", action="store_true", help="every current sandbox; the watcher keeps running "
@@ -190,12 +202,28 @@ def print_restored(args: argparse.Namespace, found: Document, names: Mapping[str
     """Print the changes of `unpin`, without threads that already had their mask."""
     if args.output == "json":
         return finish(args, found, "")
-    operations = found["operations"]
-    changed = [operation for operation in operations if operation["outcome"] == "refused"
+    changed = [operation for operation in found["operations"] if operation["outcome"] == "refused"
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
-    same = len(operations) - len(changed)
-    return finish(args, {**found, "operations": changed}, "nothing to restore" + (
-        f": {number_of(same, 'thread')} already with the original mask" if same else ""), names)
+    counts = _counted(found["operations"])
+    code = finish(args, {**found, "operations": changed}, "nothing to restore" + f": {counts}" * bool(counts), names)
+    if changed and "counts" in found:  # an older watcher does not report which original masks are known
+        print(counts)
+    return code
+
+
+def _counted(operations: Sequence[Document]) -> str:
+    """The numbers of threads by what became of their masks, as text; "" without any."""
+    counts = dict.fromkeys(("restored", "already with the original mask", _FREED, _FREE, "refused by the kernel",
+                            "ended meanwhile"), 0)
+    for operation in operations:
+        unknown, same = operation.get("original") == "unknown", operation["got"] == operation["was"]
+        if operation["outcome"] in ("refused", "gone"):
+            counts["refused by the kernel" if operation["outcome"] == "refused" else "ended meanwhile"] += 1
+        elif unknown:
+            counts[_FREE if same else _FREED] += 1
+        else:
+            counts["already with the original mask" if same else "restored"] += 1
+    return "; ".join(f"{number_of(number, 'thread')} {text}" for text, number in counts.items() if number)
 
 
 def finish(args: argparse.Namespace, found: Document, nothing: str,

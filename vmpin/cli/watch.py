@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if made:
             # whatever the umask; the modes of the sockets restrict their use
             os.chmod(config.paths.run, 0o755)
-        reconciler, spool = Reconciler(config), Spool(config.paths.spool)
+        reconciler, spool = Reconciler(config, used=lock.used), Spool(config.paths.spool)
         spool.prepare()
         kept = take_spool(reconciler, spool, set())
         placed = reconciler.resync(full=True)

@@ -68,6 +68,11 @@ class PathSettings(NamedTuple):
         return self.run / "before.notes"
 
     @property
+    def originals_file(self) -> Path:
+        """The original masks once more, for a state file that is lost."""
+        return self.run / "originals.json"
+
+    @property
     def proof_file(self) -> Path:
         return self.run / "proof"
 

@@ -18,6 +18,8 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
+        #: Whether another process held it before this one did (its pid is in the file): vmpin was at work here.
+        self.used = False
 
     def __enter__(self) -> Lock:
         self._fd = self._taken()
@@ -50,6 +52,7 @@ class Lock:
             while not self._in_place(fd):
                 os.close(fd)  # its holder has removed it meanwhile: it locks nothing any more
                 fd = self._take()
+            self.used = self.used or os.fstat(fd).st_size > 0
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         except OSError as err:

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, VmThread
 
 
 class ProcessMasks(NamedTuple):
-    """The masks of one process: its main thread's mask, and those of its threads that had another."""
+    """The masks of one process: its main thread's mask (empty: not known, as the record was lost), and those of its
+    threads that had another."""
 
     main: CpuSet
     others: Mapping[ThreadId, CpuSet] = MappingProxyType({})
@@ -27,7 +28,8 @@ class OriginalMasks(NamedTuple):
     processes: Mapping[ThreadId, ProcessMasks] = MappingProxyType({})
 
     def mask(self, thread: VmThread, main: ThreadId) -> CpuSet | None:
-        """The original mask of a thread of the process `main`; None for a process of which none was learned."""
+        """The original mask of a thread of the process `main`, empty where it is not known; None for a process of
+        which none was learned."""
         masks = self.processes.get(main)
         return None if masks is None else masks.others.get(thread.id, masks.main)
 
@@ -41,6 +43,12 @@ class OriginalMasks(NamedTuple):
             return self
         kept = {thread.id: cpus for thread, cpus in masks if cpus is not mine and cpus and cpus != mine}
         return OriginalMasks({**self.processes, main: ProcessMasks(mine, kept)})
+
+    def with_unknown(self, main: ThreadId) -> OriginalMasks:
+        """Return these with a process whose original mask is not known; unchanged for one that was seen before."""
+        if main in self.processes:
+            return self
+        return OriginalMasks({**self.processes, main: ProcessMasks(EMPTY)})
 
     def of_parent(self, parent: ThreadId) -> CpuSet | None:
         """The original mask of a process that `parent` forked: its parent's, as its own mask was set by vmpin."""

@@ -1,7 +1,8 @@
 """Gives threads their original masks back, and works out what that would change.
 
-Called by the reconciler for sandboxes that are unpinned, excluded or left. What stays out: which ones (reconciler),
-and learning the masks (original_mask_store).
+A thread whose original mask is not known gets every CPU, as it would have without vmpin: its cgroup leaves what it
+allows. Called by the reconciler for sandboxes that are unpinned, excluded or left. What stays out: which ones
+(reconciler), and learning the masks (original_mask_store).
 """
 
 import logging
@@ -11,6 +12,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.host import affinity
+from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.apply import Outcome, Result, carry_out
 from vmpin.pinning.original_mask_store import OriginalMaskStore
@@ -25,12 +27,23 @@ LISTINGS = 100
 Threads = Iterable[tuple[VmThread, ThreadId]]
 
 
+class FreeThread(SetAffinity):
+    """Let a thread run on every CPU, as its original mask is not known."""
+
+    def describe(self) -> str:
+        role = self.thread.role if self.thread.vcpu is None else f"{self.thread.role} {self.thread.vcpu}"
+        return (f"sandbox {self.sandbox}: let {role} (thread {self.thread.id.tid}, {self.thread.name}) run on all "
+                f"CPUs that its cgroup allows, was {self.was or 'none'}: its original mask is not known")
+
+
 class Restoration:
     """:param originals: its masks are forgotten when they have been given back.
-    :param listings: how often threads are listed at most."""
+    :param listings: how often threads are listed at most.
+    :param cgroups: shows what a thread's cgroup allows; None for those of this machine."""
 
-    def __init__(self, proc: Procfs, originals: OriginalMaskStore, listings: int = LISTINGS) -> None:
-        self.proc = proc
+    def __init__(self, proc: Procfs, originals: OriginalMaskStore, listings: int = LISTINGS,
+                 cgroups: Cgroups | None = None) -> None:
+        self.proc, self.cgroups = proc, cgroups or Cgroups(proc=proc)
         self.listings = listings
         self.originals = originals
 
@@ -38,36 +51,46 @@ class Restoration:
         """Give a sandbox's threads their original masks; those are forgotten then, unless one was refused.
         :param threads: lists them as they are at the moment, each with its process. A thread created by one that has
             not got its mask back inherits that one's: so they are listed again until there is no new one."""
-        masks = self.originals.masks.get(sandbox)
-        if masks is None:
-            return []
         results: list[Result] = []
         met: set[ThreadId] = set()
         for turn in range(self.listings):
-            listed = self._with_astray(masks, threads())
+            listed = list(threads())
+            masks = self.originals.doubt(sandbox, {main for _, main in listed})
+            if masks is None:
+                return []
+            listed = self._with_astray(masks, listed)
             new = [(thread, main) for thread, main in listed if thread.id not in met]
             met.update(thread.id for thread, _ in new)
             operations = ordered(_restoring(sandbox, masks, new, topology))
             results += carry_out(self.proc, operations)
             # Threads created since the last listing have the right mask already, and so will those that they create.
-            if turn and all(operation.cpus & topology.online <= operation.was for operation in operations):
+            if turn and not any(self._changes(operation, topology) for operation in operations):
                 break
         else:
             logger.warning("not all masks restored sandbox=%s: it creates threads faster; unpin it again", sandbox)
             return results
         if not any(result.outcome is Outcome.REFUSED for result in results):
-            del self.originals.masks[sandbox]
+            self.originals.restored(sandbox)
         return results
 
     def plan(self, sandbox: SandboxId, threads: Threads, topology: Topology) -> tuple[SetAffinity, ...]:
         """Return what `restore` would set for these threads, without what they have already.
         :param threads: as in `restore`, those there are now."""
-        masks = self.originals.masks.get(sandbox)
-        if masks is None:
-            return ()
-        listed = self._with_astray(masks, threads)
+        listed = list(threads)
+        masks = self.originals.masks.get(sandbox, OriginalMasks())
+        for main in filter(self.originals.unknown, {main for _, main in listed}):
+            masks = masks.with_unknown(main)
+        listed = self._with_astray(masks, listed)
         return ordered(operation for operation in _restoring(sandbox, masks, listed, topology)
-                       if operation.cpus & topology.online != operation.was)
+                       if self._changes(operation, topology))
+
+    def _changes(self, operation: SetAffinity, topology: Topology) -> bool:
+        """Whether a thread shows another mask than its cgroup leaves of the one that it is to get."""
+        shown = operation.cpus & topology.online
+        if shown == operation.was:
+            return False
+        cgroup = self.cgroups.cpuset_of(operation.thread.pid, operation.thread.id.tid)
+        return cgroup is None or shown & cgroup.effective != operation.was
 
     def _with_astray(self, masks: OriginalMasks, threads: Threads) -> list[tuple[VmThread, ThreadId]]:
         """Add the threads of processes whose masks were set and that belong to the sandbox no longer, as far as it can
@@ -89,6 +112,9 @@ def _restoring(sandbox: SandboxId, masks: OriginalMasks, threads: Threads,
         mask = masks.mask(thread, main)
         actual = affinity.get(thread.id.tid)
         if mask is None or actual is None:
+            continue
+        if not mask:
+            yield FreeThread(sandbox, thread, topology.all_cpus, CpuSet(actual))
             continue
         if mask >= topology.online:
             # It could run anywhere: it gets CPUs that come online later, too.

@@ -34,4 +34,5 @@ class Adapters(NamedTuple):
         return cls(proc, Sysfs(config.paths.sys), Cgroups(config.paths.cgroup, proc),
                    KataState(config.paths.kata_go, config.paths.kata_rs, logger.warning,
                              config.policy.exclusive_annotation),
-                   StateStore(config.paths.state_file, config.paths.notes_file, boot_id), boot_id)
+                   StateStore(config.paths.state_file, config.paths.notes_file, boot_id, config.paths.originals_file),
+                   boot_id)

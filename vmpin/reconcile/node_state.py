@@ -54,9 +54,11 @@ logger = logging.getLogger(__name__)
 class NodeState:
     """:param acts: whether the lock is held. Without it the run directory is left as it is.
     :param adapters: None for those at the configuration's paths.
+    :param used: whether a vmpin may have set masks in this boot already; None: it has if the lock file is there.
     :raises SourceError: when the topology or the boot id cannot be read."""
 
-    def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None) -> None:
+    def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
+                 used: bool | None = None) -> None:
         self.config = config
         self.counters = Counters()
         adapters = adapters or Adapters.of(config)
@@ -81,7 +83,11 @@ class NodeState:
                                             lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.inventory.vms,
                                             self._pinned_by_kata)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
-        self.originals = OriginalMaskStore(self.proc, saved.originals)
+        lost = self._store.lost and (config.paths.lock_file.exists() if used is None else used)
+        if lost and acts:
+            logger.warning("the record of the original masks was lost: threads that run already may have masks of "
+                           "vmpin's; `vmpin unpin` will give them all CPUs that their cgroup allows")
+        self.originals = OriginalMaskStore(self.proc, saved.originals, lost)
         self.pinner = Pinner(self.proc, self.cgroups, self.originals, self.drift_tracker)
         self.cpusets = CpusetFiles(self.cgroups)
         self.failures = Failures(self.pinner.recheck)

@@ -33,8 +33,8 @@ def inspect(config: Config) -> tuple[NodeView, PassReport]:
 
 def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
     """One pass. Sandboxes that were unpinned by hand are taken back (None: all of them)."""
-    with Lock(config.paths.lock_file):
-        reconciler = Reconciler(config)
+    with Lock(config.paths.lock_file) as lock:
+        reconciler = Reconciler(config, used=lock.used)
         spool = Spool(config.paths.spool)
         names = take_spool(reconciler, spool, set())
         reconciler.take_back(list(reconciler.state.sandboxes) if sandboxes is None else sandboxes)
@@ -46,8 +46,8 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
 
 def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
     """Restore original masks. Guests keep their maps (guests)."""
-    with Lock(config.paths.lock_file):
-        reconciler = _read(config)
+    with Lock(config.paths.lock_file) as lock:
+        reconciler = _read(config, used=lock.used)
         wanted = reconciler.all_sandboxes() if sandboxes is None else sandboxes
         return reconciler.view, PassReport(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
@@ -64,17 +64,19 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
     :returns: the view of the node, with the original masks that are left; results; what `release` returned."""
     from vmpin.reconcile import teardown
 
-    with Lock(config.paths.lock_file):
-        reconciler = _read(config)
+    with Lock(config.paths.lock_file) as lock:
+        reconciler = _read(config, used=lock.used)
         results = teardown.give_all_back(reconciler)
         released = release(reconciler.view)
         teardown.forget(config, reconciler)
         return reconciler.view, results, released
 
 
-def _read(config: Config, acts: bool = True) -> Reconciler:
-    """A reconciler that has read the spool and the node, and changed neither."""
-    reconciler = Reconciler(config, acts)
+def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconciler:
+    """A reconciler that has read the spool and the node, and changed neither, in order to leave: a mask of which there
+    is no record is not taken for an original one. :param used: as Reconciler has it."""
+    reconciler = Reconciler(config, acts, used=used)
+    reconciler.originals.learns = False
     take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
     reconciler.resync(act=False, full=True)
     return reconciler

@@ -54,13 +54,15 @@ class PassReport(NamedTuple):
 class Reconciler(NodeState):
     """The state of a node, and the passes that make it true.
     :param acts: whether the lock is held. Without it the run directory is left as it is.
-    :param adapters: None for those at the configuration's paths."""
+    :param adapters: None for those at the configuration's paths.
+    :param used: as `NodeState` has it."""
 
-    def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None) -> None:
-        super().__init__(config, acts, adapters)
+    def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
+                 used: bool | None = None) -> None:
+        super().__init__(config, acts, adapters, used)
         #: Sandboxes that `watch.only` excludes and that still have masks of vmpin's; each is logged once.
         self._not_restored: set[SandboxId] = set()
-        self._restoration = Restoration(self.proc, self.originals)
+        self._restoration = Restoration(self.proc, self.originals, cgroups=self.cgroups)
 
     @log.operation()
     def resync(self, act: bool = True, full: bool = False) -> PassReport:

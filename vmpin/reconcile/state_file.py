@@ -2,8 +2,9 @@
 
 It carries the containers that only hooks reported, the original masks, the previous one-to-one pairs, which nameless
 thread is which vCPU, the kubelet's last good checkpoint, and which sandboxes the operator suspended. It lies in /run
-and is of one boot. A damaged one is set aside, and everything is rebuilt from what runs. Called by reconcile, doctor
-and reports. What stays out: when it is written (node_state), and its text (state_format).
+and is of one boot. A damaged one is set aside, and everything is rebuilt from what runs: all but the original masks,
+which a second file has as well. Called by reconcile, doctor and reports. What stays out: when it is written
+(node_state), and its text (state_format).
 """
 
 import json
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
@@ -38,9 +39,9 @@ def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = N
 
 
 def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: CpuSet) -> None:
-    """Append a process's original mask to the notes, in a hundredth of the time that the whole file takes: it
-    outlives this process until the next whole file has it. :raises StateFileError: it cannot be written."""
-    text = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask)])
+    """Append a process's original mask (empty: not known) to the notes, in a hundredth of the time that the whole file
+    takes: it outlives this process until the next whole file has it. :raises StateFileError: it cannot be written."""
+    text = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask) if mask else None])
     left = f"\n{text}\n".encode()  # a line of its own, whatever a full disk left of the one before
     try:
         fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -68,8 +69,8 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
                 continue
             main, sandbox = ThreadId(tid, starttime), SandboxId(str(name))
             masks_before = before.get(sandbox, OriginalMasks())
-            cpus = CpuSet.parse(mask)
-            if cpus and main not in masks_before.processes:
+            cpus = EMPTY if mask is None else CpuSet.parse(mask)
+            if (cpus or mask is None) and main not in masks_before.processes:
                 before[sandbox] = OriginalMasks({**masks_before.processes, main: ProcessMasks(cpus)})
         except (ValueError, TypeError, RecursionError):
             continue
@@ -122,9 +123,15 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
     """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
     believed counts as empty, as does one from another boot.
     :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held."""
+    kept, trouble = load_kept(path, boot_id, set_aside)
+    return kept or SavedState(), trouble
+
+
+def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState | None, str]:
+    """The same with None for a file that is missing, damaged or cannot be read; one of another boot is empty."""
     raw, trouble = read_kept(path, MAX_BYTES)
     if raw is None:
-        return SavedState(), trouble
+        return None, trouble
     try:
         body = unsealed(raw, VERSION)
         if body["boot_id"] != boot_id:
@@ -133,7 +140,7 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
         now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
         return unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        return SavedState(), set_file_aside(path, err, set_aside)
+        return None, set_file_aside(path, err, set_aside)
 
 
 def set_file_aside(path: Path, err: Exception, aside: bool, then: str = "the state is rebuilt from what runs") -> str:

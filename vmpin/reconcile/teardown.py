@@ -66,7 +66,7 @@ def left(config: Config) -> list[Path]:
 
 def _files(config: Config) -> Iterable[Path]:
     paths = config.paths
-    return (paths.state_file, paths.notes_file, paths.proof_file, paths.isolation_file, paths.ledger_file,
-            paths.hook_socket, paths.control_socket, paths.status_socket, *state_file.beside(paths.state_file),
-            *state_file.beside(paths.proof_file), *state_file.beside(paths.ledger_file),
-            *state_file.beside(paths.isolation_file))
+    kept = (paths.state_file, paths.originals_file, paths.proof_file, paths.isolation_file, paths.ledger_file)
+    yield from (*kept, paths.notes_file, paths.hook_socket, paths.control_socket, paths.status_socket)
+    for path in kept:
+        yield from state_file.beside(path)

@@ -19,8 +19,9 @@ from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadRole, VmThread
 from vmpin.domain.proof import Proof
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
-from vmpin.pinning.apply import Result
+from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.plan import SetAffinity
+from vmpin.pinning.restoration import FreeThread
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.reconciler import PassReport
 from vmpin.reconcile.view import NodeView
@@ -231,7 +232,25 @@ def planned(view: NodeView, report: PassReport) -> dict[str, object]:
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
     """The restored masks, for `vmpin unpin`.
     :param kept: sandboxes in which some threads do not have their original masks."""
-    return {"version": VERSION, "operations": [_result(result) for result in results], "kept": sorted(kept)}
+    counts = dict.fromkeys(("restored", "already_original", "unknown", "already_free", "refused", "gone"), 0)
+    for result in results:
+        counts[_restored_as(result)] += 1
+    return {"version": VERSION, "operations": [_result(result) | _original(result.operation) for result in results],
+            "counts": counts, "kept": sorted(kept)}
+
+
+def _restored_as(result: Result) -> str:
+    """Return the key of `counts` for a thread."""
+    if result.outcome in (Outcome.REFUSED, Outcome.GONE):
+        return result.outcome.value
+    known, same = not isinstance(result.operation, FreeThread), result.got == result.operation.was
+    if known:
+        return "already_original" if same else "restored"
+    return "already_free" if same else "unknown"
+
+
+def _original(operation: SetAffinity) -> dict[str, object]:
+    return {"original": "unknown" if isinstance(operation, FreeThread) else "known"}
 
 
 def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterable[SetAffinity],
@@ -242,7 +261,8 @@ def unpinning(view: NodeView, sandboxes: Iterable[SandboxId], operations: Iterab
     wanted, vms = list(sandboxes), view.vm_sandboxes()
     held = [sandbox for sandbox in wanted if sandbox in vms
             and (state := view.sandboxes.get(sandbox)) is not None and not state.suspended]
-    return {"version": VERSION, "dry_run": True, "operations": [_operation(operation) for operation in operations],
+    return {"version": VERSION, "dry_run": True,
+            "operations": [_operation(operation) | _original(operation) for operation in operations],
             "held": sorted(held), "guests": sorted(guests)}
 
 

@@ -56,6 +56,19 @@ def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out) == found
 
 
+def test_threads_are_counted_by_what_became_of_their_masks(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = {"original": "unknown"}
+    found = {"operations": [operation("one"), operation("two", got="0") | {"original": "known"},
+                            operation("three") | unknown, operation("four") | unknown,
+                            operation("five", got="0") | unknown], "counts": {}, "guests": {}, "kept": []}
+    assert print_restored(argparse.Namespace(output="text"), found) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "one", "three", "four",
+        "1 thread restored; 1 thread already with the original mask; 2 threads with an original mask that is not "
+        "known, now on all CPUs that the cgroup allows; 1 thread with an original mask that is not known, already on "
+        "all CPUs that the cgroup allows"]
+
+
 @pytest.mark.parametrize(("words", "said", "hint"), [
     ([], "no SANDBOX is given", "--every"), (["--dry-run"], "no SANDBOX is given", "--all"),
     (["x", "--every"], "--every goes without a SANDBOX", "vmpin unpin SANDBOX"),
