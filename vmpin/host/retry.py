@@ -35,7 +35,7 @@ class Wake(Protocol):
 
 class Backoff:
     """Pauses between attempts at one peer: each is twice as long as the one before, and varied by the part `jitter`.
-    :param first: the first pause, in seconds; `last` is the longest.
+    :param first: the first pause, in seconds; `last` is the longest, which none exceeds.
     :param steps: after this many attempts every pause is `last`; None: the doubling alone leads there."""
 
     __slots__ = ("_first", "_jitter", "_last", "_steps", "state")
@@ -50,7 +50,8 @@ class Backoff:
         if self._steps is None or self.state.attempt_number <= self._steps:
             seconds = wait_exponential(multiplier=self._first, max=self._last)(self.state)
         self.state.prepare_for_next_attempt()
-        return seconds * random.uniform(1 - self._jitter, 1 + self._jitter)
+        varied = seconds * random.uniform(1 - self._jitter, 1 + self._jitter)
+        return varied if varied <= self._last else 2 * self._last - varied
 
     def after(self, err: Exception) -> float:
         """Return the pause after an error: `pause`, unless a subclass derives it from the error."""

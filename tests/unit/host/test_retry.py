@@ -31,9 +31,10 @@ def test_after_so_many_steps_every_pause_is_the_longest() -> None:
     assert backoff.pause() == 300.0
 
 
-def test_pauses_differ_by_chance() -> None:
-    pauses = [Backoff(8.0, 8.0, jitter=0.25).pause() for _ in range(200)]
-    assert 6.0 <= min(pauses) < max(pauses) <= 10.0
+def test_pauses_differ_by_chance_and_none_exceeds_the_longest() -> None:
+    pauses = [Backoff(8.0, last, jitter=0.25).pause() for last in (8.0, 9.0, 30.0) for _ in range(200)]
+    assert 6.0 <= min(pauses[:200]) < max(pauses[:200]) <= 8.0
+    assert 8.0 < max(pauses[200:400]) <= 9.0 < max(pauses[400:]) <= 10.0
 
 
 def test_attempts_end_with_the_first_that_does_not_raise() -> None:
