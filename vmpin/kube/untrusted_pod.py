@@ -37,7 +37,7 @@ class PodResize(NamedTuple):
 
 
 class UntrustedPod(NamedTuple):
-    """All of it printable and bounded. `qos` is its QoS class; `more_annotations` counts those left out."""
+    """All of it printable and bounded. `qos` is its QoS class; `more_annotations` counts those that were cut off."""
 
     qos: str
     runtime_class: str
@@ -55,10 +55,9 @@ def untrusted_pod(item: Mapping[str, Any]) -> UntrustedPod:
     """Make it of a pod as the API server has it. :raises TypeError, AttributeError: for what is no pod."""
     annotations = item["metadata"].get("annotations") or {}
     spec, status = item.get("spec") or {}, item.get("status") or {}
-    shown = {key: annotations[key] for key in sorted(annotations) if key != _APPLIED}
     return _pod({
-        "qos": status.get("qosClass"), "runtime_class": spec.get("runtimeClassName"), "annotations": shown,
-        "more_annotations": len(annotations) - len(shown),
+        "qos": status.get("qosClass"), "runtime_class": spec.get("runtimeClassName"), "more_annotations": 0,
+        "annotations": {key: annotations[key] for key in sorted(annotations) if key != _APPLIED},
         "resizes": [{"type": each["type"], "reason": each.get("reason"), "message": each.get("message"),
                      "since": each.get("lastTransitionTime")}
                     for each in status.get("conditions") or ()
@@ -129,7 +128,8 @@ def untrusted_sentences(pod: Mapping[str, Any] | None) -> Iterable[str]:
         yield (f"Untrusted: condition {_quoted(each['type'])} since {_quoted(each['since'])}, reason "
                f"{_quoted(each['reason'])}: {_quoted(each['message'])}.")
     annotations = [f"{_quoted(key)}={_quoted(value)}" for key, value in pod["annotations"].items()]
-    annotations += [f"and {more} that are left out"] if (more := pod["more_annotations"]) else []
+    if more := pod["more_annotations"]:
+        annotations.append(f"and {more} that are left out" if annotations else f"({more}), all left out")
     if annotations:
         yield f"Untrusted: annotations {', '.join(annotations)}."
 

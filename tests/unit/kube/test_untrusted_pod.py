@@ -21,6 +21,7 @@ from vmpin.kube.untrusted_pod import (
     decode,
     encode,
     untrusted_pod,
+    untrusted_sentences,
 )
 
 
@@ -49,7 +50,7 @@ def test_a_pods_object_becomes_text() -> None:
                                [{"type": "Ready", "status": "True"}, resize(),
                                 resize("PodResizeInProgress", status="False")]))
     assert found == UntrustedPod("Guaranteed", "kata", (
-        PodResize("PodResizePending", "Deferred", "no room", "2026-01-02T03:04:05Z"),), {"a": "b"}, 1)
+        PodResize("PodResizePending", "Deferred", "no room", "2026-01-02T03:04:05Z"),), {"a": "b"}, 0)
     assert untrusted_pod({"metadata": {}}) == UntrustedPod("", "", (), {}, 0)
 
 
@@ -70,6 +71,14 @@ def test_what_a_pods_author_writes_is_cut_and_steers_no_terminal() -> None:
     assert found.annotations["\\x00key"] == "\\xd800"
     assert found.annotations["long"] == "x" * 255 + "…"
     assert found.more_annotations == 503 - MAX_ANNOTATIONS
+
+
+def test_the_last_applied_configuration_is_no_annotation_that_is_left_out() -> None:
+    found = untrusted_pod(item({"kubectl.kubernetes.io/last-applied-configuration": "{}"}))
+    assert (found.annotations, found.more_annotations) == ({}, 0)
+    assert "annotations" not in " ".join(untrusted_sentences(found.data()))
+    assert list(untrusted_sentences(found._replace(more_annotations=2).data()))[-1] == (
+        "Untrusted: annotations (2), all left out.")
 
 
 def test_a_request_brings_the_same_pods() -> None:
