@@ -121,12 +121,15 @@ class Allocating:
         found = self._view.cgroups.cpuset_of(record.init.tid)
         return None if found is None else str(found.effective)
 
-    def brief(self) -> dict[str, str] | None:
+    def brief(self) -> dict[str, object] | None:
         """Return what followers get; None while nothing is given out."""
         if self.allocator.suspended or self.allocator.options.mode is not AllocationMode.ON:
             return None
         view = self.view()
-        return {"why": "the container runtime has not listed its containers yet"} if view is None else brief(view)
+        refused = {} if self.live is None else {"refused": self.live.refused()}
+        if view is None:
+            return {"why": "the container runtime has not listed its containers yet", **refused}
+        return {**brief(view), **refused}
 
     def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
         """Change a container's CPUs, as `CpuAllocator.change` does."""

@@ -294,7 +294,7 @@ class Watcher:
         """How many clients follow the node's changes."""
         return len(self.followers)
 
-    def allocated(self) -> dict[str, str] | None:
+    def allocated(self) -> dict[str, object] | None:
         """Return `Allocating.brief`, for followers."""
         return None if self.allocating is None else self.allocating.brief()
 

@@ -21,9 +21,9 @@ from vmpin.kube.pod_condition import AWAY, PinState, PodPinning, condition_updat
 from vmpin.kube.pod_event import event_request
 from vmpin.kube.pod_record import PodRecord, Pods
 from vmpin.kube.refusals import FIRST, LONGEST, Refusals
-from vmpin.kube.reported_node import NOTHING, ReportedNode, SandboxPinning
+from vmpin.kube.reported_node import NOTHING, RefusedChange, ReportedNode, SandboxPinning
 from vmpin.kube.topology_agenda import TopologyAgenda
-from vmpin.kube.transitions import DriftReports, PodNotice, transition
+from vmpin.kube.transitions import DriftReports, EventReason, PodNotice, transition
 
 #: Seconds without a watcher's report until that is shown: a watcher that is updated is back by then.
 AWAY_AFTER = 60.0
@@ -75,6 +75,7 @@ class Agenda:
         self._states: dict[str, tuple[PodPinning, float]] = {}  #: By uid, since when the state is this one.
         self._lasting: dict[str, PodPinning] = {}  #: By uid, the last that was worth an Event.
         self._sandboxes: dict[str, SandboxPinning] = {}  #: By uid, of the pods that have one.
+        self._known: tuple[RefusedChange, ...] | None = None  #: Of the last report; None before the first.
         self._topology = TopologyAgenda(wanted.topology)
         #: By kind of write and uid: what was written (condition, annotation) and when; the pod as it was when that was
         #: refused, and until when it is not tried again unless the pod changes.
@@ -82,6 +83,7 @@ class Agenda:
         self._refused: dict[tuple[str, str], tuple[PodRecord, float]] = {}
         self._events: deque[tuple[PodRecord, Recorded, bool]] = deque(maxlen=MAX_EVENTS)
         self._event = 0  #: The place of the one that is being written.
+        self._left = frozenset[str]()  #: Sandboxes that NodePinning leaves out.
         self._pinning: Mapping[str, Any] | None = None  #: The object that was written last.
         self._made: tuple[tuple[object, ...], dict[str, Any]] = (), {}
         #: By kind of write and namespace, "" for the node's: a quota, a namespace that ends or an admission plugin
@@ -118,6 +120,8 @@ class Agenda:
                 self._note(pod, self._drift.event(pod.uid, sandbox.repairs, now), now, clock)
             if reports and state.state.lasting:
                 self._lasting[pod.uid] = state
+        if reports:
+            self._note_refusals(reported, now, clock)
         for table in (self._states, self._lasting):
             for gone in table.keys() - present:
                 del table[gone]
@@ -127,6 +131,7 @@ class Agenda:
         self._refusals = {key: found for key, found in self._refusals.items() if key[1] in namespaces}
         self._paused = {key: until for key, until in self._paused.items() if until > now}
         self._drift.keep_only(present)
+        self._left = left if (left := _leftovers(reported, pods)) != self._left else self._left
 
     def _before(self, pod: PodRecord) -> PodPinning | None:
         """The pod's last state that may last; that of its condition for one that is met now, so that a reporter that
@@ -138,6 +143,18 @@ class Agenda:
         except ValueError:
             return None
         return shown if shown.state.lasting else None
+
+    def _note_refusals(self, reported: ReportedNode, now: float, clock: float) -> None:
+        """Note each changed annotation that was refused since the last report; those of the first are known to be old,
+        as it is this reporter that hands annotations over."""
+        found = () if reported.node.allocator is None else reported.node.allocator.refused
+        if self._known is not None and self._wanted.events:
+            for each in found:
+                pod = self._pods.get(each.uid)
+                if pod is not None and not pod.ending and each not in self._known:
+                    text = f"container {each.container}: {each.why}"
+                    self._note(pod, PodNotice(EventReason.REFUSED, text), now, clock)
+        self._known = found
 
     def _note(self, pod: PodRecord, event: PodNotice | None, now: float, clock: float) -> None:
         found = None if event is None else self._limits.admit(pod.uid, pod.name, event, now, clock)
@@ -171,9 +188,13 @@ class Agenda:
 
     def _object(self, node: ClusterNode) -> dict[str, Any]:
         """The NodePinning, made again where something that it is made of is another."""
-        parts = node, self._reported.node, self._reported.sandboxes, self._reports, self._topology.note
+        reported = self._reported
+        parts = node, reported.node, reported.sandboxes, self._reports, self._topology.note, self._left
         if not self._made[0] or any(one is not other for one, other in zip(parts, self._made[0], strict=True)):
-            self._made = parts, node_pinning(node, self._reported, self._reports, topology=self._topology.note)
+            if self._left:
+                reported = reported._replace(sandboxes={
+                    name: each for name, each in reported.sandboxes.items() if name not in self._left})
+            self._made = parts, node_pinning(node, reported, self._reports, topology=self._topology.note)
         return self._made[1]
 
     def _next_event(self, now: float) -> int | None:
@@ -290,6 +311,14 @@ class Agenda:
         waits = self._next_event(now) is not None or self._pace.wait(now)
         ends.append(max(self._pace.wait(now), WRITE_SECONDS) if waits else REFRESH)
         return max(0.0, min([*ends, float(REFRESH)]))
+
+
+def _leftovers(reported: ReportedNode, pods: Pods) -> frozenset[str]:
+    """The sandboxes without a VM whose pod is deleted or has ended, or has another one that runs: the kubelet removes
+    them some time later, and under the name of a pod that was made again they would look like its own."""
+    running = {each.uid for each in reported.sandboxes.values() if each.runs}
+    return frozenset(name for name, each in reported.sandboxes.items() if each.uid and not each.runs and (
+        each.uid in running or (pod := pods.get(each.uid)) is None or pod.ending))
 
 
 def _place(write: Write) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from vmpin.errors import WireError
 
 VERSION = 1
 MAX_SANDBOXES = 4096
-_MOST = {"reasons": 16, "containers": 64, "collisions": 256, "vcpus": 1024}
+_MOST = {"reasons": 16, "containers": 64, "collisions": 256, "vcpus": 1024, "refused": 64}
 _LONG, _SHORT, _CPUS = 512, 256, 4096
 
 
@@ -67,13 +67,22 @@ class CpuCollision(NamedTuple):
     what: str
 
 
+class RefusedChange(NamedTuple):
+    """A running pod's changed annotation that the watcher refused. `uid` is the pod's as the runtime has it."""
+
+    uid: str
+    container: str
+    why: str
+
+
 class AllocatorPart(NamedTuple):
     """The CPUs that containers may get as their own from the watcher, and of these the free ones. `why` is the reason
-    where that is not known."""
+    where that is not known. `refused` are changed annotations."""
 
     allocatable: str = ""
     free: str = ""
     why: str = ""
+    refused: tuple[RefusedChange, ...] = ()
 
 
 class NodePart(NamedTuple):
@@ -149,7 +158,9 @@ def _node(entry: Mapping[str, Any]) -> NodePart:
         "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
     given = entry.get("allocator")
     allocator = None if given is None else AllocatorPart(
-        _text(given.get("allocatable", ""), _CPUS), _text(given.get("free", ""), _CPUS), _text(given["why"], _LONG))
+        _text(given.get("allocatable", ""), _CPUS), _text(given.get("free", ""), _CPUS), _text(given["why"], _LONG),
+        tuple(RefusedChange(_text(each["uid"]), _text(each["container"]), _text(each["why"], _LONG))
+              for each in (given.get("refused") or ())[:_MOST["refused"]]))
     return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
                     collisions=collisions, kubelet={_text(key): _text(value, _CPUS) for key, value in list(
                         (entry.get("kubelet") or {}).items())[:16]}, allocator=allocator)

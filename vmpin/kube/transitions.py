@@ -24,6 +24,7 @@ class EventReason(enum.StrEnum):
     COLLISION = "CPUCollision"
     SUSPENDED = "PinningSuspended"
     UNPINNED = "Unpinned"
+    REFUSED = "CPUsRefused"  #: A changed annotation; at a creation the kubelet has an Event of its own.
 
     @property
     def type(self) -> str:

@@ -138,21 +138,21 @@ class CpuAllocator:
                 self._due_at = time.monotonic()
             return answer
 
-    def follow(self, container: ContainerId, handed: Mapping[str, Mapping[str, str]]) -> bool:
+    def follow(self, container: ContainerId, handed: Mapping[str, Mapping[str, str]]) -> Answer | None:
         """Decide on a container's changed annotations, its updates due at once. :param handed: of pods, by uid.
-        :returns: False while nothing is given out, or the container is gone."""
+        :returns: None while nothing is given out, or the container is gone."""
         with self._lock:
             ledger = self._current()
             grant = None if ledger is None else ledger.grants.get(container)
             if ledger is None or grant is None or grant.pod_uid not in handed:
-                return False
+                return None
             annotations = handed[grant.pod_uid]
             machine = self._with_devices([RequestedContainer(container, grant.sandbox, pod_annotations=annotations)])
             answer = follow_annotations(machine, ledger, container, annotations, self._options, time.time_ns())
             self._keep(answer)
             if answer.updates:
                 self._due_at = time.monotonic()
-            return True
+            return answer
 
     def _keep(self, answer: Answer) -> None:
         for note in answer.notes:

@@ -33,14 +33,14 @@ class Watched:
         self.view = machine.reconciler.view
         self.resynced = float("inf")
         self.sources: tuple[SourceHealth, ...] = ()
-        self.given: dict[str, str] | None = None
+        self.given: dict[str, object] | None = None
         # No line without a change, and no pause after one.
         self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=beat))
 
     def source_health(self) -> Iterable[SourceHealth]:
         return self.sources
 
-    def allocated(self) -> dict[str, str] | None:
+    def allocated(self) -> dict[str, object] | None:
         return self.given
 
     def resync(self) -> None:

@@ -257,3 +257,46 @@ def test_the_topology_is_written_and_the_object_shows_it() -> None:
     assert body["status"]["nodeResourceTopology"] == "own zones"
     cluster.reports = False
     assert "topology" not in cluster.kinds(REFRESH)
+
+
+def counted(cluster: Cluster) -> tuple[str, list[str]]:
+    """The summary of the NodePinning that is written after a while, and its pods."""
+    (write,) = [each for each in cluster.step(REFRESH) if each.kind == "pinning"]
+    status = write.what["status"]
+    return status["summary"], [each["uid"] for each in status["sandboxes"]]
+
+
+def test_a_sandbox_of_a_deleted_pod_is_not_counted_under_the_name_of_the_next() -> None:
+    """The kubelet removes an ended sandbox some time after its pod."""
+    cluster = Cluster()
+    cluster.put(pod(), pod("done", ending=True))
+    again = {"pod": {"namespace": "default", "name": "web", "uid": "uid-web"}, "vmm": None}
+    old = {"pod": {"namespace": "default", "name": "web", "uid": "uid-old"}, "vmm": None}
+    cluster.report(entry(), {**entry("old"), **old}, {**entry("again"), **again}, {**entry("done"), "vmm": None})
+    assert counted(cluster) == ("1/1", ["uid-web"])
+
+
+def test_a_pod_that_is_there_and_has_no_vm_is_counted() -> None:
+    cluster = Cluster()
+    cluster.put(pod())
+    cluster.report({**entry(), "vmm": None}, {**entry("other"), "vmm": None, "pod": None})
+    assert counted(cluster) == ("0/2", ["", "uid-web"])
+    cluster.report(entry(), entry("other"))
+    cluster.pods.clear()  # as where the watch is behind: a VM that runs is counted
+    assert counted(cluster)[0] == "2/2"
+
+
+def test_a_refused_change_of_an_annotation_is_an_event_of_its_pod_once() -> None:
+    """The pod need not be in a VM."""
+    refused = {"uid": "uid-web", "container": "main", "why": "vmpin: 8 CPUs are asked for, and 2 are free"}
+    cluster = Cluster()
+    cluster.put(pod(), pod("other"))
+    cluster.report(allocator={"why": "", "refused": [{**refused, "why": "of an earlier reporter"}]})
+    assert events(cluster.step()) == []
+    cluster.report(allocator={"why": "", "refused": [{**refused, "uid": "uid-gone"}, refused]})
+    (write,) = [each for each in cluster.step(1) if each.kind == "event"]
+    assert (write.pod.name if write.pod else "", write.what.event.reason.value, write.what.event.reason.type) == (
+        "web", "CPUsRefused", "Warning")
+    assert write.what.event.message == "container main: vmpin: 8 CPUs are asked for, and 2 are free"
+    cluster.report(allocator={"why": "", "refused": [refused]}, version="0.1.1")
+    assert events(cluster.step(1)) == []

@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vmpin.allocation.live.annotation_changes import changed_containers, next_change
+from vmpin.allocation.runtime_call import Answer
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import ContainerId
 from vmpin.kube.asked_annotations import decoded_member
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 
+#: Refusals that are kept; the oldest is forgotten.
+MAX_REFUSED = 64
 #: After a decision, the loop's other work has so many times the time that it took.
 REST = 4.0
 
@@ -33,13 +36,19 @@ class LiveAnnotations:
         self._handed: Mapping[str, Mapping[str, str]] = {}
         self._taken = float("-inf")
         self._decided: dict[ContainerId, float] = {}
+        self._refused: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
 
     def take(self, request: Mapping[str, Any]) -> None:
         """Replace all that was handed over before. :raises WireError: then that stays."""
         self._handed = decoded_member(request)
         self._taken = self._now()
+        self._refused = {key: why for key, why in self._refused.items() if key[0] in self._handed}
         self._wake.set()
+
+    def refused(self) -> list[dict[str, str]]:
+        """Return the changes that were refused and still stand: the pod's uid, the container's name and the reason."""
+        return [{"uid": uid, "container": name, "why": why} for (uid, name), why in self._refused.items()]
 
     def touch(self) -> None:
         """Called after the runtime's events, as a container may have begun to run."""
@@ -64,12 +73,21 @@ class LiveAnnotations:
         if found is None or found[1]:
             return False
         container, now = found[0], self._now()
-        if not self._allocator.follow(container, self._handed):
+        answer = self._allocator.follow(container, self._handed)
+        if answer is None:
             return False
+        self._note(answer, container)
         self._decided = {each: when for each, when in self._decided.items() if when > now - 600.0}
         self._decided[container] = now
         self._after()
         return True
+
+    def _note(self, answer: Answer, container: ContainerId) -> None:
+        grant = answer.ledger.grants[container]
+        key = grant.pod_uid, grant.name
+        self._refused.pop(key, None)
+        if answer.refusal:
+            self._refused = dict([*self._refused.items(), (key, answer.refusal)][-MAX_REFUSED:])
 
     def pause(self) -> float | None:
         """The seconds until a container that was decided on just now may be decided on again; None: none waits."""

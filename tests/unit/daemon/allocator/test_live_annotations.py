@@ -220,3 +220,19 @@ def test_switched_off_the_same_request_changes_nothing(tmp_path: Path, machine: 
     assert node.allocator.ledger() == before
     assert "asked" in on_the_socket(tmp_path / "t", Watched(machine, node.live),
                                     b'{"op":"pods","version":1,"pods":[],"asked":[]}\n')["error"]
+
+
+def test_a_refusal_is_told_until_the_annotation_is_another_or_the_pod_is_gone(tmp_path: Path) -> None:
+    node = Node(tmp_path, "a", "b")
+    node.hand(a={POLICY: "nonsense"}, b=EXCLUSIVE)
+    (found,) = node.live.refused()
+    assert (found["uid"], found["container"]) == ("uid-a", "main")
+    assert "nonsense" in found["why"]
+    node.time += PAUSE
+    node.hand(a=EXCLUSIVE, b=EXCLUSIVE)
+    assert node.live.refused() == []
+    node.time += PAUSE
+    node.hand(a={POLICY: "nonsense"}, b=EXCLUSIVE)
+    assert len(node.live.refused()) == 1
+    node.hand(b=EXCLUSIVE)
+    assert node.live.refused() == []
