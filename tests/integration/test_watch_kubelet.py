@@ -105,6 +105,9 @@ def test_cpus_of_pods_that_only_the_kubelet_reports_are_owned(node: Node) -> Non
     with Qemu(node.id("a"), vcpus=1) as vm:
         report(node, vm, "logs", union((first, second)))  # the kubelet has not narrowed it yet
         node.wait_for_all(vm.pid, first)
+        # Its threads are kept off the other pod's CPU: that is no collision.
+        assert node.sandbox(vm.sandbox)["containers"][0]["stale_cpuset"] == union((first, second))
+        assert node.status()["node"]["collisions"] == []
 
 
 def test_a_cpu_that_a_container_has_beyond_its_entry_is_for_the_vms_other_threads(node: Node) -> None:

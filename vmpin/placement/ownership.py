@@ -6,7 +6,7 @@ defaultCpuSet. What stays out: where threads go (rules). Called by reconcile.pla
 status shows the collisions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -164,11 +164,13 @@ class Collision(NamedTuple):
     what: str
 
 
-def find_collisions(own: Ownership) -> list[Collision]:
+def find_collisions(own: Ownership, vms: Collection[SandboxId] = ()) -> list[Collision]:
     """CPUs that containers of two pods own, and CPUs that one pod owns and another's cpuset reaches. What containers
     of one pod have in common is that pod's. vmpin causes none of this: the kubelet (or another program that assigns
     CPUs) contradicts itself, at least for a moment (it narrows running shared containers up to ten seconds after it
-    has assigned a CPU)."""
+    has assigned a CPU).
+    :param vms: the sandboxes whose cpusets count for nothing here, as no process runs by them: VMs whose threads are
+        looked at one by one."""
     found = []
     seen = twice = EMPTY
     for claim in own.claims.values():
@@ -180,6 +182,8 @@ def find_collisions(own: Ownership) -> list[Collision]:
         if len({own.pods.get(sandbox) or sandbox for sandbox in sandboxes}) > 1:
             found.append(Collision(cpu, sandboxes, f"exclusive to {own.owner_names(cpu)}"))
     for sandbox, claim in own.claims.items():
+        if sandbox in vms:
+            continue
         foreign = own.foreign(sandbox)
         stale = dict(claim.stale)
         shared = [(container, cpus) for container, cpus in claim.shared if container not in stale]
@@ -187,8 +191,7 @@ def find_collisions(own: Ownership) -> list[Collision]:
         for what, reaching in (("shared cpuset", shared), (late, claim.stale)):
             for container, cpus in reaching:
                 for cpu in (cpus or EMPTY) & foreign:
-                    text = (f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox} "
-                            "(the threads of a VM are kept off it)")
+                    text = f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox}"
                     found.append(Collision(cpu, _distinct([*(each for each, _ in own.owners(cpu)), sandbox]), text))
     return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
 

@@ -49,8 +49,9 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     sandboxes = []
     hook = view.counters.last_hook_at
     last = None if hook is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + hook)
-    collisions = find_collisions(view.ownership)
-    for sandbox, vm, threads in visited(view, shown(view)):
+    listing = shown(view)
+    collisions = find_collisions(view.ownership, {sandbox.id for sandbox in listing})
+    for sandbox, vm, threads in visited(view, listing):
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
             made = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))

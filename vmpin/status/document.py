@@ -193,8 +193,8 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               disagreements: Sequence[Mapping[str, object]] = ()) -> dict[str, object]:
     """The entry of the node. `owners` adds details of owners of CPUs; `disagreements` include runc's pods."""
     more = owners or {}
-    return {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
-            "housekeeping": str(node.housekeeping),
+    return {"online": str(node.online), "shared_pool": str(own.pool), "pool_known": node.shared_pool is not None,
+            "exclusive": str(own.exclusive), "housekeeping": str(node.housekeeping),
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                         **more.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],

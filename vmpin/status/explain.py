@@ -88,11 +88,12 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
     if container["stale_cpuset"]:
         now = (f"its own are {container['own_cpus']}, as the kubelet's checkpoint lists them" if container["exclusive"]
                else f"without other pods' exclusive CPUs that leaves {container['cpuset']}" if container["cpuset"] else
-               f"all of it is other pods' alone, so it belongs on the shared pool ({pool or 'empty'})")
+               f"all of it is other pods' alone, so it belongs on the shared pool ({pool or 'none'})")
         yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has yet to rewrite"
                f": {now}{vcpus}.")
     elif container["cpuset"] is None:
-        yield f"Container {name} has no cpuset, so it runs on the shared pool ({pool or 'empty'}){vcpus}."
+        where = "the shared pool" if document["node"]["pool_known"] else "the CPUs without an owner"
+        yield f"Container {name} has no cpuset, so it runs on {where} ({pool or 'none'}){vcpus}."
     else:
         others = (f" to its pod, some of them shared with {_names(container['shared_with'], sandbox['containers'])}"
                   if container["shared_with"] else "")

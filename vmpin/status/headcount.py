@@ -56,7 +56,7 @@ class Headcount:
                 sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
             collisions += trespasses(view.ownership, sandbox.id, threads)
             yield
-        collisions += find_collisions(view.ownership)
+        collisions += find_collisions(view.ownership, {sandbox.id for sandbox in listing})
         self.collisions = len(collisions)
         self.collided.update(each for collision in collisions for each in collision.sandboxes)
 

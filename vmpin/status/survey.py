@@ -39,7 +39,7 @@ class Survey:
             entry = sandbox_entry(view, sandbox, vm, threads, False, guest(sandbox.id))
             self.sandboxes[sandbox.id] = brief(entry, sandbox.suspended, names)
             yield
-        collisions += find_collisions(view.ownership)
+        collisions += find_collisions(view.ownership, {sandbox.id for sandbox in listing})
         names = _names(view)  # pods may have come since
         node, own = view.node, view.ownership
         self.node = {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),

@@ -26,10 +26,10 @@ def test_foreign_exclusive_cpus_are_never_given() -> None:
         ThreadRole.VIRTIOFSD: "0-3", ThreadRole.SHIM: "0-3"}
 
 
-def of(*sandboxes: Sequence[Container], on: Node | None = None) -> list[Collision]:
+def of(*sandboxes: Sequence[Container], on: Node | None = None, vms: Sequence[str] = ()) -> list[Collision]:
     on = on or node()
     return find_collisions(ownership({SandboxId(f"pod-{at}"): claims_of(containers, on)
-                                for at, containers in enumerate(sandboxes)}, on))
+                                for at, containers in enumerate(sandboxes)}, on), set(map(SandboxId, vms)))
 
 
 def test_nothing_is_contested_on_a_node_that_agrees_with_itself() -> None:
@@ -59,8 +59,18 @@ def test_two_sandboxes_of_one_pod_do_not_collide() -> None:
 def test_a_shared_cpuset_that_reaches_anothers_cpus_is_reported() -> None:
     assert of([own_cpus("a", "4-5")], [box("s", "0-4")]) == [
         Collision(4, (SandboxId("pod-0"), SandboxId("pod-1")),
-                  "exclusive to a of pod-0, but in the shared cpuset of s of pod-1 "
-                  "(the threads of a VM are kept off it)")]
+                  "exclusive to a of pod-0, but in the shared cpuset of s of pod-1")]
+
+
+def test_the_cpuset_of_a_vms_container_reaches_nothing_as_its_threads_are_kept_off() -> None:
+    stale = box("s", "0-3")._replace(stale_cpuset=CpuSet.parse("0-4"), exclusive=False)
+    theirs = [own_cpus("a", "4-5")]
+    (runc,) = of(theirs, [stale])
+    assert (runc.cpu, runc.what) == (4, "exclusive to a of pod-0, but in the cpuset, which the kubelet has yet to "
+                                        "rewrite, of s of pod-1")
+    assert of(theirs, [stale], vms=["pod-1"]) == []
+    assert of(theirs, [box("s", "0-4")], vms=["pod-1"]) == []
+    assert [each.cpu for each in of(theirs, [own_cpus("b", "5-6")], vms=["pod-0", "pod-1"])] == [5]
 
 
 def test_collisions_come_by_cpu_and_offline_cpus_do_not_collide() -> None:

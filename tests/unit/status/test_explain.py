@@ -23,7 +23,7 @@ SANDBOX: dict[str, Any] = {
     "verdict": "pinned", "reasons": [], "guest": None, "mask": "2-4",
     "containers": [container("c1", "web", "2-3", "0-1"), container("c2", "db", "4", "2")],
     "threads": [thread(10, 0, "2"), thread(11, 1, "3"), thread(12, 2, "4"), thread(13, None, "0")]}
-DOCUMENT: dict[str, Any] = {"watcher": 1, "node": {"shared_pool": "0-1", "collisions": []},
+DOCUMENT: dict[str, Any] = {"watcher": 1, "node": {"shared_pool": "0-1", "pool_known": True, "collisions": []},
                             "policy": {"vcpus": "auto", "emulator": "apart"}}
 
 

@@ -45,8 +45,7 @@ def test_a_collision_names_pods_and_containers_and_its_sentence_is_whole(machine
     (collision,) = node_pinning(NODE, found, True)["status"]["collisions"]
     assert collision == {
         "cpu": machine.other.first, "sandboxes": [SHOP, DB],  # of DB no source has reported a pod
-        "message": f"exclusive to app of shop/web, but in the shared cpuset of {MAIN[:12]} of {DB[:12]} "
-                   "(the threads of a VM are kept off it)"}
+        "message": f"exclusive to app of shop/web, but in the shared cpuset of {MAIN[:12]} of {DB[:12]}"}
 
 
 def test_a_pods_condition_and_event_name_what_its_sentences_have_as_ids() -> None:

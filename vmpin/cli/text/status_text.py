@@ -55,8 +55,10 @@ def print_one(found: Document, names: Mapping[str, str]) -> None:
 def _node(found: Document) -> str:
     node = found["node"]
     watcher = f"watcher pid {found['watcher']}" if found["watcher"] else "no watcher runs"
-    return f"{watcher}; CPUs " + ", ".join(f"{key.replace('_', ' ')} {node[key] or 'none'}" for key in (
-        "online", "shared_pool", "exclusive", "housekeeping"))
+    pool = node["shared_pool"] or "none"
+    shared = f"shared pool {pool}" if node["pool_known"] else f"no shared pool known (without an owner: {pool})"
+    return (f"{watcher}; CPUs online {node['online'] or 'none'}, {shared}, exclusive {node['exclusive'] or 'none'}, "
+            f"housekeeping {node['housekeeping'] or 'none'}")
 
 
 def _print_stale(found: Document) -> None:

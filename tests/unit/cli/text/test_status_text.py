@@ -16,7 +16,8 @@ from vmpin.network.near_nic import NearNic
 from vmpin.status import collector
 
 ID, OTHER = "5f2c" * 16, "77aa" * 16
-NODE: dict[str, Any] = {"online": "0-127", "shared_pool": "0-63", "exclusive": "64-71", "housekeeping": "0-1",
+NODE: dict[str, Any] = {"online": "0-127", "shared_pool": "0-63", "pool_known": True,
+                        "exclusive": "64-71", "housekeeping": "0-1",
                         "disagreements": [], "owners": [], "collisions": [
                             {"cpu": 64, "sandboxes": [ID, OTHER], "what": f"exclusive to c1 of {ID}, but in {OTHER}"}]}
 
@@ -27,8 +28,8 @@ def thread(tid: int, vcpu: int | None, ok: bool = True) -> dict[str, Any]:
 
 
 def container(name: str, cpuset: str, **more: object) -> dict[str, Any]:
-    return {"id": "c1", "name": name, "cpuset": cpuset, "exclusive": True, "shared_with": [], "pause": False,
-            "vcpus": "0-3", "guest": None, "since": "2026-01-01T00:00:00Z", **more}
+    return {"id": "c1", "name": name, "cpuset": cpuset, "own_cpus": cpuset, "exclusive": True, "shared_with": [],
+            "pause": False, "vcpus": "0-3", "guest": None, "since": "2026-01-01T00:00:00Z", **more}
 
 
 def sandbox(id: str, name: str, **more: object) -> dict[str, Any]:
@@ -121,3 +122,17 @@ def test_the_decision_of_near_is_a_sentence(nic: NearNic, cpus: CpuSet, text: st
 def test_one_thing_is_no_plural() -> None:
     assert (number_of(1, "thread"), number_of(0, "VM")) == ("1 thread", "0 VMs")
     assert (short_id(ID), short_id("pod-a")) == (ID[:12], "pod-a")
+
+
+def test_of_mixed_cpus_those_that_are_its_own_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """CRI-O's mixed CPUs: the container shares CPU 1 with other pods."""
+    mixed = container("web", "1,64-67", own_cpus="64-67")
+    print_one(document(sandbox(ID, "web", containers=[mixed])), {})
+    assert "web        1,64-67  64-67 exclusive" in capsys.readouterr().out
+
+
+def test_a_pool_that_nothing_names_is_not_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a sandbox that is unmanaged for want of a pool."""
+    found = document(sandbox(ID, "web", containers=[]))
+    print_one({**found, "node": {**found["node"], "shared_pool": "0-1", "pool_known": False}}, {})
+    assert "no shared pool known (without an owner: 0-1), exclusive 64-71" in capsys.readouterr().out
