@@ -49,6 +49,8 @@ def test_what_is_kept_is_what_the_chart_renders(built: Programs) -> None:
      ["config.allocate.live_annotations", "reporter.watchPods"]),
     ("reporter: {uid: 0}", ["/reporter/uid", "minimum"]),
     ("reporter: {startupTaint: 'a, b'}", ["/reporter/startupTaint", "does not match"]),
+    ("kubelet: {directory: var/lib/kubelet}", ["/kubelet/directory", "does not match"]),
+    ("config: {paths: {kubelet: /var/lib/k0s/kubelet}}", ["kubelet.directory", "/var/lib/kubelet"]),
     ("hook: {action: uninstall}", ["/hook/action", "'install'"]),
     ("image: {tag: 'a b'}", ["/image/tag", "does not match"]),
     ("tolerations: [{key: a, effects: b}]", ["/tolerations/0", "'effects' not allowed"]),
@@ -142,6 +144,17 @@ def test_only_keys_that_take_a_restart_roll_the_watchers_out(built: Programs) ->
     for fixed in "paths: {cgroup: /cgroup}", "watch: {nri: off}", "watch: {kubelet: false}", "watch: {births: false}":
         assert annotation(f"config: {{{fixed}}}", "watcher") != plain
     assert annotation("config: {log: {level: debug}}", "reporter") != annotation("{}", "reporter")
+
+
+def test_another_directory_of_the_kubelet_is_mounted_and_configured(built: Programs) -> None:
+    text = objects(built, "{kubelet: {directory: /data/kubelet}, config: {paths: {kubelet: /data/kubelet}}}")
+    found = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text)}
+    pod = found["DaemonSet", "vmpin-watcher"]["spec"]["template"]["spec"]
+    assert {"name": "kubelet", "mountPath": "/data/kubelet", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "kubelet"]
+    assert volume["hostPath"] == {"path": "/data/kubelet", "type": "Directory"}
+    configuration = yaml.safe_load(found["ConfigMap", "vmpin"]["data"]["vmpin.yaml"])
+    assert configuration["paths"] == {"kubelet": "/data/kubelet"}
 
 
 def notes(built: Programs, values: str) -> str:

@@ -77,6 +77,16 @@ affinity:
 {{- $_ := set $watch "status_group" (.Values.reporter.uid | int64 | toString) }}
 {{- end }}
 {{- $_ := set $config "watch" (merge $watch (get $config "watch" | default dict)) }}
+{{- $paths := get $config "paths" | default dict }}
+{{- $kubelet := .Values.kubelet.directory }}
+{{- with get $paths "kubelet" }}
+{{- if ne . $kubelet }}
+{{- fail (printf "config.paths.kubelet is %s, and kubelet.directory, which is mounted, is %s: set the latter alone" . $kubelet) }}
+{{- end }}
+{{- end }}
+{{- if ne $kubelet "/var/lib/kubelet" }}
+{{- $_ := set $config "paths" (merge (dict "kubelet" $kubelet) $paths) }}
+{{- end }}
 {{- toYaml $config }}
 {{- end }}
 
