@@ -32,6 +32,8 @@ _INTERPRETER = re.compile(r"python[0-9.]*")
 _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
 #: Of tuned's scheduler plugin, what concerns masks; beside these `group.NAME`.
 _MASKS = frozenset(("isolated_cores", "ps_blacklist", "cgroup_ps_blacklist", "ps_whitelist", "runtime"))
+#: Of any section of a tuned profile, what is no option of its plugin; and what counts as true there.
+_OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozenset(("True", "true", "1"))
 _IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 _BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']?([^\"'#\n]*)", re.MULTILINE)
 
@@ -102,40 +104,63 @@ def irqbalance(files: Files) -> dict[str, FoundSetting]:
     return found
 
 
+class _Unit(NamedTuple):
+    """A section of a tuned profile: an instance of a plugin."""
+
+    type: str
+    enabled: bool
+    options: Mapping[str, FoundSetting]
+
+
 def tuned(files: Files) -> Tuned:
-    """The active profile, and the options of the scheduler plugin in it and in the profiles that it includes."""
+    """The active profile, and the scheduler plugin's options in it and in those that it includes, as tuned merges
+    them."""
     try:
         active = (files.text("/etc/tuned/active_profile") or "").split()
     except SourceError:
         active = []
-    found = Tuned(" ".join(active))
+    found, units = Tuned(" ".join(active)), dict[str, _Unit]()
     for name in active:
-        found = _with_profile(files, name, found)
-    return found
+        found = _with_profile(files, name, found, units)
+    return replace(found, scheduler={
+        key: setting for unit in units.values() if unit.type == "scheduler" and unit.enabled
+        for key, setting in unit.options.items() if key in _MASKS or key.startswith("group.")})
 
 
-def _with_profile(files: Files, name: str, found: Tuned) -> Tuned:
-    """Put a profile over those that it includes (tuned/profiles/loader.py)."""
+def _with_profile(files: Files, name: str, found: Tuned, units: dict[str, _Unit]) -> Tuned:
+    """Merge the profiles that a profile includes into `units`, then its own sections. A file that was read is not
+    taken again, so a profile may include one of its name in a later directory (tuned/profiles: loader.py,
+    locator.py)."""
     optional, name = name.startswith("-"), name.removeprefix("-")
     if not name:
         return found
     if "/" in name or len(found.files) > 20:
         return replace(found, lost=(*found.lost, name))
-    path = next((path for place in _PROFILES if files.exists(path := f"{place}/{name}/tuned.conf")), "")
-    if path in found.files:
+    paths = [path for place in _PROFILES if files.exists(path := f"{place}/{name}/tuned.conf")]
+    path = next((path for path in paths if path not in found.files), "")
+    if paths and not path:
         return found
     sections = _sections(files, path) if path else None
     if sections is None:
         return found if optional else replace(found, lost=(*found.lost, name))
     found = replace(found, files=(*found.files, path))
-    for included in re.split(r"[,\s]+", sections.get("main", {}).get("include") or ""):
-        found = _with_profile(files, included, found)
-    scheduler = dict(found.scheduler)
+    for included in re.split(r"\s*[,;]\s*", (sections.get("main", {}).get("include") or "").strip()):
+        found = _with_profile(files, included, found, units)
     for section, options in sections.items():
-        if section == "scheduler" or options.get("type") == "scheduler":
-            scheduler |= {key: FoundSetting(value, path) for key, value in options.items()
-                          if key in _MASKS or key.startswith("group.")}
-    return replace(found, scheduler=scheduler)
+        _merge_unit(units, section, options, path)
+    return found
+
+
+def _merge_unit(units: dict[str, _Unit], name: str, options: Mapping[str, str], path: str) -> None:
+    """Merge a section over the one of its name: type and enabled are the later section's (by default its name, and
+    yes), the other options are updated; `replace` drops all earlier options, `drop` those that it names
+    (tuned/profiles: unit.py, merger.py)."""
+    earlier = units.get(name)
+    kept = {} if earlier is None or options.get("replace") in _YES else dict(earlier.options)
+    for dropped in re.split(r"\s*[,;]\s*", options.get("drop", "")):
+        kept.pop(dropped, None)
+    kept |= {key: FoundSetting(value, path) for key, value in options.items() if key not in _OF_THE_UNIT}
+    units[name] = _Unit(options.get("type", name), options.get("enabled", "1") in _YES, kept)
 
 
 def _sections(files: Files, path: str) -> Mapping[str, Mapping[str, str]] | None:

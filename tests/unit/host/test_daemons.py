@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.domain.facts import Daemon
+from vmpin.domain.facts import Daemon, FoundSetting
 from vmpin.host import daemons
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
@@ -108,3 +108,50 @@ def test_an_included_profile_that_is_gone_is_missed_unless_it_may_be(tmp_path: P
     ("k --configs=/a", ""), ("k --config", ""), ("k", "")])
 def test_a_flag_of_gos_is_read(line: str, value: str) -> None:
     assert daemons.flag(line.split(), "config", "c") == value
+
+
+#: A profile over one that moves threads, and what is left of the scheduler's options.
+OVER = [
+    ("[scheduler]\\nenabled=false", {}), ("[scheduler]\\nenabled=0", {}), ("[scheduler]\\nenabled=no", {}),
+    ("[scheduler]\\nenabled=1\\n; isolated_cores=9\\n", {"isolated_cores": "1", "ps_blacklist": "a;b"}),
+    ("[scheduler]\\nreplace=1\\nsched_autogroup_enabled=0", {}),
+    ("[scheduler]\\nreplace=True\\nruntime=0", {"runtime": "0"}),
+    ("[scheduler]\\nreplace=0\\nruntime=0", {"isolated_cores": "1", "ps_blacklist": "a;b", "runtime": "0"}),
+    ("[scheduler]\\ndrop=isolated_cores, runtime", {"ps_blacklist": "a;b"}),
+    ("[scheduler]\\ntype=sysctl", {}),
+    ("[other]\\ntype=scheduler\\nenabled=false\\ngroup.x=0:f:1:2:x",
+     {"isolated_cores": "1", "ps_blacklist": "a;b"}),
+    ("[other]\\ntype=scheduler\\nreplace=1\\nruntime=5",
+     {"isolated_cores": "1", "ps_blacklist": "a;b", "runtime": "5"}),
+]
+
+
+@pytest.mark.parametrize(("text", "left"), OVER)
+@pytest.mark.parametrize("include", ["base", "first ; base", "base,-none"])
+def test_tuneds_sections_are_merged_as_tuned_merges_them(
+        tmp_path: Path, text: str, left: dict[str, str], include: str) -> None:
+    found = daemons.tuned(Files(make_tree(tmp_path, f"""
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = {text}\\n[main]\\ninclude={include}
+        usr/lib/tuned/base/tuned.conf = [scheduler]\\nisolated_cores=1\\nps_blacklist=a;b
+        usr/lib/tuned/first/tuned.conf = [vm]\\ntransparent_hugepages=never
+    """)))
+    assert ({key: setting.value for key, setting in found.scheduler.items()}, found.lost) == (left, ())
+
+
+def test_a_section_switched_off_below_is_on_again_where_a_profile_over_it_has_it(tmp_path: Path) -> None:
+    found = daemons.tuned(Files(make_tree(tmp_path, """
+        etc/tuned/active_profile = mine
+        etc/tuned/mine/tuned.conf = [main]\\ninclude=base\\n[scheduler]\\nruntime=0
+        usr/lib/tuned/base/tuned.conf = [scheduler]\\nenabled=false\\nisolated_cores=1
+    """)))
+    assert set(found.scheduler) == {"runtime", "isolated_cores"}
+
+
+def test_a_profile_of_tuned_may_include_the_one_of_its_name_that_it_hides(tmp_path: Path) -> None:
+    found = daemons.tuned(Files(make_tree(tmp_path, """
+        etc/tuned/active_profile = partitioning
+        etc/tuned/partitioning/tuned.conf = [main]\\ninclude=partitioning
+        usr/lib/tuned/partitioning/tuned.conf = [scheduler]\\nisolated_cores=1
+    """)))
+    assert found.scheduler == {"isolated_cores": FoundSetting("1", "/usr/lib/tuned/partitioning/tuned.conf")}
