@@ -21,6 +21,7 @@ from vmpin.daemon.allocator.ended_pods import EndedPods
 from vmpin.daemon.allocator.pool_updates import PoolUpdates
 from vmpin.domain.model import ContainerId
 from vmpin.host.allocator_topology import allocator_topology, device_nodes
+from vmpin.host.daemons import programs
 from vmpin.host.files import Files
 from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.cpu_allocator import CpuAllocator
@@ -50,7 +51,9 @@ class Allocating:
         self._reconciler, self._view = reconciler, view
         self._topology, self._nri = view.node.topology, nri
         self._sysfs = Sysfs(view.config.paths.sys)
-        kata = KataDefaultVcpus(Files(), len(view.node.online))
+        # The node's files: a pod's own root has no configuration of Kata's.
+        kata = KataDefaultVcpus(Files(f"{view.proc.root}/1/root"), len(view.node.online),
+                                partial(programs, view.proc, ("containerd", "crio")))
         self.allocator = CpuAllocator(
             allocator_topology(self._sysfs), view.config.allocate.options,
             LedgerFile(view.config.paths.ledger_file, view.boot_id),

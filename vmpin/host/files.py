@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from vmpin.errors import SourceError
-from vmpin.host.regular import read_regular
+from vmpin.host.regular import open_regular, read_regular
 
 #: No configuration that people or tools write is larger.
 MAX_BYTES = 1 << 20
@@ -61,6 +61,17 @@ class Files:
             return None
         except (OSError, ValueError) as err:
             raise SourceError(str(path), str(getattr(err, "strerror", "") or err)) from err
+
+    def beginning(self, path: str | Path, most: int) -> bytes:
+        """The first bytes of a file of any size; b"" where it cannot be read."""
+        try:
+            fd = open_regular(self.host(path))
+        except (OSError, ValueError):
+            return b""
+        try:
+            return os.read(fd, most)
+        finally:
+            os.close(fd)
 
     def text(self, path: str | Path) -> str | None:
         """The same as text. :raises SourceError: also when it is not UTF-8."""

@@ -1,7 +1,6 @@
 """TOML files of other programs: reading one, merging one over another, and typed access to their values.
 
-What stays out: what is in them (doctor.collect: engines, kata_config), which calls this. Called by kata_default_vcpus
-and doctor.collect.
+What stays out: what is in them. Called by engines and kata_config.
 """
 
 from __future__ import annotations

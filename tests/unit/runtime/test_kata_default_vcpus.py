@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
 
@@ -63,3 +64,50 @@ def test_a_file_that_is_no_toml_leaves_kata_s_own_number(tmp_path: Path, caplog:
 @pytest.mark.parametrize("handler", ["kata-../../../etc", "kata-a/b", "kata-", "", "kata-\0", "kata-" + "x" * 5000])
 def test_a_handler_is_no_path(handler: str, tmp_path: Path) -> None:
     assert KataDefaultVcpus(Files(tmp_path), 8).of(handler) == 1
+
+
+CRI = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes'
+
+
+def containerd(root: Path, handler: str, config: str, path: str = "etc/containerd/config.toml") -> None:
+    written(root, path, f'{CRI}.{handler}]\nruntime_type = "io.containerd.kata.v2"\n{CRI}.{handler}.options]\n'
+                        f'ConfigPath = "/{config}"\n')
+
+
+def test_the_file_that_the_container_runtime_names_for_the_handler_counts(tmp_path: Path) -> None:
+    """Whatever the handler is called, and whichever files have its name."""
+    written(tmp_path, f"{ETC}/configuration.toml", section("2"))
+    written(tmp_path, f"{OPT}/configuration-dev.toml", section("3"))
+    written(tmp_path, "opt/kata-dev/own.toml", section("5"))
+    written(tmp_path, "opt/kata-dev/config.d/1.toml", section("6"))
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    assert (found.of("kata-dev"), found.of("vm")) == (3, 2)
+    written(tmp_path, "etc/containerd/config.toml", 'version = 2\nimports = ["/opt/kata-dev/conf/*.toml"]\n')
+    containerd(tmp_path, "kata-dev", "opt/kata-dev/own.toml", "opt/kata-dev/conf/kata-deploy.toml")
+    assert found.of("kata-dev") == 6
+    written(tmp_path, "etc/crio/crio.conf.d/50-kata", '[crio.runtime.runtimes.vm]\nruntime_type = "vm"\n'
+            'runtime_path = "/usr/bin/containerd-shim-kata-v2"\nruntime_config_path = "/opt/kata-dev/own.toml"\n')
+    assert found.of("vm") == 6
+    containerd(tmp_path, "kata-dev", f"{OPT}/configuration-dev.toml", "opt/kata-dev/conf/later.toml")
+    assert found.of("kata-dev") == 3
+
+
+def test_fedoras_place_and_that_of_a_second_installation_are_searched(tmp_path: Path) -> None:
+    written(tmp_path, "opt/kata-dev/share/defaults/kata-containers/runtimes/clh/configuration-clh.toml", section("3"))
+    written(tmp_path, "usr/share/kata-containers/defaults/configuration.toml", section("4"))
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    assert (found.of("kata"), found.of("kata-clh")) == (4, 3)
+
+
+def test_a_container_runtime_with_another_configuration_is_looked_for_once(tmp_path: Path) -> None:
+    containerd(tmp_path, "box", "box.toml", "srv/containerd.toml")
+    written(tmp_path, "box.toml", section("7"))
+    calls: list[int] = []
+
+    def running() -> list[Program]:
+        calls.append(1)
+        return [Program(1, "containerd", ["containerd", "--config", "/srv/containerd.toml"])]
+
+    found = KataDefaultVcpus(Files(tmp_path), 8, running)
+    assert (found.of("box"), found.of("box"), found.of("other")) == (7, 7, 1)
+    assert calls == [1]

@@ -13,9 +13,7 @@ from typing import Any
 
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, CpuSetError
-from vmpin.doctor.collect.engines import engines
 from vmpin.doctor.collect.hooks_found import hooks
-from vmpin.doctor.collect.kata_config import configurations
 from vmpin.doctor.collect.kernel import available, kernel, rights, status_fields
 from vmpin.doctor.collect.own_facts import run_directory
 from vmpin.domain.facts import Checkpoint, ConnectorFacts, CpuFacts, KataSandboxFacts, NodeFacts, Rights, WatcherFacts
@@ -26,7 +24,9 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs, age
 from vmpin.host.sysfs import Sysfs
+from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import KataState
+from vmpin.runtime.kata_config import configurations
 from vmpin.runtime.kubelet import parse_checkpoint
 from vmpin.sources import cri
 from vmpin.sources.kubelet_config import kubelet_config

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.doctor.collect.engines import engines
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
+from vmpin.runtime.engines import engines
 
 
 def found(tmp_path: Path, tree: str, *programs: Program) -> dict[str, Engine]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from trees import make_tree
 
-from vmpin.doctor.collect.kata_config import configurations
 from vmpin.domain.facts import Engine, Handler, KataConfig
 from vmpin.host.files import Files
+from vmpin.runtime.engines import engines
+from vmpin.runtime.kata_config import config_path, configurations
 
 DEFAULTS = "/opt/kata/share/defaults/kata-containers"
 
@@ -83,8 +85,8 @@ def test_without_any_handler_all_that_lies_about_is_found_once(tmp_path: Path) -
     (tmp_path / DEFAULTS[1:] / "configuration.toml").symlink_to("configuration-qemu.toml")
     assert [(config.path.removeprefix(DEFAULTS), config.runtime, config.read_by) for config in found(tmp_path)] == [
         ("/configuration.toml", "go", ("default",)),
-        ("/runtime-rs/runtimes/clh/configuration-clh.toml", "rs", ()),
-        ("/custom-runtimes/mine/configuration-qemu.toml", "rs", ())]
+        ("/custom-runtimes/mine/configuration-qemu.toml", "rs", ()),
+        ("/runtime-rs/runtimes/clh/configuration-clh.toml", "rs", ())]
 
 
 @pytest.mark.parametrize("text", ["= broken", "a = 1\\na = 2"])
@@ -110,3 +112,43 @@ def test_what_is_of_another_shape_says_nothing(tmp_path: Path, text: str) -> Non
 
 def test_a_file_that_is_not_there_is_no_configuration(tmp_path: Path) -> None:
     assert found(tmp_path, handler("kata", "/gone.toml")) == []
+
+
+FEDORA = "usr/share/kata-containers/defaults"
+
+
+@pytest.mark.parametrize(("places", "program", "path"), [
+    ([FEDORA], "/usr/bin/containerd-shim-kata-v2", FEDORA),
+    ([FEDORA, "etc/kata-containers"], "/usr/bin/containerd-shim-kata-v2", "etc/kata-containers"),
+    (["opt/kata/share/defaults/kata-containers", FEDORA], "/usr/bin/containerd-shim-kata-v2", FEDORA),
+    (["opt/kata/share/defaults/kata-containers", FEDORA], "/opt/kata/bin/containerd-shim-kata-v2",
+     "opt/kata/share/defaults/kata-containers"),
+    (["opt/kata/share/defaults/kata-containers", "opt/kata-dev/share/defaults/kata-containers"],
+     "/opt/kata-dev/bin/containerd-shim-kata-v2", "opt/kata-dev/share/defaults/kata-containers"),
+    (["opt/kata-dev/share/defaults/kata-containers"], "", "opt/kata-dev/share/defaults/kata-containers"),
+    (["snap/kata/1/usr/share/defaults/kata-containers"], "/snap/kata/1/usr/bin/containerd-shim-kata-v2",
+     "snap/kata/1/usr/share/defaults/kata-containers")])
+@pytest.mark.parametrize("runtime", ["", "/runtime-rs"])
+def test_the_default_is_searched_in_etc_then_below_the_shims_prefix_then_elsewhere(
+        tmp_path: Path, places: list[str], program: str, path: str, runtime: str) -> None:
+    make_tree(tmp_path, "".join(f"{place}{below}/configuration.toml = [runtime]\n"
+                                for place in places for below in ("", "/runtime-rs")))
+    shim = program.replace("/bin/", f"{runtime}/bin/") if runtime else program
+    if runtime and not program:
+        return
+    assert config_path(Files(tmp_path), handler("k", program=shim)) == f"/{path}{runtime}/configuration.toml"
+
+
+def test_a_shim_that_is_a_script_names_its_configuration(tmp_path: Path) -> None:
+    make_tree(tmp_path, f"""
+        usr/local/bin/containerd-shim-kata-clh-v2 = #!/usr/bin/env bash\\n\
+KATA_CONF_FILE={DEFAULTS}/configuration-clh.toml {DEFAULTS}/bin/containerd-shim-kata-v2 "$@"
+        etc/kata-containers/configuration.toml = [runtime]
+        etc/containerd/config.toml = version = 2\\n\
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata-clh]\\nruntime_type = "io.containerd.kata-clh.v2"
+    """)
+    files = Files(tmp_path)
+    ((made,),) = (engine.handlers for engine in engines(files, ()))
+    assert made.runtime_path == "/usr/local/bin/containerd-shim-kata-clh-v2"
+    assert config_path(files, made) == f"{DEFAULTS}/configuration-clh.toml"
+    assert config_path(files, replace(made, runtime_path="")) == "/etc/kata-containers/configuration.toml"

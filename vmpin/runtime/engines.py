@@ -1,6 +1,7 @@
 """The configurations of containerd, CRI-O and podman: runtime handlers, NRI, hook directories.
 
-Called by node_facts. What stays out: Kata's own configuration (kata_config), and requests to the engines."""
+Called by kata_default_vcpus and doctor.collect. What stays out: Kata's own configuration (kata_config), and requests
+to the engines."""
 
 from __future__ import annotations
 
@@ -22,6 +23,10 @@ _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/co
 _CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _NRI = "io.containerd.nri.v1.nri"
 _MAX_IMPORTS = 50
+#: What containerd imports of itself since 2.2, where its configuration names no imports.
+_CONTAINERD_IMPORTS = "/etc/containerd/conf.d/*.toml"
+#: Where containerd finds a shim that its type alone names: its service's PATH.
+_SHIM_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 #: cri-o: pkg/config/config.go (one; its --hooks-dir is not taken); podman: docs/source/markdown/podman.1.md.
 _CRIO_HOOKS = ("/usr/share/containers/oci/hooks.d",)
 _PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
@@ -36,6 +41,13 @@ def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
     if files.exists("/usr/bin/podman") or files.exists("/etc/containers/containers.conf"):
         found.append(_podman(files))
     return tuple(found)
+
+
+def configuration_places(found: Iterable[Engine]) -> list[str]:
+    """The files and directories whose change may change what `engines` returns. :param found: what it returned."""
+    read = [path for engine in found for path in engine.files]
+    directories = [path.rpartition("/")[0] for path in (*read, _CONTAINERD_IMPORTS)]
+    return list(dict.fromkeys((*_CONTAINERD, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d", *read, *directories)))
 
 
 def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:
@@ -54,6 +66,9 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     trouble: list[str] = []
     origin: dict[str, str] = {}
     config = _imported(files, path, read, trouble, origin)
+    if path == _CONTAINERD[0] and "imports" not in config:
+        for each in files.glob(_CONTAINERD_IMPORTS):
+            config = merge(config, _imported(files, each, read, trouble, origin))
     version = config.get("version")
     version = version if isinstance(version, int) else 1 if config else 0
     disabled = switch(dig(config, "plugins", _NRI, "disable"))
@@ -62,12 +77,22 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     if _NRI in strings(config.get("disabled_plugins")):
         on = False
     handlers = tuple(
-        _handler("containerd", name, table, origin.get(name, path),
+        _handler("containerd", name, _with_shim(files, table), origin.get(name, path),
                  config_path=string(dig(table, "options", "ConfigPath")), kind=string(table.get("runtime_type")),
                  annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
         for plugin in _CRI for name, table in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")))
     return Engine("containerd", pid, tuple(read), on, string(dig(config, "plugins", _NRI, "socket_path")),
                   handlers, trouble=tuple(trouble))
+
+
+def _with_shim(files: Files, table: Table) -> Table:
+    """A handler's table with the path of its shim, which its type names (containerd: pkg/shim/util.go, BinaryName)."""
+    kind = string(table.get("runtime_type")).split(".")
+    if string(table.get("runtime_path")) or len(kind) < 2:
+        return table
+    name = f"containerd-shim-{kind[-2]}-{kind[-1]}"
+    found = next((path for place in _SHIM_PLACES if files.exists(path := f"{place}/{name}")), "")
+    return {**table, "runtime_path": found} if found and "/" not in name else table
 
 
 def _imported(files: Files, path: str, read: list[str], trouble: list[str], origin: dict[str, str]) -> Table:

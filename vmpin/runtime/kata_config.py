@@ -1,0 +1,130 @@
+"""The configuration files of both Kata runtimes: which one a runtime handler uses, and each with its drop-ins, merged
+as the runtime merges them.
+
+The container runtime names the file (ConfigPath, runtime_config_path), else a shim that is a script does
+(KATA_CONF_FILE, as kata-deploy installed them once), else the runtime takes the first of its default places. Go:
+pkg/containerd-shim-v2/create.go and pkg/katautils/config.go; Rust: runtimes/src/manager.rs and
+libs/kata-types/src/config (default.rs, drop_in.rs). Both follow links to the file, take the directory `config.d`
+beside it, and merge its files in the order of their names. Called by kata_default_vcpus and doctor.collect. What stays
+out: changes by a pod's annotations, and the meaning of a setting (doctor.kata_checks)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from vmpin.domain.facts import Engine, FoundSetting, Handler, KataConfig
+from vmpin.errors import SourceError
+from vmpin.host.files import Files
+from vmpin.runtime.json_files import dig
+from vmpin.runtime.toml_files import Table, load
+
+_ETC = "/etc/kata-containers"
+#: Below the prefix that a runtime was built for: Kata's own Makefile, and the packages of Fedora and RHEL.
+_BELOW_PREFIX = ("share/defaults/kata-containers", "share/kata-containers/defaults")
+_PREFIXES = ("/usr", "/opt/kata")
+#: kata-deploy with MULTI_INSTALL_SUFFIX (tools/packaging/kata-deploy/binary/src/config.rs).
+_SUFFIXED = "/opt/kata-*"
+#: In such a directory, by runtime; and where kata-deploy keeps a handler's own file (runtimes/SHIM, custom-runtimes).
+_OF_RUNTIME = {"go": "", "rs": "/runtime-rs"}
+_OF_SHIM = ("", "/runtimes/*", "/custom-runtimes/*")
+_SCRIPT = re.compile(r"^\s*(?:export\s+)?KATA_CONF_FILE=[\"']?([^\s\"']+)", re.MULTILINE)
+_SCRIPT_BYTES = 4096
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
+#: The keys that are kept, by section; a hypervisor's stand in `[hypervisor.NAME]`.
+RUNTIME = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt")
+HYPERVISOR = ("default_vcpus", "default_maxvcpus", "enable_numa", "enable_iothreads", "indep_iothreads",
+              "confidential_guest", "rootless", "guest_hook_path", "enable_debug")
+FACTORY = ("enable_template", "vm_cache_number")
+
+
+def config_path(files: Files, handler: Handler) -> str:
+    """The configuration file that a handler has Kata read, which need not exist; "" where none is named, and none is
+    at a default place."""
+    shim = files.real(handler.runtime_path) if handler.runtime_path else ""
+    return handler.config_path or _script_path(files, shim) or default_path(
+        files, "rs" if "runtime-rs" in f"{handler.runtime_path}{shim}" else "go", shim)
+
+
+def default_path(files: Files, runtime: str, shim: str = "") -> str:
+    """The default configuration file of a runtime, "go" or "rs"; "" without one. :param shim: the runtime's program,
+    whose prefix is searched before others: its own default is compiled into it."""
+    return next((path for top in _tops(files, shim)
+                 if files.exists(path := f"{top}{_OF_RUNTIME[runtime]}/configuration.toml")), "")
+
+
+def path_by_name(files: Files, name: str) -> str:
+    """The file for a handler of which no container runtime's configuration is known, by its name, as kata-deploy
+    installs them: `kata-clh` has configuration-clh.toml, any other one the default; "" where neither exists."""
+    shim = name.removeprefix("kata-").removeprefix("kata")
+    places = [f"{top}{runtime}{below}/configuration-{shim}.toml" for top in _tops(files) if _NAME.fullmatch(shim)
+              for runtime in _OF_RUNTIME.values() for below in ("", f"/runtimes/{shim}")]
+    return next((path for path in places if files.exists(path)), "") or default_path(files, "go") or (
+        default_path(files, "rs"))
+
+
+def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig, ...]:
+    """The configurations that handlers use; without any handler, the default ones and all others that exist."""
+    handlers = [handler for engine in engines for handler in engine.handlers if handler.kata]
+    readers: dict[str, list[str]] = {}
+    for handler in handlers:
+        if path := config_path(files, handler):
+            readers.setdefault(path, []).append(handler.name)
+    if not handlers:
+        readers |= {path: ["default"] for runtime in _OF_RUNTIME if (path := default_path(files, runtime))}
+        known = {files.real(path) for path in readers}
+        patterns = [f"{top}{runtime}{below}/configuration*.toml" for top in _tops(files)
+                    for runtime in _OF_RUNTIME.values() for below in _OF_SHIM]
+        readers |= {path: [] for pattern in patterns for path in files.glob(pattern) if files.real(path) not in known}
+    return tuple(config for path, names in readers.items() if (config := read(files, path, names)) is not None)
+
+
+def _tops(files: Files, shim: str = "") -> list[str]:
+    """The directories with configurations, in the order in which they are searched."""
+    own = shim.rpartition("/")[0].removesuffix("/bin").removesuffix("/runtime-rs")
+    prefixes = dict.fromkeys((*((own,) if own.startswith("/") else ()), *_PREFIXES, *files.glob(_SUFFIXED)))
+    return list(dict.fromkeys((_ETC, *(f"{at}/{below}" for at in prefixes for below in _BELOW_PREFIX))))
+
+
+def _script_path(files: Files, shim: str) -> str:
+    """The file that a shim which is a script sets; "" for a program, and where no shim is known."""
+    script = files.beginning(shim, _SCRIPT_BYTES) if shim else b""
+    found = _SCRIPT.search(script.decode("utf-8", "replace")) if script.startswith(b"#!") else None
+    return "" if found is None else found[1]
+
+
+def dropins(files: Files, path: str) -> tuple[str, ...]:
+    """The files that are merged over a configuration, in order."""
+    directory = f"{files.real(path).rpartition('/')[0]}/config.d"
+    return tuple(f"{directory}/{name}" for name in files.names(directory))
+
+
+def read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:
+    """One configuration; None when there is no such file."""
+    real, over = files.real(path), dropins(files, path)
+    settings: dict[str, FoundSetting] = {}
+    runtime = "rs" if "/runtime-rs/" in f"{path}{real}" else "go"
+    for file in (real, *over):
+        try:
+            table = load(files, file)
+        except SourceError as err:
+            return KataConfig(path, runtime, tuple(readers), over, settings, str(err))
+        if table is None:
+            if file == real:
+                return None
+            continue
+        settings |= {key: FoundSetting(value, path if file == real else file) for key, value in _picked(table)}
+        if dig(table, "runtime", "hypervisor_name") is not None:
+            runtime = "rs"  # the Go runtime takes the hypervisor from the section that is there
+    return KataConfig(path, runtime, tuple(readers), over, settings)
+
+
+def _picked(table: Table) -> Iterable[tuple[str, object]]:
+    for section, keys in (("runtime", RUNTIME), ("factory", FACTORY)):
+        for key in keys:
+            if (value := dig(table, section, key)) is not None:
+                yield f"{section}.{key}", value
+    for name in dig(table, "hypervisor") or ():
+        for key in HYPERVISOR:
+            if (value := dig(table, "hypervisor", name, key)) is not None:
+                yield f"hypervisor.{name}.{key}", value
