@@ -22,6 +22,10 @@ MAX_FD = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
 #: Characters of one number in JSON: a signed 64-bit one has 20, a double 25.
 _MAX_JSON_NUMBER = 40
+_LONG_NUMBER = re.compile(rb"[0-9.eE+-]{41}")
+#: Beyond 1e308 a double is infinite.
+_LARGE_REAL = re.compile(rb"[eE]\+?0*[0-9]{3}")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 _REAL = re.compile(r"[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][-+]?[0-9]{1,3})?")
 
@@ -82,25 +86,45 @@ def real(value: object, most: float, least: float = 0.0) -> Optional[float]:
     return float(value) if isinstance(value, int) or math.isfinite(value) else None
 
 
-def load_json(raw: Union[str, bytes, bytearray]) -> Any:
-    """Parse JSON whose numbers are finite and have at most 40 characters. A whole one may still be beyond what makes
-    sense in its place: `whole` bounds it. :raises ValueError: it is no such JSON, or too deep."""
+def load_json(raw: Union[str, bytes, bytearray], values: Optional[int] = None, depth: Optional[int] = None) -> Any:
+    """Parse JSON (bytes: UTF-8) whose numbers are finite and have at most 40 characters. A whole one may still be
+    beyond what makes sense in its place: `whole` bounds it.
+    :param values: how many values there may be (keys are not counted), checked before any is made.
+    :param depth: how deep objects and lists may be nested; Python's own limit else.
+    :raises ValueError: it is no such JSON."""
+    body = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
+    text = raw if isinstance(raw, str) else raw.decode("utf-8")  # json would take UTF-16, too
+    large = _check_shape(body, values, depth)
     try:
-        return json.loads(raw, parse_int=_json_whole, parse_float=_json_real, parse_constant=_json_constant)
+        return json.loads(text, parse_float=_json_real if large else None, parse_constant=_json_constant)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
 
-def _json_whole(text: str) -> int:
-    # Python before 3.11 takes seconds for a number of a million digits.
-    if len(text) > _MAX_JSON_NUMBER:
-        raise ValueError(f"a number is too long ({len(text)} characters)")
-    return int(text)
+def _check_shape(body: bytes, values: Optional[int], depth: Optional[int]) -> bool:
+    """Check numbers, count and depth before parsing: Python's parser recurses, makes an object of each value, and
+    before 3.11 takes seconds for a number of a million digits. One by one, its own hooks take twice as long.
+    :returns: whether a number may be infinite."""
+    # With escapes removed, every second part between quotation marks is the content of a string.
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if values is not None and body.count(b'"') > 4 * values + 4:
+        raise ValueError(f"it holds more than {values} values")
+    outside = b"".join(body.split(b'"')[::2])
+    brackets = outside.translate(None, _NOT_BRACKETS)
+    if values is not None and outside.count(b",") + len(brackets) > values:
+        raise ValueError(f"it holds more than {values} values")
+    nested = 0
+    for bracket in brackets if depth is not None else b"":
+        nested += 1 if bracket in b"[{" else -1
+        if depth is not None and nested > depth:
+            raise ValueError(f"it is more than {depth} deep")
+    if _LONG_NUMBER.search(outside):
+        raise ValueError(f"a number is too long (more than {_MAX_JSON_NUMBER} characters)")
+    return _LARGE_REAL.search(outside) is not None
 
 
 def _json_real(text: str) -> float:
-    if len(text) > _MAX_JSON_NUMBER:
-        raise ValueError(f"a number is too long ({len(text)} characters)")
     if not math.isfinite(number := float(text)):
         raise ValueError(f"the number {text} is beyond all bounds")
     return number

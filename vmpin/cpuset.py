@@ -9,14 +9,15 @@ every package.
 from __future__ import annotations
 
 import re
-from typing import Iterable, Iterator
+from typing import Dict, Iterable, Iterator, List
 
 #: The largest CPU number any Linux kernel can be built for is NR_CPUS - 1 = 8191 (x86 MAXSMP). The limit
 #: keeps a hostile list such as "0-99999999999" from costing memory.
 MAX_CPU = 8191
 
-#: A list longer than this names no real machine (8192 CPUs, every second one, is 20 kB).
-MAX_TEXT = 65536
+#: A list longer than this, or with more CPUs, ranges and strides, names no real machine: 8192 CPUs, every second one,
+#: are 4096 regions and 20 kB.
+MAX_TEXT, MAX_REGIONS = 65536, 4096
 
 _REGION = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6})/([0-9]{1,6}))?)?")
 #: Spelt out: str.split() and \s would also part a list at Unicode's spaces.
@@ -38,18 +39,22 @@ def _short(text: str) -> str:
 
 
 def _stride(length: int, used: int, group: int) -> int:
-    """`length` bits of which in every `group` the first `used` are set.
-
-    By arithmetic, not in a loop: a list may hold thousands of regions such as `0-8191:1/2`, and must still cost
-    milliseconds.
-    """
-    whole = (1 << length) - 1
+    """`length` bits of which in every `group` the first `used` are set; in time linear in `length`."""
     pattern = (1 << min(used, length)) - 1
-    if group < length:
-        # (2^(g*n) - 1) / (2^g - 1) has bit 0 of each of n groups set.
-        starts = ((1 << (group * -(-length // group))) - 1) // ((1 << group) - 1)
-        pattern = starts * pattern & whole
-    return pattern
+    while group < length:
+        pattern |= pattern << group
+        group *= 2
+    return pattern & ((1 << length) - 1)
+
+
+def _regions(text: str, most: int) -> List[str]:
+    """The regions of a list, none of them read yet. :raises CpuSetError: it is too long, or has more than `most`."""
+    if len(text) > MAX_TEXT:
+        raise CpuSetError(text, f"it is {len(text)} characters long")
+    regions = [region for region in _SEPARATORS.split(text) if region]
+    if len(regions) > most:
+        raise CpuSetError(text, f"it has {len(regions)} regions, at most {most} are read")
+    return regions
 
 
 class CpuSet:
@@ -98,12 +103,12 @@ class CpuSet:
 
         :raises CpuSetError: quoting the input and the region that is wrong.
         """
-        if len(text) > MAX_TEXT:
-            raise CpuSetError(text, f"it is {len(text)} characters long")
+        return cls._of_regions(text, _regions(text, MAX_REGIONS), strides=True)
+
+    @classmethod
+    def _of_regions(cls, text: str, regions: List[str], strides: bool) -> CpuSet:
         bits = 0
-        for region in _SEPARATORS.split(text):
-            if not region:
-                continue
+        for region in regions:
             match = _REGION.fullmatch(region)
             if match is None:
                 raise CpuSetError(text, f"{_short(region)} is no CPU, range or stride")
@@ -118,6 +123,8 @@ class CpuSet:
             used, group = int(match[3]), int(match[4])
             if group == 0 or used > group:
                 raise CpuSetError(text, f"stride {region!r} takes {used} of every {group}")
+            if not strides:
+                raise CpuSetError(text, f"{region!r} is a stride, which only people write")
             bits |= _stride(last - first + 1, used, group) << first
         return cls.from_bits(bits)
 
@@ -217,6 +224,27 @@ class CpuSet:
         except AttributeError:
             object.__setattr__(self, "_frozen", frozenset(self))
             return self._frozen
+
+
+class CpuLists:
+    """Parses the CPU lists of one message or file of another program.
+
+    They have no strides, which no program writes, and all different ones together at most `regions` regions: what an
+    input costs is bounded by this number, and not by how many lists fit into it.
+    """
+
+    def __init__(self, regions: int = MAX_REGIONS) -> None:
+        self._left = regions
+        self._parsed: Dict[str, CpuSet] = {}
+
+    def parse(self, text: str) -> CpuSet:
+        """Parse a list as `CpuSet.parse` does. :raises CpuSetError: also for a stride, and for too many regions."""
+        found = self._parsed.get(text)
+        if found is None:
+            regions = _regions(text, self._left)
+            self._left -= len(regions)
+            found = self._parsed[text] = CpuSet._of_regions(text, regions, strides=False)
+        return found
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:

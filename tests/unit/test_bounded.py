@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from vmpin.bounded import load_json, parse_real, parse_whole, parse_wholes, real, whole
@@ -72,7 +74,8 @@ def test_an_unbounded_real_number_is_still_finite() -> None:
 
 @pytest.mark.parametrize("raw", [
     '{"a": Infinity}', '{"a": -Infinity}', '{"a": NaN}', '{"a": 1e999}', '{"a": ' + "9" * 5000 + "}",
-    '{"a": ' + "9" * 41 + "}", '{"a": 0.' + "1" * 5000 + "}", "[" * 100_000, '{"a"', b"\xff"])
+    '{"a": ' + "9" * 41 + "}", '{"a": 0.' + "1" * 5000 + "}", "[" * 100_000, '{"a"', b"\xff",
+    '{"a": [[1e999]]}'.encode("utf-16")])
 def test_json_with_numbers_without_bounds_is_none(raw: str | bytes) -> None:
     with pytest.raises(ValueError):
         load_json(raw)
@@ -81,3 +84,20 @@ def test_json_with_numbers_without_bounds_is_none(raw: str | bytes) -> None:
 def test_other_json_is_read_as_ever() -> None:
     assert load_json(b'{"a": [1, -9223372036854775808, 2.5, 1e3, true, null, "9"]}') == {
         "a": [1, -9223372036854775808, 2.5, 1000.0, True, None, "9"]}
+
+
+@pytest.mark.parametrize(("raw", "why"), [
+    ('{"a": [' + "1," * 100 + "1]}", "more than 100 values"), ("[" + "[]," * 50 + "1]", "more than 100 values"),
+    ('""' * 300, "more than 100 values"), ("[" * 6, "more than 5 deep"), ('{"a":' * 6, "more than 5 deep"),
+    ('["\\\\",[[[[[', "more than 5 deep")])
+def test_json_is_bounded_in_values_and_depth_before_it_is_parsed(raw: str, why: str) -> None:
+    for text in (raw, raw.encode()):
+        with pytest.raises(ValueError, match=why):
+            load_json(text, 100, 5)
+
+
+@pytest.mark.parametrize("raw", [
+    b'{"a":"' + b"[" * 1000 + b'"}', b'{"a":"\\"' + b"[{," * 1000 + b'"}',
+    b'{"a":"' + b"9" * 5000 + b'"}', b'{"a":"1e999"}', b'["\\ud800", 1e300, 1e0300]', "[\"\ud800\"]"])
+def test_what_stands_in_a_text_counts_for_nothing(raw: str | bytes) -> None:
+    assert load_json(raw, 100, 5) == json.loads(raw)

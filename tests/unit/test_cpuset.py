@@ -8,7 +8,7 @@ from effort import effort
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vmpin.cpuset import EMPTY, MAX_CPU, MAX_TEXT, CpuSet, CpuSetError, union
+from vmpin.cpuset import EMPTY, MAX_CPU, MAX_REGIONS, MAX_TEXT, CpuLists, CpuSet, CpuSetError, union
 
 cpus = st.integers(0, MAX_CPU)
 small = st.frozensets(st.integers(0, 40))
@@ -200,7 +200,7 @@ def test_one_long_region_is_not_repeated_in_the_message() -> None:
 
 @pytest.mark.parametrize("region", ["0-8191:1/2", "0-8191:9/4097", "0-8191:99999/999999", "0-8191"])
 def test_the_costliest_text_that_is_read_costs_little(region: str) -> None:
-    text = ",".join([region] * (MAX_TEXT // (len(region) + 1)))
+    text = ",".join([region] * min(MAX_REGIONS, MAX_TEXT // (len(region) + 1)))
     # Milliseconds; a parser that sets each group of a stride by itself takes half a minute.
     assert effort(lambda: CpuSet.parse(text), 1) < 600
 
@@ -230,3 +230,29 @@ def test_the_empty_set_is_empty_and_has_no_first() -> None:
     assert union(()) == EMPTY
     with pytest.raises(CpuSetError, match="empty"):
         _ = EMPTY.first
+
+
+def test_a_list_has_no_more_regions_than_every_second_cpu_needs() -> None:
+    every_second = ",".join(map(str, range(0, MAX_CPU + 1, 2)))
+    assert len(CpuSet.parse(every_second)) == MAX_REGIONS
+    with pytest.raises(CpuSetError, match=f"it has {MAX_REGIONS + 1} regions, at most {MAX_REGIONS} are read"):
+        CpuSet.parse(every_second + ",none")
+
+
+def test_the_lists_of_one_input_are_bounded_together() -> None:
+    lists = CpuLists(10)
+    assert [str(lists.parse(text)) for text in ("0-3,8", "0-3,8", "", " ,", "1 3 5")] == [
+        "0-3,8", "0-3,8", "", "", "1,3,5"]
+    with pytest.raises(CpuSetError, match="no CPU"):
+        lists.parse("1,x,3")  # what is wrong counts, too: it may be wrong at its end
+    assert lists.parse("7,9") == CpuSet((7, 9))
+    assert lists.parse("1 3 5") == CpuSet((1, 3, 5))
+    with pytest.raises(CpuSetError, match="it has 1 regions, at most 0 are read"):
+        lists.parse("7")
+
+
+@pytest.mark.parametrize("text", ["0-7:2/4", "0-8191:1/4095", "1,0-0:1/1"])
+def test_a_stride_is_not_what_a_program_writes(text: str) -> None:
+    CpuSet.parse(text)
+    with pytest.raises(CpuSetError, match="is a stride"):
+        CpuLists().parse(text)

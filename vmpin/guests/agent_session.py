@@ -7,6 +7,7 @@ connection, and the next attempt comes later each time. Created and run by vm_gu
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.guest_report import ERROR, ContainerReport
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_reports import WAITING, container_report, reason, summary
-from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, longest_answer, only_requested
+from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, TimeBudget, longest_answer, only_used
 from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionEnded, SessionState
 from vmpin.guests.tasks import Flag, run_together
 from vmpin.guests.transport.channel import Channel, NotListening, Stream
@@ -42,6 +43,7 @@ class AgentSession(Session):
         self._retry = Flag()
         self._generation = 0
         self.log_once = LogOnce(name)
+        self.budget = TimeBudget()
         # Of the current connection:
         self._id = 0
         #: The id of the request that carried the newest wish; 0 while `progress` is UNSENT.
@@ -204,18 +206,31 @@ class AgentSession(Session):
             if not data:
                 raise GuestError("the agent closed the connection") if self.up else NoAgentFound("closed at once")
             decoder.limit = max(decoder.limit, longest_answer(len(self._containers())))
-            received = decoder.feed(data)
-            self.rate.add_received(len(data), len(received), time.monotonic())
-            for message in received:
-                try:
-                    self.receive(message)
-                except UnknownMessage:
-                    continue  # of a newer agent; answering it with an error might go on for ever
+            try:
+                self.budget.begin()
+                received = decoder.feed(data)
+                self.rate.add_received(len(data), len(received), time.monotonic())
+                await self._receive_all(received)
+            finally:
+                pause = self.budget.end()
+            if pause:
+                await asyncio.sleep(pause)
+
+    async def _receive_all(self, received: Sequence[Mapping[str, object]]) -> None:
+        """Take messages into account, in as many turns of the loop as the budget needs."""
+        for message in received:
+            if self.budget.over():
+                pause = self.budget.end()
+                self.budget.begin()
+                await asyncio.sleep(pause)
+            # An unknown message is of a newer agent; answering it with an error might go on for ever.
+            with contextlib.suppress(UnknownMessage):
+                self.receive(message)
 
     def receive(self, message: Mapping[str, object]) -> None:
         """Take one message of the agent's into account. :raises ProtocolError: it is not of the protocol.
         :raises NoAgentFound: the first answer is an error."""
-        answer = parse_answer(only_requested(self._containers(), message))
+        answer = parse_answer(only_used(self._containers(), message))
         self.counters.answers += 1
         if isinstance(answer, messages.NeedMap):
             self.rate.add_resend()

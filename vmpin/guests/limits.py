@@ -1,7 +1,9 @@
-"""Limits on what one guest may send, and on what is logged of it. Called by agent_session."""
+"""Limits on what one guest may send, on the time that its messages take, and on what is logged of it. Called by
+agent_session."""
 
 import logging
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 
 from vmpin.protocol.frames import MAX_FRAME, ProtocolError
 from vmpin.protocol.parsing import MAX_NUMBER
@@ -9,10 +11,9 @@ from vmpin.protocol.parsing import MAX_NUMBER
 logger = logging.getLogger(__name__)
 
 #: The longest message that is read (bytes), and the addition for each container asked about. 256 KiB delay the watcher
-#: by 70 ms at worst. An `applied` of 50 containers is 20 kB; with an error a container takes less than 1 kB.
+#: by 20 ms at worst. An `applied` of 50 containers is 20 kB; with an error a container takes less than 1 kB.
 MAX_ANSWER, MAX_EACH = 256 << 10, 768
-#: What a guest may send within WINDOW seconds, and the addition for each request. A guest that sends as much all the
-#: time costs two hundredths of a CPU.
+#: What a guest may send within WINDOW seconds, and the addition for each request.
 WINDOW, MAX_BYTES, MAX_MESSAGES = 60.0, 4 << 20, 600
 ASKED_BYTES, ASKED_MESSAGES = 64 << 10, 4
 #: How often within WINDOW a guest may ask for the map again. Such a request does not raise its limits.
@@ -59,6 +60,39 @@ class RateLimit:
                                 f"{WINDOW:g} s")
 
 
+#: The part of a CPU that parsing one guest's messages takes at most, whatever it sends: with its connections, a guest
+#: that floods costs two hundredths. An answer about 50 containers takes 2 ms.
+SHARE = 0.01
+#: What a guest may use at once before it waits (seconds of CPU), and within one turn of the loop.
+BURST, TURN = 0.1, 0.002
+
+
+class TimeBudget:
+    """What parsing one guest's messages may cost: SHARE of a CPU on the average. It outlasts a connection.
+    :param now: a steady clock. :param used: this thread's CPU time. Both in seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic,
+                 used: Callable[[], float] = time.thread_time) -> None:
+        self._now, self._used = now, used
+        self._begun = 0.0
+        #: When all that was used is paid off.
+        self._due = 0.0
+
+    def begin(self) -> None:
+        """Begin a turn."""
+        self._begun = self._used()
+
+    def over(self) -> bool:
+        """Whether the turn is to end, for the loop's other work."""
+        return self._used() - self._begun >= TURN
+
+    def end(self) -> float:
+        """End a turn. :returns: for how long nothing more may be read of this guest (seconds, 0.0 as a rule)."""
+        now = self._now()
+        self._due = max(self._due, now) + (self._used() - self._begun) / SHARE
+        return max(0.0, self._due - now - BURST / SHARE)
+
+
 class LogOnce:
     """Logs each text of one guest once, and at most MOST different ones: a guest must not fill the log."""
 
@@ -77,8 +111,11 @@ class LogOnce:
         logger.log(level, "%s sandbox=%s: %s", what, self._sandbox, text)
 
 
-def only_requested(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:
-    """An `applied` message without containers that were not asked about: parsing all that a guest may name is slow."""
+def only_used(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:
+    """A message without what the host does not use: parsing all that a guest may name is slow.
+    :param wanted: the containers that were asked about: an `applied` message is cut to these."""
+    if message.get("type") == "inventory":
+        return {**message, "cpus": [], "containers": []}
     containers = message.get("containers")
     if message.get("type") != "applied" or not isinstance(containers, dict):
         return message

@@ -22,7 +22,7 @@ import math
 import re
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import CpuLists, CpuSet, CpuSetError
 from vmpin.protocol import messages
 from vmpin.protocol.frames import MAX_CPUS, MAX_HW, ProtocolError, clean, parse_ids
 
@@ -32,6 +32,8 @@ PORT = 10789
 SERIAL = "org.vmpin.agent.0"
 
 MAX_CONTAINERS = 1024
+#: The limit on the hardware ids in all lists of a message that differ.
+MAX_IDS = 4 * MAX_CPUS
 #: The limit of ids, generations and counts.
 MAX_NUMBER = (1 << 63) - 1
 
@@ -133,15 +135,33 @@ def _container(value: object, id: Optional[int]) -> str:
     return value
 
 
+class _IdLists:
+    """Parses the lists of hardware ids of one message, as CpuLists those of CPUs: equal ones once, and all different
+    ones together with MAX_IDS ids at most."""
+
+    def __init__(self) -> None:
+        self._left = MAX_IDS
+        self._parsed: Dict[str, Tuple[int, ...]] = {}
+
+    def parse(self, text: str) -> Tuple[int, ...]:
+        found = self._parsed.get(text)
+        if found is None:
+            found = self._parsed[text] = parse_ids(text, self._left)
+            self._left -= len(found)
+        return found
+
+
 class _Fields:
     """Typed access to the fields of an object; an absent field is 0, "", false or empty."""
 
-    def __init__(self, of: object, id: Optional[int], where: str = "") -> None:
+    def __init__(self, of: object, id: Optional[int], where: str = "", outer: Optional[_Fields] = None) -> None:
         if not isinstance(of, dict):
             raise ProtocolError(f"{where}no object", id)
         self.of = of
         self.id = id
         self.where = where
+        self._cpu_lists: CpuLists = CpuLists() if outer is None else outer._cpu_lists
+        self._id_lists: _IdLists = _IdLists() if outer is None else outer._id_lists
 
     def number(self, name: str, most: int = MAX_NUMBER, required: bool = False) -> int:
         value = self.of.get(name, None if required else 0)
@@ -170,28 +190,28 @@ class _Fields:
     def part(self, name: str) -> Optional[_Fields]:
         """The fields of an object in this one; None without it."""
         value = self.of.get(name)
-        return None if value is None else _Fields(value, self.id, f"{name}: ")
+        return None if value is None else _Fields(value, self.id, f"{name}: ", self)
 
     def parts(self, name: str, limit: int) -> Iterator[_Fields]:
         """The fields of each object in a list."""
-        return (_Fields(each, self.id, f"{name}: ") for each in self.list(name, limit))
+        return (_Fields(each, self.id, f"{name}: ", self) for each in self.list(name, limit))
 
     def by_container(self) -> Iterator[Tuple[str, _Fields]]:
         """The ids in `containers`, and the fields of each one's object."""
         found: Dict[str, Any] = {}
         for cid, fields in self._get("containers", found, f"an object of at most {MAX_CONTAINERS}",
                                      MAX_CONTAINERS).items():
-            yield cid, _Fields(fields, self.id, f"container {_container(cid, self.id)}: ")
+            yield cid, _Fields(fields, self.id, f"container {_container(cid, self.id)}: ", self)
 
     def cpus(self, name: str) -> CpuSet:
         try:
-            return CpuSet.parse(self._get(name, "", "text"))
+            return self._cpu_lists.parse(self._get(name, "", "text"))
         except CpuSetError as err:
             raise ProtocolError(f"{self.where}{name}: {clean(str(err))}", self.id) from None
 
     def hw(self) -> Tuple[int, ...]:
         try:
-            return parse_ids(self.of["hw"] if isinstance(self.of.get("hw"), str) else "?")
+            return self._id_lists.parse(self.of["hw"] if isinstance(self.of.get("hw"), str) else "?")
         except ProtocolError as err:
             raise ProtocolError(f"{self.where}hw: {err}", self.id) from None
 

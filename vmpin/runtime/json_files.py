@@ -11,18 +11,22 @@ from typing import Any
 from vmpin.bounded import MAX_PID, load_json, whole
 from vmpin.errors import SourceError
 
+#: A container's config.json has some thousand values, most of them of its seccomp profile, and 7 levels.
+MAX_VALUES, MAX_DEPTH = 65_536, 64
 
-def parse_json(raw: bytes | str, where: str) -> object:
-    """Parse JSON. :param where: the name of the file or message, for errors. :raises SourceError: when it is none."""
+
+def parse_json(raw: bytes | str, where: str, values: int = MAX_VALUES) -> object:
+    """Parse JSON of at most `values` values, keys not counted. :param where: the name of the file or message, for
+    errors. :raises SourceError: when it is none, or has too many values or absurd numbers."""
     try:
-        return load_json(raw)
+        return load_json(raw, values, MAX_DEPTH)
     except ValueError as err:
         raise SourceError(where, f"is not JSON: {str(err)[:100]}") from err
 
 
-def parse_object(raw: bytes | str, where: str) -> dict[str, object]:
-    """Parse a JSON object. :raises SourceError: when it is not JSON, or another value."""
-    found = parse_json(raw, where)
+def parse_object(raw: bytes | str, where: str, values: int = MAX_VALUES) -> dict[str, object]:
+    """Parse a JSON object. :raises SourceError: as `parse_json`, and when it is another value."""
+    found = parse_json(raw, where, values)
     if not isinstance(found, dict):
         raise SourceError(where, "is no JSON object")
     return found

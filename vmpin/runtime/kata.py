@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import CpuLists, CpuSetError
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.procfs import names_in
@@ -22,7 +22,8 @@ from vmpin.host.regular import Stamp, lasting_stamp, read_regular, stamp
 from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
 from vmpin.runtime.json_files import dig, parse_object, pid_of
 
-MAX_BYTES = 8 << 20
+#: Of a file, in which Kata keeps some 4 kB and 200 values for each container; and the containers of a pod.
+MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 32_768, 512
 
 
 class KataSandbox(NamedTuple):
@@ -104,7 +105,8 @@ class KataState:
             info = os.stat(path, follow_symlinks=False)
             cached = self._stopped.get(path)
             if cached is None or cached[0] != stamp(info):
-                cached = (stamp(info), parse_object(read_regular(path, MAX_BYTES)[0], path).get("State") == "stopped")
+                state = parse_object(read_regular(path, MAX_BYTES)[0], path, MAX_VALUES)
+                cached = (stamp(info), state.get("State") == "stopped")
                 self._stopped[path] = (lasting_stamp(info), cached[1])
         except (OSError, SourceError):
             return False
@@ -147,11 +149,14 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
     """Parse persist.json of the Go runtime; the keys are Go's field names.
     :param written: when the file was written, CLOCK_REALTIME ns.
     :raises SourceError: when it is half written."""
-    state = parse_object(raw, "persist.json")
+    state = parse_object(raw, "persist.json", MAX_VALUES)
     containers = []
     pod = None
     configs = dig(state, "Config", "ContainerConfigs")
     configs = configs if isinstance(configs, list) else []
+    if len(configs) > MAX_CONTAINERS:
+        raise SourceError("persist.json", f"names {len(configs)} containers, at most {MAX_CONTAINERS} are read")
+    lists = CpuLists()
     for config in configs:
         cid = dig(config, "ID")
         if not isinstance(cid, str) or not valid_id(cid):
@@ -167,7 +172,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
             pod = pod or pod_of(annotations, dialect)
         cpus = dig(config, "Resources", "cpu", "cpus")
         try:
-            cpuset = CpuSet.parse(cpus) if isinstance(cpus, str) else None
+            cpuset = lists.parse(cpus) if isinstance(cpus, str) else None
         except CpuSetError:
             cpuset = None
         container = Container(ContainerId(cid), cpuset=cpuset or None, pause=pause)
@@ -183,6 +188,6 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
     """Parse state.json of runtime-rs; `written` as for parse_go. :raises SourceError: when it is half written."""
-    state = parse_object(raw, "state.json")
+    state = parse_object(raw, "state.json", MAX_VALUES)
     return KataSandbox(sid, "kata-rs", pid_of(dig(state, "hypervisor", "pid")), None, None, "", written,
                        dig(state, "resource", "cgroup_state", "enable_vcpus_pinning") is True)

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuLists, CpuSet, CpuSetError
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import valid_id
 from vmpin.errors import SourceError
 from vmpin.runtime.json_files import parse_object
 
 NAME = "cpu_manager_state"
-MAX_BYTES = 4 << 20  #: A node full of pods has some 40 kB.
-#: Containers and pods with exclusive CPUs. Linux has 8192 CPUs at most (CONFIG_NR_CPUS), and each of these has one.
-MAX_ENTRIES = 8192
-MAX_CHECKED = 64 << 10  #: Bytes beyond which the checksum is not checked: it costs Python some 0.1 µs a byte.
+MAX_BYTES = 1 << 20  #: A node full of pods has some 40 kB.
+#: Containers and pods with exclusive CPUs. The largest machines have some 2,000 CPUs, and no kubelet a thousand pods.
+MAX_ENTRIES = 1024
+#: Bytes beyond which no more checksums are computed, as that costs Python some 0.1 µs a byte.
+MAX_CHECKED = 80 << 10
 
 
 def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
@@ -38,22 +39,23 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
     if isinstance(data, str) and data:
         # The rest of the file is for older kubelets, and newer ones do not read it.
         state = _contents(_object(data, f"{where}: data"), where)._replace(version=4)
-        return _judged(state, _matches(outer.get("datachecksum"), len(data), [f"(string){data}"]))
+        return _judged(state, _matches(outer.get("datachecksum"), [f"(string){data}"]))
     state = _contents(outer, where)
     checksum = outer.get("checksum")
-    return _judged(state, None if checksum in (0, None) else _matches(checksum, len(raw), _dumps(outer, state)))
+    return _judged(state, None if checksum in (0, None) else _matches(checksum, _dumps(outer, state)))
 
 
 def _object(raw: bytes | str, where: str) -> dict[str, object]:
     """A JSON object, its keys in lower case: Go reads them whatever their case is."""
-    return {key.lower(): value for key, value in parse_object(raw, where).items()}
+    return {key.lower(): value for key, value in parse_object(raw, where, 8 * MAX_ENTRIES).items()}
 
 
 def _contents(found: dict[str, object], where: str) -> CpuManagerState:
+    lists = CpuLists()
     policy = found.get("policyname")
     if not isinstance(policy, str) or not valid_id(policy):
         raise SourceError(where, f"policyName {_short(policy)} is none")
-    default = _cpus(found.get("defaultcpuset", ""), f"{where}: defaultCpuSet")
+    default = _cpus(lists, found.get("defaultcpuset", ""), f"{where}: defaultCpuSet")
     entries: dict[tuple[str, str], CpuSet] = {}
     pods: dict[str, CpuSet] = {}
     by_id: dict[str, CpuSet] = {}
@@ -63,12 +65,12 @@ def _contents(found: dict[str, object], where: str) -> CpuManagerState:
     for key, value in listed.items():
         if isinstance(value, dict):
             for name, cpus in value.items():
-                entries[_id(key, where), _id(name, where)] = _cpus(cpus, f"{where}: entry {key}/{name}")
+                entries[_id(key, where), _id(name, where)] = _cpus(lists, cpus, f"{where}: entry {key}/{name}")
         else:
-            by_id[_id(key, where)] = _cpus(value, f"{where}: entry {key}")
+            by_id[_id(key, where)] = _cpus(lists, value, f"{where}: entry {key}")
     for key, value in by_pod.items():
         folded = {name.lower(): cpus for name, cpus in value.items()} if isinstance(value, dict) else {}
-        pods[_id(key, where)] = _cpus(folded.get("cpuset"), f"{where}: pod entry {key}")
+        pods[_id(key, where)] = _cpus(lists, folded.get("cpuset"), f"{where}: pod entry {key}")
     if by_id and (entries or pods):
         raise SourceError(where, "names some containers by their ids and some by their pods")
     return CpuManagerState(policy, default, {key: cpus for key, cpus in entries.items() if cpus},
@@ -97,11 +99,11 @@ def _id(text: str, where: str) -> str:
     return text
 
 
-def _cpus(value: object, where: str) -> CpuSet:
+def _cpus(lists: CpuLists, value: object, where: str) -> CpuSet:
     if not isinstance(value, str):
         raise SourceError(where, f"{_short(value)} is no CPU list")
     try:
-        return CpuSet.parse(value)
+        return lists.parse(value)
     except CpuSetError as err:
         raise SourceError(where, str(err)) from err
 
@@ -126,11 +128,17 @@ def _overlaps(state: CpuManagerState) -> Iterator[str]:
         yield f"CPUs {seen & state.default} are both exclusive and shared"
 
 
-def _matches(checksum: object, size: int, dumps: Iterable[str]) -> bool | None:
-    """Whether one of the dumps has that checksum; None where it is not checked."""
-    if size > MAX_CHECKED:
-        return None
-    return any(fnv32a(dump.encode("utf-8", "surrogatepass")) == checksum for dump in dumps)
+def _matches(checksum: object, dumps: Iterable[str]) -> bool | None:
+    """Whether one of the dumps has that checksum; None where not all could be checked."""
+    left = MAX_CHECKED
+    for dump in dumps:
+        raw = dump.encode("utf-8", "surrogatepass")
+        left -= len(raw)
+        if left < 0:
+            return None
+        if fnv32a(raw) == checksum:
+            return True
+    return False
 
 
 def fnv32a(raw: bytes) -> int:

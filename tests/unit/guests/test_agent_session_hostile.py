@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import logging
 import random
 import struct
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from guest_peer import Agent, Talk, UnixChannel, serving, until
 from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.guests.agent_session import AgentSession
-from vmpin.guests.limits import MAX_ANSWER, MAX_RESENDS, RateLimit
+from vmpin.guests.limits import BURST, MAX_ANSWER, MAX_RESENDS, SHARE, TURN, RateLimit, TimeBudget, only_used
 from vmpin.guests.session_state import SessionState
 from vmpin.guests.transport.channel import Channel
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, encode
@@ -179,10 +180,11 @@ def test_before_a_pong_nothing_else_is_an_answer(says: bytes) -> None:
 
 def never_ends() -> Talk:
     """Valid messages, as fast as they are taken, and as dear as they can be: more containers than were asked about,
-    and CPU lists that are long when written out."""
-    outcome = {"state": "applied", "wanted": "0-8190:1/2", "effective": ",".join(map(str, range(0, 300, 2)))}
+    and CPU lists that are long."""
+    wanted, effective = (",".join(map(str, range(0, 300, step))) for step in (3, 2))
+    outcome = {"state": "applied", "wanted": wanted, "effective": effective}
     dear = frame(json.dumps({"v": 1, "type": "applied", "generation": 1, "containers": {
-        cid: outcome for cid in ("c1", "c2", *(f"x{number}" for number in range(400)))}}).encode())
+        cid: outcome for cid in ("c1", "c2", *(f"x{number}" for number in range(240)))}}).encode())
     assert 200_000 < len(dear) < MAX_ANSWER
     event = encode(as_json(GuestEvent("containers", started=tuple(f"c{n}" for n in range(100)))))
 
@@ -197,6 +199,7 @@ def never_ends() -> Talk:
 def test_a_guest_that_never_ends_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with serving(never_ends()) as path, session(path) as ours:
+            ours.budget = Clocks().budget()  # by which nothing takes any time: else it would take an hour
             ours.push(MAP)
             # Of this thread's own time, not of what others of the machine had of the CPU: 3 ms, half a unit, is usual.
             most, took, last = 10 * unit(), [], time.thread_time()
@@ -215,6 +218,7 @@ def test_a_guest_that_never_ends_delays_no_other(caplog: pytest.LogCaptureFixtur
 def test_a_guest_that_never_ends_takes_no_memory() -> None:
     async def test() -> None:
         async with serving(never_ends()) as path, session(path) as ours:
+            ours.budget = Clocks().budget()  # by which nothing takes any time: else it would take an hour
             ours.push(MAP)
             sizes: list[int] = []
             while len(sizes) < 4:
@@ -340,3 +344,99 @@ def test_it_ends_when_cancelled_whatever_the_guest_does_just_then(caplog: pytest
 
 async def _refused(ours: AgentSession) -> None:
     await until(lambda: ours.counters.refused)
+
+
+class Clocks:
+    """The clocks of a budget: `now` goes on while nothing is done, both while something is."""
+
+    def __init__(self) -> None:
+        self.time = self.cpu = 0.0
+
+    def work(self, seconds: float) -> None:
+        self.time += seconds
+        self.cpu += seconds
+
+    def budget(self) -> TimeBudget:
+        return TimeBudget(lambda: self.time, lambda: self.cpu)
+
+
+def test_a_guests_messages_take_their_share_of_the_time_and_no_more() -> None:
+    clocks = Clocks()
+    budget = clocks.budget()
+    for _ in range(1000):
+        budget.begin()
+        clocks.work(0.02)
+        clocks.time += budget.end()
+    assert clocks.cpu / clocks.time == pytest.approx(SHARE, rel=0.1)
+
+
+def test_a_guest_that_was_quiet_does_not_wait() -> None:
+    clocks = Clocks()
+    budget = clocks.budget()
+    for _ in range(20):
+        budget.begin()
+        clocks.work(BURST / 10)
+        assert budget.end() == 0.0
+        clocks.time += BURST / 10 / SHARE
+    for _ in range(9):
+        budget.begin()
+        clocks.work(BURST / 10)
+        assert budget.end() == 0.0
+    budget.begin()
+    clocks.work(BURST)
+    assert budget.end() > 1.0
+
+
+def test_a_turn_is_over_when_its_time_is() -> None:
+    clocks = Clocks()
+    budget = clocks.budget()
+    budget.begin()
+    assert not budget.over()
+    clocks.work(TURN)
+    assert budget.over()
+
+
+def test_messages_beyond_a_turn_leave_one_to_the_loops_other_work_and_what_a_guest_cost_outlasts_its_connection(
+) -> None:
+    clocks, happened = Clocks(), []
+
+    class Slow(AgentSession):
+        """Each message takes a turn."""
+
+        def receive(self, message: Mapping[str, object]) -> None:
+            clocks.work(TURN)
+            happened.append("message")
+            super().receive(message)
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(PONG + encode(as_json(GuestEvent("cpus"))) * 8)
+        await writer.drain()
+        writer.close()
+
+    async def other() -> None:
+        while True:
+            happened.append("other")
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        async with serving(flood) as path:
+            ours = Slow("pod", lambda: [UnixChannel(path)], 1, timeouts=QUICK)
+            ours.budget = clocks.budget()
+            task, beside = asyncio.create_task(ours.run()), asyncio.create_task(other())
+            try:
+                await until(lambda: ours.counters.connects >= 2 and happened.count("message") >= 18)
+            finally:
+                for each in (task, beside):
+                    each.cancel()
+                await asyncio.gather(task, beside, return_exceptions=True)
+            ours.budget.begin()
+            clocks.work(BURST)
+            assert ours.budget.end() >= 18 * TURN / SHARE
+    run(test())
+    first, last = happened.index("message"), len(happened) - happened[::-1].index("message")
+    assert not any(one == other == "message" for one, other in itertools.pairwise(happened[first:last]))
+
+
+def test_of_an_inventory_the_host_reads_the_note_alone() -> None:
+    message = {"v": 1, "type": "inventory", "note": "guessed", "cpus": ["no", "objects"], "containers": 3}
+    assert only_used((), message) == {**message, "cpus": [], "containers": []}

@@ -7,15 +7,24 @@ import os
 import random
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from effort import effort
 from guest_fuzz import frame, spoilt
 
-from vmpin.cpuset import CpuSet
-from vmpin.protocol.frames import MAX_FRAME, FrameDecoder, ProtocolError, clean, encode, format_ids, parse_ids
+from vmpin.cpuset import MAX_REGIONS, CpuSet
+from vmpin.protocol.frames import (
+    MAX_CPUS,
+    MAX_FRAME,
+    FrameDecoder,
+    ProtocolError,
+    clean,
+    encode,
+    format_ids,
+    parse_ids,
+)
 from vmpin.protocol.messages import (
     APPLIED,
     PENDING,
@@ -38,7 +47,7 @@ from vmpin.protocol.messages import (
     VcpuMap,
     as_json,
 )
-from vmpin.protocol.parsing import UnknownMessage, VersionError, parse_answer, parse_request
+from vmpin.protocol.parsing import MAX_CONTAINERS, UnknownMessage, VersionError, parse_answer, parse_request
 
 REQUESTS: list[HostMessage] = [
     Ping(1), InventoryRequest(2), Unpin(3), Subscribe(4), VcpuMap(5, 7, "pod", {}),
@@ -91,10 +100,11 @@ def test_a_length_that_cannot_be_is_refused_at_once(length: int) -> None:
 
 
 @pytest.mark.parametrize(("body", "why"), [
-    (b"[" * 100, "16 deep"), (b'{"a":' * 5000 + b"1", "16 deep"), (b"[" * MAX_FRAME, "100000 values"),
-    (b"[" + b"1," * 200_000 + b"1]", "100000 values"),
+    (b"[" * 100, "16 deep"), (b'{"a":' * 5000 + b"1", "16 deep"), (b"[" * MAX_FRAME, "32768 values"),
+    (b"[" + b"1," * 200_000 + b"1]", "32768 values"),
     (b'{"a":' + b"9" * 1_000_000 + b"}", "a number is too long"), (b'{"a":1e999999999999999999999999999999999999999}',
-                                                                  "too long"),
+                                                                  "too long"), (b'{"a":-1e999}', "all bounds"),
+    (b'""' * 100_000, "32768 values"),
     (b'{"a":NaN}', "no JSON"), (b'{"a":-Infinity}', "no JSON"), (b"[]", "no JSON object"), (b"17", "no JSON object"),
     (b'{"a"', "no JSON"), (b"\xff\xfe{}", "no JSON"), (b'{"a":"\xc0\x80"}', "no JSON"), (b"  ", "no JSON"),
 ])
@@ -212,6 +222,48 @@ def test_hardware_ids(text: str, ids: tuple[int, ...]) -> None:
 def test_what_is_no_hardware_id_is_refused(text: str) -> None:
     with pytest.raises(ProtocolError):
         parse_ids(text)
+
+
+def test_ids_are_counted_before_they_are_made() -> None:
+    """A range repeated without end adds nothing to a set, and costs as much each time."""
+    with pytest.raises(ProtocolError, match="more than 8192 ids"):
+        parse_ids("0-8191," * 2 + "no id")
+    assert len(parse_ids("0-4095,4096-8191")) == 8192
+
+
+def outcomes(lists: Iterable[str], field: str = "wanted") -> dict[str, object]:
+    return {"v": 1, "type": "applied", "generation": 1,
+            "containers": {f"c{number}": {"state": "applied", field: text} for number, text in enumerate(lists)}}
+
+
+@pytest.mark.parametrize("text", ["0-8191:1/4095", "0-7:2/4", "3,0-1:1/2"])
+def test_a_guest_sends_no_strides(text: str) -> None:
+    with pytest.raises(ProtocolError, match="which only people write"):
+        parse_answer(outcomes([text]))
+
+
+def test_the_lists_of_a_message_are_bounded_together_and_equal_ones_count_once() -> None:
+    many = ",".join(str(2 * number) for number in range(MAX_REGIONS // 2))
+    assert isinstance(parse_answer(outcomes([many] * MAX_CONTAINERS)), Applied)
+    parse_answer(outcomes([many, "1," + many.removesuffix(f",{MAX_REGIONS - 2}")]))
+    with pytest.raises(ProtocolError, match="at most 0 are read"):
+        parse_answer(outcomes([many, "1," + many.removesuffix(f",{MAX_REGIONS - 2}"), "7"]))
+
+
+def test_the_hardware_ids_of_a_message_are_bounded_together() -> None:
+    good = as_json(VcpuMap(1, 2, "pod", {}))
+    lists = [f"{first}-{first + MAX_CPUS - 1}" for first in range(5)]
+    many = {f"c{number}": {"hw": lists[number % 4]} for number in range(MAX_CONTAINERS)}
+    assert parse_request({**good, "containers": many})
+    with pytest.raises(ProtocolError, match="more than 0 ids"):
+        parse_request({**good, "containers": {f"c{number}": {"hw": text} for number, text in enumerate(lists)}})
+
+
+@pytest.mark.parametrize("text", ["\x80" * 100_000, "a\x80" * 100_000, "\ue000b" * 50_000])
+def test_a_long_text_is_escaped_as_far_as_it_is_shown(text: str) -> None:
+    shown = clean(text)
+    assert (len(shown), shown.isprintable()) == (400, True)
+    assert shown == clean(text[:401])
 
 
 def test_neither_end_falls_for_anything() -> None:

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import MAX_REGIONS, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.errors import SourceError
 from vmpin.runtime.dialect import KATA_BUNDLE
-from vmpin.runtime.kata import KataSandbox, KataState, parse_go, parse_rs
+from vmpin.runtime.kata import MAX_CONTAINERS, MAX_VALUES, KataSandbox, KataState, parse_go, parse_rs
 
 SID = SandboxId("5a" * 32)
 #: As Kata 3 and 4 write it (virtcontainers/persist/api): Go's field names, most of it of no concern here.
@@ -317,6 +317,22 @@ def test_a_cpuset_that_is_garbage_is_no_cpuset(cpus: object) -> None:
     state = {"Config": {"ContainerConfigs": [{"ID": "c1", "Resources": {"cpu": {"cpus": cpus}}}]}}
     found = parse_go(SID, json.dumps(state).encode(), AGO)
     assert found.containers == (Container(ContainerId("c1")),)
+
+
+def test_what_a_pods_file_costs_is_bounded_by_its_containers_lists_and_values() -> None:
+    def of(configs: list[dict[str, Any]]) -> bytes:
+        return json.dumps({"Config": {"ContainerConfigs": configs}}).encode()
+
+    configs = [{"ID": f"c{number}", "Resources": {"cpu": {"cpus": "0-3"}}} for number in range(MAX_CONTAINERS)]
+    assert len(parse_go(SID, of(configs), AGO).containers or ()) == MAX_CONTAINERS
+    with pytest.raises(SourceError, match=f"names {MAX_CONTAINERS + 1} containers"):
+        parse_go(SID, of([*configs, {"ID": "more"}]), AGO)
+    with pytest.raises(SourceError, match=f"more than {MAX_VALUES} values"):
+        parse_go(SID, of([{"ID": "c1", "Annotations": {str(number): "" for number in range(MAX_VALUES)}}]), AGO)
+    long = ",".join(str(2 * number) for number in range(MAX_REGIONS))
+    found = parse_go(SID, of([{"ID": cid, "Resources": {"cpu": {"cpus": cpus}}}
+                              for cid, cpus in (("c1", long), ("c2", long), ("c3", "1"), ("c4", "0-7:1/2"))]), AGO)
+    assert [each.cpuset for each in found.containers or ()] == [CpuSet.parse(long), CpuSet.parse(long), None, None]
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 80, True, "4242", 4.2, None, [4242]])

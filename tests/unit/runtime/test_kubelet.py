@@ -15,7 +15,7 @@ from effort import unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import MAX_REGIONS, CpuSet
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.errors import SourceError
 from vmpin.runtime import kubelet
@@ -161,7 +161,7 @@ def test_a_wrong_checksum_is_reported_and_the_rest_believed(checksum: object) ->
 
 
 def test_a_long_checkpoint_is_read_without_its_checksum() -> None:
-    entries = {f"pod-{at}": {"app": str(at)} for at in range(8000)}
+    entries = {f"pod-{at}": {f"app-{'x' * 80}": str(at)} for at in range(MAX_ENTRIES)}
     assert parsed({"policyName": "static", "defaultCpuSet": "", "entries": entries, "checksum": 7}).checksum_ok is None
     # short in the file, and long as Go dumps it
     pods = {f"p{at}": {"cpuSet": "0-8191"} for at in range(1000)}
@@ -202,7 +202,11 @@ def test_what_cannot_be_true_at_once_is_reported(content: dict[str, Any], troubl
     (json.dumps(V2).encode()[:-9], "is not JSON"),
     (b'{"policyName":"static","defaultCpuSet":"\xff"}', "is not JSON"),
     (b"[" * 100_000, "is not JSON"),
-    (b'{"checksum":' + b"9" * 5000 + b"}", "is not JSON"),
+    (b'{"checksum":' + b"9" * 5000 + b"}", "a number is too long"),
+    (b'{"checksum":1e999}', "beyond all bounds"),
+    (b'{"checksum":Infinity}', "Infinity is no number"),
+    (b'{"checksum":[' + b"1," * 10_000 + b"1]}", "it holds more than 8192 values"),
+    (b'{"policyName":"static","defaultCpuSet":"0-7:1/2"}', "'0-7:1/2' is a stride, which only people write"),
     (b"[]", "is no JSON object"),
     (b"null", "is no JSON object"),
     (b"{}", "policyName None is none"),
@@ -321,8 +325,18 @@ def test_distorted_checkpoints_take_no_memory_to_speak_of() -> None:
     (lambda many: {"entries": {f"id{at}": "" for at in range(many)}}, MAX_ENTRIES, MAX_ENTRIES + 1),
     (lambda many: {"podEntries": {f"uid{at}": {"cpuSet": ""} for at in range(many)}}, MAX_ENTRIES, MAX_ENTRIES + 1)])
 def test_a_checkpoint_with_more_entries_than_cpus_is_refused(shape: Any, fits: int, beyond: int) -> None:
-    """Each pass looks at every entry: what fits into 4 MB could cost it seconds."""
+    """Each pass looks at every entry: what fits into a file could cost it seconds."""
     head = {"policyName": "static", "defaultCpuSet": "0"}
     parsed({**head, **shape(fits)})
-    with pytest.raises(SourceError, match="names more than 8192 containers and pods"):
+    with pytest.raises(SourceError, match=f"names more than {MAX_ENTRIES} containers and pods"):
         parsed({**head, **shape(beyond)})
+
+
+def test_the_cpu_lists_of_a_checkpoint_are_bounded_together() -> None:
+    """All entries are disjoint, so that their ranges are no more than there are CPUs."""
+    half = MAX_REGIONS // 2
+    lists = [",".join(str(2 * number + odd) for number in range(half)) for odd in (0, 1)]
+    parsed({"policyName": "static", "defaultCpuSet": lists[0], "entries": {"uid": {"app": lists[1]}}})
+    with pytest.raises(SourceError, match="at most 0 are read"):
+        parsed({"policyName": "static", "defaultCpuSet": lists[0],
+                "entries": {"uid": {"app": lists[1], "other": "9"}}})
