@@ -184,6 +184,36 @@ def test_containers_made_and_removed_while_it_was_away_are_adopted(node: Allocat
     wait(lambda: owners(node) == [(unseen.id, node.own)], lambda: f"{node.status()['node']}")
 
 
+def test_one_made_while_it_was_away_whose_cpu_is_not_there_goes_to_the_pool(node: AllocatingNode) -> None:
+    node.connect()
+    own = node.pod().container("main", **WHOLE)
+    node.kill()
+    late = node.pod("late").container("main", **WHOLE)
+    node.connect()
+    node.wait_for(late, node.rest)
+    assert own.cgroup_cpus() == node.own
+    (refused,) = node.data("allocations")["refused"]
+    assert (refused["pod"], "on the pool" in refused["reason"]) == ("late", True)
+
+
+def test_a_lost_ledger_gives_the_cpu_to_the_one_that_runs_not_to_the_one_that_never_started(
+        node: AllocatingNode) -> None:
+    node.connect()
+    pod = node.pod()
+    broken = pod.create("main", command=("/bin/none",), **WHOLE)
+    with pytest.raises(CriError):
+        broken.start()
+    runs = pod.create("main", attempt=1, **WHOLE).start()
+    (node.run / "ledger.json").unlink()
+    node.kill()
+    node.connect()
+    wait(lambda: owners(node) == [(runs.id, node.own)], lambda: f"{node.status()['node']}\n{node.log()}")
+    broken.remove()
+    with pytest.raises(CriError):
+        node.pod("other").create("main", **WHOLE)
+    assert runs.cgroup_cpus() == node.own
+
+
 def test_a_resize_that_does_not_fit_keeps_the_cpus(node: AllocatingNode) -> None:
     """The kubelet sends shares and quota alone."""
     node.connect()

@@ -35,19 +35,13 @@ from vmpin.domain.topology import Topology
 
 #: Devices without a node that a line of the log names.
 _SHOWN = 8
+_MISSED = "created while vmpin was away: it is on the pool"
 
 
 def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
              options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger with the grant of a new container, and lines for the log. :returns: why it is refused."""
-    amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
-    grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
-                  container.pod_uid, AskedCpus().wish, CpuPolicy.NONE, amount=amount, vm=container.vm,
-                  vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most, vm_overhead=container.vm_overhead,
-                  since_ns=container.time_ns,
-                  devices=CpuSet(machine.devices[one] for one in container.devices if one in machine.devices),
-                  guaranteed=container.guaranteed,
-                  annotated=asking_digest(container.pod_annotations, container.name))
+    grant = _plain_grant(machine, container)
     if container.cpuset:
         return _granted(machine, ledger, grant._replace(left_alone=True, written=container.cpuset), options,
                         (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",))
@@ -62,6 +56,17 @@ def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
     why = f": {made.reason}" if isinstance(made, Refusal) else ""
     found = found._replace(wish=found.second, notes=(*found.notes, f"what it prefers cannot be had{why}"))
     return _asked_for(machine, ledger, grant, found, container, options)
+
+
+def _plain_grant(machine: Topology, container: RequestedContainer) -> Grant:
+    """The grant of a new container that asks for nothing: it is on the pool."""
+    return Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
+                 container.pod_uid, AskedCpus().wish, CpuPolicy.NONE,
+                 amount=amount_of(container.shares, container.quota, container.period, container.guaranteed),
+                 vm=container.vm, vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most,
+                 vm_overhead=container.vm_overhead, since_ns=container.time_ns,
+                 devices=CpuSet(machine.devices[one] for one in container.devices if one in machine.devices),
+                 guaranteed=container.guaranteed, annotated=asking_digest(container.pod_annotations, container.name))
 
 
 def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, container: RequestedContainer,
@@ -140,13 +145,19 @@ def overtaken(ledger: Ledger, grant: Grant) -> bool:
 
 
 def missed(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
-    """A container that was created without vmpin: its grant, or its refusal, which stops nothing any more."""
+    """A container that was created without vmpin: its grant. A refusal stops nothing any more: it is reported, and
+    the container is on the pool, so that it does not run on CPUs that are another's own."""
     found = admitted(machine, ledger, container, options)
+    notes: tuple[str, ...] = ()
     if isinstance(found, Refusal):
-        return refused(ledger, container, found)._replace(refusal="")
-    after, notes = found
+        answer = refused(ledger, container, found._replace(reason=f"{found.reason} ({_MISSED})"))
+        notes = answer.notes
+        grant = _plain_grant(machine, container)._replace(left_alone=bool(container.cpuset),
+                                                          written=container.cpuset or EMPTY)
+        found = rebalanced(machine, answer.ledger.with_grants(grant), options), ()
+    after, more = found
     state = GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING
-    return Answer(after.with_grants(after.grants[container.id]._replace(state=state)), notes=notes)
+    return Answer(after.with_grants(after.grants[container.id]._replace(state=state)), notes=(*notes, *more))
 
 
 def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId], options: AllocationOptions,

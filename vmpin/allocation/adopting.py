@@ -8,13 +8,16 @@ decisions and synchronizing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuKind, CpuPolicy
 from vmpin.allocation.eligibility import OWN, amount_of, brings_cpus, configured_groups, ruling
-from vmpin.allocation.ledger import Grant, GrantState, Ledger
+from vmpin.allocation.ledger import CpuAmount, Grant, GrantState, Ledger
 from vmpin.allocation.placing import numa_node
+from vmpin.allocation.pool_cpus import pool
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.runtime_call import RequestedContainer
 from vmpin.allocation.texts.annotations import AskedCpus, asked
@@ -22,7 +25,7 @@ from vmpin.allocation.texts.asking_annotations import asking_digest
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, AnnotatedGrant, read_annotation
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.model import ContainerState
+from vmpin.domain.model import ContainerState, SandboxId
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 
@@ -33,17 +36,28 @@ class _Claim(NamedTuple):
     container: RequestedContainer
     annotated: AnnotatedGrant
     cpuset: CpuSet
+    amount: CpuAmount  #: What it requests now.
+
+    @property
+    def created(self) -> bool:
+        """It has not started."""
+        return self.container.state is ContainerState.CREATED
 
     @property
     def exact(self) -> bool:
+        """It has the CPUs that it was created with."""
         return self.annotated.cpus | self.annotated.spare == self.cpuset
+
+    @property
+    def resized(self) -> bool:
+        """It requests another number of CPUs than it was created with, or has other CPUs."""
+        return not self.exact or len(self.annotated.cpus) not in (0, self.amount.size)
 
 
 def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer], options: AllocationOptions,
              notes: list[str], lost: bool = False) -> tuple[Ledger, list[RequestedContainer]]:
     """The ledger with the grants of containers that are not in it, as far as annotation and cpuset prove them; and the
-    containers that have no cpuset, or one of another plugin. Claims whose annotation and cpuset agree come first: only
-    then those that were resized. :param lost: there was no ledger."""
+    containers that have no cpuset, or one of another plugin. :param lost: there was no ledger."""
     claims, others = [], []
     for container in unknown:
         try:
@@ -57,19 +71,35 @@ def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer]
         if annotated is None or container.cpuset is None or annotated.left_alone:
             others.append(container)
         else:
-            claims.append(_Claim(container, annotated, container.cpuset))
+            amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
+            claims.append(_Claim(container, annotated, container.cpuset, amount))
     # Sure to be no container's own: a shared container runs there.
     pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
-    claims.sort(key=lambda claim: (not claim.exact, claim.annotated.since_ns, claim.container.id))
-    for claim in claims:
+    for claim in _by_precedence(claims):
         grant = _grant_of(machine, ledger, claim, options, pooled)
         if isinstance(grant, str):
             notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
                          f"{claim.cpuset}, which is not adopted: {grant}")
             others.append(claim.container)
         else:
-            ledger = ledger.with_grants(grant)
+            ledger = ledger.with_grants(grant if _leaves_a_pool(machine, ledger, grant, options) else _pooled(grant))
     return ledger, others
+
+
+def _by_precedence(claims: Iterable[_Claim]) -> list[_Claim]:
+    """Claims in the order in which they are adopted: where two are for the same CPU, the later one is left alone, and
+    its other CPUs may become another pod's. So those of containers that run come first. Of one pod and name the newest
+    comes first: its CPUs are those of its predecessors, of which one that could not be started is still listed. Then
+    those whose annotation, cpuset and request agree; only then those that were resized."""
+    newest_first = sorted(claims, key=lambda claim: (claim.created, -claim.annotated.since_ns, claim.container.id))
+    names = Counter[tuple[SandboxId, str]]()
+    ranked = []
+    for claim in newest_first:
+        name = claim.container.sandbox, claim.container.name
+        ranked.append((claim.created, names[name], claim.resized, claim.annotated.since_ns, claim.container.id,
+                       claim))
+        names[name] += 1
+    return [claim for *_, claim in sorted(ranked, key=lambda each: each[:-1])]
 
 
 def _given_when_listed(machine: Topology, container: RequestedContainer,
@@ -94,8 +124,7 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
               pooled: CpuSet) -> Grant | str:
     """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :returns: why it proves
     none."""
-    container, annotated, cpuset = claim
-    amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
+    container, annotated, cpuset, amount = claim
     asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
     ruled = ruling(machine, asked, container.namespace, container.guaranteed, amount, options)
     if isinstance(ruled, Refusal):
@@ -112,6 +141,10 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
         return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))
     if not brings_cpus(grant.policy, grant.group, options):
         return grant
+    if claim.exact and claim.resized and amount.size:
+        # As it was before: the request is taken in as that of any container that is known (synchronizing).
+        size = len(annotated.cpus)
+        grant = grant._replace(amount=CpuAmount(1000 * size, 1000 * size, size))
     taken = union(other.held for other in ledger.grants.values())
     never = _never(machine, grant, options)
     cpus = _own_part(grant, claim, taken | never, pooled)
@@ -121,6 +154,17 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
     own_spare = bool(annotated.own_spare and spare and spare.isdisjoint(taken) and len(spare) <= grant.vm_overhead)
     return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
+
+
+def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> bool:
+    """False where the pool would have no CPU, online or not: it is on the pool then, as no container is given the last
+    one."""
+    whole = machine._replace(online=machine.all_cpus)
+    return not grant.out_of_pool or bool(pool(whole, ledger.with_grants(grant), options))
+
+
+def _pooled(grant: Grant) -> Grant:
+    return grant._replace(policy=CpuPolicy.NONE, group="", cpus=EMPTY, spare=EMPTY, own_spare=False)
 
 
 def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, pooled: CpuSet) -> CpuSet:

@@ -126,6 +126,12 @@ class Ledger(NamedTuple):
     def out_of_pool(self) -> CpuSet:
         return union(grant.out_of_pool for grant in self.grants.values())
 
+    def others_own(self) -> CpuSet:
+        """Return the CPUs that seem to be a container's own by another program: it is left alone, and has as many as
+        it requests. They stay in the pool, and become exclusive to no container."""
+        return union(grant.written for grant in self.grants.values()
+                     if grant.left_alone and grant.live and 0 < len(grant.written) == grant.amount.size)
+
 
 def age(grant: Grant) -> tuple[int, ContainerId]:
     """Return the sort key of a grant: the order does not depend on that of the map."""

@@ -23,8 +23,9 @@ from vmpin.domain.topology import Topology
 
 
 class Room(NamedTuple):
-    """What there is for a grant. `free` is no grant's. `lapsed` are CPUs of its pod's stopped containers that no live
-    container of the pod has; of its own group, or outside groups. `group` are the CPUs of its group's others."""
+    """What there is for a grant. `free` is no container's own. `lapsed` are CPUs of its pod's stopped containers that
+    no live container of the pod has; of its own group, or outside groups. `group` are the CPUs of its group's others.
+    """
 
     free: CpuSet
     lapsed: CpuSet
@@ -41,7 +42,8 @@ def room_for(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
     lapsed = union(other.cpus for other in siblings if not other.live) - live
     group = union(other.cpus for other in others if grant.group and other.group == grant.group)
     own = grant.held if grant.container in ledger.grants else EMPTY
-    return Room(allowed - union(other.held for other in others) - own, lapsed & allowed, group - lapsed)
+    free = allowed - union(other.held for other in others) - own - ledger.others_own()
+    return Room(free, lapsed & allowed, group - lapsed)
 
 
 def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | Refusal:

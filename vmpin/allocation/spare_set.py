@@ -128,7 +128,7 @@ def _own_spare(machine: Topology, ledger: Ledger, options: AllocationOptions, ca
     if isinstance(allowed, Refusal):
         return allowed
     others = union(grant.held for grant in ledger.grants.values() if grant is not carrier)
-    free = allowed - others - own
+    free = allowed - others - own - ledger.others_own()
     if len(free) < size or (pool(machine, ledger, options) <= free and len(free) == size):
         return Refusal(RefusalKind.CPUS,
                        f"cpu-spare.vmpin.io=own: needs {number_of(size, 'CPU', 'more')}, {len(free)} "

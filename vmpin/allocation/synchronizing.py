@@ -32,8 +32,9 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     after = _without_the_gone(machine, before, listed, live, options)
     after = after.without([key for key, grant in after.grants.items() if key in live and overtaken(after, grant)])
     granted = [one for one in sorted(live.values(), key=_age) if one.id in after.grants]
-    unknown = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
-    after, unknown = adopted(machine, after, unknown, options, notes, ledger is None)
+    others = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
+    after, unknown = adopted(machine, after, others, options, notes, ledger is None)
+    granted += [one for one in others if one.id in after.grants]  # a resize may have been missed, too
     after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
     for container in granted:
         after = _as_listed(machine, after, container, options, notes)
@@ -56,8 +57,9 @@ def on_online_changed(machine: Topology, ledger: Ledger, options: AllocationOpti
     return observed(Answer(after, None, all_updates(machine, after, options), "", tuple(notes)), after, options)
 
 
-def _age(container: RequestedContainer) -> tuple[int, ContainerId]:
-    return (container.time_ns, container.id)
+def _age(container: RequestedContainer) -> tuple[bool, int, ContainerId]:
+    """The sort key: what runs comes before what was created."""
+    return (container.state is ContainerState.CREATED, container.time_ns, container.id)
 
 
 def _without_the_gone(machine: Topology, ledger: Ledger, listed: Listed,
@@ -65,7 +67,8 @@ def _without_the_gone(machine: Topology, ledger: Ledger, listed: Listed,
     """Pods that are not listed have ended; containers that are not listed have stopped: a runtime does not list exited
     ones (containerd: internal/cri/nri/nri_api_linux.go). One that is being created meanwhile is not listed either, so
     the pod keeps reserved CPUs as well."""
-    ledger = ledger.without([key for key, grant in ledger.grants.items() if grant.sandbox not in listed.sandboxes])
+    pods = listed.sandboxes | {one.sandbox for one in live.values()}
+    ledger = ledger.without([key for key, grant in ledger.grants.items() if grant.sandbox not in pods])
     gone = [key for key, grant in sorted(ledger.grants.items()) if grant.live and key not in live]
     return stopped(machine, ledger, gone, options, undo=False)
 

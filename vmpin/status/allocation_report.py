@@ -66,7 +66,7 @@ def allocatable_cpus(view: AllocatorView) -> CpuSet:
 
 def free_cpus(view: AllocatorView) -> CpuSet:
     """The CPUs that a container may still get as its own."""
-    return allocatable_cpus(view) - view.ledger.held()
+    return allocatable_cpus(view) - view.ledger.held() - view.ledger.others_own()
 
 
 def brief(view: AllocatorView) -> dict[str, str]:

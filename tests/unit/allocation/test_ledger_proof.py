@@ -9,8 +9,9 @@ import pytest
 from played_calls import EXCLUSIVE, MACHINE, ON, Played, a_container, cpus, listed
 
 from vmpin.allocation.cpu_request import CpuPolicy
+from vmpin.allocation.decisions import on_create, on_remove
 from vmpin.allocation.ledger import Ledger
-from vmpin.allocation.runtime_call import RequestedContainer
+from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer
 from vmpin.allocation.synchronizing import on_synchronize
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY
 from vmpin.allocation.texts.ledger_text import LedgerError, from_data, to_data
@@ -137,3 +138,99 @@ def test_a_bad_ledger_is_an_error_that_names_the_place(place: tuple[str | int, .
 def test_what_is_no_object_is_no_ledger(data: object) -> None:
     with pytest.raises(LedgerError):
         from_data(data)
+
+
+def of_one_name(number: int, state: ContainerState, since: int, cpuset: str = "2-3") -> RequestedContainer:
+    """A container of name main in one pod, whose annotation has these CPUs."""
+    text = f'{{"v":1,"policy":"exclusive","since":{since},"cpus":"{cpuset}"}}'
+    return claim("main", len(cpus(cpuset)), text, cpuset)._replace(id=ContainerId(f"main-{number}"), state=state)
+
+
+@pytest.mark.parametrize("states", [("created", "running"), ("created", "created"), ("running", "running")])
+def test_of_one_pod_and_name_the_newest_that_runs_keeps_its_cpus(states: tuple[str, str]) -> None:
+    """containerd lists one that could not be started until the kubelet removes it; the next one has its CPUs."""
+    old, new = (of_one_name(at, ContainerState(state), at) for at, state in enumerate(states))
+    node = Played()
+    node.ledger = on_synchronize(MACHINE, listed(old, new), None, ON).ledger
+    assert (node.ledger.grants[new.id].cpus, node.ledger.grants[new.id].left_alone) == (cpus("2-3"), False)
+    node.call(on_remove, old.id)
+    assert node.create("other", 5, EXCLUSIVE) == "1,4-7"
+    assert node.create("more", 1, EXCLUSIVE) is None
+
+
+def test_one_that_runs_comes_before_one_that_was_created_of_whatever_age_and_pod() -> None:
+    created = of_one_name(1, ContainerState.CREATED, 9)
+    runs = of_one_name(2, ContainerState.RUNNING, 5)._replace(sandbox=SandboxId("other"), name="side")
+    resized = of_one_name(3, ContainerState.RUNNING, 3, "2-4")._replace(sandbox=SandboxId("third"))
+    resized = resized._replace(annotations={GRANT_KEY: FORGED % "2"})
+    assert on_synchronize(MACHINE, listed(created, runs), None, ON).ledger.grants[runs.id].cpus == cpus("2-3")
+    assert on_synchronize(MACHINE, listed(created, resized), None, ON).ledger.grants[resized.id].cpus == cpus("2-4")
+
+
+def test_of_two_that_were_missed_the_one_that_runs_gets_the_cpus() -> None:
+    old = a_container("old", 5, EXCLUSIVE, time_ns=1, state=ContainerState.CREATED)
+    new = a_container("new", 5, EXCLUSIVE, time_ns=2, state=ContainerState.RUNNING)
+    grants = on_synchronize(MACHINE, listed(old, new), Ledger(), ON).ledger.grants
+    assert grants[new.id].cpus == cpus("1,4-7")
+
+
+def test_a_pod_that_the_list_lacks_keeps_the_cpus_of_its_containers_that_run() -> None:
+    node = Played()
+    node.create("a", 2, EXCLUSIVE)
+    runs = a_container("a", 2, cpuset=cpus("2-3"), state=ContainerState.RUNNING)
+    answer = on_synchronize(MACHINE, Listed(frozenset(), (runs,)), node.ledger, ON)
+    assert answer.ledger.grants[runs.id].cpus == cpus("2-3")
+    assert not on_synchronize(MACHINE, Listed(frozenset(), ()), answer.ledger, ON).ledger.grants
+
+
+def test_a_resize_that_was_missed_with_the_ledger_is_taken_in() -> None:
+    """The kubelet's update has no cpuset: what runs has the CPUs of its creation, and requests others."""
+    more, fewer = claim("more", 3, FORGED % "2-3", "2-3"), claim("fewer", 1, FORGED % "4-5", "4-5")
+    grants = on_synchronize(MACHINE, listed(more, fewer), None, ON).ledger.grants
+    assert (str(grants[more.id].cpus), str(grants[fewer.id].cpus)) == ("1-3", "4")
+    most = claim("more", 5, FORGED % "2-3", "2-3")
+    answer = on_synchronize(MACHINE, listed(most, claim("three", 3, FORGED % "4-6", "4-6")), None, ON)
+    assert answer.ledger.grants[most.id].cpus == cpus("2-3"), "it keeps what it runs on"
+    assert [one.container for one in answer.ledger.refused] == ["more"]
+    # Such a claim comes after those that agree with their requests.
+    forged, honest = claim("a", 1, FORGED % "2-3", "2-3"), claim("b", 2, FORGED % "2-3", "2-3")
+    assert on_synchronize(MACHINE, listed(forged, honest), None, ON).ledger.grants[honest.id].cpus == cpus("2-3")
+
+
+def test_a_container_on_the_whole_pool_has_no_cpus_of_its_own() -> None:
+    """One was refused its CPUs, as the pool must keep one, and there are as many in it as it asked for."""
+    own = claim("a", 2, FORGED % "2-3", "2-3")
+    pooled = a_container("b", 5, EXCLUSIVE, cpuset=cpus("1,4-7"), state=ContainerState.RUNNING)
+    strict = ON._replace(strict_reserved=True)
+    answer = on_synchronize(MACHINE, listed(own, pooled), None, strict)
+    grant = answer.ledger.grants[pooled.id]
+    assert (grant.policy, grant.left_alone, grant.cpus, answer.updates) == (CpuPolicy.NONE, False, EMPTY, ())
+    assert answer.ledger.shared == cpus("1,4-7")
+
+
+def test_cpus_that_another_program_gave_a_container_become_no_others_own() -> None:
+    node = Played()
+    node.call(on_create, a_container("theirs", 2, cpuset=cpus("2-3")))
+    node.call(on_create, a_container("many", 1, cpuset=cpus("4-7")))
+    assert node.create("a", 1, EXCLUSIVE) == "1"
+    assert node.create("b", 5, EXCLUSIVE) is None
+    assert "4 are free" in node.refusal
+    assert node.create("c", 4, EXCLUSIVE) == "4-7"
+
+
+def test_one_that_is_refused_after_its_creation_goes_to_the_pool() -> None:
+    """Without a cpuset it would run on all CPUs, those that are others' own too."""
+    node = Played()
+    node.create("web")
+    node.create("a", 3, EXCLUSIVE)
+    known = [a_container("web", cpuset=node.ledger.shared), a_container("a", 3, EXCLUSIVE, cpuset=cpus("1-3"))]
+    wrong = {"cpu-policy.vmpin.io": "nonsense"}
+    many, broken, infra = (a_container(name, 5, annotations) for name, annotations in (
+        ("many", EXCLUSIVE), ("broken", wrong), ("infra", {"cpu-policy.vmpin.io": "infra"})))
+    answer = on_synchronize(MACHINE, listed(*known, many, broken, infra), node.ledger, ON)
+    assert {(update.container, str(update.cpus)) for update in answer.updates} == {
+        ("many", "0,4-7"), ("broken", "0,4-7"), ("infra", "0,4-7")}
+    assert [(one.container, one.reason.partition("(")[2]) for one in answer.ledger.refused] == [
+        (name, "created while vmpin was away: it is on the pool)") for name in ("broken", "infra", "many")]
+    again = listed(*known, *(one._replace(cpuset=cpus("0,4-7")) for one in (many, broken, infra)))
+    assert on_synchronize(MACHINE, again, answer.ledger, ON) == Answer(answer.ledger)
