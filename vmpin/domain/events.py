@@ -9,7 +9,7 @@ import enum
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, VmmType
 
 
 class Source(enum.IntEnum):
@@ -115,8 +115,9 @@ Event = SandboxEvent | SandboxGone
 class VmmClaim(NamedTuple):
     """A source's claim that a process is a sandbox's VMM. It counts when `identity` (read when the claim was made) is
     still that process, or when its command line names the sandbox by its whole id, or the VM by `uuid` ("" for none):
-    never a part of either, as any process may have that."""
+    never a part of either, as any process may have that. `type` is the kind of VMM, where the source has it."""
 
     pid: int
     uuid: str = ""
     identity: ThreadId | None = None
+    type: VmmType | None = None

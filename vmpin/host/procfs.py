@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from vmpin.bounded import parse_wholes
 from vmpin.domain.model import named
 
 #: include/linux/sched.h
@@ -29,6 +30,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
 #: Stat files kept open at once: each takes 4 kB of the kernel, and is charged to a pod.
 _MOST_KEPT = 4096
+_MAX_UID = (1 << 32) - 1
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -239,6 +241,15 @@ class Procfs:
         _, found, rest = raw.partition(b"\nTgid:")
         return int(rest.partition(b"\n")[0]) if found else None
 
+    def uids(self, pid: int | str) -> tuple[int, ...] | None:
+        """The users of a process (real, effective, saved, of the file system), as this user namespace numbers them;
+        None where they cannot be read."""
+        # The name stands before them, but the kernel escapes a newline in that; the groups stand after them.
+        raw = b"\n" + (read_file(f"{self.root}/{pid}/status", 4096) or b"")
+        _, _, rest = raw.partition(b"\nUid:")
+        numbers = parse_wholes(rest.partition(b"\n")[0].split(), _MAX_UID, 4)
+        return tuple(numbers) if numbers else None
+
     def nested(self, pid: int | str) -> bool | None:
         """Whether a process lives in a pid namespace of its own, below the one this /proc shows: in a container. None
         where that shows that it has ended. Read from a link, for a fifth of what its status takes; from its status
@@ -270,6 +281,13 @@ class Procfs:
             return ""
         except OSError:
             return None
+
+    def network_namespace(self, pid: int | str) -> str:
+        """The network namespace of a process, as its link names it; "" where that cannot be read."""
+        try:
+            return os.readlink(f"{self.root}/{pid}/ns/net")
+        except OSError:
+            return ""
 
     def syscall(self, pid: int | str, tid: int | str) -> str:
         """/proc/PID/task/TID/syscall: `16 0x1c 0xae80 …`, `running`, or "" when gone or not readable."""

@@ -29,7 +29,7 @@ from vmpin.placement.policy import ThreadPolicy
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.node_state import NodeState
-from vmpin.vmm.process_table import Found
+from vmpin.vmm.recognition import Found
 from vmpin.vmm.virtual_machine import Refresh, Vm
 
 logger = logging.getLogger(__name__)

@@ -10,15 +10,16 @@ Called by the reconciler, and read by others through its view.
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuState, VcpuThreads, VmmType, VmThread, named
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
-from vmpin.vmm.process_table import ROUNDS, Found, ProcessTable
+from vmpin.vmm.process_table import ROUNDS, ProcessTable
 from vmpin.vmm.processes import VmmProcess, named_by_kata
+from vmpin.vmm.recognition import Found, evidence_strength
 from vmpin.vmm.thread_list import read_threads
 from vmpin.vmm.virtual_machine import Process, QmpNeed, Reading, Refresh, Vm
 
@@ -48,6 +49,8 @@ class VmInventory:
         #: Whether each fork event marks its process outdated: an unchanged thread count then means unchanged threads.
         self.forks_reported = False
         self.process_table = ProcessTable(proc)
+        #: The pids of VMMs that name the same sandbox and that no evidence tells apart; the first is placed.
+        self.contested: dict[SandboxId, tuple[int, ...]] = {}
         self._duplicates: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
@@ -58,7 +61,7 @@ class VmInventory:
         if full:
             for _, process in self.followed.values():
                 process.mark_outdated()
-        self.process_table.scan([claim.pid for claim in claims.values()], full)
+        self.process_table.scan(claims, full)
         return self.assign(claims)
 
     def inspect(self, pid: int) -> Found | None:
@@ -94,8 +97,9 @@ class VmInventory:
         return changed
 
     def _choose_vmms(self, claims: Mapping[SandboxId, VmmClaim]) -> dict[SandboxId, int]:
-        """The pid of each sandbox's VMM: the claimed one if its command line confirms that; else the eldest that names
-        the sandbox and runs. Later ones are left alone, which is logged once."""
+        """The pid of each sandbox's VMM: the claimed one if its command line confirms that; else the one that names
+        the sandbox and runs. Of several the one with the best evidence counts, of equal ones the eldest; the others
+        are left alone."""
         vmms = self.process_table.vmms
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
@@ -103,20 +107,45 @@ class VmInventory:
             if found is not None and _confirms(sandbox, claim, *found):
                 chosen[sandbox] = claim.pid
         claimed = set(chosen.values())
+        rivals: dict[SandboxId, list[int]] = {}
         for pid, (_, vmm, _) in sorted(vmms.items(), key=lambda item: item[1][0].starttime):
             if vmm.sandbox is None or pid in claimed:
                 continue
-            other = chosen.setdefault(vmm.sandbox, pid)
-            if other != pid and not self.process_table.is_running(vmms[other][0]):
-                chosen[vmm.sandbox] = pid  # it follows one that has just ended
-            elif other != pid and (vmm.sandbox, pid) not in self._duplicates:
-                self._duplicates.add((vmm.sandbox, pid))
-                logger.warning("second VMM left alone sandbox=%s pid=%d: pid=%d is the elder",
-                               vmm.sandbox, pid, other)
+            if chosen.setdefault(vmm.sandbox, pid) != pid:
+                rivals.setdefault(vmm.sandbox, [chosen[vmm.sandbox]]).append(pid)
+        self.contested = {}
+        for sandbox, pids in rivals.items():
+            self._choose_among(sandbox, pids, claimed, chosen)
         self._duplicates = {duplicate for duplicate in self._duplicates if duplicate[1] in vmms}
         if self.only == "*":
             return chosen
+        self.contested = {sandbox: pids for sandbox, pids in self.contested.items()
+                          if fnmatchcase(sandbox, self.only)}
         return {sandbox: pid for sandbox, pid in chosen.items() if fnmatchcase(sandbox, self.only)}
+
+    def _choose_among(self, sandbox: SandboxId, pids: Sequence[int], claimed: Container[int],
+                      chosen: dict[SandboxId, int]) -> None:
+        """Choose a sandbox's VMM among several processes that name it, eldest first; and keep in `contested` those
+        that no evidence tells apart."""
+        vmms = self.process_table.vmms
+        running = [pid for pid in pids if self.process_table.is_running(vmms[pid][0])] or [pids[-1]]
+        if pids[0] in claimed and pids[0] in running:
+            best = [pids[0]]
+        elif len(running) == 1:
+            best = running
+        else:
+            strength = {pid: evidence_strength(self.proc, pid, sandbox, running) for pid in running}
+            most = max(strength.values())
+            best = [pid for pid in running if strength[pid] == most]
+        chosen[sandbox] = best[0]
+        if len(best) > 1:
+            self.contested[sandbox] = tuple(best)
+        for pid in running:
+            if pid != best[0] and (sandbox, pid) not in self._duplicates:
+                self._duplicates.add((sandbox, pid))
+                logger.warning("second VMM left alone sandbox=%s pid=%d: pid=%d is %s", sandbox, pid, best[0],
+                               "the elder, and nothing else tells them apart" if pid in best else "its VMM: uid, "
+                               "shim, cgroup and network namespace, or Kata's state, show it")
 
     def _assign_vmms(self, chosen: Mapping[SandboxId, int]) -> set[SandboxId]:
         """Drop VMs without a VMM, and make one for each new VMM. :returns: the sandboxes of both."""

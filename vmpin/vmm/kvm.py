@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from time import monotonic
 
+from vmpin.bounded import MAX_FD, MAX_PID, parse_whole
 from vmpin.host.procfs import Procfs, read_file
 
 #: ioctl on x86 and arm64 (and with arm64 every newer architecture).
@@ -17,6 +18,7 @@ _IOCTL = frozenset(("16", "29"))
 #: include/uapi/linux/kvm.h: _IO(0xAE, 0x80)
 _KVM_RUN = "0xae80"
 _FD = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,6})")
+_KVM = re.compile(r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)")
 _VCPU = re.compile(r"vcpu([0-9]{1,6})")
 
 #: Pauses before looking again at a thread that was on a CPU, in seconds. A vCPU that does anything at all is in
@@ -35,9 +37,19 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
     except OSError:
         return {}
     for name in names:
-        if vcpu := _FD.fullmatch(procfs.fd_link(pid, int(name))):
-            found[int(name)] = int(vcpu[1])
+        fd = parse_whole(name, MAX_FD)
+        if fd is not None and (vcpu := _FD.fullmatch(procfs.fd_link(pid, fd))):
+            found[fd] = int(vcpu[1])
     return found
+
+
+def has_kvm(procfs: Procfs, pid: int) -> bool:
+    """Whether a process has KVM open: the device, a VM or a vCPU. False when it may not be traced."""
+    try:
+        return any(_KVM.fullmatch(procfs.fd_link(pid, fd)) for name in os.listdir(f"{procfs.root}/{pid}/fd")
+                   if (fd := parse_whole(name, MAX_FD)) is not None)
+    except OSError:
+        return False
 
 
 def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
@@ -53,11 +65,8 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
         fields = call.split(None, 3)
         if len(fields) < 3 or fields[0] not in _IOCTL or fields[2] != _KVM_RUN:
             continue
-        try:
-            number = fds.get(int(fields[1], 16))
-        except ValueError:
-            continue
-        if number is not None:
+        fd = parse_whole(fields[1], MAX_FD, base=16)
+        if fd is not None and (number := fds.get(fd)) is not None:
             found[tid] = number
     return found, running
 
@@ -83,9 +92,9 @@ def from_debugfs(root: str, pid: int) -> dict[int, int]:
     try:
         for machine in (name for name in os.listdir(f"{root}/kvm") if name.startswith(f"{pid}-")):
             for vcpu in filter(None, map(_VCPU.fullmatch, os.listdir(f"{root}/kvm/{machine}"))):
-                tid = (read_file(f"{root}/kvm/{machine}/{vcpu[0]}/pid", 32) or b"").strip()
-                if tid.isdigit() and int(tid) > 0:
-                    found[int(tid)] = int(vcpu[1])
+                raw = (read_file(f"{root}/kvm/{machine}/{vcpu[0]}/pid", 32) or b"").strip()
+                if (tid := parse_whole(raw, MAX_PID, 1)) is not None:
+                    found[tid] = int(vcpu[1])
     except OSError:
         return {}
     return found

@@ -1,26 +1,29 @@
 """The process table: the VMMs, helper processes and kernel threads of sandboxes, among all processes of the node.
 
 It is kept from pass to pass, so that a pass without new or ended processes lists /proc and reads little more. A
-process is classified by its command line. That of a container's process is never believed, nor read beyond its
-beginning: its author can make it as long, and change it as often, as he likes. What stays out: which sandbox's VM a
-VMM is, and its threads (inventory, which owns this). Called by inventory, vm_nics and reconcile.reconciler.
+process is recognized by its command line and what confirms it (recognition). That of a container's process is never
+believed, nor read beyond its beginning: its author can make it as long, and change it as often, as he likes. What
+stays out: which sandbox's VM a VMM is, and its threads (inventory, which owns this). Called by inventory and vm_nics.
 """
 
-import sys
-from collections.abc import Iterable
+import logging
+from collections.abc import Mapping
 
+from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
 from vmpin.host.procfs import Procfs
-from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner, may_be, may_be_virtiofsd
+from vmpin.vmm.processes import HelperProcess, VmmProcess, kernel_thread_owner
+from vmpin.vmm.recognition import ClaimedVmm, Found, Impostor, claims_by_pid, recognize
 from vmpin.vmm.threads import is_dragonball
 
-#: A process of a sandbox: its main thread, classification and command line.
-Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
+logger = logging.getLogger(__name__)
 
 #: A process of no sandbox is read again (it may execute a VMM) in the first passes after it came, and then in one of
 #: ROUNDS passes, its turn given by its pid.
 ROUNDS = 16
 YOUNG_PASSES = 3
+#: How many impostors are kept: any user can make as many as he may have processes.
+MAX_IMPOSTORS = 64
 
 
 class ProcessTable:
@@ -34,14 +37,20 @@ class ProcessTable:
         self.helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
         #: Kernel threads by tid, each with the pid that it works for.
         self.kernel: dict[int, tuple[int, VmThread]] = {}
+        #: Processes of unprivileged users that pose as a sandbox's, by pid; the first MAX_IMPOSTORS.
+        self.impostors: dict[int, Impostor] = {}
         #: Every pid listed, with the round in which it was first listed.
         self._seen: dict[str, int] = {}
+        self._claims: dict[int, ClaimedVmm] = {}
+        #: Users of whom an impostor was logged.
+        self._warned: set[int] = set()
 
-    def scan(self, claimed: Iterable[int], full: bool) -> None:
-        """List the processes, and classify those that are new or may have changed.
-        :param claimed: pids that a source reports as VMMs: they may have executed one long after they came.
-        :param full: classify every process again."""
+    def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool) -> None:
+        """List the processes, and recognize those that are new or may have changed.
+        :param claims: what sources report of the VMMs' pids: such a process may have executed one long after it came.
+        :param full: recognize every process again."""
         self.round += 1
+        self._claims = claims_by_pid(claims)
         pids = self.proc.pids()
         here = set(pids)
         for gone in self._seen.keys() - here:
@@ -52,12 +61,12 @@ class ProcessTable:
             since = self._seen.setdefault(pid, self.round)
             if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
                 self._inspect(pid)
-        for number in claimed:
+        for number in self._claims:
             if number not in self.vmms and (pid := str(number)) in here:
                 self._inspect(pid)
 
     def inspect(self, pid: int) -> Found | None:
-        """Classify one process that has just executed a program, or was created. :returns: None if unrelated to a
+        """Recognize one process that has just executed a program, or was created. :returns: None if unrelated to a
         sandbox."""
         # Most are of containers, or have ended: those cost one system call. virtiofsd's child executes nothing.
         if pid not in self.helpers and self.proc.nested(pid) is not False:
@@ -85,12 +94,16 @@ class ProcessTable:
                 if found.sandbox is not None and (not roles or found.role in roles)}
 
     def _drop(self, pid: int) -> None:
-        self.vmms.pop(pid, None)
-        self.helpers.pop(pid, None)
-        self.kernel.pop(pid, None)
+        self._drop_but(None, pid)
+
+    def _drop_but(self, table: Mapping[int, object] | None, pid: int) -> None:
+        """Drop a number's former holder from every table but one, where it keeps its place."""
+        for other in (self.vmms, self.helpers, self.kernel, self.impostors):
+            if other is not table:
+                other.pop(pid, None)
 
     def _inspect(self, pid: str) -> None:
-        """Read and classify a process, whatever its pid was before."""
+        """Read and recognize a process, whatever its pid was before."""
         beginning = self.proc.beginning(pid)
         number = int(pid)
         if not beginning:  # a kernel thread, or a zombie
@@ -99,48 +112,38 @@ class ProcessTable:
             if stat is None or owner is None:
                 self._drop(number)
                 return
-            self.vmms.pop(number, None)
-            self.helpers.pop(number, None)
+            self._drop_but(self.kernel, number)
             role, owner_pid = owner
             self.kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
             return
-        classified = self._classify(pid, beginning)
-        if classified is None:
+        found = recognize(self.proc, pid, beginning, self._claims.get(number),
+                          self.vmms.get(number) or self.helpers.get(number))
+        if isinstance(found, Impostor):
+            self._keep_impostor(number, found)
+            return
+        if found is None:
             self._drop(number)
             return
-        self.kernel.pop(number, None)  # the number's former holder
-        identity, found, argv = classified
-        if isinstance(found, VmmProcess):
-            self.helpers.pop(number, None)
-            self.vmms[number] = (identity, found, argv)
+        identity, process, argv = found
+        if isinstance(process, VmmProcess):
+            process = self._whole(identity, process)
+        elif process.role is ThreadRole.SHIM and self._runs_dragonball(pid):
+            process = VmmProcess(VmmType.DRAGONBALL, process.sandbox)
+        self._drop_but(self.vmms if isinstance(process, VmmProcess) else self.helpers, number)
+        if isinstance(process, VmmProcess):
+            self.vmms[number] = (identity, process, argv)
         else:
-            self.vmms.pop(number, None)
-            self.helpers[number] = (identity, found, argv)
+            self.helpers[number] = (identity, process, argv)
 
-    def _classify(self, pid: str, beginning: bytes) -> Found | None:
-        stat = self.proc.thread_stat(pid, pid) if may_be(beginning) else None
-        nested = stat is not None and self.proc.nested(pid)
-        if stat is None or (nested and not self._own_sandbox(stat.ppid, beginning)):
-            return None
-        # Most arguments are the same for every VM of a node: each is kept once.
-        argv = list(map(sys.intern, self.proc.cmdline(pid, beginning)))
-        found, identity = classify(argv), ThreadId(int(pid), stat.starttime)
-        if found is None or (nested and (isinstance(found, VmmProcess) or found.role is not ThreadRole.VIRTIOFSD)):
-            return None
-        if isinstance(found, VmmProcess):
-            found = self._whole(identity, found)
-        elif found.role is ThreadRole.SHIM and self._runs_dragonball(pid):
-            found = VmmProcess(VmmType.DRAGONBALL, found.sandbox)
-        return identity, found, argv
-
-    def _own_sandbox(self, parent: int, beginning: bytes) -> bool:
-        """Whether a process in a pid namespace of its own may be a sandbox's all the same. A QEMU that is a
-        container's process is in its container's cpuset, and the runtime's business: Kata's VMMs and their helpers are
-        processes of the host. But with virtiofsd's --sandbox=namespace what serves is a child, in a pid namespace that
-        it was given. A container's first process has its runtime above it, and all others have one of the
-        container's."""
-        return (may_be_virtiofsd(beginning) and self.proc.nested(parent) is False
-                and self.proc.beginning(parent) == beginning)
+    def _keep_impostor(self, pid: int, impostor: Impostor) -> None:
+        self._drop_but(self.impostors, pid)
+        if pid in self.impostors or len(self.impostors) < MAX_IMPOSTORS:
+            self.impostors[pid] = impostor
+        if impostor.uid not in self._warned and len(self._warned) < MAX_IMPOSTORS:
+            self._warned.add(impostor.uid)  # once: its user can make a thousand in a second
+            logger.warning("process ignored pid=%d uid=%d sandbox=%s: an unprivileged user's process has the command "
+                           "line of a sandbox's VM, and neither a shim nor Kata's state knows it",
+                           pid, impostor.uid, impostor.sandbox)
 
     def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
         """Restore the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""

@@ -1,7 +1,7 @@
 """Classifies a process by its command line: a VMM, one of a sandbox's helpers, or neither.
 
 Pure. What stays out: reading /proc, whether the sandbox exists, and Dragonball, which runs inside the shim and shows
-itself only by its threads (threads.py). Called by inventory, process_table and whatever is above vmm.
+itself only by its threads (threads.py). Called by recognition, inventory, process_table and whatever is above vmm.
 """
 
 import re
@@ -14,20 +14,22 @@ from vmpin.vmm.qemu_cmdline import keyvals, option_values
 # Patterns that most starts do not use are texts, which `re` compiles at their first use, and keeps: so many take a
 # millisecond before the first pass.
 _VMM = (
-    (r"qemu-system-.+|qemu-kvm|kvm", VmmType.QEMU),
+    # Builds of QEMU bear names of their own: qemu-kiwi (RHEL), qemu-lite-, qemu-vanilla-, qemu-virtiofs-system-ARCH.
+    (r"qemu-(?:.+-)?system-.+|qemu-(?:kvm|kiwi)(?:[-_.].*)?|kvm", VmmType.QEMU),
     (r"cloud-hypervisor(?:[-_.].*)?", VmmType.CLOUD_HYPERVISOR),
     # Not firecracker-containerd and firecracker-ctr, which are no VMMs.
     (r"firecracker(?!-c)(?:[-_.].*)?", VmmType.FIRECRACKER),
     (r"stratovirt", VmmType.STRATOVIRT),
 )
-_VIRTIOFSD = re.compile(r"virtiofsd(?:[-_.].*)?")
+#: What serves files to a guest: virtiofsd, and Nydus' daemon in its place (src/runtime/virtcontainers/nydusd.go).
+_FILE_SERVER = re.compile(r"(?:virtiofsd|nydusd)(?:[-_.].*)?")
 _SHIM = re.compile(r"containerd-shim-kata-(?:.+-)?v2")
 #: The actions of a shim's program that end at once, and its flags that take no value (containerd,
 #: core/runtime/v2/shim/shim.go).
 _SHIM_ACTIONS = frozenset(("start", "delete"))
 _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: What all of these begin with: most programs are none of them.
-_BEGINS = re.compile(r"qemu-|kvm|cloud-h|firecracker|stratovirt|virtiofsd|containerd-shim-kata|ld-linux")
+_BEGINS = re.compile(r"qemu-|kvm|cloud-h|firecracker|stratovirt|virtiofsd|nydusd|containerd-shim-kata|ld-linux")
 _LOADER = re.compile(r"ld-linux[-.].*")
 #: The loader's own options that take a value (ld.so(8)).
 _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
@@ -37,6 +39,8 @@ _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0"
 # $XDG_RUNTIME_DIR in front.
 _RUN_DIR = r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/"
 _SHARED_DIR = r"/sandboxes/([^/,=]+)(?:[/,]|$)"
+#: What Kata's arguments have in them, whatever the program is called.
+_ARGUMENTS = re.compile(rb"[\0=]sandbox-|/run/(?:vc|kata)/|/sandboxes/")
 
 _UUID = r"(?ai)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 #: How many characters of a sandbox's id Kata's Go shim gives Firecracker (virtcontainers/fc.go).
@@ -55,9 +59,14 @@ class VmmProcess(NamedTuple):
         """Whether `sandbox` may be the beginning of the id only."""
         return self.type is VmmType.FIRECRACKER and len(self.sandbox or "") == _FIRECRACKER_ID
 
+    @staticmethod
+    def is_beginning(id: str, whole: str) -> bool:
+        """Whether an id is that much of another as Kata gives Firecracker."""
+        return len(id) == _FIRECRACKER_ID and whole.startswith(id)
+
 
 class HelperProcess(NamedTuple):
-    """A virtiofsd or a Kata shim (by `role`) and the sandbox it serves."""
+    """A server of files (role VIRTIOFSD) or a Kata shim, and the sandbox that it serves."""
 
     role: ThreadRole
     sandbox: SandboxId | None
@@ -65,23 +74,24 @@ class HelperProcess(NamedTuple):
 
 def may_be(beginning: bytes) -> bool:
     """Whether a command line that begins so (/proc/PID/cmdline, with all of its first argument) may be one that
-    `classify` recognizes. What it costs does not depend on how long that is."""
-    return _BEGINS.match(_program(beginning)) is not None
+    `classify` or `classify_by_arguments` recognizes. What it costs does not depend on how long that is."""
+    return _BEGINS.match(_program(beginning)) is not None or _ARGUMENTS.search(beginning) is not None
 
 
-def may_be_virtiofsd(beginning: bytes) -> bool:
-    """The same for a virtiofsd, started by the dynamic loader or not."""
+def may_be_file_server(beginning: bytes) -> bool:
+    """The same for a server of files, started by the dynamic loader or not."""
     program = _program(beginning)
-    return (_VIRTIOFSD.fullmatch(program) or _LOADER.fullmatch(program)) is not None
+    return (_FILE_SERVER.fullmatch(program) or _LOADER.fullmatch(program)) is not None
 
 
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
-    """Classify a process by its command line. The command line is the process's own claim: it can write any."""
+    """Classify a process by its program's name, and the rest of its command line. The command line is the process's
+    own claim: it can write any."""
     if not argv or not _BEGINS.match(_basename(argv[0])) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])
-    if _VIRTIOFSD.fullmatch(program):
-        return HelperProcess(ThreadRole.VIRTIOFSD, _by_pattern(argv, _SHARED_DIR) or _by_pattern(argv, _RUN_DIR))
+    if _FILE_SERVER.fullmatch(program):
+        return HelperProcess(ThreadRole.VIRTIOFSD, _served(argv))
     if _SHIM.fullmatch(program):
         # containerd and CRI-O run the shim's program with the action start or delete for each sandbox *and* each
         # container, then with the container's id. Those processes end at once; the shim itself has no action.
@@ -92,6 +102,23 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
         if re.fullmatch(pattern, program):
             return VmmProcess(vmm, _vmm_sandbox(vmm, argv))
     return None
+
+
+def classify_by_arguments(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
+    """Classify a process of any program's name by the arguments that Kata gives its VMMs and file servers: it runs
+    whatever its configuration names (`path`, `virtio_fs_daemon`). Any program may be given such arguments, so a caller
+    needs more to go by (recognition). None where they name no sandbox.
+
+    >>> classify_by_arguments(["/usr/local/bin/vmm", "-name", "sandbox-a1"])
+    VmmProcess(type=<VmmType.QEMU: 'qemu'>, sandbox='a1')"""
+    if (sandbox := _vmm_sandbox(VmmType.QEMU, argv)) is not None:
+        return VmmProcess(VmmType.QEMU, sandbox)
+    words = {word.partition("=")[0] for word in argv[1:]}
+    for option, vmm in (("--api-socket", VmmType.CLOUD_HYPERVISOR), ("--api-sock", VmmType.FIRECRACKER)):
+        if option in words and (sandbox := _by_pattern(argv, _RUN_DIR)) is not None:
+            return VmmProcess(vmm, sandbox)
+    served = _served(argv[1:])
+    return None if served is None else HelperProcess(ThreadRole.VIRTIOFSD, served)
 
 
 def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid: str) -> bool:
@@ -129,6 +156,11 @@ def _vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:
     if vmm is VmmType.FIRECRACKER and (id_ := _sandbox(_last(argv, "id"))):
         return id_
     return _by_pattern(argv, _RUN_DIR)
+
+
+def _served(argv: Sequence[str]) -> SandboxId | None:
+    """The sandbox whose shared directory, or else whose runtime's directory, is in the arguments."""
+    return _by_pattern(argv, _SHARED_DIR) or _by_pattern(argv, _RUN_DIR)
 
 
 def _shim_action(argv: Sequence[str]) -> str:

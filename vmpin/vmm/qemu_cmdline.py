@@ -19,7 +19,7 @@ from vmpin.domain.model import Vcpu, VcpuId
 
 #: More vCPUs than any QEMU machine type takes; and as many NUMA nodes as it takes (include/system/numa.h, MAX_NODES).
 MAX_VCPUS, _MAX_NODES = 8192, 128
-_PROGRAM = r"qemu-system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
+_PROGRAM = r"qemu-(?:.+-)?system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
 #: What QEMU reads as a switch that is on.
 ON = frozenset(("on", "yes", "true", "y"))

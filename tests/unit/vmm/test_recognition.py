@@ -1,0 +1,259 @@
+"""Which process is a sandbox's VMM or helper, on trees of /proc: what a command line says is not enough."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from need import need_root, need_tool
+from trees import make_tree
+
+from vmpin.domain.events import VmmClaim
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.host.procfs import Procfs
+from vmpin.vmm.inventory import VmInventory
+from vmpin.vmm.process_table import MAX_IMPOSTORS, ROUNDS
+from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, classify_by_arguments
+from vmpin.vmm.recognition import Impostor, recognize
+
+SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"
+UUID = "0a8b0c0e-1111-4222-8333-444455556666"
+STAT = ("{pid} (x) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
+        "0 0 0 0 0 0")
+#: Of nobody's account, and not of the one that runs the tests.
+USER = 61234
+SHIM = ["containerd-shim-kata-v2", "-namespace", "k8s.io", "-id", SID]
+QEMU = ["/usr/bin/qemu-system-x86_64", "-name", f"sandbox-{SID}", "-smp", "1"]
+ODD = ["/usr/local/bin/vmm", "-name", f"sandbox-{SID},debug-threads=on", "-smp", "1"]
+VIRTIOFSD = ["/opt/kata/libexec/virtiofsd", "--fd=3",
+             f"--shared-dir=/run/kata-containers/shared/sandboxes/{SID}/shared"]
+SERVER = ["/usr/local/bin/files", "--sock", f"/run/kata/{SID}/root/virtiofsd.sock"]
+
+
+def process(root: Path, pid: int, argv: list[str], parent: int = 1, uid: int = 0, fds: tuple[str, ...] = (),
+            cgroup: str = "", net: str = "", start: int = 100) -> None:
+    stat = STAT.format(pid=pid, parent=parent, start=start)
+    make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
+    (root / str(pid) / "cmdline").write_text("\0".join(argv) + "\0")
+    (root / str(pid) / "status").write_text(
+        f"Name:\tUid:\\n\nUmask:\t0022\nState:\tS\nTgid:\t{pid}\nPid:\t{pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
+        f"Gid:\t0\t0\t0\t0\nGroups:\t0 \nNSpid:\t{pid}\n")
+    (root / str(pid) / "cgroup").write_text(f"0::{cgroup or '/'}\n")
+    for number, target in enumerate(fds):
+        (root / str(pid) / "fd").mkdir(exist_ok=True)
+        (root / str(pid) / "fd" / str(number)).symlink_to(target)
+    if net:
+        (root / str(pid) / "ns").mkdir(exist_ok=True)
+        (root / str(pid) / "ns" / "net").symlink_to(net)
+
+
+def inventory(root: Path, claims: dict[SandboxId, VmmClaim] | None = None, rounds: int = 1) -> VmInventory:
+    found = VmInventory(Procfs(root))
+    for _ in range(rounds):
+        found.scan(claims or {}, full=True)
+    return found
+
+
+@pytest.mark.parametrize("program", [
+    "/usr/libexec/qemu-kiwi", "/usr/bin/qemu-lite-system-x86_64", "/usr/bin/qemu-vanilla-system-x86_64",
+    "/usr/bin/qemu-virtiofs-system-x86_64", "/opt/kata/bin/qemu-system-x86_64-snp-experimental", "qemu-kvm-9.1",
+    "/usr/bin/qemu-system-s390x", "/usr/bin/qemu-system-ppc64", "/usr/libexec/qemu-kvm", "kvm"])
+def test_qemu_has_many_names(program: str) -> None:
+    assert classify([program, "-name", f"sandbox-{SID}"]) == VmmProcess(VmmType.QEMU, SandboxId(SID))
+
+
+@pytest.mark.parametrize("program", ["qemu-img", "qemu-nbd", "qemu-ga", "qemu-storage-daemon", "qemu-x86_64",
+                                     "qemu-pr-helper", "kvmtool", "qemu-kiwis"])
+def test_what_only_begins_like_qemu_is_none(program: str) -> None:
+    assert classify([program, "-name", f"sandbox-{SID}"]) is None
+
+
+@pytest.mark.parametrize(("argv", "found"), [
+    (ODD, VmmProcess(VmmType.QEMU, SandboxId(SID))),
+    (["vmm", "--api-socket", f"/run/kata/{SID}/ch-api.sock"], VmmProcess(VmmType.CLOUD_HYPERVISOR, SandboxId(SID))),
+    (["vmm", "--api-sock", f"/run/vc/vm/{SID}/root/fc.sock"], VmmProcess(VmmType.FIRECRACKER, SandboxId(SID))),
+    (SERVER, HelperProcess(ThreadRole.VIRTIOFSD, SandboxId(SID))),
+    (VIRTIOFSD, HelperProcess(ThreadRole.VIRTIOFSD, SandboxId(SID))),
+    (["vmm", "-name", "guest=web"], None), (["vmm", "--api-socket", "/run/other.sock"], None), (["vmm"], None),
+    ([], None),
+])
+def test_kata_gives_its_programs_arguments_that_show_what_they_are(
+        argv: list[str], found: VmmProcess | HelperProcess | None) -> None:
+    assert classify_by_arguments(argv) == found
+
+
+@pytest.mark.parametrize(("evidence", "counts"), [("none", False), ("claim", True), ("kvm", True), ("shim", True),
+                                                  ("another shim", False), ("claim of another", False)])
+def test_a_vmm_of_any_name_counts_where_something_shows_it(tmp_path: Path, evidence: str, counts: bool) -> None:
+    """Kata's `path` may be any program; and any program may be given its arguments, an editor for one."""
+    process(tmp_path, 50, SHIM if evidence == "shim" else [*SHIM[:-1], "other"])
+    fds = ("/dev/null", "anon_inode:kvm-vm") if evidence == "kvm" else ("/dev/null",)
+    process(tmp_path, 100, ODD, parent=50, fds=fds)
+    claims = {SandboxId(SID if evidence == "claim" else "other"): VmmClaim(100)} if "claim" in evidence else {}
+    vms = inventory(tmp_path, claims).vms
+    assert set(vms) == ({SID} if counts else set())
+    assert not counts or vms[SandboxId(SID)].type is VmmType.QEMU
+
+
+@pytest.mark.parametrize(("fds", "counts"), [(("anon_inode:kvm-vcpu:0",), True), (("/dev/null",), False)])
+def test_a_claimed_vmm_that_names_nothing_counts_with_kvm(tmp_path: Path, fds: tuple[str, ...], counts: bool) -> None:
+    """Its pid alone may be another process's by now."""
+    process(tmp_path, 100, ["/usr/local/bin/vmm", "--config", "/x"], fds=fds)
+    vms = inventory(tmp_path, {SandboxId(SID): VmmClaim(100, type=VmmType.CLOUD_HYPERVISOR)}).vms
+    assert {vm.sandbox: vm.type for vm in vms.values()} == ({SID: VmmType.CLOUD_HYPERVISOR} if counts else {})
+
+
+def test_a_vmm_of_any_name_from_katas_factory_has_the_claimed_uuid(tmp_path: Path) -> None:
+    process(tmp_path, 100, ["/usr/local/bin/vmm", "-name", "sandbox-factory", "-uuid", UUID])
+    assert set(inventory(tmp_path, {SandboxId(SID): VmmClaim(100, UUID)}).vms) == {SID}
+
+
+def test_a_vmm_of_any_name_is_recognized_at_its_exec(tmp_path: Path) -> None:
+    """KVM is not open yet; its shim is there."""
+    process(tmp_path, 50, SHIM)
+    process(tmp_path, 100, ODD, parent=50)
+    found = VmInventory(Procfs(tmp_path))
+    assert found.inspect(100) == (ThreadId(100, 100), VmmProcess(VmmType.QEMU, SandboxId(SID)), ODD)
+    assert found.assign({}) == {SID}
+
+
+@pytest.mark.parametrize(("parent", "helpers"), [(50, {100}), (1, set())])
+def test_a_file_server_of_any_name_is_its_shims_child(tmp_path: Path, parent: int, helpers: set[int]) -> None:
+    process(tmp_path, 50, SHIM)
+    process(tmp_path, 100, SERVER, parent=parent)
+    process(tmp_path, 101, ["vi", f"/run/vc/vm/{SID}/qmp.sock"])
+    found = inventory(tmp_path)
+    assert {each.pid for each in found.helpers(SandboxId(SID)) if each.role is ThreadRole.VIRTIOFSD} == helpers
+
+
+@pytest.mark.parametrize("argv", [
+    f"nydusd --log-level info --apisock /run/vc/vm/{SID}/nydusd-api.sock --sock /run/vc/vm/{SID}/vhost-fs.sock",
+    f"/opt/kata/libexec/nydusd virtiofs --apisock /run/kata/{SID}/root/nydusd-api.sock --sock /run/kata/x.sock"])
+def test_nydusd_is_a_sandboxs_file_server(argv: str) -> None:
+    assert classify(argv.split()) == HelperProcess(ThreadRole.VIRTIOFSD, SandboxId(SID))
+
+
+@pytest.mark.parametrize("argv", [QEMU, ODD, VIRTIOFSD, SHIM,
+                                  ["cloud-hypervisor", "--api-socket", f"/run/kata/{SID}/ch"]])
+def test_a_users_process_that_poses_as_a_sandboxs_is_an_impostor(
+        tmp_path: Path, argv: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Any host user can write any command line, and hold a descriptor of KVM where all may open it."""
+    process(tmp_path, 100, argv, uid=USER, fds=("/dev/kvm", "anon_inode:kvm-vm"))
+    found = inventory(tmp_path, rounds=3)
+    assert (found.vms, found.helpers(SandboxId(SID))) == ({}, [])
+    assert found.process_table.impostors == {100: Impostor(ThreadId(100, 100), SandboxId(SID), USER)}
+    assert found.inspect(100) is None
+    assert caplog.text.count(f"process ignored pid=100 uid={USER} sandbox={SID}") == 1
+    (tmp_path / "100" / "cmdline").write_text("sleep\0")
+    found.scan({}, full=True)
+    assert found.process_table.impostors == {}
+
+
+def test_a_process_with_a_users_uid_among_roots_is_the_users(tmp_path: Path) -> None:
+    """One that runs a set-uid program, with any name."""
+    process(tmp_path, 100, QEMU)
+    status = tmp_path / "100" / "status"
+    status.write_text(status.read_text().replace("Uid:\t0\t0\t0\t0", f"Uid:\t{USER}\t0\t0\t0"))
+    assert set(inventory(tmp_path).process_table.impostors) == {100}
+
+
+def test_a_users_vm_that_is_no_sandboxs_is_nothing(tmp_path: Path) -> None:
+    process(tmp_path, 100, ["qemu-system-x86_64", "-name", "guest=debian"], uid=USER)
+    found = inventory(tmp_path).process_table
+    assert (found.vmms, found.impostors) == ({}, {})
+
+
+@pytest.mark.parametrize(("evidence", "counts"), [
+    ("shim", True), ("claim", True), ("hook", True), ("users shim", False), ("claim of another", False)])
+def test_a_rootless_vmm_is_its_shims_or_claimed_by_kata(tmp_path: Path, evidence: str, counts: bool) -> None:
+    """Kata's rootless: the VMM has a user of its own; its shim and Kata's state are root's."""
+    process(tmp_path, 50, SHIM, uid=USER if evidence == "users shim" else 0)
+    process(tmp_path, 100, QEMU, parent=50 if "shim" in evidence else 1, uid=USER)
+    claims = {SandboxId(SID if evidence != "claim of another" else "other"): VmmClaim(
+        100, identity=ThreadId(100, 100) if evidence == "hook" else None)} if "shim" not in evidence else {}
+    found = inventory(tmp_path, claims)
+    assert set(found.vms) == ({SID} if counts else set())
+    assert (100 in found.process_table.impostors) is not counts
+
+
+def test_a_rootless_virtiofsds_child_is_its_shims_too(tmp_path: Path) -> None:
+    process(tmp_path, 50, SHIM)
+    process(tmp_path, 100, VIRTIOFSD, parent=50, uid=USER)
+    process(tmp_path, 101, VIRTIOFSD, parent=100, uid=USER)
+    status = tmp_path / "101" / "status"
+    status.write_text(status.read_text().replace("NSpid:\t101", "NSpid:\t101\t1"))
+    assert {each.pid for each in inventory(tmp_path).helpers(SandboxId(SID))} == {50, 100, 101}
+
+
+def test_impostors_are_bounded_and_logged_once_a_user(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for pid in range(100, 100 + MAX_IMPOSTORS + 10):
+        process(tmp_path, pid, [*QEMU[:2], f"sandbox-{pid}"], uid=USER)
+    found = inventory(tmp_path, rounds=2)
+    assert len(found.process_table.impostors) == MAX_IMPOSTORS
+    assert caplog.text.count("process ignored") == 1
+
+
+def test_a_vm_keeps_its_name_from_a_user_who_was_first(tmp_path: Path) -> None:
+    """runtime-rs keeps no pid, so nothing but the processes shows which is the VMM."""
+    process(tmp_path, 100, QEMU, uid=USER, start=1)
+    process(tmp_path, 200, QEMU, start=2)
+    found = inventory(tmp_path)
+    assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (200, {})
+
+
+@pytest.mark.parametrize("evidence", ["claim", "shim", "cgroup", "netns", "fork"])
+def test_of_two_vmms_the_one_with_evidence_is_the_sandboxs(
+        tmp_path: Path, evidence: str, caplog: pytest.LogCaptureFixture) -> None:
+    process(tmp_path, 1, ["init"], net="net:[1]")
+    process(tmp_path, 50, SHIM)
+    process(tmp_path, 100, QEMU, start=1, net="net:[1]", cgroup="/user.slice", parent=200 if evidence == "fork" else 1)
+    process(tmp_path, 200, QEMU, start=2, parent=50 if evidence == "shim" else 1,
+            cgroup=f"/kubepods/pod1/kata_{SID}" if evidence == "cgroup" else "/user.slice",
+            net="net:[7]" if evidence == "netns" else "net:[1]")
+    claims = {SandboxId(SID): VmmClaim(200)} if evidence == "claim" else {}
+    found = inventory(tmp_path, claims, rounds=2)
+    assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (200, {})
+    assert caplog.text.count("second VMM left alone") == 1
+
+
+def test_two_vmms_that_nothing_tells_apart_are_contested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for pid in (100, 200):
+        process(tmp_path, pid, QEMU, start=pid)
+    found = inventory(tmp_path, rounds=3)
+    assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (100, {SandboxId(SID): (100, 200)})
+    assert caplog.text.count("second VMM left alone") == 1
+    (tmp_path / "100" / "stat").unlink()
+    (tmp_path / "100" / "task" / "100" / "stat").unlink()
+    (tmp_path / "100" / "cmdline").write_text("")
+    found.scan({}, full=True)
+    assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (200, {})
+
+
+def test_processes_without_katas_arguments_cost_their_beginning_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has thousands: neither their descriptors nor their whole command lines are read."""
+    for pid in range(100, 150):
+        process(tmp_path, pid, ["/usr/bin/python3", "-m", "server", "--name", "web"], uid=USER)
+    touched: list[str] = []
+    proc = Procfs(tmp_path)
+    for name in ("cmdline", "fd_link", "uids", "stat", "thread_stat", "nested"):
+        monkeypatch.setattr(Procfs, name, lambda self, *given, name=name: touched.append(name))
+    found = VmInventory(proc)
+    for _ in range(ROUNDS):
+        found.scan({})
+    assert touched == []
+
+
+def test_of_a_real_process_the_users_are_read() -> None:
+    need_root()
+    with subprocess.Popen([need_tool("sleep"), "600"], user=USER) as child:
+        assert (Procfs().uids(child.pid), Procfs().uids(os.getpid())) == ((USER,) * 4, (0,) * 4)
+        child.kill()
+    assert Procfs().uids(child.pid) is None
+
+
+def test_no_process_is_recognized_by_a_directory_without_files(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    assert recognize(Procfs(tmp_path), 7, b"qemu-kvm\0-name\0sandbox-a\0") is None

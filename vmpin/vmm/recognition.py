@@ -1,0 +1,177 @@
+"""Recognizes the process of a sandbox's VMM, or of one of its helpers: by its command line, which it wrote itself, and
+by what it cannot write itself.
+
+Whose command line counts: that of root's processes (and of this program's user), as runtimes run VMMs; and that of a
+process of another user where root's shim of that sandbox started it, or root's file or hook names it as that sandbox's
+VMM (Kata's `rootless`: src/runtime/virtcontainers/qemu.go, setupVirtiofsd and startVM). Any other may be written by
+whoever has an account on the node. A process in a pid namespace of its own is a container's, and never counts.
+
+A program of any name may be Kata's VMM or file server (`path` and `virtio_fs_daemon` in its configuration). It counts
+where its arguments are those that Kata gives to one, and Kata's state, its parent or a descriptor of KVM shows that it
+is one. What stays out: what the words of a command line mean (processes), and which of several VMMs is a sandbox's
+(inventory). Called by process_table, inventory and reconcile.reconciler.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from vmpin.domain.events import VmmClaim
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
+from vmpin.host.procfs import Procfs, read_file
+from vmpin.vmm.kvm import has_kvm
+from vmpin.vmm.processes import (
+    HelperProcess,
+    VmmProcess,
+    classify,
+    classify_by_arguments,
+    is_shim,
+    may_be,
+    may_be_file_server,
+    named_by_kata,
+)
+
+#: A process of a sandbox: its main thread, classification and command line.
+Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
+
+#: How many generations a shim's child may be forked from the one that the shim started.
+_GENERATIONS = 3
+
+
+class Impostor(NamedTuple):
+    """A process of an unprivileged user (`uid`) with the command line of a sandbox's VMM or helper."""
+
+    thread: ThreadId
+    sandbox: SandboxId
+    uid: int
+
+
+class ClaimedVmm(NamedTuple):
+    """A sandbox, and the claim that a process is its VMM."""
+
+    sandbox: SandboxId
+    claim: VmmClaim
+
+
+def claims_by_pid(claims: Mapping[SandboxId, VmmClaim]) -> dict[int, ClaimedVmm]:
+    return {claim.pid: ClaimedVmm(sandbox, claim) for sandbox, claim in claims.items()}
+
+
+def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVmm | None = None,
+              before: Found | None = None) -> Found | Impostor | None:
+    """Recognize a process; None if it is no sandbox's.
+    :param beginning: of its command line, just read. :param claimed: what a source claims about its pid.
+    :param before: as what it was recognized before."""
+    if claimed is None and not may_be(beginning):
+        return None
+    stat = proc.thread_stat(pid, pid)
+    if stat is None:
+        return None
+    nested = proc.nested(pid)
+    if nested and not _serves_its_parent(proc, stat.ppid, beginning):
+        return None
+    # Most arguments are the same for every VM of a node: each is kept once.
+    argv = list(map(sys.intern, proc.cmdline(pid, beginning)))
+    identity = ThreadId(int(pid), stat.starttime)
+    by_name = classify(argv)
+    process = by_name or classify_by_arguments(argv) or _as_claimed(claimed, identity)
+    if process is None or (nested and (isinstance(process, VmmProcess) or process.role is not ThreadRole.VIRTIOFSD)):
+        return None
+    known = before is not None and (before[0], before[2]) == (identity, argv)
+    evidence = _Evidence(proc, identity, stat.ppid, beginning, process, argv, claimed)
+    if not known and (uid := evidence.unprivileged_uid()):
+        return None if process.sandbox is None else Impostor(identity, process.sandbox, uid)
+    if not known and by_name is None and not evidence.shows_kata():
+        return None
+    if process.sandbox is None and by_name is None and claimed is not None:
+        process = process._replace(sandbox=claimed.sandbox)
+    return identity, process, argv
+
+
+def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId) -> VmmProcess | None:
+    """The VMM that Kata's state names by its pid and kind, whatever its command line."""
+    if claimed is None or claimed.claim.type is None or claimed.claim.identity not in (None, identity):
+        return None
+    return VmmProcess(claimed.claim.type, None)
+
+
+def _serves_its_parent(proc: Procfs, parent: int, beginning: bytes) -> bool:
+    """Whether a process in a pid namespace of its own may be a sandbox's all the same. A QEMU that is a container's
+    process is in its container's cpuset, and the runtime's business: Kata's VMMs and their helpers are processes of
+    the host. But with virtiofsd's --sandbox=namespace what serves is a child, in a pid namespace that it was given. A
+    container's first process has its runtime above it, and all others have one of the container's."""
+    return (may_be_file_server(beginning) and proc.nested(parent) is False and proc.beginning(parent) == beginning)
+
+
+class _Evidence:
+    """What shows that a process is what its command line says."""
+
+    def __init__(self, proc: Procfs, identity: ThreadId, parent: int, beginning: bytes,
+                 process: VmmProcess | HelperProcess, argv: list[str], claimed: ClaimedVmm | None) -> None:
+        self._proc, self._identity, self._parent, self._beginning = proc, identity, parent, beginning
+        self._process, self._argv, self._claimed = process, argv, claimed
+
+    def unprivileged_uid(self) -> int:
+        """The user of a process whose command line does not count, 0 where it does."""
+        uid = foreign_uid(self._proc, self._identity.tid)
+        return 0 if not uid or self._is_claimed() or self._is_of_a_shim() else uid
+
+    def shows_kata(self) -> bool:
+        """Whether a program of another name is Kata's. Its arguments alone are not enough: an editor has them too."""
+        if isinstance(self._process, HelperProcess):
+            return self._is_of_a_shim()
+        return self._is_claimed() or self._is_of_a_shim() or has_kvm(self._proc, self._identity.tid)
+
+    def _is_claimed(self) -> bool:
+        """Whether a source's claim and the command line are about the same VM."""
+        if self._claimed is None or not isinstance(self._process, VmmProcess):
+            return False
+        sandbox, claim = self._claimed
+        return claim.identity == self._identity or named_by_kata(self._process, self._argv, sandbox, claim.uuid)
+
+    def _is_of_a_shim(self) -> bool:
+        sandbox = self._process.sandbox or (self._claimed.sandbox if self._claimed is not None else None)
+        return sandbox is not None and started_by_shim(self._proc, self._parent, self._beginning, sandbox)
+
+
+def foreign_uid(proc: Procfs, pid: int) -> int:
+    """A user of a process that is neither root nor this program's own; 0 for none. Not the owner of /proc/PID: that is
+    root for every process that cannot be dumped (fs/proc/base.c: task_dump_owner)."""
+    return max(set(proc.uids(pid) or ()) - {0, os.geteuid()}, default=0)
+
+
+def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: SandboxId) -> bool:
+    """Whether root's shim of a sandbox has started a process, or one that the process was forked from.
+    :param parent: of the process. :param beginning: of its command line."""
+    for _ in range(_GENERATIONS):
+        above = proc.beginning(parent)
+        found = classify(proc.cmdline(parent, above)) if may_be(above) else None
+        if found is not None and is_shim(found):
+            whole = found.sandbox or ""
+            return (sandbox == whole or VmmProcess.is_beginning(sandbox, whole)) and not foreign_uid(proc, parent)
+        stat = proc.stat(parent) if above == beginning else None
+        if stat is None:
+            return False
+        parent = stat.ppid
+    return False
+
+
+def evidence_strength(proc: Procfs, pid: int, sandbox: SandboxId, rivals: Collection[int]) -> tuple[bool, ...]:
+    """Return what shows that one of several processes that name a sandbox is its VMM, comparable with the others' and
+    the strongest first: that none of the others forked it, that the sandbox's shim started it, that its cgroup is
+    named after the sandbox (virtcontainers/sandbox.go: createResourceController), that it is in a network namespace of
+    its own."""
+    stat = proc.stat(pid)
+    parent = 0 if stat is None else stat.ppid
+    try:
+        cgroups = read_file(f"{proc.root}/{pid}/cgroup") or b""
+    except OSError:
+        cgroups = b""
+    named = re.search(rb"[/_:-]" + re.escape(sandbox.encode()) + rb"(?:\.scope)?(?:/|$)", cgroups, re.MULTILINE)
+    own, first = proc.network_namespace(pid), proc.network_namespace(1)
+    return (parent not in rivals, started_by_shim(proc, parent, proc.beginning(pid), sandbox), named is not None,
+            bool(own and first and own != first))
