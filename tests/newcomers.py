@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from need import lacking, need_tool
 
@@ -69,21 +70,22 @@ class Machine:
         self.reconciler = self.fresh()
         self.placer = NewbornPlacer(self.reconciler)
 
-    def process(self, name: str, *args: str, script: str = "read line") -> subprocess.Popen[bytes]:
-        """A shell under another program's name; ends with its standard input."""
+    def process(self, name: str, *args: str, script: str = "read line",
+                user: int | None = None) -> subprocess.Popen[bytes]:
+        """A shell under another program's name; ends with its standard input. :param user: whose it is; None: ours."""
         made = subprocess.Popen([name, "-c", script, *args], executable="/bin/sh", stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, preexec_fn=self.free)
+                                stdout=subprocess.PIPE, preexec_fn=self.free, user=user, cwd="/")
         self.children.append(made)
         until(lambda: Procfs().cmdline(made.pid))  # exec(2) closes Popen's pipe first
         return made
 
-    def vmm(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+    def vmm(self, name: str, **more: Any) -> subprocess.Popen[bytes]:
         return self.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox(name)},debug-threads=on", **more)
 
-    def shim(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+    def shim(self, name: str, **more: Any) -> subprocess.Popen[bytes]:
         return self.process(SHIM, "-id", sandbox(name), **more)
 
-    def virtiofsd(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+    def virtiofsd(self, name: str, **more: Any) -> subprocess.Popen[bytes]:
         return self.process("virtiofsd", shared_dir(name), **more)
 
     def crowd(self, binary: Path, name: str, *args: str) -> subprocess.Popen[bytes]:

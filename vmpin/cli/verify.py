@@ -31,7 +31,8 @@ from vmpin.errors import UnseenError, UsageError
 _ABOUT = """\
 Compare the mask of each thread in the kernel with its placement, now: through the watcher if one runs, else without
 one. A thread with other CPUs, or with fewer, is drift; an exclusive CPU that threads of another container may use is a
-collision (with SANDBOX: only collisions of this sandbox). Where vmpin gives out the CPUs (allocate.mode: on), the
+collision (with SANDBOX: only collisions of this sandbox). Several VMMs that name one sandbox, of which nothing shows
+which is its own, are a finding too. Where vmpin gives out the CPUs (allocate.mode: on), the
 watcher also compares the cgroup of each container that is in no VM with what it was given.
 
 With --since 24h also where the threads ran in that time, from the watcher's samples (proof.sample_seconds); at most
@@ -42,9 +43,11 @@ samples; other run time is booked to the CPU of the later sample. It begins with
 _EXITS = """\
 exit codes:
   0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, which the output reports
-  1  drift, a collision, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere
+  1  drift, a collision, several processes that may be one sandbox's VMM, a container on other CPUs than vmpin has
+     given it, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
-  3  the check was impossible: the watcher does not answer, or without one the required privileges are missing;
+  3  the check was impossible: sandboxes are known and none has a VMM that vmpin recognizes, the watcher does not
+     answer, or without one the required privileges are missing;
      with --all-nodes, a node is stale, missing or not ready, or the API server does not answer
 
 """
@@ -82,11 +85,15 @@ def run(args: argparse.Namespace) -> int:
     unmanaged = [sandbox["id"] for sandbox in found["sandboxes"] if sandbox["verdict"] == "unmanaged"]
     past = None if since is None else proof(config, chosen, since)
     grants = misplaced_grants(config, args.direct, chosen)
-    good = not drift and not collisions and not grants and (past is None or elsewhere(past) <= tolerated)
+    contested = _contested(found["sandboxes"])
+    good = (not drift and not collisions and not contested and not grants
+            and (past is None or elsewhere(past) <= tolerated))
+    if good and past is None and found["sandboxes"] and not threads:
+        raise UnseenError(*_nothing(found["sandboxes"]))
     if args.output == "json":
         print_data({"version": VERSION, "ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
-                    "collisions": collisions, "unmanaged": unmanaged,
+                    "collisions": collisions, "contested": contested, "unmanaged": unmanaged,
                     **({} if grants is None else {"grants": grants}),
                     **({} if past is None else {"proof": past})}, "json")
         return 0 if good else 1
@@ -104,6 +111,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         said = _without_drift(len(found["sandboxes"]), [thread for _, thread in threads])
         print_text(said if grants is None else said.replace("nothing was", "no thread was"))
+    _print_findings(titles, unmanaged, grants, contested)
+    for collision in collisions:
+        print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
+    if past is not None:
+        print_proof(past)
+    return 0 if good else 1
+
+
+def _contested(sandboxes: Sequence[Document]) -> list[Document]:
+    return [{"sandbox": sandbox["id"], "pids": sandbox["rivals"]} for sandbox in sandboxes if sandbox.get("rivals")]
+
+
+def _print_findings(titles: Mapping[str, str], unmanaged: Sequence[str], grants: Sequence[Document] | None,
+                    contested: Sequence[Document]) -> None:
     for sandbox in unmanaged:
         print_text(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin explain {titles[sandbox]})")
     if grants == []:
@@ -112,11 +133,9 @@ def run(args: argparse.Namespace) -> int:
         name = f"{grant['namespace']}/{grant['pod']}/{grant['container']}"
         print_text(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has given it "
                    f"({grant['policy']})")
-    for collision in collisions:
-        print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
-    if past is not None:
-        print_proof(past)
-    return 0 if good else 1
+    for entry in contested:
+        print_text(f"CONTESTED: processes {', '.join(map(str, entry['pids']))} all name {titles[entry['sandbox']]} as "
+                   "their VM, and nothing shows which is its VMM")
 
 
 def _status(config: Config, args: argparse.Namespace) -> tuple[Document, Mapping[str, str]]:
@@ -128,6 +147,14 @@ def _status(config: Config, args: argparse.Namespace) -> tuple[Document, Mapping
     if found["watcher"] is None:
         refuse_blind(config)
     return found, names
+
+
+def _nothing(sandboxes: Sequence[Document]) -> tuple[str, str]:
+    """Message and hint where no sandbox that is known has a VMM."""
+    reasons = dict.fromkeys(reason for sandbox in sandboxes for reason in sandbox["reasons"][:1])
+    return (f"none of {number_of(len(sandboxes), 'VM')} has a running VMM that vmpin recognizes: nothing was compared "
+            f"({'; '.join(list(reasons)[:3])})",
+            "while a pod starts or ends this passes; vmpin status names each sandbox's reason")
 
 
 def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:

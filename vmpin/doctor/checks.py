@@ -48,6 +48,7 @@ CHECKS = (
     Check("resync", "time since the last resync", service_checks.resync),
     Check("run-directory", "/run/vmpin: permissions, space, waiting messages", service_checks.run_directory),
     Check("state-file", "whether it is sound", service_checks.state_file),
+    Check("vmms", "whether each sandbox's VMM is recognized, and the only one", service_checks.vmms),
     Check("vcpu-threads", "whether the VMs' vCPU threads are identified", service_checks.vcpu_threads),
     Check("guests", "whether the guests' agents answer", service_checks.guests),
     Check("sandboxes", "misplaced threads, and degraded sandboxes", service_checks.sandboxes),

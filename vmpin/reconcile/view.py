@@ -7,7 +7,7 @@ docs/architecture.md lists them). Taken by status, metrics, reports, guests, the
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vmpin.placement.rules import Placement
     from vmpin.reconcile.node_state import NodeState
     from vmpin.runtime.kata import KataSandbox
+    from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process, Vm
 
 
@@ -154,6 +155,16 @@ class NodeView:
     @property
     def vms(self) -> Mapping[SandboxId, Vm]:
         return self._node_state.inventory.vms
+
+    @property
+    def contested(self) -> Mapping[SandboxId, tuple[int, ...]]:
+        """The pids of VMMs that name the same sandbox and that no evidence tells apart; the first is placed."""
+        return self._node_state.inventory.contested
+
+    @property
+    def impostors(self) -> Collection[Impostor]:
+        """The processes of unprivileged users that pose as a sandbox's."""
+        return self._node_state.inventory.process_table.impostors.values()
 
     @property
     def followed(self) -> Mapping[int, tuple[Vm, Process]]:

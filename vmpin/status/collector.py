@@ -25,7 +25,7 @@ from vmpin.pinning.restoration import FreeThread
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.reconciler import PassReport
 from vmpin.reconcile.view import NodeView
-from vmpin.status.document import VERSION, ThreadStatus, node_data, pod_data, sandbox_data, trespasses
+from vmpin.status.document import NOT_RUNNING, VERSION, ThreadStatus, node_data, pod_data, sandbox_data, trespasses
 from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
             sandboxes.append(entry({**made, "untrusted": untrusted(sandbox.pod)}))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
-            "node": node_data(view.node, view.ownership, sorted(collisions), _owners(view), _disagreements(view)),
+            "node": node_data(view.node, view.ownership, sorted(collisions), _owners(view), _disagreements(view),
+                              _impostors(view)),
             "sources": {"nri": nri, "kubelet": _kubelet(view), "births": proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
                                   "disputed": view.counters.disputed, "last": last},
@@ -95,6 +96,24 @@ def _disagreements(view: NodeView) -> list[dict[str, object]]:
         found.append({"sandbox": sandbox, "pod": pod_data(None if state is None else state.pod),
                       "container": container, "name": "" if record is None else record.container.name, "what": text})
     return found
+
+
+def _impostors(view: NodeView) -> list[dict[str, object]]:
+    return [{"pid": impostor.thread.tid, "uid": impostor.uid, "sandbox": impostor.sandbox}
+            for impostor in view.impostors]
+
+
+def _why_absent(view: NodeView, sandbox: SandboxId) -> str:
+    """Why a sandbox has no VMM: what its runtime names, or another user's process poses as, may run all the same."""
+    kata = view.kata(sandbox)
+    stat = view.proc.stat(kata.vmm_pid) if kata is not None and kata.vmm_pid else None
+    if kata is not None and stat is not None and stat.state not in "ZX":
+        return (f"Kata names process {kata.vmm_pid} as its VMM, which runs and is not recognized: its command line "
+                "names neither the sandbox nor the VM's UUID, and it has not opened KVM")
+    posing = [impostor for impostor in view.impostors if impostor.sandbox == sandbox]
+    if posing:
+        return f"{NOT_RUNNING}; process {posing[0].thread.tid} of user {posing[0].uid} poses as it, and is ignored"
+    return NOT_RUNNING
 
 
 def _pods(view: NodeView) -> list[dict[str, object]]:
@@ -186,6 +205,8 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
                         guest, sandbox.id in view.unmanaged, boottime.wall_offset(), view.granted,
+                        rivals=view.contested.get(sandbox.id, ()),
+                        absent=_why_absent(view, sandbox.id) if vm is None else "",
                         near=None if vm is None else near_decision(view, vm),
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         birth=None if newborns is None else newborns.data(),

@@ -19,6 +19,8 @@ from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is
 from vmpin.placement.rules import UNMANAGED, Placement, Verdict
 
 VERSION = 1
+#: Why a sandbox is off that has no VMM.
+NOT_RUNNING = "its VMM does not run"
 
 
 class ThreadStatus(NamedTuple):
@@ -69,18 +71,24 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
                  unmanaged: bool = False, wall_offset: int = 0, granted: GrantedCpus | None = None,
-                 **more: object) -> dict[str, object]:
+                 rivals: Sequence[int] = (), absent: str = NOT_RUNNING, **more: object) -> dict[str, object]:
     """The entry of one sandbox.
     :param vmm: {type, pid}, None if it does not run.
     :param notes: reasons beside the placement's own.
     :param disagreements: by container, the difference between its sources.
     :param guest: the reports from its guest, for the sandbox and by container; None if nothing is sent to it.
     :param unmanaged: it is left as it is. :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
-    :param granted: what the allocator has given out, None without one. :param more: further members."""
+    :param granted: what the allocator has given out, None without one.
+    :param rivals: the pids of VMMs that name it and that nothing tells apart, the placed one first.
+    :param absent: why it has no VMM. :param more: further members."""
     odd = disagreements or {}
     disagreeing = [f"the sources disagree on the CPUs of container {container}: {text}"
                    for container, text in odd.items()]
-    verdict, reasons = judge(state, placement, vmm, threads, [*notes, *disagreeing], unmanaged)
+    verdict, reasons = judge(state, placement, vmm, threads, [*notes, *disagreeing], unmanaged, absent)
+    if rivals:
+        verdict = Verdict.DEGRADED
+        reasons.append(f"processes {', '.join(map(str, rivals))} all name it as their VM, and nothing shows which is "
+                       f"its VMM: {rivals[0]}, the eldest, is placed, the others are not")
     containers = []
     live = effective_containers(state, kubelet, granted)
     for container in live:
@@ -92,7 +100,8 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
     return {"id": state.id, "guest": None if guest is None else guest[0], "runtime": state.runtime,
             "handler": state.handler, "vmm": vmm, "pod": pod_data(state.pod),
             "mask": None if placement is None else str(placement.mask), "verdict": str(verdict), "reasons": reasons,
-            "found_by": found_by, "containers": containers, "threads": [thread_data(seen) for seen in threads], **more}
+            "rivals": list(rivals), "found_by": found_by, "containers": containers,
+            "threads": [thread_data(seen) for seen in threads], **more}
 
 
 def _container(state: SandboxState, container: Container, node: Node, kubelet: CpuManagerState | None,
@@ -142,11 +151,12 @@ def _when(moment: int, wall_offset: int) -> str | None:
 
 def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
           threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
-          unmanaged: bool = False) -> tuple[Verdict, list[str]]:
+          unmanaged: bool = False, absent: str = NOT_RUNNING) -> tuple[Verdict, list[str]]:
     """The verdict of a sandbox and its reasons; `notes` are more reasons, which do not change the verdict.
-    :param unmanaged: it has no placement, because neither its containers nor a shared pool are known."""
+    :param unmanaged: it has no placement, because neither its containers nor a shared pool are known.
+    :param absent: why it has no VMM."""
     if vmm is None:
-        return Verdict.OFF, ["its VMM does not run"]
+        return Verdict.OFF, [absent]
     if placement is None:
         if state.suspended:
             return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` manages it again"]
@@ -190,15 +200,18 @@ def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -
 
 def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None,
-              disagreements: Sequence[Mapping[str, object]] = ()) -> dict[str, object]:
-    """The entry of the node. `owners` adds details of owners of CPUs; `disagreements` include runc's pods."""
+              disagreements: Sequence[Mapping[str, object]] = (),
+              impostors: Iterable[Mapping[str, object]] = ()) -> dict[str, object]:
+    """The entry of the node. `owners` adds details of owners of CPUs; `disagreements` include runc's pods;
+    `impostors` are processes of users that pose as a sandbox's."""
     more = owners or {}
     return {"online": str(node.online), "shared_pool": str(own.pool), "pool_known": node.shared_pool is not None,
             "exclusive": str(own.exclusive), "housekeeping": str(node.housekeeping),
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                         **more.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
-            "disagreements": list(disagreements), "collisions": [collision._asdict() for collision in collisions]}
+            "impostors": list(impostors), "disagreements": list(disagreements),
+            "collisions": [collision._asdict() for collision in collisions]}
 
 
 def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatus]) -> list[Collision]:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,8 +28,10 @@ def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:
             "ok": wanted in (None, actual), "cgroup": None}
 
 
-def sandbox(name: str, *threads: dict[str, Any], verdict: str = "pinned") -> dict[str, Any]:
-    return {"id": name, "vmm": None, "verdict": verdict, "threads": list(threads)}
+def sandbox(name: str, *threads: dict[str, Any], verdict: str = "pinned",
+            rivals: Sequence[int] = ()) -> dict[str, Any]:
+    return {"id": name, "vmm": None, "verdict": verdict, "threads": list(threads), "rivals": list(rivals),
+            "reasons": ["its VMM does not run"]}
 
 
 def collision(*sandboxes: str) -> dict[str, Any]:
@@ -82,7 +84,10 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a", thread(), thread())), [], 0, GOOD),
     (status(sandbox("a", thread(), thread(None, "0-1"))), [], 0, f"{GOOD} (1 of them are left alone)"),
     (status(), [], 0, "no VM sandbox runs on this node: nothing was compared"),
-    (status(sandbox("a")), [], 0, "none of 1 VM has a running VMM: nothing was compared"),
+    (status(sandbox("a")), [], 3, "none of 1 VM has a running VMM that vmpin recognizes: nothing was compared"),
+    (status(sandbox("a"), collisions=(collision("a", "b"),)), [], 1, "none of 1 VM has a running VMM: nothing was"),
+    (status(sandbox("a"), sandbox("b", thread())), [], 0, "all 1 thread of 2 VMs are on their CPUs"),
+    (status(sandbox("a", thread(), rivals=[7, 8])), [], 1, "CONTESTED: processes 7, 8 all name a as their VM"),
     (status(sandbox("a", thread(None, "0-1"))), [], 0, "left alone (unpinned, unmanaged, or off by policy)"),
     (status(sandbox("a", thread(None, "0-1"), verdict="unmanaged")), [], 0, "a is unmanaged: its threads keep their"),
     (status(sandbox("a", thread(), thread("1", "0-1"))), [], 1, "1 of 2 threads misplaced"),

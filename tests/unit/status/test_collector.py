@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 
+from need import need_root
 from newcomers import Machine, sandbox
 
 from vmpin.cpuset import CpuSet
@@ -83,3 +85,49 @@ def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) 
     assert (sources["nri"], sources["births"], found["watcher"]) == (given, {"state": "connected"}, 7)
     assert found["sandboxes"] == [sandbox("a")]
     assert (sources["kubelet"], sources["hooks"]) == (None, {"taken": 0, "refused": 0, "disputed": 0, "last": None})
+
+
+def test_two_vmms_of_one_sandbox_are_a_finding(machine: Machine) -> None:
+    """Nothing tells them apart: both are the tests' own children."""
+    first = machine.vmm("a")
+    machine.resync()
+    second = machine.vmm("a")
+    machine.resync()
+    entry = entries(machine)[sandbox("a")]
+    assert (entry["rivals"], entry["verdict"]) == ([first.pid, second.pid], "degraded")
+    assert f"processes {first.pid}, {second.pid} all name it as their VM" in str(entry["reasons"])
+    second.kill()
+    second.wait()
+    machine.resync()
+    entry = entries(machine)[sandbox("a")]
+    assert (entry["rivals"], entry["verdict"]) == ([], "waiting")
+
+
+def test_a_users_process_that_poses_as_a_vmm_is_shown_and_takes_no_vms_place(machine: Machine) -> None:
+    need_root()
+    posing = machine.vmm("a", user=61234)
+    machine.resync()
+    found = collector.document(machine.reconciler.view, None)
+    assert {"pid": posing.pid, "uid": 61234, "sandbox": sandbox("a")} in found["node"]["impostors"]  # type: ignore[index]
+    assert entries(machine) == {}
+    assert os.sched_getaffinity(posing.pid) == set(machine.both)
+    vmm = machine.vmm("a")
+    machine.resync()
+    entry = entries(machine)[sandbox("a")]
+    assert (entry["vmm"]["pid"], entry["rivals"]) == (vmm.pid, [])  # type: ignore[index]
+
+
+def test_a_vmm_that_kata_names_and_that_is_not_recognized_is_said_to_run(machine: Machine) -> None:
+    directory = machine.path / "kata_go" / "sbs" / sandbox("a")
+    directory.mkdir(parents=True)
+    odd = machine.process("vmm")
+    (directory / "persist.json").write_text(json.dumps({
+        "HypervisorState": {"Pid": odd.pid, "Type": "qemu"}, "Config": {"ContainerConfigs": []}}))
+    machine.resync()
+    entry = entries(machine)[sandbox("a")]
+    assert (entry["vmm"], entry["verdict"]) == (None, "off")
+    assert f"Kata names process {odd.pid} as its VMM, which runs and is not recognized" in str(entry["reasons"])
+    odd.kill()
+    odd.wait()
+    machine.resync()
+    assert entries(machine)[sandbox("a")]["reasons"] == ["its VMM does not run"]

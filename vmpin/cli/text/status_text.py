@@ -6,7 +6,7 @@ What stays out: asking for the document (status), and making it (vmpin/status). 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
 from vmpin.cli.control_client import Document, stale_checkpoint
@@ -14,6 +14,9 @@ from vmpin.cli.output import VERDICTS, print_text, table
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.domain.pod_names import with_names
 from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
+
+#: How many processes that pose as a sandbox's are listed: any user can start as many as he may have.
+_MOST_IMPOSTORS = 5
 
 
 def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
@@ -38,7 +41,16 @@ def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
         else:
             for reason in sandbox["reasons"]:
                 print_text(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
+    _print_impostors(found["node"].get("impostors") or ())
     _print_conflicts(found["node"]["disagreements"], found["node"]["collisions"], names)
+
+
+def _print_impostors(impostors: Collection[Document]) -> None:
+    for impostor in list(impostors)[:_MOST_IMPOSTORS]:
+        print_text(f"IGNORED: process {impostor['pid']} of user {impostor['uid']} poses as a process of sandbox "
+                   f"{short_id(impostor['sandbox'])}")
+    if len(impostors) > _MOST_IMPOSTORS:
+        print_text(f"IGNORED: {len(impostors) - _MOST_IMPOSTORS} more of such processes")
 
 
 def print_one(found: Document, names: Mapping[str, str]) -> None:
