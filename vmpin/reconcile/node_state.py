@@ -36,6 +36,7 @@ from vmpin.reconcile.failures import Failures
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_format import SavedState
+from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.vmm.inventory import VmInventory
@@ -282,9 +283,14 @@ class NodeState:
         """Every sandbox of the desired state, and those of whose threads original masks are kept."""
         return list(dict.fromkeys([*self.state.sandboxes, *self.originals.masks]))
 
+    def has_vm(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox's VMM runs, or Kata has state of it."""
+        return sandbox in self.inventory.vms or sandbox in self.sources.sandboxes
+
     def vm_sandboxes(self) -> set[SandboxId]:
-        """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
-        by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if sandbox.handler.startswith("kata")}
+        """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…). The allocator
+        asks the same of one pod (vm_size)."""
+        by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if named_for_kata(sandbox.handler)}
         with_shims = self.inventory.process_table.sandboxes_with_helpers(ThreadRole.SHIM)
         return self.inventory.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
 

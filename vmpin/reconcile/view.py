@@ -184,6 +184,11 @@ class NodeView:
         """Whether a process has not ended."""
         return self._node_state.inventory.process_table.is_running(process)
 
+    def has_vm(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox's VMM runs, or Kata has state of it. It looks up and lists nothing, so any thread may
+        ask."""
+        return self._node_state.has_vm(sandbox)
+
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
         return self._node_state.vm_sandboxes()

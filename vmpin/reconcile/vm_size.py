@@ -13,30 +13,36 @@ by daemon.allocating.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from vmpin.allocation.runtime_call import VmSize
 from vmpin.bounded import parse_whole
-from vmpin.domain.model import VmmType
+from vmpin.domain.model import SandboxId, VmmType
 from vmpin.host.procfs import Procfs
+from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.nri.nri_events import NriPod
-from vmpin.vmm.processes import VmmProcess, classify
+from vmpin.vmm.processes import VmmProcess, classify, classify_by_arguments, is_vms
 from vmpin.vmm.qemu_cmdline import MAX_VCPUS, option_values, parse_smp
 
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
 
 
-def vcpus_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int]) -> VmSize:
-    """Whether a pod is a VM, by its runtime handler (kata…) or its process, and of which size. Reads /proc of one
-    process. :param configured: `default_vcpus` of Kata's configuration, by runtime handler."""
-    argv = proc.cmdline(pod.pid) if pod.pid else None
-    found = classify(argv) if argv else None
-    # A VMM in a pid namespace of its own is the first process of a runc container.
-    vm = pod.handler.startswith("kata") or (isinstance(found, VmmProcess) and not proc.nested(pod.pid))
-    if not vm:
+def vcpus_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
+             known: Callable[[SandboxId], bool] = lambda sandbox: False) -> VmSize:
+    """Whether a pod is a VM, and of which size. Reads /proc of one process.
+    :param configured: `default_vcpus` of Kata's configuration, by runtime handler.
+    :param known: whether a sandbox is known for a VM (NodeView.has_vm)."""
+    argv = proc.cmdline(pod.pid) if pod.pid else []
+    if not (named_for_kata(pod.handler) or known(pod.id) or _is_vms(argv, pod.pid, proc)):
         return VmSize()
+    found = classify(argv) or classify_by_arguments(argv)
     if argv and isinstance(found, VmmProcess) and found.type is VmmType.QEMU and option_values(argv, "smp"):
         smp = parse_smp(argv)
         return VmSize(True, smp.cpus, smp.maxcpus)
     asked = parse_whole(pod.annotations.get(_DEFAULT_VCPUS, ""), MAX_VCPUS, 1)
     return VmSize(True, configured(pod.handler) if asked is None else asked)
+
+
+def _is_vms(argv: Sequence[str], pid: int, proc: Procfs) -> bool:
+    # A VMM in a pid namespace of its own is the first process of a runc container.
+    return is_vms(argv) and not proc.nested(pid)

@@ -51,6 +51,12 @@ class KataSandbox(NamedTuple):
 Parse = Callable[[SandboxId, bytes, int], KataSandbox]
 
 
+def named_for_kata(handler: str) -> bool:
+    """Whether a runtime handler has a name of Kata's: its pods are VMs from the first report on, before a process of
+    theirs is there. Others are known by their processes, whatever their name."""
+    return handler.startswith("kata")
+
+
 class KataState:
     """Reads both state directories; a file is parsed again only when it changed.
     :param complain: called with a line for each file that cannot be used, once per version of that file.

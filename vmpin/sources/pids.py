@@ -1,6 +1,6 @@
 """The process behind a pid that a runtime gave: a hook's state and an NRI event name one, of whichever process.
 
-What stays out: which processes are VMMs (vmm.processes). Called by hook_state and nri.translation.
+What stays out: which processes are VMMs (vmm.recognition). Called by hook_state and nri.translation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from vmpin.domain.model import ThreadId
 from vmpin.host.procfs import Procfs, Stat, seconds_since_boot
-from vmpin.vmm.processes import HelperProcess, VmmProcess, classify
+from vmpin.vmm.processes import VmmProcess
+from vmpin.vmm.recognition import Impostor, recognize
 
 _ENDED = frozenset("ZXx")  #: States of a process that has ended (proc_pid_stat(5)).
 _SLACK = 1.0  #: Seconds: start times count in clock ticks, and an older hook gives the wall clock's time.
@@ -28,11 +29,10 @@ def owner_of(pid: int, proc: Procfs, named: int | None = None) -> PidOwner:
     if stat is None or stat.kernel_thread or stat.state in _ENDED:
         return PidOwner()
     # Without arguments it is in its exec, as a container's first process often is when its start is reported.
-    found, identity = classify(proc.cmdline(pid)), ThreadId(pid, stat.starttime)
-    if isinstance(found, VmmProcess) and not proc.nested(pid):
-        return PidOwner(vmm=identity)
-    # A VMM in a pid namespace of its own is the first process of a runc container.
-    return PidOwner() if isinstance(found, HelperProcess) else PidOwner(init=identity)
+    found, identity = recognize(proc, pid, proc.beginning(pid)), ThreadId(pid, stat.starttime)
+    if found is None or isinstance(found, Impostor):
+        return PidOwner(init=identity)
+    return PidOwner(vmm=identity) if isinstance(found[1], VmmProcess) else PidOwner()
 
 
 def has_ended(pid: int, proc: Procfs, named: int | None) -> bool:

@@ -131,6 +131,13 @@ def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid
             and [each.lower() for each in option_values(argv, "uuid")] == [uuid.lower()])
 
 
+def is_vms(argv: Sequence[str]) -> bool:
+    """Whether the process that a runtime names as a pod's is a VM's, by its command line: a VMM, or Kata's shim, which
+    is Dragonball's process (the runtime names the thread `vmm_master` in it). No other pod's process is a shim's."""
+    found = classify(argv) or classify_by_arguments(argv)
+    return isinstance(found, VmmProcess) or (found is not None and is_shim(found))
+
+
 def is_shim(found: VmmProcess | HelperProcess) -> bool:
     return isinstance(found, HelperProcess) and found.role is ThreadRole.SHIM
 

@@ -6,14 +6,13 @@ What stays out: whether any of it is still true; QEMU can be changed over QMP af
 guests.vm_guest and reconcile.vm_size.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from vmpin.bounded import parse_whole
+from vmpin.bounded import load_json, parse_whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import Vcpu, VcpuId
 
@@ -52,8 +51,8 @@ def options_of(value: str, implied: str) -> dict[str, str]:
     if not value.startswith("{"):
         return dict(keyvals(value, implied))
     try:
-        return {key: str(item) for key, item in json.loads(value).items() if isinstance(item, str | int)}
-    except (ValueError, RecursionError):
+        return {key: str(item) for key, item in load_json(value).items() if isinstance(item, str | int)}
+    except ValueError:
         return {}
 
 
@@ -164,9 +163,10 @@ def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
 @lru_cache(maxsize=256)
 def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
     """The same from the values after -smp and -numa, of which a node's VMs have few different ones."""
-    threads, nodes = _parse_smp(smp).threads, _nodes(numa)
-    return tuple(Vcpu(each, each // threads if threads > 1 else None,
-                      next((node for node, cpus in nodes.items() if each in cpus), None)) for each in ids)
+    topology, nodes = _parse_smp(smp), _nodes(numa)
+    threads = topology.threads
+    return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None,
+                      next((cpus.node for cpus in nodes if cpus.has(vcpu, topology)), None)) for vcpu in ids)
 
 
 def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
@@ -216,24 +216,69 @@ def _listening(socket: dict[str, str]) -> list[str]:
     return [path] if socket.get("server") in ON else []
 
 
-def _nodes(numa: Iterable[str]) -> dict[int, CpuSet]:
-    nodes: dict[int, CpuSet] = {}
+#: The properties by which `-numa cpu` names slots (qapi/machine.json: CpuInstanceProperties), the smallest first.
+_LEVELS = ("thread-id", "core-id", "module-id", "cluster-id", "die-id", "socket-id")
+
+
+class _NodeCpus(NamedTuple):
+    """CPUs of a guest's NUMA node: by their cpu-index, or every one in these places of the topology."""
+
+    node: int
+    cpus: CpuSet
+    places: dict[str, int] | None
+
+    def has(self, cpu: VcpuId, smp: Smp) -> bool:
+        if self.places is None:
+            return cpu in self.cpus
+        rest, here = int(cpu), {}
+        for level, count in zip(_LEVELS, (smp.threads, smp.cores, smp.modules, smp.clusters, smp.dies), strict=False):
+            rest, here[level] = divmod(rest, count)
+        here[_LEVELS[-1]] = rest
+        return all(here[level] == number for level, number in self.places.items())
+
+
+def _nodes(numa: Iterable[str]) -> list[_NodeCpus]:
+    """The CPUs of each `-numa node,cpus=` and `-numa cpu,node-id=`, plain or JSON; what cannot be read is left out."""
+    found: list[_NodeCpus] = []
+    nodes = 0  # without nodeid= they are numbered in order
     for value in numa:
-        pairs = keyvals(value, "type")
-        if ("type", "node") not in pairs:
-            continue
-        number = parse_whole(dict(pairs).get("nodeid", str(len(nodes))), _MAX_NODES - 1)
-        if number is None:
-            continue
-        cpus = EMPTY
-        for key, listed in pairs:
-            if key == "cpus":
-                try:
-                    cpus |= CpuSet.parse(listed)
-                except CpuSetError:
-                    continue
-        nodes[number] = nodes.get(number, EMPTY) | cpus
-    return nodes
+        pairs = _numa_pairs(value)
+        given = dict(pairs)
+        if given.get("type") == "node":
+            number = parse_whole(given.get("nodeid", str(nodes)), _MAX_NODES - 1)
+            nodes += 1
+            if number is not None:
+                found.append(_NodeCpus(number, _cpus(pairs), None))
+        elif given.get("type") == "cpu":
+            number = parse_whole(given.get("node-id", ""), _MAX_NODES - 1)
+            places = {key: parse_whole(text, MAX_VCPUS) for key, text in pairs if key not in ("type", "node-id")}
+            known = {key: place for key, place in places.items() if key in _LEVELS and place is not None}
+            if number is not None and len(known) == len(places):
+                found.append(_NodeCpus(number, EMPTY, known))
+    return found[:_MAX_NODES * 8]
+
+
+def _numa_pairs(value: str) -> list[tuple[str, str]]:
+    """An option of -numa as pairs, of which a list in JSON gives several with the same key."""
+    if not value.startswith("{"):
+        return keyvals(value, "type")
+    try:
+        given = load_json(value)
+    except ValueError:
+        return []
+    return [(key, str(item)) for key, items in given.items()
+            for item in (items if isinstance(items, list) else [items])]
+
+
+def _cpus(pairs: Iterable[tuple[str, str]]) -> CpuSet:
+    cpus = EMPTY
+    for key, listed in pairs:
+        if key == "cpus":
+            try:
+                cpus |= CpuSet.parse(listed)
+            except CpuSetError:
+                continue
+    return cpus
 
 
 def _split(text: str) -> list[str]:

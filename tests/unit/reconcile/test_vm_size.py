@@ -33,3 +33,31 @@ def test_the_size_of_a_pods_vm(argv: list[str], annotations: dict[str, str], exp
 def test_a_pod_of_another_handler_is_no_vm(tmp_path: Path) -> None:
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "runc", 0, ANNOTATED, "")
     assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 1) == VmSize()
+
+
+DRAGONBALL = ["/opt/kata/runtime-rs/bin/containerd-shim-kata-v2", "-id", "pod1", "-namespace", "k8s.io"]
+
+
+@pytest.mark.parametrize("handler", ["", "vm", "dragonball", "my-own"])
+@pytest.mark.parametrize("argv", [
+    DRAGONBALL,  # the runtime names the thread vmm_master, which has its process's command line
+    ["qemu-system-x86_64", "-name", "sandbox-pod1"],
+    ["/usr/local/bin/vmm", "-name", "sandbox-pod1"],
+    ["/usr/local/bin/vmm", "--api-socket", "/run/kata/pod1/ch-api.sock"]])
+def test_a_pod_is_a_vm_by_its_process_under_any_handlers_name(handler: str, argv: list[str], tmp_path: Path) -> None:
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+    pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", handler, 77, {}, "")
+    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3).vm
+    (tmp_path / "77" / "status").write_text("Name:\tx\nNSpid:\t77\t1\n")
+    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3) == VmSize(), "a container's first process"
+    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3, {"pod1": True}.__contains__).vm, "it is known for one"
+
+
+@pytest.mark.parametrize("argv", [["/pause"], ["containerd-shim-runc-v2", "-id", "pod1"],
+                                  ["virtiofsd", "--shared-dir=/run/kata-containers/shared/sandboxes/pod1/shared"]])
+def test_another_process_makes_no_vm_of_a_pod(argv: list[str], tmp_path: Path) -> None:
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+    pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "vm", 77, {}, "")
+    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3) == VmSize()

@@ -144,7 +144,7 @@ def test_core_is_set_only_where_a_core_has_siblings() -> None:
 
 def test_node_is_set_only_where_numa_lists_cpus() -> None:
     line = "-smp 8 -numa node,nodeid=0,memdev=m0 -numa cpu,node-id=0,socket-id=1"
-    assert vcpus(line, 0) == ((0, None, None),)
+    assert vcpus(line, 0) == ((0, None, None),), "that machine has one socket, 0"
     line = "-smp 8 -numa node,nodeid=1,cpus=0-1,cpus=4 -numa node,nodeid=0,cpus=2-3 -numa dist,src=0,dst=1,val=20"
     assert vcpus(line, 0, 2, 4, 7) == ((0, None, 1), (2, None, 0), (4, None, 1), (7, None, None))
     assert vcpus("-smp 4 -numa node,cpus=0-1 -numa node,cpus=2-3", 1, 3) == ((1, None, 0), (3, None, 1))
@@ -152,6 +152,28 @@ def test_node_is_set_only_where_numa_lists_cpus() -> None:
 
 def test_bad_numa_is_passed_over() -> None:
     assert vcpus("-smp 2 -numa node,nodeid=x,cpus=0 -numa node,nodeid=1,cpus=3-1 -numa node", 0) == ((0, None, None),)
+
+
+@pytest.mark.parametrize(("line", "nodes"), [
+    # As query-hotpluggable-cpus of QEMU shows them: the numbers are within the level above.
+    ("-smp 4,sockets=2,cores=2 -numa node -numa node -numa cpu,node-id=0,socket-id=0 -numa cpu,node-id=1,socket-id=1",
+     [0, 0, 1, 1]),
+    ("-smp 4,sockets=1,cores=2,threads=2 -numa cpu,node-id=1,socket-id=0,core-id=1 -numa cpu,node-id=0,core-id=0",
+     [0, 0, 1, 1]),
+    ("-smp 4,cores=2,threads=2 -numa cpu,node-id=3,core-id=0,thread-id=1", [None, 3, None, None]),
+    ("-smp 4,dies=2,cores=2 -numa cpu,node-id=1,die-id=1 -numa cpu,node-id=0", [0, 0, 1, 1]),
+    ("-smp 4,clusters=2,cores=2 -numa cpu,node-id=1,cluster-id=1", [None, None, 1, 1]),
+    ("-smp 2 -numa node,cpus=0 -numa cpu,node-id=1,core-id=1", [0, 1]),
+    # Not read whole: left out.
+    ("-smp 2 -numa cpu,node-id=1,book-id=0 -numa cpu,node-id=x -numa cpu,node-id=1,core-id=-1 -numa cpu", [None] * 2),
+    ("-smp 2 -numa cpu,node-id=128 -numa node,nodeid=99999999999999999999,cpus=0", [None] * 2),
+    ('-smp 4 -numa {"type":"node","nodeid":1,"cpus":[0,2]} -numa {"type":"node","cpus":[1]}', [1, 1, 1, None]),
+    ('-smp 4,sockets=2 -numa {"type":"cpu","node-id":1,"socket-id":1}', [None, None, 1, 1]),
+    ('-smp 2 -numa {"type":"cpu","node-id":Infinity} -numa {"type":"node","cpus":[1e999]} -numa {"type" -numa {}',
+     [None] * 2),
+])
+def test_the_guests_numa_nodes_have_their_cpus_in_every_form(line: str, nodes: list[int | None]) -> None:
+    assert [node for _, _, node in vcpus(line, *range(len(nodes)))] == nodes
 
 
 def test_vcpu_is_the_models_type() -> None:

@@ -14,7 +14,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.reports.bundle.pieces import Pieces
 from vmpin.reports.redact import command_line
-from vmpin.vmm.processes import classify
+from vmpin.vmm.processes import classify, classify_by_arguments
 
 #: Of /proc/PID/status.
 _STATUS = frozenset((b"Name", b"State", b"Tgid", b"Ngid", b"PPid", b"Uid", b"NSpid", b"Threads", b"Kthread", b"CapEff",
@@ -45,7 +45,7 @@ def _process(proc: Procfs, pid: int) -> Iterator[str]:
         return
     argv = proc.cmdline(pid)
     yield f"process {pid} ({stat.comm})"
-    if argv and classify(argv) is not None:  # else the pid belongs to another process by now
+    if argv and (classify(argv) or classify_by_arguments(argv)):  # else the pid belongs to another process by now
         yield "command line: " + " ".join(repr(arg) if not arg or any(char.isspace() for char in arg) else arg
                                           for arg in command_line(argv))
     yield f"cgroup: {_read(f'{proc.root}/{pid}/cgroup')}"
