@@ -1,7 +1,7 @@
 """Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line.
 
-What stays out: what the keys mean (loading, scenario and sources.kubelet_config, which call this). Called by
-loading, scenario and sources.kubelet_config."""
+What stays out: what the keys mean (loading, scenario and sources.kubelet_flags, which call this). Called by
+loading, scenario and sources.kubelet_flags."""
 
 from __future__ import annotations
 

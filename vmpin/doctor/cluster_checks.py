@@ -19,6 +19,12 @@ _THERE = {True: "exists", False: "does not exist", None: "cannot be accessed"}
 
 def kubelet(facts: NodeFacts) -> CheckResult:
     evidence, point, pool = [*_kubelet_evidence(facts)], facts.checkpoint, facts.settings.get("node.shared_pool", "")
+    config = facts.kubelet
+    if not config.reached and config.text("cpuManagerPolicy") != "none" and facts.settings.get("watch.kubelet") != (
+            "false"):
+        return bad(f"the kubelet's directory is {config.directory}, and paths.kubelet is "
+                   f"{facts.settings.get('paths.kubelet')}: its checkpoint is not read",
+                   f"set paths.kubelet: {config.directory} (in the chart: kubelet.directory)", *evidence)
     if point is None:
         return _no_checkpoint(facts, pool, evidence)
     broken = _broken_checkpoint(facts, point, evidence)
@@ -82,6 +88,8 @@ def _static_policy(facts: NodeFacts, point: Checkpoint, evidence: Sequence[str])
 def _kubelet_evidence(facts: NodeFacts) -> Iterable[str]:
     point, config = facts.checkpoint, facts.kubelet
     yield f"kubelet pid {config.pid}" if config.pid else "no kubelet process was found"
+    if config.directory:
+        yield f"its directory: {config.directory} (--root-dir)"
     for key in ("cpuManagerPolicy", "cpuManagerReconcilePeriod", "reservedSystemCPUs", "topologyManagerPolicy",
                 "memoryManagerPolicy"):
         if config.text(key):

@@ -65,12 +65,15 @@ class CpuFacts:
 @dataclass(frozen=True)
 class KubeletConfig:
     """The kubelet's configuration: file, drop-ins, then flags, the later the stronger. `settings` has the keys that
-    concern CPUs (config.yaml's names) and no other."""
+    concern CPUs (config.yaml's names) and no other. `directory` is the one that its flag --root-dir names, "" without
+    it; `reached` is False where paths.kubelet is another."""
 
     pid: int | None = None
     settings: Mapping[str, FoundSetting] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
+    directory: str = ""
+    reached: bool = True
 
     def text(self, key: str) -> str:
         found = self.settings.get(key)

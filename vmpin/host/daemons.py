@@ -25,7 +25,7 @@ DAEMONS = {
     "nri-resource-policy-topology-aware": "topology-aware", "koordlet": "koordinator", "crane-agent": "crane",
     "cri-resmgr": "cri-resmgr"}
 #: And those whose flags name their configuration.
-CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "podman")
+CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "podman")
 #: Those that often run in containers and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
 _INTERPRETER = re.compile(r"python[0-9.]*")

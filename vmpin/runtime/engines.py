@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from vmpin.domain.distributions import DISTRIBUTIONS
 from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import SourceError
 from vmpin.host.daemons import Program, flag
@@ -15,10 +16,9 @@ from vmpin.host.files import Files
 from vmpin.runtime.json_files import dig
 from vmpin.runtime.toml_files import Table, load, merge, string, strings, switch
 
-#: Default paths of containerd's configuration: its own, and those of distributions that contain it.
-_CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-               "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/etc/k0s/containerd.toml",
-               "/var/snap/microk8s/current/args/containerd.toml")
+_CRIO = "/etc/crio/crio.conf"
+#: Default paths of containerd's configuration: its own first, and those of distributions that contain it.
+_CONTAINERD = tuple(dict.fromkeys(each.engine for each in DISTRIBUTIONS if each.engine != _CRIO))
 #: The plugin that has the runtime handlers, by configuration version: 3, 2, 1.
 _CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _NRI = "io.containerd.nri.v1.nri"
@@ -47,7 +47,7 @@ def configuration_places(found: Iterable[Engine]) -> list[str]:
     """The files and directories whose change may change what `engines` returns. :param found: what it returned."""
     read = [path for engine in found for path in engine.files]
     directories = [path.rpartition("/")[0] for path in (*read, _CONTAINERD_IMPORTS)]
-    return list(dict.fromkeys((*_CONTAINERD, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d", *read, *directories)))
+    return list(dict.fromkeys((*_CONTAINERD, _CRIO, f"{_CRIO}.d", *read, *directories)))
 
 
 def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:
@@ -125,12 +125,12 @@ def _loaded(files: Files, paths: Iterable[str], read: list[str], trouble: list[s
 
 def _crio(files: Files, program: Program | None) -> Engine:
     argv = [] if program is None else program.argv
-    directory = flag(argv, "config-dir", "d") or "/etc/crio/crio.conf.d"
+    directory = flag(argv, "config-dir", "d") or f"{_CRIO}.d"
     config: Table = {}
     read: list[str] = []
     trouble: list[str] = []
     origin: dict[str, str] = {}
-    paths = (flag(argv, "config", "c") or "/etc/crio/crio.conf",
+    paths = (flag(argv, "config", "c") or _CRIO,
              *(f"{directory}/{name}" for name in files.names(directory)))
     for path, found in _loaded(files, paths, read, trouble):
         origin |= {name: path for name, _ in _tables(dig(found, "crio", "runtime", "runtimes"))}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.distributions import DISTRIBUTIONS
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.errors import SourceError
 from vmpin.sources.grpc_call import CallError, call
@@ -22,8 +23,8 @@ from vmpin.sources.grpc_call import CallError, call
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages
 
-#: containerd's default (defaults/defaults_unix.go) and CRI-O's (pkg/config/config_unix.go).
-DEFAULTS = (Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock"))
+#: containerd's default, CRI-O's, and those of distributions.
+DEFAULTS = tuple(dict.fromkeys(Path(each.socket) for each in DISTRIBUTIONS))
 
 _UPDATE = "/runtime.v1.RuntimeService/UpdateContainerResources"
 _LIST = "/runtime.v1.RuntimeService/ListPodSandbox"

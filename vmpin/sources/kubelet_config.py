@@ -1,19 +1,18 @@
-"""The kubelet's own configuration: its file, the drop-ins beside it, and the flags of its command line.
+"""The kubelet's own configuration: its file, the drop-ins beside it, and its flags.
 
 Only keys that concern CPUs are kept: other parts of these files hold secrets. Called by doctor.collect and
-daemon.followers. What stays out: the checkpoint (runtime.kubelet)."""
+daemon.followers. What stays out: the checkpoint (runtime.kubelet), and where flags come from (kubelet_flags)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
-from vmpin.config import yaml_file
+from vmpin.domain.distributions import DISTRIBUTIONS, with_program
 from vmpin.domain.facts import FoundSetting, KubeletConfig
-from vmpin.errors import ConfigError, SourceError
-from vmpin.host.daemons import Program, flag, programs
+from vmpin.host.daemons import Program, programs
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
+from vmpin.sources.kubelet_flags import KubeletFlag, data_directory, document, kubelet_flags, last, text
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
@@ -21,14 +20,10 @@ KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": 
         "system-reserved": "systemReserved", "kube-reserved": "kubeReserved",
         "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
         "memory-manager-policy": "memoryManagerPolicy"}
-#: Without a command line to read: kubeadm, Amazon's EKS, OpenShift.
-_FILES = ("/var/lib/kubelet/config.yaml", "/etc/kubernetes/kubelet/config.json",
-          "/etc/kubernetes/kubelet/kubelet-config.json", "/etc/kubernetes/kubelet.conf")
-_DIRECTORIES = ("/etc/kubernetes/kubelet.conf.d", "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d",
-                "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d")
-_RANCHER = ("/etc/rancher/k3s/config.yaml", "/etc/rancher/rke2/config.yaml")
 _KIND = "KubeletConfiguration"
-_PROGRAMS = ("kubelet", "k3s", "rke2")
+_PROGRAMS = ("kubelet", *(each.program for each in DISTRIBUTIONS if each.program))
+#: Directories in a directory of drop-ins are walked, too (cmd/kubelet/app/server.go, mergeKubeletConfigurations).
+_DEEPEST = 5
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
 
 
@@ -43,56 +38,75 @@ def running_kubelet(proc: Procfs) -> dict[str, str]:
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     """The configuration of the running kubelet, else of the files at the usual places."""
     program = next((each for each in programs if each.name in _PROGRAMS), None)
-    argv = [] if program is None else _arguments(program)
-    named, directory = flag(argv, "config"), flag(argv, "config-dir")
-    paths = [named] if named else [path for path in _FILES if files.exists(path)]
-    for place in [directory] if directory else _DIRECTORIES:
-        paths += [f"{place}/{name}" for name in files.names(place) if name.endswith(".conf")]
+    trouble: list[str] = []
+    flags = kubelet_flags(files, program, trouble)
     settings: dict[str, FoundSetting] = {}
     read: list[str] = []
-    trouble: list[str] = []
-    for path in paths:
-        found = _document(files, path, trouble)
+    for path in _paths(files, program, flags, trouble):
+        found = document(files, path, trouble)
         if found is not None and found.get("kind") == _KIND:
             read.append(path)
-            settings |= {key: FoundSetting(_plain(found[key]), path)
-                         for key in KEYS.values() if found.get(key) is not None}
-    flags = [("the command line", argv)]
-    for path in _RANCHER:
-        found = _document(files, path, trouble) if files.exists(path) else None
-        given = [] if found is None else found.get("kubelet-arg", [])
-        flags.insert(0, (path, [f"--{item}" for item in given if isinstance(item, str)]
-                         if isinstance(given, list) else []))
-    for where, argv in flags:
-        settings |= {key: FoundSetting(_options(value) if name.endswith(("options", "-reserved")) else value, where)
-                     for name, key in KEYS.items() if (value := flag(argv, name))}
-    return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble))
+            settings = _patched(settings, found, path)
+    for name, key in KEYS.items():
+        given = [each for each in flags if each.name == name]
+        if given:
+            settings[key] = _from_flags(given)
+    return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble),
+                         last(flags, "root-dir"))
 
 
-def _arguments(program: Program) -> list[str]:
-    """A kubelet's flags; k3s and rke2 contain a kubelet, and pass its flags as --kubelet-arg=NAME=VALUE."""
-    if program.name == "kubelet":
-        return program.argv
-    found = []
-    for at, arg in enumerate(program.argv):
-        name, equals, value = arg.partition("=")
-        if name == "--kubelet-arg":
-            found.append(f"--{value if equals else ''.join(program.argv[at + 1 : at + 2])}")
-    return found
+def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag], trouble: list[str]) -> list[str]:
+    """The files that the kubelet reads, the strongest last. Of the usual places those that a running kubelet's command
+    line would name are left out."""
+    known = None if program is None else with_program(program.name)
+    named, directory = last(flags, "config"), last(flags, "config-dir")
+    usual = () if named and program is not None else DISTRIBUTIONS if known is None else (known,)
+    paths = [named] if named else [path for each in usual for path in each.configurations if files.exists(path)]
+    directories = [directory] if directory else [path for each in usual for path in each.dropins]
+    if not directory and program is not None and program.name in ("k3s", "rke2"):
+        directories = [f"{data_directory(files, program.name, program.argv[1:], trouble)}/agent/etc/kubelet.conf.d"]
+    return [*paths, *(path for directory in directories for path in _dropins(files, directory))]
 
 
-def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
-    try:
-        raw = files.read(path)
-        found = None if raw is None else yaml_file.parse(Path(path), raw)
-    except (ConfigError, SourceError) as err:
-        trouble.append(str(err))
-        return None
-    return found if isinstance(found, dict) else None
+def _dropins(files: Files, directory: str, depth: int = 0) -> Iterable[str]:
+    """The drop-ins in a directory and those below it, in the order of their paths."""
+    for name in files.names(directory):
+        path = f"{directory}/{name}"
+        if depth < _DEEPEST and files.names(path):
+            yield from _dropins(files, path, depth + 1)
+        elif name.endswith(".conf"):
+            yield path
+
+
+def _patched(settings: Mapping[str, FoundSetting], patch: Mapping[str, object],
+             path: str) -> dict[str, FoundSetting]:
+    """Settings with a file's over them, as a JSON merge patch (RFC 7396): maps are merged, null removes."""
+    made = dict(settings)
+    for key in KEYS.values():
+        value, old = patch.get(key), made.get(key)
+        if key not in patch:
+            continue
+        if value is None:
+            made.pop(key, None)
+        elif isinstance(value, dict) and old is not None and isinstance(old.value, dict):
+            merged = {name: item for name, item in {**old.value, **value}.items() if item is not None}
+            made[key] = FoundSetting(_plain(merged), f"{old.file}, {path}")
+        else:
+            made[key] = FoundSetting(_plain(value), path)
+    return made
+
+
+def _from_flags(given: Sequence[KubeletFlag]) -> FoundSetting:
+    """The value of a flag: the last one; of a map all pairs of all its flags, which replace the file's
+    (component-base/cli/flag/map_string_string.go)."""
+    if given[-1].name.endswith(("options", "-reserved")):
+        pairs = {key: value for each in given for key, value in _options(each.value).items()}
+        return FoundSetting(pairs, ", ".join(dict.fromkeys(each.where for each in given)))
+    return FoundSetting(given[-1].value, given[-1].where)
 
 
 def _plain(value: object) -> object:
-    return {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return {str(key): text(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _options(text: str) -> dict[str, str]:

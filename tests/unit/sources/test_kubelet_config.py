@@ -95,3 +95,49 @@ def test_of_the_running_kubelet_what_concerns_zones_is_shown(tmp_path: Path) -> 
     assert running_kubelet(proc) == {}, "what cannot be read may set them"
     (tmp_path / "7/cmdline").write_bytes(b"other\0")
     assert running_kubelet(proc) == {}
+
+
+def test_maps_of_drop_ins_are_merged_and_null_removes_as_the_kubelet_does(tmp_path: Path) -> None:
+    """A JSON merge patch; directories in the directory count, and a flag replaces the whole map."""
+    tree = f"""
+        etc/k.yaml = {CONFIG}cpuManagerPolicy: static\\nreservedSystemCPUs: "0"\\n\
+cpuManagerPolicyOptions: {{full-pcpus-only: "true", align-by-socket: "true"}}
+        etc/k.d/10.conf = {CONFIG}cpuManagerPolicyOptions: {{strict-cpu-reservation: "true", align-by-socket: null}}
+        etc/k.d/20/a.conf = {CONFIG}reservedSystemCPUs: null
+    """
+    argv = ["/usr/bin/kubelet", "--config=/etc/k.yaml", "--config-dir=/etc/k.d"]
+    made = found(tmp_path, tree, Program(9, "kubelet", argv))
+    assert made.files == ("/etc/k.yaml", "/etc/k.d/10.conf", "/etc/k.d/20/a.conf")
+    assert values(made) == {"cpuManagerPolicy": ("static", "/etc/k.yaml"), "cpuManagerPolicyOptions": (
+        {"full-pcpus-only": "true", "strict-cpu-reservation": "true"}, "/etc/k.yaml, /etc/k.d/10.conf")}
+    flagged = found(tmp_path, tree, Program(9, "kubelet", [
+        *argv, "--cpu-manager-policy-options=a=1", "--cpu-manager-policy-options=b=2"]))
+    assert flagged.settings["cpuManagerPolicyOptions"].value == {"a": "1", "b": "2"}
+
+
+def test_a_command_line_that_names_the_file_alone_has_no_drop_ins(tmp_path: Path) -> None:
+    made = found(tmp_path, f"""
+        etc/k.yaml = {CONFIG}cpuManagerPolicy: none
+        etc/kubernetes/kubelet.conf.d/10.conf = {CONFIG}cpuManagerPolicy: static
+        var/lib/kubelet/config.yaml = {CONFIG}cpuManagerPolicy: static
+    """, Program(9, "kubelet", ["kubelet", "--config", "/etc/k.yaml"]))
+    assert (made.files, made.text("cpuManagerPolicy")) == (("/etc/k.yaml",), "none")
+
+
+@pytest.mark.parametrize(("program", "tree", "directory", "policy"), [
+    (Program(1, "kubelet", ["/var/lib/k0s/bin/kubelet", "--root-dir", "/var/lib/k0s/kubelet"]), "etc/\n",
+     "/var/lib/k0s/kubelet", ""),
+    (Program(1, "k3s", ["k3s server"]), 'etc/rancher/k3s/config.yaml = data-dir: /data\\nkubelet-arg: root-dir=/d\n'
+     f"data/agent/etc/kubelet.conf.d/9.conf = {CONFIG}cpuManagerPolicy: static\n", "/d", "static"),
+    (Program(1, "rke2", ["rke2 agent"]), "etc/rancher/rke2/config.yaml = kubelet-arg: [config=/k.yaml]\n"
+     f"k.yaml = {CONFIG}cpuManagerPolicy: none\n"
+     f"var/lib/rancher/rke2/agent/etc/kubelet.conf.d/9.conf = {CONFIG}cpuManagerPolicy: static\n", "", "static"),
+    (Program(1, "kubelite", ["kubelite"]), "var/snap/microk8s/current/args/kubelet = --root-dir=/r\\n"
+     "--cpu-manager-policy=static\n", "/r", "static"),
+    (Program(1, "microshift", ["microshift", "run"]), "var/lib/microshift/resources/kubelet/config/config.yaml = "
+     f"{CONFIG}cpuManagerPolicy: static\n", "", "static"),
+    (None, f"etc/kubernetes/kubelet.yaml = {CONFIG}cpuManagerPolicy: static\n", "", "static")])
+def test_a_kubelet_inside_a_distribution_is_read_as_that_starts_it(
+        tmp_path: Path, program: Program | None, tree: str, directory: str, policy: str) -> None:
+    made = found(tmp_path, tree, *(() if program is None else (program,)))
+    assert (made.directory, made.text("cpuManagerPolicy"), made.trouble) == (directory, policy, ())

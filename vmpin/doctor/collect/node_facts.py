@@ -5,8 +5,9 @@ Reads only. Called by cli/questions for `vmpin doctor` and `gather`. What stays 
 from __future__ import annotations
 
 import logging
+import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.doctor.collect.hooks_found import hooks
 from vmpin.doctor.collect.kernel import available, kernel, rights, status_fields
 from vmpin.doctor.collect.own_facts import run_directory
-from vmpin.domain.facts import Checkpoint, ConnectorFacts, CpuFacts, KataSandboxFacts, NodeFacts, Rights, WatcherFacts
+from vmpin.domain.facts import (
+    Checkpoint,
+    ConnectorFacts,
+    CpuFacts,
+    KataSandboxFacts,
+    KubeletConfig,
+    NodeFacts,
+    Rights,
+    WatcherFacts,
+)
 from vmpin.domain.terminal import as_written
 from vmpin.errors import SourceError
 from vmpin.host import daemons
@@ -53,7 +63,7 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         rights=rights(proc, watcher.pid, "the watcher") if running else own, sees=_sees(proc, own),
         kernel=kernel(proc, str(config.paths.sys)), cpus=_cpus(Sysfs(config.paths.sys)),
         cgroups=str(Cgroups(config.paths.cgroup, proc).layout),
-        kubelet=kubelet_config(files, programs), checkpoint=_checkpoint(config.paths.kubelet),
+        kubelet=_kubelet(files, programs, config.paths.kubelet), checkpoint=_checkpoint(config.paths.kubelet),
         engines=found, nri_socket=_socket(config.paths.nri),
         cri_sockets=tuple(map(str, cri.sockets(config.paths.cri))), hooks=hooks(files, found),
         kata=configurations(files, found), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
@@ -110,6 +120,16 @@ def _cpus(sysfs: Sysfs) -> CpuFacts:
     except SourceError as err:
         return CpuFacts(trouble=str(err))
     return CpuFacts(found.online, found.present, found.isolated, found.nohz_full, found.cores)
+
+
+def _kubelet(files: Files, programs: Sequence[daemons.Program], configured: Path) -> KubeletConfig:
+    """The kubelet's configuration, and whether paths.kubelet leads to its directory, by any link or mount."""
+    found = kubelet_config(files, programs)
+    try:
+        same = not found.directory or os.path.samefile(files.host(found.directory), configured)
+    except OSError:
+        same = False
+    return replace(found, reached=same)
 
 
 def _checkpoint(directory: Path) -> Checkpoint | None:

@@ -134,6 +134,18 @@ def test_a_checkpoint_that_is_none_is_trouble(tmp_path: Path, raw: str) -> None:
     assert (point.policy, bool(point.trouble)) == ("", True)
 
 
+@pytest.mark.parametrize(("named", "link", "reached"), [
+    ("/var/lib/k0s/kubelet", "", False), ("/var/lib/k0s/kubelet", "/var/lib/k0s/kubelet", True),
+    ("/kubelet", "", True), ("/gone", "", False)])
+def test_the_kubelets_directory_is_held_against_the_configured_one(
+        tmp_path: Path, named: str, link: str, reached: bool) -> None:
+    """A link, and a mount elsewhere, lead to the same directory."""
+    config = made_up(tmp_path, f"proc/7/cmdline = kubelet\\0--root-dir={named}\\0\nsys/\nvar/lib/k0s/kubelet/\n")
+    (tmp_path / "kubelet").symlink_to(f"{tmp_path}{link}") if link else (tmp_path / "kubelet").mkdir()
+    found = looked(config, tmp_path).kubelet
+    assert (found.directory, found.reached) == (named, reached)
+
+
 # Rights and kernel
 
 
