@@ -46,7 +46,7 @@ def test_the_version_is_printed() -> None:
     assert re.fullmatch(r"vmpin [0-9]+\.[0-9]+\.[0-9]+\S*\n", done.stdout)
 
 
-@pytest.mark.parametrize("verb", ["status", "verify", "plan", "reconcile", "unpin", "config", "watch"])
+@pytest.mark.parametrize("verb", ["reconcile", "config", "watch", "reporter"])
 def test_an_unknown_key_is_refused_by_name_and_file(tmp_path: Path, verb: str) -> None:
     file = tmp_path / "vmpin.yaml"
     file.write_text("node: {shared_poool: 0}\n")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
+from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, usable_config, verb
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log, status_document
 from vmpin.cli.output import print_data, print_text
 from vmpin.config.settings import Config
@@ -110,7 +110,7 @@ def _reconcile_alone(config: Config, sandbox: SandboxId | None) -> Document:
 
 
 def unpin(args: argparse.Namespace) -> int:
-    config = load_config(args)
+    config = usable_config(args)
     _refuse_unclear(args)
     names = _names(config, args)
     if args.all:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from vmpin.cli.allocator.ledger_report import ledger_report
-from vmpin.cli.common import Verbs, answering, direct_flag, load_config, output_flag, verb, watch_flag
+from vmpin.cli.common import Verbs, answering, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
 from vmpin.cli.output import print_data, print_text, table
 from vmpin.config.settings import Config
@@ -84,7 +84,7 @@ def _duration(text: str) -> float:
 
 @answering(UsageError)
 def run(args: argparse.Namespace) -> int:
-    config = load_config(args)
+    config = usable_config(args)
     before = status_document(config, None, direct=args.direct, pods=True)
     sampler = ThreadUsageSampler()
     owners, sandboxes, changed = _owners(config, before, args.direct), sandboxes_of(before), CpuSet()

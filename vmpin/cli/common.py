@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -86,13 +87,41 @@ class VersionFlag(argparse.Action):
 
 def load_config(args: argparse.Namespace) -> Config:
     """The effective configuration. :raises UsageError: for a --set without a value. :raises ConfigError: as `load`."""
+    return configuration.load(_file(args), os.environ, _flags(args))
+
+
+def usable_config(args: argparse.Namespace) -> Config:
+    """The configuration of a verb that sets no masks by it: a fault in the file or the environment is printed, and is
+    in `errors`, but does not stop the verb. The running watcher's own values are used then, without one the valid
+    rest. :raises UsageError: for a --set without a value. :raises ConfigError: for a flag."""
+    config = configuration.load_usable(_file(args), os.environ, _flags(args))
+    if not config.errors:
+        return config
+    from vmpin.cli.control_client import watcher_values
+    its = watcher_values(config)
+    if not getattr(args, "faults_shown", False):  # --watch comes here again and again
+        args.faults_shown = True
+        lines = [line for err in config.errors for line in (f"vmpin: {err}", *([f"  {err.hint}"] if err.hint else []))]
+        rest = ("the running watcher's configuration is used" if its else
+                f"the rest of the configuration is used, with paths.run {config.paths.run}")
+        with contextlib.suppress(BrokenPipeError):
+            print(*lines, f"vmpin: going on without that: {rest}", sep="\n", file=sys.stderr, flush=True)
+    return configuration.of_watcher(config, its) if its else config
+
+
+def _file(args: argparse.Namespace) -> Path | None:
+    return None if args.config is None else Path(args.config)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, str]:
+    """The keys that --set gives. :raises UsageError: for one without a value."""
     flags = {}
     for text in [*args.set, *args.set_here]:
         key, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--set {text}: is no KEY=VALUE", "e.g. --set node.shared_pool=0-1")
         flags[key] = value
-    return configuration.load(None if args.config is None else Path(args.config), os.environ, flags)
+    return flags
 
 
 def directory(text: str) -> Path:

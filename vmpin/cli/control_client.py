@@ -61,6 +61,13 @@ def ask(config: Config, request: Document, has_direct: bool = False) -> Document
     return None if raw is None else json.loads(raw)
 
 
+def watcher_values(config: Config) -> Document:
+    """The running watcher's own configuration, as `Config.data` has it; {} where none answers."""
+    with contextlib.suppress(VmpinError, OSError, ValueError, KeyError, TypeError):
+        return dict((ask(config, {"op": "about"}) or {})["config"])
+    return {}
+
+
 def status_document(config: Config, sandbox: str | None, wide: bool = False, direct: bool | None = None,
                     pods: bool = False, namespace: str = "") -> Document:
     """The status document, from the watcher, or read by this process if none runs.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, load_config, node_root, output_flag, verb, watch_flag
+from vmpin.cli.common import Verbs, node_root, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document
 from vmpin.cli.output import Line, print_data, print_styled
 from vmpin.doctor.checks import CHECKS, examine
@@ -69,7 +69,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     from vmpin.cli.questions import read_facts
     _refuse_unknown(args.checks)
-    facts = read_facts(load_config(args), args.root)
+    facts = read_facts(usable_config(args), args.root)
     findings = examine(facts, args.checks)
     if args.output == "json":
         print_data(data(findings), "json")

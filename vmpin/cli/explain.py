@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from vmpin.cli.allocator.ledger_report import grants_of, without_vm
-from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, output_flag, verb, watch_flag
+from vmpin.cli.common import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import VERSION, print_data, print_text
 from vmpin.config.settings import Config
@@ -36,7 +36,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_config(args)
+    config = usable_config(args)
     found = status_document(config, None, direct=args.direct)
     grants = [] if args.direct else grants_of(config)
     sandboxes = named_sandboxes(found)

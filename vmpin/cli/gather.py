@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vmpin.cli.common import Verbs, load_config, new_file, node_root, output_flag, verb
+from vmpin.cli.common import Verbs, new_file, node_root, output_flag, usable_config, verb
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import VERSION, plain_lines, print_data, print_text
 from vmpin.config.settings import Config
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from vmpin.reports.bundle.pieces import write
     if not 1 <= args.limit <= 4096:
         raise UsageError(f"--limit {args.limit}: is not between 1 and 4096 MiB")
-    config = load_config(args)
+    config = usable_config(args)
     when = int(time.time())
     top = f"vmpin-gather-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(when))}"
     out = args.out or f"{top}.tar.gz"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, new_file, output_flag, verb, watch_flag, write_page
+from vmpin.cli.common import Verbs, direct_flag, new_file, output_flag, usable_config, verb, watch_flag, write_page
 from vmpin.cli.control_client import status_document
 from vmpin.cli.output import Line, plain_lines, print_styled
 from vmpin.domain.terminal import printable
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map.node_map import picture
     from vmpin.status.vm_networks import add_networks
-    config = load_config(args)
+    config = usable_config(args)
     found = status_document(config, None, direct=args.direct)
     add_networks(found["sandboxes"], Procfs(config.paths.proc), str(config.paths.sys))
     show(picture(found, Sysfs(config.paths.sys).topology(), _ledger(config, args.direct), os.uname().nodename), args)

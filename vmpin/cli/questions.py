@@ -30,6 +30,7 @@ def ask_watcher(config: Config) -> WatcherFacts:
     proc = Procfs(config.paths.proc)
     holder = lock_holder(config, proc)
     found = WatcherFacts(pid=holder, version=version(), config=config.data(),
+                         config_errors=tuple(map(str, config.errors)),
                          unit="" if holder is None else unit(proc, holder))
     try:
         about = ask(config, {"op": "about"})

@@ -8,7 +8,7 @@ import sys
 
 from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, sandbox_argument, verb, watch_flag
+from vmpin.cli.common import Verbs, direct_flag, output_flag, sandbox_argument, usable_config, verb, watch_flag
 from vmpin.cli.control_client import ask_raw, only, read_status, status_document
 from vmpin.cli.output import print_data
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if cluster.asked(args):
         from vmpin.cli.cluster import all_nodes
         return all_nodes.status(args)
-    config = load_config(args)
+    config = usable_config(args)
     if args.output == "json" and args.sandbox is None and not args.network and not sys.stdout.isatty():
         # The watcher's answer is the document: it is passed on without parsing thousands of threads.
         raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)

@@ -14,9 +14,9 @@ from vmpin.cli.common import (
     Verbs,
     answering,
     direct_flag,
-    load_config,
     output_flag,
     sandbox_argument,
+    usable_config,
     verb,
     watch_flag,
 )
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if cluster.asked(args):
         from vmpin.cli.cluster import all_nodes
         return all_nodes.verify(args)
-    config, tolerated = load_config(args), percent(args.tolerate)
+    config, tolerated = usable_config(args), percent(args.tolerate)
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")

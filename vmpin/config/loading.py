@@ -6,7 +6,8 @@ command, and by the watcher at SIGHUP (daemon.reloading).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vmpin.config.settings import BY_KEY, SECTIONS, SETTINGS, Config, with_values
@@ -50,32 +51,79 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     :param file: the file asked for, which must exist; None takes the default file if there is one.
     :param flags: by key, from the command line.
     :raises ConfigError: naming the source, the key and the value."""
-    given: dict[str, tuple[object, str]] = {setting.key: (setting.default, "default") for setting in SETTINGS}
+    return _load(file, environment, flags, _refused)
+
+
+def load_usable(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
+    """The same for a command that sets no masks by the configuration: what is wrong in the file or the environment is
+    left out, and is in `errors`. A key whose value is wrong has the next weaker source's.
+    :raises ConfigError: for what is wrong with a flag."""
+    errors: list[ConfigError] = []
+    config = _load(file, environment, flags, errors.append)
+    return config._replace(errors=tuple(errors))
+
+
+def of_watcher(config: Config, its: Mapping[str, Mapping[str, object]]) -> Config:
+    """A configuration with the running watcher's values, but for what flags and the environment of this command set.
+    :param its: the watcher's, as `Config.data` has it."""
+    values, origin = config.values, dict(config.origin)
+    for key, entry in its.items():
+        if key in BY_KEY and origin[key] != "flag" and not origin[key].startswith("environment "):
+            with contextlib.suppress(ValueError, CpuSetError, KeyError):  # a watcher of another version
+                values[key], origin[key] = BY_KEY[key].parse(entry["value"]), f"watcher: {entry['from']}"
+    return with_values(values, origin)._replace(errors=config.errors)
+
+
+def _refused(err: ConfigError) -> None:
+    raise err from err.__cause__
+
+
+def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str],
+          refuse: Callable[[ConfigError], None]) -> Config:
+    """Put the configuration together, as `load`. :param refuse: called with each fault of the file and the
+    environment; it may return."""
+    given: dict[str, list[tuple[object, str]]] = {setting.key: [(setting.default, "default")] for setting in SETTINGS}
     path = file or DEFAULT_FILE
     if file is not None or _is_there(path):
-        given |= {key: (value, str(path)) for key, value in _read(path).items()}
-    for setting, text in _from(environment).items():
-        given[setting.key] = (text, f"environment {setting.variable}")
+        for key, value in _read(path, refuse).items():
+            given[key].append((value, str(path)))
+    for setting, text in _from(environment, refuse).items():
+        given[setting.key].append((text, f"environment {setting.variable}"))
     for key, text in flags.items():
         if key not in BY_KEY:
             raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _near(key))
-        given[key] = (text, "flag")
+        given[key].append((text, "flag"))
     parsed: dict[str, object] = {}
-    for key, (value, origin) in given.items():
-        try:
-            parsed[key] = BY_KEY[key].parse(value)
-        except (ValueError, CpuSetError) as err:
-            raise ConfigError(f"{origin}: {key}: {value!r}: {err}", BY_KEY[key].help) from err
-    config = with_values(parsed, {key: origin for key, (_, origin) in given.items()})
+    origins: dict[str, str] = {}
+    for key, sources in given.items():
+        parsed[key], origins[key] = _strongest(key, sources, refuse)
+    config = with_values(parsed, origins)
     if config.allocate.live_annotations and not config.kubernetes.watch_pods:
-        raise ConfigError("allocate.live_annotations is on and kubernetes.watch_pods is off: changed annotations come "
-                          "with the pods' data that the reporter hands over", "switch both on, or the first one off")
+        refuse(ConfigError("allocate.live_annotations is on and kubernetes.watch_pods is off: changed annotations "
+                           "come with the pods' data that the reporter hands over",
+                           "switch both on, or the first one off"))
     return config
 
 
-def _from(environment: Mapping[str, str]) -> dict[Setting, str]:
-    """Return what the environment sets. :raises ConfigError: for a variable that is named like vmpin's and sets no
-    key."""
+def _strongest(key: str, sources: Sequence[tuple[object, str]],
+               refuse: Callable[[ConfigError], None]) -> tuple[object, str]:
+    """A key's value from the strongest source that has a valid one. :param sources: values with their origins, the
+    weakest first, which is the default. :raises ConfigError: for a flag's value."""
+    for value, origin in reversed(sources):
+        try:
+            return BY_KEY[key].parse(value), origin
+        except (ValueError, CpuSetError) as err:
+            refused = ConfigError(f"{origin}: {key}: {value!r}: {err}", BY_KEY[key].help)
+            refused.__cause__ = err
+            if origin == "flag":
+                raise refused from err
+            refuse(refused)
+    raise AssertionError(f"{key}: the default is invalid")
+
+
+def _from(environment: Mapping[str, str], refuse: Callable[[ConfigError], None]) -> dict[Setting, str]:
+    """Return what the environment sets.
+    :param refuse: called for a variable that is named like vmpin's and sets no key."""
     services = [name.removesuffix(_SERVICE) for name in environment if name.endswith(_SERVICE)]
     others = (*_NO_KEYS, *(f"{name}{part}" for name in services for part in ("_SERVICE_", "_PORT")))
     by_variable = {setting.variable: setting for setting in SETTINGS}
@@ -83,10 +131,11 @@ def _from(environment: Mapping[str, str]) -> dict[Setting, str]:
     for name, text in environment.items():
         if not name.startswith("VMPIN_") or name.startswith(others):
             continue
-        if name not in by_variable:
-            raise ConfigError(f"environment {name}: sets no key that is known", _near(
-                name.removeprefix("VMPIN_"), [each.removeprefix("VMPIN_") for each in by_variable], "VMPIN_"))
-        found[by_variable[name]] = text
+        if name in by_variable:
+            found[by_variable[name]] = text
+        else:
+            refuse(ConfigError(f"environment {name}: sets no key that is known", _near(
+                name.removeprefix("VMPIN_"), [each.removeprefix("VMPIN_") for each in by_variable], "VMPIN_")))
     return found
 
 
@@ -97,26 +146,41 @@ def _is_there(path: Path) -> bool:
         return True  # hidden from this user: reading it shows why
 
 
-def _read(path: Path) -> dict[str, object]:
-    """The keys of a file, as `section.key`. :raises ConfigError: for one that is not in the table."""
+def _read(path: Path, refuse: Callable[[ConfigError], None]) -> dict[str, object]:
+    """The keys of a file, as `section.key`. :param refuse: called for one that is not in the table, and for a file
+    that cannot be read: what is before the error is taken then."""
     from vmpin.config import yaml_file  # only when there is a file: YAML costs a third of a short command's start
 
-    document = yaml_file.load(path)
+    try:
+        document = yaml_file.load(path)
+    except ConfigError as err:
+        if isinstance(err.__cause__, FileNotFoundError):
+            raise  # the command line names another file than was meant
+        refuse(err)
+        document = yaml_file.before_error(path, err)
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: is no mapping of sections")
+        refuse(ConfigError(f"{path}: is no mapping of sections"))
+        return {}
     found: dict[str, object] = {}
     for section, keys in document.items():
         if section not in SECTIONS:
-            raise ConfigError(f"{path}: unknown section {section!r}", _near(str(section)))
-        if not isinstance(keys, dict | None):
-            raise ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values")
-        for name, value in (keys or {}).items():
-            key = f"{section}.{name}"
-            if key not in BY_KEY:
-                raise ConfigError(f"{path}: unknown key {key!r}", _near(key))
-            found[key] = value
+            refuse(ConfigError(f"{path}: unknown section {section!r}", _near(str(section))))
+        elif not isinstance(keys, dict | None):
+            refuse(ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values"))
+        else:
+            found |= _known(path, section, keys or {}, refuse)
+    return found
+
+
+def _known(path: Path, section: str, keys: Mapping[object, object],
+           refuse: Callable[[ConfigError], None]) -> dict[str, object]:
+    """A section's keys that are in the table. :param refuse: called for each other one."""
+    found = {f"{section}.{name}": value for name, value in keys.items()}
+    for key in found.keys() - BY_KEY.keys():
+        del found[key]
+        refuse(ConfigError(f"{path}: unknown key {key!r}", _near(key)))
     return found
 
 

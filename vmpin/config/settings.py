@@ -19,6 +19,7 @@ from vmpin.config.table_entry import Setting, setting
 from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
+from vmpin.errors import ConfigError
 from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 
 
@@ -217,7 +218,8 @@ class LogSettings(NamedTuple):
 
 class Config(NamedTuple):
     """The effective configuration, by section. `origin` has for every key where its value came from, `rules` the
-    placement rules of section `policy`."""
+    placement rules of section `policy`. `errors` are the faults of the parts that were left out, for a command that
+    sets no masks by it (`loading.load_usable`): with any, no watcher would start."""
 
     paths: PathSettings
     node: NodeSettings
@@ -232,6 +234,7 @@ class Config(NamedTuple):
     log: LogSettings
     origin: Mapping[str, str]
     rules: Policy
+    errors: tuple[ConfigError, ...] = ()
 
     @property
     def values(self) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Hashable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ MAX_BYTES = 4 << 20  #: A configuration or scenario larger than this was not wri
 #: Values in the document, those an alias repeats counted each time: a few lines of aliases can stand for billions.
 MAX_VALUES = 1 << 20
 MAX_DEPTH = 32
+_TRIED = 16  #: So many ends are tried for the part before an error.
 
 
 @cache
@@ -49,6 +51,22 @@ def load(path: Path, pipe: bool = False) -> object:
     raw = read(path, MAX_BYTES, pipe)
     plain = plain_yaml.parse(raw)
     return parse(path, raw) if plain is None else plain
+
+
+def before_error(path: Path, err: ConfigError) -> object:
+    """Parse the lines before an error, for a command that goes on without the rest. :returns: None for nothing.
+    :param err: the error of `load`."""
+    import yaml
+
+    cause = err.__cause__
+    if not isinstance(cause, yaml.MarkedYAMLError) or cause.problem_mark is None:
+        return None
+    lines = read(path, MAX_BYTES).decode("utf-8", "replace").splitlines(keepends=True)
+    # The line that is named may be after the one at fault: an open bracket is noticed at the end of the file.
+    for end in range(min(cause.problem_mark.line + 1, len(lines)), 0, -1)[:_TRIED]:
+        with suppress(ConfigError):
+            return parse(path, "".join(lines[:end]).encode())
+    return None
 
 
 def read(path: Path, most: int, pipe: bool = False) -> bytes:

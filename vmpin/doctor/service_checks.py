@@ -64,6 +64,9 @@ def configuration(facts: NodeFacts) -> CheckResult:
     here = facts.watcher.config
     evidence = [f"{key} = {as_written(entry['value'])} ({entry['from']})" for key, entry in here.items()
                 if entry["from"] != "default"]
+    if facts.watcher.config_errors:
+        return bad("the configuration cannot be used: no watcher would start with it, and one that runs does not load "
+                   "it", "mend the file; `vmpin config` shows whether it is right", *facts.watcher.config_errors)
     its = facts.watcher.about.get("config")
     if not its and facts.watcher.state == "running":
         return unknown("the watcher does not report its configuration", *evidence, remedy="run this as root")

@@ -203,7 +203,8 @@ class ConnectorFacts:
 class WatcherFacts:
     """`state` is running, absent, mute (it holds the lock, or its socket, and does not answer), or hidden (its socket
     is there, and not for us to ask). `about` is its own report (status.about), {} without one. `version` and `config`
-    are this command's: what the watcher would have if it were started now."""
+    are this command's: what the watcher would have if it were started now. `config_errors` are faults of the
+    configuration, with which none would start."""
 
     state: str = "absent"
     pid: int | None = None
@@ -212,6 +213,7 @@ class WatcherFacts:
     version: str = ""
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     unit: str = ""
+    config_errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

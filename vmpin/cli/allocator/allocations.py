@@ -5,7 +5,7 @@ What stays out: the document (status.allocation_report). Called by main."""
 import argparse
 from datetime import UTC, datetime
 
-from vmpin.cli.common import Verbs, load_config, output_flag, verb, watch_flag
+from vmpin.cli.common import Verbs, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import print_data, print_text, table
 from vmpin.errors import WatcherError
@@ -35,7 +35,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.status.allocation_report import grant_columns, grant_rows, refusals, summary
-    config = load_config(args)
+    config = usable_config(args)
     found = ask(config, {"op": "allocations"})
     if found is None:
         raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",

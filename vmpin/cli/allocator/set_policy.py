@@ -3,7 +3,7 @@
 
 import argparse
 
-from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, verb
+from vmpin.cli.common import Verbs, namespace_flag, output_flag, usable_config, verb
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, print_text
 from vmpin.errors import UsageError, WatcherError
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if not equals or key not in KEYS:
             raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(KEYS)}", "e.g. policy=fixed")
         changes[key] = value
-    config = load_config(args)
+    config = usable_config(args)
     found = ask(config, {"op": "set", "target": args.target, "namespace": args.namespace, "changes": changes,
                          "dry_run": args.dry_run})
     if found is None:

@@ -15,10 +15,10 @@ from typing import Any
 from vmpin.cli.common import (
     Verbs,
     answering,
-    load_config,
     namespace_flag,
     new_file,
     output_flag,
+    usable_config,
     verb,
     watch_flag,
     write_page,
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give a pod, or --all", "`vmpin isolation --all` lists the pods with exclusive CPUs")
     if args.watch and args.output == "html" and args.file is None:
         raise UsageError("-o html is printed once", "--watch goes with --file FILE, which it writes again")
-    config, since = load_config(args), duration(args.since)
+    config, since = usable_config(args), duration(args.since)
     if since > _LONGEST:
         raise UsageError(f"--since {args.since}: the books of isolation go back 24 hours", "e.g. --since 24h")
     objective = None if args.slo is None else _objective(args.slo)

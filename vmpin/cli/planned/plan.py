@@ -5,7 +5,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, direct_flag, load_config, output_flag, verb, watch_flag
+from vmpin.cli.common import Verbs, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import VERSION, print_data, print_text, table
 from vmpin.domain.pod_names import title_of, titled
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return _scenario(args)
     if args.previous is not None:
         raise UsageError("--previous goes with --scenario only", "give both")
-    config = load_config(args)
+    config = usable_config(args)
     found = None if args.direct else ask(config, {"op": "plan"}, has_direct=True)
     if found is None:
         from vmpin.reconcile import one_pass

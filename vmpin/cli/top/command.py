@@ -12,7 +12,7 @@ import os
 import sys
 
 from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, load_config, namespace_flag, verb
+from vmpin.cli.common import Verbs, direct_flag, namespace_flag, usable_config, verb
 from vmpin.errors import UsageError
 
 _SORTS = ("stolen", "busy", "waited", "drift", "name")
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     batch = args.batch or args.output is not None
     if not batch:
         _need_terminal()
-    config = load_config(args)
+    config = usable_config(args)
     from vmpin.cli.top.feed import NodeReader
     reader = NodeReader(config, args.direct, args.pods, args.namespace)
     if batch:
