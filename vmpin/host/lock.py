@@ -82,3 +82,11 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
+
+
+def of_another(path: Path) -> bool:
+    """Whether another process held the lock last: its pid is in the file."""
+    try:
+        return path.read_bytes().strip() not in (b"", b"%d" % os.getpid())
+    except OSError:
+        return False

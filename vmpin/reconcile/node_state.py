@@ -24,6 +24,7 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
+from vmpin.host import lock
 from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
@@ -55,7 +56,7 @@ logger = logging.getLogger(__name__)
 class NodeState:
     """:param acts: whether the lock is held. Without it the run directory is left as it is.
     :param adapters: None for those at the configuration's paths.
-    :param used: whether a vmpin may have set masks in this boot already; None: it has if the lock file is there.
+    :param used: whether a vmpin may have set masks in this boot already; None: it has if the lock file is of another.
     :raises SourceError: when the topology or the boot id cannot be read."""
 
     def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
@@ -84,7 +85,7 @@ class NodeState:
                                             lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.inventory.vms,
                                             self._pinned_by_kata)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
-        lost = self._store.lost and (config.paths.lock_file.exists() if used is None else used)
+        lost = self._store.lost and (lock.of_another(config.paths.lock_file) if used is None else used)
         if lost and acts:
             logger.warning("the record of the original masks was lost: threads that run already may have masks of "
                            "vmpin's; `vmpin unpin` will give them all CPUs that their cgroup allows")

@@ -64,7 +64,8 @@ class StateStore:
 
     def _copy(self, originals: Mapping[SandboxId, OriginalMasks]) -> None:
         """Write the original masks a second time, if they changed. :raises StateFileError:"""
-        if originals != self._copied or not self._originals.exists():
+        exists = self._originals.exists()
+        if (originals and not exists) or (exists and originals != self._copied):
             state_file.save(self._originals, self._boot_id, SavedState(originals=originals))
             self._copied = dict(originals)
 
