@@ -95,7 +95,7 @@ class Reconciler(NodeState):
         started = time.perf_counter()
         wanted = set(sandboxes)
         self.read_kubelet()
-        if any(map(self.pinner.doubts, wanted)):
+        if self.sources.unsettled or any(map(self.pinner.doubts, wanted)):
             self.sources.read()
             self.reduce(self.sources.events(self.state, set(self.inventory.vms)))
         if scan and any(sandbox not in self.inventory.vms for sandbox in wanted):

@@ -1,10 +1,10 @@
 """The state files of Kata's two runtimes, one for each sandbox.
 
 The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, each container's live cpuset in it (virtcontainers/
-persist); it writes with O_TRUNC, so a reader may meet half a file and reads again. runtime-rs writes
-`/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without containers. Read at every resync
-(sources.disk). What stays out: whether the processes named are what they should be (vmm.inventory). Called by
-sources.disk and doctor.collect.
+persist). runtime-rs writes `/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without
+containers. Both write in place (O_TRUNC): a reader may meet an empty or half file, and reads again, at once and then
+in each pass. Read at every resync (sources.disk). What stays out: whether the processes named are what they should be
+(vmm.inventory). Called by sources.disk and doctor.collect.
 """
 
 import os
@@ -24,6 +24,8 @@ from vmpin.runtime.json_files import dig, parse_object, pid_of
 
 #: Of a file, in which Kata keeps some 4 kB and 200 values for each container; and the containers of a pod.
 MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 32_768, 512
+#: Seconds for which a file may be half written before that counts: a busy node may take as long to write it.
+SETTLING = 1.0
 
 #: VMMs by the names that Kata's Go runtime has for them (virtcontainers/hypervisor.go).
 _VMM_TYPES = {"qemu": VmmType.QEMU, "clh": VmmType.CLOUD_HYPERVISOR, "firecracker": VmmType.FIRECRACKER,
@@ -58,7 +60,7 @@ def named_for_kata(handler: str) -> bool:
 
 
 class KataState:
-    """Reads both state directories; a file is parsed again only when it changed.
+    """Reads both state directories; a file is parsed again only when it changed, or was half written.
     :param complain: called with a line for each file that cannot be used, once per version of that file.
     :param exclusive_annotation: by which a container declares its CPUs exclusive, "" for none."""
 
@@ -69,6 +71,8 @@ class KataState:
         #: The sandboxes that had a directory at the last reading, readable or not.
         self.listed: set[SandboxId] = set()
         self.exclusive_annotation = exclusive_annotation
+        #: When each half-written file was met (monotonic), as long as that may pass.
+        self._half: dict[str, float] = {}
         self._parsed: dict[str, tuple[Stamp, KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[Stamp, bool]] = {}
 
@@ -87,12 +91,19 @@ class KataState:
                 self.listed.add(SandboxId(sid))
                 if sandbox is not None:
                     found.setdefault(sandbox.id, self._with_states(f"{root}/{sid}", sandbox))
+        for gone in self._half.keys() - seen:
+            del self._half[gone]
         for gone in self._parsed.keys() - seen:
             del self._parsed[gone]
             directory = os.path.dirname(gone) + "/"
             for path in [path for path in self._stopped if path.startswith(directory)]:
                 del self._stopped[path]
         return found
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a file was half written when it was last read, and is to be read again."""
+        return bool(self._half)
 
     def use_annotation(self, annotation: str) -> None:
         """Set `exclusive_annotation` ("": none), and parse all files again where it changed."""
@@ -127,6 +138,7 @@ class KataState:
         try:
             info = os.stat(path, follow_symlinks=False)
         except OSError:
+            self._half.pop(path, None)
             return None
         unchanged, before = self._parsed.get(path, (None, None))
         if unchanged == stamp(info):
@@ -137,6 +149,7 @@ class KataState:
                 sandbox = parse(sid, read_regular(path, MAX_BYTES)[0], info.st_mtime_ns)
                 break
             except FileNotFoundError:
+                self._half.pop(path, None)
                 return None
             except OSError as err:
                 if passing(err):
@@ -144,12 +157,23 @@ class KataState:
                 self.complain(f"{path}: not read: {err.strerror}")  # a FIFO, a link, too large
                 break
             except SourceError as err:
-                if attempt == 4:
+                if attempt < 4:
+                    time.sleep(0.002)
+                elif self._settles(path, info):
+                    return before
+                else:
                     sandbox = before  # better than none
                     self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
-                time.sleep(0.002)
+        self._half.pop(path, None)
         self._parsed[path] = (lasting_stamp(info), sandbox)
         return sandbox
+
+    def _settles(self, path: str, info: os.stat_result) -> bool:
+        """Whether a half-written file may still become whole: by its own time, or if the wall clock was stepped, by
+        how long it has been seen so."""
+        now = time.monotonic()
+        seen = now - self._half.setdefault(path, now)
+        return max(seen, time.time() - info.st_mtime) < SETTLING
 
 
 def _url(value: object) -> str:

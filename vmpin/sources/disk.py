@@ -56,6 +56,11 @@ class DiskSources:
         self._read_before, self._read_last = self._read_last, boottime.now()
         self.sandboxes = self.kata.sandboxes()
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether a file was half written when it was last read, and is to be read again soon."""
+        return self.kata.unsettled
+
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
         """The events that follow from the files, for what differs from `state`.
         :param with_vm: the sandboxes whose VM runs."""
