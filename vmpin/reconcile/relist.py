@@ -4,13 +4,18 @@ Kata writes the sandbox's cgroup at every update. NRI reports an update that ano
 Synchronize (balloons, whenever it connects) to no plugin; the runtime's next list has it. What stays out: making the
 list (sources.nri), and which of its CPUs count (sources.nri.cpuset_reports, domain.desired_state). Owned by the
 watcher.
+
+A container that was reported and has not started yet explains a write as well, however long its creation takes: Kata
+writes the cgroup when its VM and the container's file system are ready, up to half a minute after CreateContainer on a
+slow node.
 """
 
 import time
 from collections.abc import Iterable
 
-from vmpin.domain.model import SandboxId
-from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, PodEvent
+from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, PodEvent, Synced
+from vmpin.wire.nri_enums import CREATED, Verb
 
 #: Seconds before and after the write in which a report of the sandbox explains it.
 NEAR = 5.0
@@ -25,13 +30,16 @@ class Relist:
         #: When each sandbox's cgroup was written without a report that explains it, and when it was last reported.
         self._written: dict[SandboxId, float] = {}
         self._reported: dict[SandboxId, float] = {}
+        #: Containers that are being created, or are and have not started.
+        self._starting: dict[SandboxId, set[ContainerId]] = {}
         self._last = float("-inf")
 
     def written(self, sandboxes: Iterable[SandboxId], now: float | None = None) -> None:
         """Note VMs whose cgroups were written."""
         now = time.monotonic() if now is None else now
         for sandbox in sandboxes:
-            self._written.setdefault(sandbox, now)
+            if not self._starting.get(sandbox):
+                self._written.setdefault(sandbox, now)
 
     def take(self, events: Iterable[NriEvent], now: float | None = None) -> None:
         """Note what the runtime reported."""
@@ -40,8 +48,27 @@ class Relist:
             match event:
                 case ContainerEvent():
                     self._reported[event.container.pod] = now
+                    self._take_start(event)
                 case PodEvent():
                     self._reported[event.pod.id] = now
+                    if event.verb is not Verb.RUN_POD:
+                        self._starting.pop(event.pod.id, None)
+                case Synced():
+                    self._starting = {}
+                    for container in event.containers:
+                        if container.state == CREATED:
+                            self._starting.setdefault(container.pod, set()).add(container.id)
+
+    def _take_start(self, event: ContainerEvent) -> None:
+        """Note a container that is created, or has started or ended."""
+        sandbox, container = event.container.pod, event.container.id
+        if event.verb in (Verb.CREATE, Verb.POST_CREATE):
+            self._starting.setdefault(sandbox, set()).add(container)
+        elif event.verb in (Verb.POST_START, Verb.STOP, Verb.REMOVE):
+            starting = self._starting.get(sandbox, set())
+            starting.discard(container)
+            if not starting:
+                self._starting.pop(sandbox, None)
 
     def due(self, now: float | None = None) -> bool:
         """Whether a list is to be made; the next one is not due before `PAUSE`."""
