@@ -72,8 +72,14 @@ class Passes:
                 for sandbox in self.rechecks.checked(due):
                     vm = self._view.vms.get(sandbox)
                     if vm is not None and not vm.vcpus_identified:
-                        logger.warning("vCPU threads not identified sandbox=%s: after %.1f s (vCPUs: %d, threads: %d)",
-                                       sandbox, sum(self._timeouts.rechecks), len(vm.vcpus), len(vm.vmm.stats))
+                        self.report_unidentified(vm)
+
+    def report_unidentified(self, vm: Vm) -> None:
+        """Log that a VM's vCPU threads were not identified in time. One thread is a VMM that has not made its vCPUs
+        yet: it starts slowly, which is no fault."""
+        logger.log(logging.WARNING if len(vm.vmm.stats) > 1 else logging.DEBUG,
+                   "vCPU threads not identified sandbox=%s: after %.1f s (vCPUs: %d, threads: %d)", vm.sandbox,
+                   sum(self._timeouts.rechecks), len(vm.vcpus), len(vm.vmm.stats))
 
     def ask_qmp(self) -> None:
         """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""

@@ -36,6 +36,9 @@ WAITING = "waiting for an answer"
 #: a minute. A guest that boots under nested virtualization on a busy machine took 22 s until its kernel refused a
 #: connection.
 PATIENCE = 20
+#: The same for a guest in which no container is known to have been created: ten minutes. A guest that booted on an
+#: emulated machine took three and a half.
+BOOT_PATIENCE = 200
 
 
 class TimeoutStreak:
@@ -44,10 +47,11 @@ class TimeoutStreak:
     def __init__(self) -> None:
         self._times = 0
 
-    def add(self, err: Exception) -> bool:
-        """Count a failed attempt. :returns: whether the guest is still given time to answer."""
+    def add(self, err: Exception, boots: bool = False) -> bool:
+        """Count a failed attempt. :param boots: whether the guest may still boot.
+        :returns: whether the guest is still given time to answer."""
         self._times = self._times + 1 if isinstance(err, TimeoutError) else 0
-        return 0 < self._times < PATIENCE
+        return 0 < self._times < (BOOT_PATIENCE if boots else PATIENCE)
 
     def reset(self) -> None:
         """End the streak: the agent has answered."""

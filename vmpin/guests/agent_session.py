@@ -39,6 +39,8 @@ class AgentSession(Session):
         self.system: ContainerReport | None = None
         self._port = port
         self.wish: messages.VcpuMap | messages.Unpin | None = None
+        #: Whether the guest may still boot: it is given more time to answer.
+        self.boots = False
         #: Set when the next attempt is not to wait.
         self._retry = Flag()
         self._generation = 0
@@ -138,7 +140,7 @@ class AgentSession(Session):
     def _lost(self, err: Exception) -> None:
         """Record that no agent answers, and why."""
         text = self.counters.last_error = reason(err)
-        if self._streak.add(err):
+        if self._streak.add(err, self.boots):
             self.state, text = SessionState.WAITING, WAITING
         else:
             self.state = SessionState.FOREIGN if isinstance(err, ProtocolError) else SessionState.ABSENT

@@ -91,6 +91,8 @@ class VmGuest:
         map, unless the sandbox is suspended: then everything is taken back."""
         self.trouble = ""
         self.placed = () if placement is None else placement.containers
+        if self.agent is not None:
+            self.agent.boots = _boots(state)
         if state is not None and state.suspended:
             self.unpin(vm)
         if placement is None:
@@ -222,3 +224,9 @@ def guest_vcpus(vm: Vm, hw: dict[VcpuId, int]) -> GuestVcpus:
         return GuestVcpus(arrived, smp.cpus, smp.maxcpus)
     # Cloud Hypervisor and Dragonball plug vCPUs in ascending order, the others plug none.
     return GuestVcpus(arrived, len(arrived), len(arrived))
+
+
+def _boots(state: SandboxState | None) -> bool:
+    """Whether a guest may still boot: Kata creates containers through its agent, and none is known to be created."""
+    return state is None or all(record.container.pause or record.requested or record.container.creating
+                                for record in state.containers.values())

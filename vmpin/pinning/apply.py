@@ -60,8 +60,6 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
     did, trimmed = Outcome.DONE, Outcome.TRIMMED
     debug = logger.isEnabledFor(logging.DEBUG)
     for operation in operations:
-        if debug:
-            logger.debug("%s", operation.describe())
         try:
             got, stat = affinity.pin_seen(proc, operation.thread, operation.cpus)
         except ThreadGone:
@@ -69,7 +67,11 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
         except AffinityError as err:
             seen = affinity.get(operation.thread.id.tid)
             results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
+            if debug:
+                logger.debug("not done: %s: %s", operation.describe(), err)
         else:
+            if debug:
+                logger.debug("%s", operation.describe())
             asked = operation.cpus
             results.append(named(Result, (operation, did if got is asked or got == asked else trimmed, got, "", stat)))
     return results

@@ -27,11 +27,14 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.supervision import SupervisedTasks
 from vmpin.daemon.watcher import Watcher
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType
 from vmpin.errors import ConfigError, LockHeldError
 from vmpin.host.lock import Lock
+from vmpin.host.procfs import Procfs
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.spool import Spool
+from vmpin.vmm.virtual_machine import Process, Vm
 
 
 class Place:
@@ -353,3 +356,19 @@ def test_a_task_that_fails_is_started_again_with_growing_pauses(caplog: pytest.L
     assert runs == [{}] * 4
     assert [record.getMessage().split(" again in ")[1] for record in caplog.records
             if record.levelno == logging.ERROR] == ["0.0 s"] * 3
+
+
+@pytest.mark.parametrize(("threads", "levels"), [(1, []), (2, ["WARNING"]), (9, ["WARNING"])])
+def test_vcpus_are_missed_once_the_vmm_has_more_than_its_first_thread(
+        place: Place, caplog: pytest.LogCaptureFixture, threads: int, levels: list[str]) -> None:
+    async def main() -> None:
+        async with place.watching() as watcher:
+            pid = os.getpid()
+            vmm = Process(pid, ThreadId(pid, 1), ThreadRole.EMULATOR, ["qemu"])
+            vmm.stats.update({number: stat for number in range(threads) if (stat := Procfs().stat(pid)) is not None})
+            caplog.clear()
+            watcher.passes.report_unidentified(Vm(SandboxId("a"), VmmType.QEMU, vmm, identified=False, vcpus=()))
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert [record.levelname for record in caplog.records if "not identified" in record.getMessage()] == levels

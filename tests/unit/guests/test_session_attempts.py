@@ -15,7 +15,10 @@ from agent_sessions import MAP, QUICK, run, session
 from guest_peer import Agent, serving, until
 
 from vmpin.config.timeouts import Timeouts
-from vmpin.guests.agent_reports import PATIENCE, WAITING
+from vmpin.domain.desired_state import ContainerRecord, SandboxState
+from vmpin.domain.events import Source
+from vmpin.domain.model import Container, ContainerId, SandboxId
+from vmpin.guests.agent_reports import BOOT_PATIENCE, PATIENCE, WAITING, TimeoutStreak
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.attempts import attempts
 from vmpin.guests.cpu_numbers import GuestVcpus
@@ -23,6 +26,7 @@ from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.session_state import NoAgentFound, SessionEnded
 from vmpin.guests.tasks import Flag
 from vmpin.guests.transport.channel import NotListening, Stream
+from vmpin.guests.vm_guest import _boots
 from vmpin.protocol.frames import encode
 from vmpin.protocol.messages import (
     NeedMap,
@@ -222,3 +226,23 @@ def test_a_flag_wakes_the_one_that_waits() -> None:
         await asyncio.wait_for(flag.wait(), 120)
         assert flag.is_set()
     run(test())
+
+
+def test_a_guest_without_a_container_has_the_time_to_boot() -> None:
+    for boots, patience in (False, PATIENCE), (True, BOOT_PATIENCE):
+        streak = TimeoutStreak()
+        assert [streak.add(TimeoutError(), boots) for _ in range(patience)] == [True] * (patience - 1) + [False]
+        assert not streak.add(OSError(), boots)
+
+
+def record(pause: bool = False, creating: bool = False) -> ContainerRecord:
+    return ContainerRecord(Container(ContainerId("c"), pause=pause, creating=creating), Source.NRI, 1)
+
+
+@pytest.mark.parametrize(("container", "boots"), [
+    (None, True), (record(), False), (record(pause=True), True), (record(creating=True), True),
+    (record()._replace(requested=True), True)])
+def test_a_guest_boots_until_a_container_is_created_in_it(container: ContainerRecord | None, boots: bool) -> None:
+    state = SandboxState(SandboxId("a"), containers={} if container is None else {container.container.id: container})
+    assert _boots(state) is boots
+    assert _boots(None)
