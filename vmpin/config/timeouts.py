@@ -47,6 +47,7 @@ class Timeouts:
     #: of the loop costs ten times what an event does. A new thread may be placed so much later then.
     events_calm: float = 0.002
     events_turn: float = 0.002  #: For this long the loop's other work waits for events; the rest come after it.
+    events_rest: float = 1.0  #: Of the time that events of no followed process took, the pause before the next.
     events_lost: float = 1.0  #: Between two full passes where events are lost again and again.
     kernel_named: float = 0.01  #: From a kernel thread's creation until it has its name, which no event reports.
     #: From placing a thread ahead of a pass to the pass that confirms it: no vCPU waits for the pass over another.

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from vmpin.errors import SourceError, WireError
@@ -100,6 +101,20 @@ class ProcConnector:
                 found.append(event)
         return found, lost
 
+    def follow_names(self, pids: Collection[int]) -> None:
+        """Receive from now on only the names of these processes' threads, where the kernel has room for them; of all
+        processes otherwise, and before the first call. Events that were sent already are received yet."""
+        programs = [proc_events.socket_filter()]
+        if len(pids) <= proc_events.MAX_NAMED:
+            chosen = proc_events.socket_filter(pids)
+            # Without room for both (ENOMEM, sysctl net.core.optmem_max) the old one gives way to a short one first.
+            programs = [chosen, *programs, chosen]
+        for program in programs:
+            with contextlib.suppress(OSError):
+                _attach(self._socket, program)
+                if program is programs[0]:
+                    return
+
     def close(self) -> None:
         """End the subscription; a second call does nothing. The kernel counts its listeners, and goes on making events
         for one that does not unsubscribe."""
@@ -119,10 +134,8 @@ class ProcConnector:
                     made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
                 except PermissionError:
                     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as any process may
-                program = array.array("B", proc_events.socket_filter())
                 with contextlib.suppress(OSError):  # then they are sorted out here
-                    made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,
-                                    struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
+                    _attach(made, proc_events.socket_filter())
                 made.bind((0, proc_events.CN_IDX_PROC))
             except OSError as err:
                 raise self._unavailable(err) from err
@@ -193,6 +206,13 @@ class ProcConnector:
         missing = err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)
         return SourceError("proc connector", "the kernel has none (CONFIG_PROC_EVENTS), or this service may not have "
                            "its sockets" if missing else lacking_rights(self._proc) or str(err.strerror))
+
+
+def _attach(to: socket.socket, filter: bytes) -> None:
+    """Have the kernel run a filter (struct sock_fprog) on a socket's messages. :raises OSError: it does not."""
+    program = array.array("B", filter)
+    to.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,
+                  struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
 
 
 def lacking_rights(proc: Procfs, *namespaces: str) -> str:

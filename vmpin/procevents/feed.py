@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -57,6 +58,8 @@ class ProcEventsFeed:
         #: Events that were read and not handled yet, and whether the connector may have more.
         self._waiting: deque[Event] = deque()
         self._more = False
+        #: The processes whose threads' names the kernel sends: of all until the first are known.
+        self._named: AbstractSet[int] = frozenset()
         #: When the last events came that were all of processes not followed; 0.0 if the last were not.
         self._irrelevant_at = 0.0
         #: The next full pass because of lost events, and when the last one was asked for (time.monotonic()).
@@ -79,7 +82,7 @@ class ProcEventsFeed:
         try:
             await self._broken
         finally:
-            self._connector = None
+            self._connector, self._named = None, frozenset()
             self._waiting.clear()
             self._reconciler.forks_reported(False)
             self._state = "no longer reported"
@@ -118,6 +121,22 @@ class ProcEventsFeed:
     def after_pass(self, report: PassReport, everything: bool) -> None:
         """Called by the watcher after every pass, over the whole node or over some sandboxes."""
         self._placer.after_pass(report, everything)
+        if unread := self._follow_names():
+            self._follow_up(FollowUp(now=unread, relevant=True), time.perf_counter())
+
+    def _follow_names(self) -> set[SandboxId]:
+        """Have the kernel send the names of all followed processes' threads and of no others: any process may name a
+        thread a hundred thousand times a second. Of a shim, in which a library's VM may begin, they are sent from
+        its exec on, at which it was inspected.
+        :returns: sandboxes with processes that are followed from now on: what these have named before, a pass has to
+            read."""
+        followed = self._view.followed
+        pids = followed.keys() | self._view.helper_pids
+        if self._connector is None or pids == self._named:
+            return set()
+        new, self._named = pids - self._named, pids
+        self._connector.follow_names(pids)
+        return {followed[pid][0].sandbox for pid in new if pid in followed}
 
     @property
     def connected(self) -> bool:
@@ -134,28 +153,33 @@ class ProcEventsFeed:
 
     def _readable(self) -> None:
         """The socket has events. In a storm it is polled instead, from the next turn of the loop on."""
-        now = time.perf_counter()
+        now, began = time.perf_counter(), self._clock()
         count, relevant = self._handle(now)
         storm = now - self._irrelevant_at < self._timeouts.events_calm and count > 0 and not relevant
         self._irrelevant_at = 0.0 if relevant else now
         if self._connector is not None and (self._waiting or storm):
             asyncio.get_running_loop().remove_reader(self._connector.fd)
-            self._poll_later(self._connector)
+            self._poll_later(self._connector, relevant, self._clock() - began)
 
-    def _poll_later(self, connector: ProcConnector) -> None:
-        loop = asyncio.get_running_loop()
-        if self._waiting or self._more:
-            loop.call_soon(self._poll, connector)  # after all that is due now
+    def _poll_later(self, connector: ProcConnector, relevant: bool, took: float) -> None:
+        """Have the next events handled: at once where those of followed processes may wait among them, else after a
+        rest as long as the last ones took. A storm of others has its part of the loop's time and no more."""
+        loop, rest = asyncio.get_running_loop(), 0.0 if relevant else self._timeouts.events_rest * took
+        if not self._waiting and not self._more:
+            rest = max(rest, self._timeouts.events_calm)
+        if rest:
+            loop.call_later(rest, self._poll, connector)
         else:
-            loop.call_later(self._timeouts.events_calm, self._poll, connector)
+            loop.call_soon(self._poll, connector)  # after all that is due now
 
     def _poll(self, connector: ProcConnector) -> None:
         """Handle events in a storm: of processes that are not followed, or of more events than there was time for."""
         if connector is not self._connector:
             return
+        began = self._clock()
         count, relevant = self._handle(time.perf_counter())
         if self._waiting or (count and not relevant):
-            self._poll_later(connector)
+            self._poll_later(connector, relevant, self._clock() - began)
         else:
             asyncio.get_running_loop().add_reader(connector.fd, self._readable)
 
@@ -201,6 +225,9 @@ class ProcEventsFeed:
         self._pass_later(follow_up.kernel_threads, self._kernel_threads, times.kernel_named,
                          self._placer.place_kernel_threads, since)
         self._pass_later(follow_up.soon - follow_up.now, self._unconfirmed, times.confirm_placed, set, since)
+        if follow_up.processes_changed and (unread := self._follow_names()):
+            follow_up.now |= unread
+            follow_up.relevant = True
         if follow_up.relevant:
             self._follow_up(follow_up, since)
         return follow_up.relevant

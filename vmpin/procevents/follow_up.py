@@ -21,5 +21,7 @@ class FollowUp:
     kernel_threads: set[int] = field(default_factory=set)
     #: New threads that may be the kernel's workers in a VMM (vhost): all that have not been named since.
     maybe_workers: dict[int, Vm] = field(default_factory=dict)
+    #: Whether a process has become one that is followed, a helper, or none of these.
+    processes_changed: bool = False
     #: Whether any event was of a followed process.
     relevant: bool = False

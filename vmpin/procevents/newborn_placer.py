@@ -118,6 +118,7 @@ class NewbornPlacer:
         before = self._view.followed.get(pid)
         self._early.pop(pid, None)
         found = self._reconciler.inspect_process(pid)
+        follow_up.processes_changed |= found is not None or before is not None
         if found is None:
             if before is not None:  # a followed program has been replaced by another
                 follow_up.relevant = True

@@ -120,22 +120,38 @@ def test_what_is_asked_for(operation: int) -> None:
 
 @given(u64, u32, u32, u32)
 def test_the_kernel_keeps_what_is_nothing_to_us_away(time: int, parent: int, child: int, process: int) -> None:
-    """Its own interpreter runs the program, on datagrams of another kind of socket."""
-    program = array.array("B", proc_events.socket_filter())
+    forks = [(parent, parent, child, child), (parent, parent, child, process), (0, 2, child, child)]
+    sent = [made(FORK, time, struct.pack("=IIII", *numbers)) for numbers in forks]
+    sent += [made(what, time, struct.pack("=II", parent, parent)) for what in (EXEC, COMM, EXIT, NONE, 0x4)]
+    expected = [Fork(time, *numbers) for numbers in forks if numbers[1] == 2 or numbers[2] != numbers[3]]
+    rest = [*expected, Exec(time, parent), Comm(time, parent, parent, ""), Ack(time, parent)]
+    assert passed(proc_events.socket_filter(), sent) == rest
+    assert passed(proc_events.socket_filter([parent]), sent) == rest
+    assert passed(proc_events.socket_filter([parent ^ 1]), sent) == [*expected, Exec(time, parent), Ack(time, parent)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 250, 251, 1000, proc_events.MAX_NAMED])
+def test_only_names_in_chosen_processes_are_passed(count: int) -> None:
+    chosen = [1000 + 3 * number for number in range(count)]
+    asked = [999, 1001, 1002, *chosen[:2], *chosen[248:252], *chosen[-2:], 1000 + 3 * count, (1 << 32) - 1]
+    sent = [made(COMM, 1, struct.pack("=II16s", 7, process, b"CPU 0/KVM")) for process in asked]
+    named = passed(proc_events.socket_filter(chosen), sent)
+    assert [each.process for each in named if isinstance(each, Comm)] == [pid for pid in asked if pid in set(chosen)]
+
+
+def passed(filter: bytes, messages: list[bytes]) -> list[proc_events.Event | None]:
+    """What the kernel's own interpreter passes, on datagrams of another kind of socket."""
+    program = array.array("B", filter)
     to, here = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with to, here:
         here.setsockopt(socket.SOL_SOCKET, 26, struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
         here.setblocking(False)
-        forks = [(parent, parent, child, child), (parent, parent, child, process), (0, 2, child, child)]
-        for numbers in forks:
-            to.send(made(FORK, time, struct.pack("=IIII", *numbers)))
-        for what in (EXEC, COMM, EXIT, NONE, 0x4):
-            to.send(made(what, time, struct.pack("=II", parent, parent)))
+        for message in messages:
+            to.send(message)
         found = []
         while True:
             try:
                 found.append(proc_events.parse(here.recv(512)))
             except BlockingIOError:
                 break
-    expected = [Fork(time, *numbers) for numbers in forks if numbers[1] == 2 or numbers[2] != numbers[3]]
-    assert found == [*expected, Exec(time, parent), Comm(time, parent, parent, ""), Ack(time, parent)]
+    return found
