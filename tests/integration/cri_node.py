@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from documents import checked_output
 from process_masks import seen
 from real_containerd import Containerd, Pod
 from real_node import COMMAND, Node, talk
@@ -44,8 +45,10 @@ class CriNode(Node):
 
     def cli(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
         with self.containerd.enclosure.inside():
-            return subprocess.run([*self.wrap, *COMMAND, "--config", str(self.config), *args], env=self.environment,
+            done = subprocess.run([*self.wrap, *COMMAND, "--config", str(self.config), *args], env=self.environment,
                                   stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, **more)
+        checked_output(args, done.stdout)
+        return done
 
     def status(self) -> Any:
         """By the watcher's own answer: for the command a Python has to start, which takes seconds in the node."""

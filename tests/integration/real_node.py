@@ -181,6 +181,15 @@ class Node:
         """One sandbox's status, None when it is not there."""
         return next((entry for entry in self.status()["sandboxes"] if entry["id"] == sandbox), None)
 
+    def lines(self, count: int, *args: str) -> list[str]:
+        """The first lines of a command that prints until it is ended."""
+        with subprocess.Popen([*COMMAND, "--config", str(self.config), *args], env=self.environment, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as printing:
+            assert printing.stdout is not None
+            found = [printing.stdout.readline() for _ in range(count)]
+            printing.terminate()
+        return found
+
     # What the kernel has
 
     def wait_for_vcpus(self, pid: int, vcpus: Mapping[int, str], others: str | None = None) -> None:
