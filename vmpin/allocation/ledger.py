@@ -127,10 +127,11 @@ class Ledger(NamedTuple):
         return union(grant.out_of_pool for grant in self.grants.values())
 
     def others_own(self) -> CpuSet:
-        """Return the CPUs that seem to be a container's own by another program: it is left alone, and has as many as
-        it requests. They stay in the pool, and become exclusive to no container."""
+        """Return the CPUs to which another program has restricted containers that are left alone. They stay in the
+        pool, and become exclusive to no container. Where a container may use all shared CPUs, that is no restriction.
+        """
         return union(grant.written for grant in self.grants.values()
-                     if grant.left_alone and grant.live and 0 < len(grant.written) == grant.amount.size)
+                     if grant.left_alone and grant.live and not self.shared <= grant.written)
 
 
 def age(grant: Grant) -> tuple[int, ContainerId]:

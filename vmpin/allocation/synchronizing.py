@@ -8,7 +8,7 @@ calls (decisions). Called by reconcile.cpu_allocator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from vmpin.allocation.admission import about, missed, observed, overtaken, refused, stopped, with_amount
 from vmpin.allocation.adopting import adopted
@@ -36,12 +36,11 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     after, unknown = adopted(machine, after, others, options, notes, ledger is None)
     granted += [one for one in others if one.id in after.grants]  # a resize may have been missed, too
     after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
+    # Those that are left alone first: what they run on is given to no other.
+    after = _with_missed(machine, after, (one for one in unknown if one.cpuset), options, notes)
     for container in granted:
         after = _as_listed(machine, after, container, options, notes)
-    for container in unknown:
-        answer = missed(machine, after, container, options)
-        after = answer.ledger
-        notes += answer.notes
+    after = _with_missed(machine, after, (one for one in unknown if not one.cpuset), options, notes)
     updates = all_updates(machine, after, options)
     return observed(Answer(applied(after, updates), None, updates, "", tuple(notes)), after, options)
 
@@ -55,6 +54,15 @@ def on_online_changed(machine: Topology, ledger: Ledger, options: AllocationOpti
     if not after.shared:
         notes.append("the pool has no CPU that is online: shared containers keep their cpusets")
     return observed(Answer(after, None, all_updates(machine, after, options), "", tuple(notes)), after, options)
+
+
+def _with_missed(machine: Topology, ledger: Ledger, containers: Iterable[RequestedContainer],
+                 options: AllocationOptions, notes: list[str]) -> Ledger:
+    for container in containers:
+        answer = missed(machine, ledger, container, options)
+        ledger = answer.ledger
+        notes += answer.notes
+    return ledger
 
 
 def _age(container: RequestedContainer) -> tuple[bool, int, ContainerId]:

@@ -208,14 +208,26 @@ def test_a_container_on_the_whole_pool_has_no_cpus_of_its_own() -> None:
     assert answer.ledger.shared == cpus("1,4-7")
 
 
-def test_cpus_that_another_program_gave_a_container_become_no_others_own() -> None:
+def test_cpus_to_which_another_program_restricts_a_container_become_no_others_own() -> None:
     node = Played()
+    node.create("web")
     node.call(on_create, a_container("theirs", 2, cpuset=cpus("2-3")))
-    node.call(on_create, a_container("many", 1, cpuset=cpus("4-7")))
+    node.call(on_create, a_container("part", 1, cpuset=cpus("4-5")))
+    node.call(on_create, a_container("all", 1, cpuset=cpus("0-7")))
     assert node.create("a", 1, EXCLUSIVE) == "1"
-    assert node.create("b", 5, EXCLUSIVE) is None
-    assert "4 are free" in node.refusal
-    assert node.create("c", 4, EXCLUSIVE) == "4-7"
+    assert node.create("b", 3, EXCLUSIVE) is None
+    assert "2 are free" in node.refusal
+    assert node.create("c", 2, EXCLUSIVE) == "6-7"
+
+
+def test_one_that_was_missed_gets_no_cpus_on_which_a_container_is_left_alone() -> None:
+    """Resized to what has no CPUs of its own, while vmpin and its ledger were away."""
+    early = a_container("a", 2, EXCLUSIVE, state=ContainerState.RUNNING)
+    left = a_container("b", 0, EXCLUSIVE, cpuset=cpus("2-3"), state=ContainerState.RUNNING)
+    grown = claim("c", 3, FORGED % "4-5", "4-5")
+    grants = on_synchronize(MACHINE, listed(early, left, grown), None, ON).ledger.grants
+    assert (grants[left.id].left_alone, str(grants[grown.id].cpus)) == (True, "4-6")
+    assert (str(grants[early.id].cpus), grants[early.id].policy) == ("1,7", CpuPolicy.EXCLUSIVE)
 
 
 def test_one_that_is_refused_after_its_creation_goes_to_the_pool() -> None:
