@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 from vmpin.allocation import decisions, live_change
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
-from vmpin.allocation.cpu_request import CpuPolicy
-from vmpin.allocation.ledger import Grant, Ledger
+from vmpin.allocation.ledger import Ledger
 from vmpin.allocation.live.annotation_changes import follow_annotations
 from vmpin.allocation.pool_cpus import with_written
 from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate, VmSize
@@ -28,6 +27,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
+from vmpin.reconcile.kept_grants import granted_by
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.sources.nri.call_answers import CpuAnswer
 from vmpin.sources.nri.nri_events import ContainerEvent, NriPod, PodEvent
@@ -237,12 +237,7 @@ class CpuAllocator:
             ledger = self._ledger
             if ledger is None or not self._acts or self._suspended:
                 return None
-        grants = [grant for grant in ledger.grants.values() if grant.live]
-        own = [grant for grant in grants if grant.policy is CpuPolicy.EXCLUSIVE and grant.cpus]
-        return GrantedCpus({grant.container: grant.cpus for grant in own},
-                           {grant.container: grant.spare for grant in own if grant.spare},
-                           {grant.container: grant.written or None for grant in grants if _is_shared(grant)},
-                           ledger.shared)
+        return granted_by(ledger)
 
     def expected(self) -> dict[ContainerId, CpuSet]:
         """The cpuset that each container's cgroup should have by now; empty while nothing is given out."""
@@ -288,8 +283,3 @@ class CpuAllocator:
         """The present ledger; None before the runtime's first list."""
         with self._lock:
             return self._ledger
-
-
-def _is_shared(grant: Grant) -> bool:
-    """Whether its CPUs are not its own alone; those that another plugin has given it are no grant."""
-    return grant.policy is not CpuPolicy.EXCLUSIVE and not (grant.left_alone and grant.written)

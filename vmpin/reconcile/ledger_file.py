@@ -27,11 +27,12 @@ class LedgerFile:
         self.path, self._boot_id = path, boot_id
         self._failing = False
 
-    def load(self) -> Ledger | None:
-        """Return the ledger that was saved last. None where there is none, or it cannot be used: a damaged file is set
-        aside. The run directory's lock has to be held."""
+    def load(self, set_aside: bool = True) -> Ledger | None:
+        """Return the ledger that was saved last. None where there is none, or it cannot be used.
+        :param set_aside: whether to rename a damaged file and to log it; only while the run directory's lock is held.
+        """
         raw, trouble = read_kept(self.path, MAX_BYTES)
-        if trouble:  # no regular file, or too large: the next one replaces it
+        if trouble and set_aside:  # no regular file, or too large: the next one replaces it
             why = ValueError(trouble.removeprefix(f"{self.path}: "))
             logger.warning("%s", set_file_aside(self.path, why, aside=True))
         if raw is None:
@@ -40,7 +41,8 @@ class LedgerFile:
             body = unsealed(raw, VERSION)
             return ledger_text.from_data(body["ledger"]) if body["boot_id"] == self._boot_id else None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-            logger.warning("%s", set_file_aside(self.path, err, aside=True))
+            if set_aside:
+                logger.warning("%s", set_file_aside(self.path, err, aside=True))
             return None
 
     def save(self, ledger: Ledger) -> None:

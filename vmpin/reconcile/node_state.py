@@ -80,6 +80,11 @@ class NodeState:
             config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous,
             self.nics.numa_node)
         self.placement_cache.dirty.update(self.state.sandboxes)
+        if config.allocate.mode == "on":
+            from vmpin.reconcile.kept_grants import kept_grants
+
+            # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
+            self.grant(kept_grants(config.paths.ledger_file, self.boot_id))
         self.placements = self.placement_cache.placements
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
                                             lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.inventory.vms,

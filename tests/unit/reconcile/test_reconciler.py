@@ -12,15 +12,18 @@ import pytest
 from newcomers import Machine, mask, sandbox
 from trees import make_tree
 
+from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
+from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.config import loading
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.reconcile.adapters import Adapters
+from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.state_format import SavedState
 from vmpin.reconcile.state_store import StateStore
@@ -134,6 +137,34 @@ def test_what_a_store_has_no_room_for_is_unsaved_until_it_has(given: Given) -> N
     given.store.room = True
     assert given.reconciler.save()
     assert (given.reconciler.view.saved, given.reconciler.unsaved) == (True, False)
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_the_first_pass_places_by_the_ledger_that_was_kept(given: Given, acts: bool) -> None:
+    own, spare = given.machine.other, given.machine.pool
+    given.machine.settings["allocate.mode"] = "on"
+    given.config = given.machine.fresh().config
+    grant = Grant(ContainerId("c-a"), sandbox("a"), "main", "default", "a", "uid", CpuWish(), CpuPolicy.EXCLUSIVE,
+                  state=GrantState.RUNNING, cpus=own, spare=spare, written=own | spare, vm=True)
+    LedgerFile(given.config.paths.ledger_file, given.adapters.boot_id).save(
+        Ledger({grant.container: grant}, shared=spare))
+    given.machine.vmm("a")
+    given.again(acts)
+    given.container("a", own | spare)
+    given.reconciler.resync(act=acts, full=True)
+    placement = given.reconciler.view.placements[sandbox("a")]
+    assert placement.others[ThreadRole.SHIM] == spare  # not all CPUs of its cpuset
+    assert given.reconciler.node.shared_pool == spare
+
+
+def test_a_ledger_that_cannot_be_read_stays_as_it_is_until_the_allocator_reads_it(
+        given: Given, caplog: pytest.LogCaptureFixture) -> None:
+    given.machine.settings["allocate.mode"] = "on"
+    given.config = given.machine.fresh().config
+    ledger = given.config.paths.ledger_file
+    ledger.write_text("damaged")
+    assert given.again().placement_cache.granted is None
+    assert (ledger.read_text(), caplog.text) == ("damaged", "")
 
 
 def test_a_restart_goes_on_with_what_the_store_has(given: Given) -> None:
