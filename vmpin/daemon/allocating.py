@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from vmpin.allocation.admission import about
 from vmpin.allocation.allocation_options import AllocationMode
 from vmpin.allocation.ledger import Grant
 from vmpin.allocation.pool_cpus import pool
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _STATIC = ("the kubelet's CPU manager policy is static: it gives out the CPUs, and vmpin follows (set "
            "cpuManagerPolicy: none, or allocate.mode: off)")
+#: As many containers with a cpuset of another plugin are named in the status.
+_FOREIGN = 10
 
 
 class Allocating:
@@ -148,4 +151,7 @@ class Allocating:
         return {"mode": self._view.config.allocate.mode, "suspended": self.allocator.suspended,
                 "pool": None if ledger is None else str(ledger.shared),
                 "grants": 0 if ledger is None else len(ledger.grants),
+                "foreign": [] if ledger is None else sorted({
+                    about(grant) for grant in ledger.grants.values()
+                    if grant.live and grant.left_alone and grant.written})[:_FOREIGN],
                 "refused": [] if ledger is None else [each._asdict() for each in ledger.refused]}

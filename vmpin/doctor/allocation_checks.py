@@ -9,11 +9,10 @@ import re
 
 from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.doctor.rival_checks import ALLOCATORS
 from vmpin.domain.facts import KubeletConfig, NodeFacts
 from vmpin.domain.terminal import number_of
 
-#: Kinds of daemons (rival_checks.PINNERS) that give out CPUs by themselves.
-RIVALS = ("balloons", "topology-aware", "koordinator", "crane", "cri-resmgr")
 _RESERVATIONS = ("systemReserved", "kubeReserved")
 _QUANTITY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(m?)")
 
@@ -29,9 +28,13 @@ def allocation(facts: NodeFacts) -> CheckResult:
         return bad("the kubelet's CPU manager is static, so vmpin gives out no CPUs and follows the kubelet's",
                    "set allocate.mode: off, or give the kubelet the policy none: drain the node, remove "
                    f"{point.path}, restart the kubelet", *evidence)
-    rivals = list(dict.fromkeys(daemon.name for daemon in facts.daemons if daemon.kind in RIVALS))
-    if rivals:
-        return bad(f"{several(rivals)} give out CPUs as well", "let only one of them decide: remove it from this node "
+    rivals = list(dict.fromkeys(daemon.name for daemon in facts.daemons if daemon.kind in ALLOCATORS))
+    others = (((facts.status.get("sources") or {}).get("nri") or {}).get("allocate") or {}).get("foreign") or ()
+    evidence += [f"{name} came with a cpuset that vmpin did not give" for name in others]
+    if rivals or others:
+        who = several(rivals) + (" give" if len(rivals) > 1 else " gives") if rivals else (
+            f"another NRI plugin or the runtime ({number_of(len(others), 'container')} came with a cpuset) gives")
+        return bad(f"{who} out CPUs as well", "let only one of them decide: remove it from this node "
                    "(docs/migrate.md has the order), or set allocate.mode: off", *evidence)
     if facts.settings.get("watch.nri") == "off" or facts.nri_socket is False:
         return bad("CPUs are given in the answers to NRI's calls, and NRI is off", "enable NRI in the container "

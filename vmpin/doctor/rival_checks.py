@@ -28,8 +28,19 @@ PINNERS = {
                     "let only one of both decide: vmpin follows with policy.runc_repair off"),
     "crane": ("crane-agent writes containers' cpusets every five seconds",
               "let only one of both decide: vmpin follows with policy.runc_repair off"),
+    "nri-policy": ("the NRI policy plugin changes containers' cpusets by itself",
+                   "leave policy.runc_repair off: both would set the same cpusets again and again"),
+    "dra-driver-cpu": ("dra-driver-cpu gives containers the CPUs of their ResourceClaims over NRI, others the rest",
+                       "leave policy.runc_repair off: vmpin follows the cpusets that NRI reports"),
+    "katalyst": ("katalyst-agent writes containers' cpusets by their QoS, and changes its pools as it runs",
+                 "let only one of both decide: vmpin follows with policy.runc_repair off"),
+    "cpu-pooler": ("CPU-Pooler's setter writes containers' cpusets by the pool that they asked for",
+                   "let only one of both decide: vmpin follows with policy.runc_repair off"),
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
                    "none: vmpin follows the cpusets that the runtime received")}
+#: Those that give out CPUs by themselves.
+ALLOCATORS = frozenset(("balloons", "topology-aware", "nri-policy", "koordinator", "crane", "cri-resmgr",
+                        "dra-driver-cpu", "katalyst", "cpu-pooler"))
 _BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
 
@@ -104,7 +115,7 @@ def pinners(facts: NodeFacts) -> CheckResult:
     if not kinds:
         return ok("no other program that pins threads or writes cpusets was found")
     repair = facts.settings.get("policy.runc_repair") == "true"
-    if repair and kinds.keys() & {"balloons", "topology-aware", "koordinator", "crane"}:
+    if repair and kinds.keys() & (ALLOCATORS - {"cri-resmgr"}):
         return bad(f"{several(kinds)} write cpusets, and so does vmpin (policy.runc_repair)",
                    "set policy.runc_repair: false", *evidence)
     evidence += [PINNERS[kind][0] for kind in kinds]

@@ -22,12 +22,17 @@ from vmpin.host.procfs import Procfs
 DAEMONS = {
     "irqbalance": "irqbalance", "tuned": "tuned", "numad": "numad", "libvirtd": "libvirt", "virtqemud": "libvirt",
     "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
-    "nri-resource-policy-topology-aware": "topology-aware", "koordlet": "koordinator", "crane-agent": "crane",
-    "cri-resmgr": "cri-resmgr"}
+    "nri-resource-policy-topology-aware": "topology-aware", "nri-resource-policy": "nri-policy",
+    "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
+    "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler"}
 #: And those whose flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "podman")
 #: Those that often run in containers and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
+#: A plugin that the runtime starts has its index before its name (NRI: plugin_path, /opt/nri/plugins).
+_INDEX = re.compile(r"[0-9]{2}-(?=.)")
+#: Any other of nri-plugins' policies counts by this name.
+_NRI_POLICY = "nri-resource-policy"
 _INTERPRETER = re.compile(r"python[0-9.]*")
 _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
 #: Of tuned's scheduler plugin, what concerns masks; beside these `group.NAME`.
@@ -68,11 +73,15 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
 
 
 def _names(argv: list[str]) -> Iterable[str]:
-    """The names of a program: argv[0], and after an interpreter its script. k3s and rke2 write `k3s agent` there."""
+    """The names of a program: argv[0], and after an interpreter its script. k3s and rke2 write `k3s agent` there; an
+    NRI plugin also has its name without an index, and one of nri-plugins' policies that of them all."""
     if not argv:
         return
     first = argv[0].partition(" ")[0].rpartition("/")[2]
     yield first
+    yield _INDEX.sub("", first, count=1)
+    if _INDEX.sub("", first, count=1).startswith(f"{_NRI_POLICY}-"):
+        yield _NRI_POLICY
     if _INTERPRETER.fullmatch(first):
         yield next((arg.rpartition("/")[2] for arg in argv[1:] if not arg.startswith("-")), "")
 

@@ -12,12 +12,15 @@ import pytest
 from trees import make_tree
 
 from vmpin.allocation.ledger import Ledger
+from vmpin.allocation.runtime_call import Listed, RequestedContainer
 from vmpin.config import loading
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.allocating import Allocating
+from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.wire.nri_enums import Verb
 
 CPUS = CpuSet(os.sched_getaffinity(0))
 
@@ -64,3 +67,13 @@ def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_pat
     reconciler.read_node()
     made.resynced()
     assert made.allocator.machine.isolated == CpuSet((CPUS.first,))
+
+
+def test_containers_that_came_with_a_cpuset_of_another_plugin_are_named(tmp_path: Path) -> None:
+    reconciler = on_a_node(tmp_path)
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    assert made.data()["foreign"] == []
+    made.allocator.listed(Listed(frozenset((SandboxId("pod"),)), ()))
+    made.allocator.asked(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod"), "main", "shop", "db",
+                                                         cpuset=CpuSet((CPUS.first,))))
+    assert made.data()["foreign"] == ["shop/db/main"]

@@ -126,7 +126,12 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("allocation", facts(checkpoint=None, settings={**GIVING, "allocate.reserved": "0-7"}), "bad", "every online CPU"),
     ("allocation", facts(checkpoint=None, settings=GIVING, nri_socket=False), "bad", "NRI is off"),
     ("allocation", facts(checkpoint=None, settings=GIVING, daemons=(Daemon(
-        "balloons", "nri-resource-policy-balloons", 5),)), "bad", "as well"),
+        "balloons", "nri-resource-policy-balloons", 5),)), "bad", "balloons gives out CPUs as well"),
+    ("allocation", facts(checkpoint=None, settings=GIVING, daemons=(
+        Daemon("dra-driver-cpu", "dracpu", 5), Daemon("katalyst", "katalyst-agent", 6))), "bad",
+     "dracpu, katalyst-agent give out CPUs as well"),
+    ("allocation", facts(checkpoint=None, settings=GIVING, status={"sources": {"nri": {
+        "state": "connected", "allocate": {"foreign": ["shop/db/main"]}}}}), "bad", "1 container came with a cpuset"),
     ("nri", facts(settings={"watch.nri": "off"}), "warn", "no runtime reads a registration"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(read_by=()),)), "warn", "no runtime reads"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(),)), "ok", "not used"),
@@ -197,6 +202,8 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),)), "ok", "balloons"),
     ("pinners", facts(daemons=(Daemon("balloons", "nri-resource-policy-balloons", 4),),
                       settings={"node.shared_pool": "0"}), "warn", "balloons"),
+    ("pinners", facts(daemons=(Daemon("dra-driver-cpu", "dracpu", 4),), settings={"policy.runc_repair": "true"}),
+     "bad", "dra-driver-cpu write"),
     ("pinners", facts(daemons=(Daemon("koordinator", "koordlet", 4),), settings={"policy.runc_repair": "true"}), "bad",
      "koordinator write"),
     ("pinners", facts(daemons=(Daemon("numad", "numad", 4),)), "warn", "numad"),

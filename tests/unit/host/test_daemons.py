@@ -155,3 +155,14 @@ def test_a_profile_of_tuned_may_include_the_one_of_its_name_that_it_hides(tmp_pa
         usr/lib/tuned/partitioning/tuned.conf = [scheduler]\\nisolated_cores=1
     """)))
     assert found.scheduler == {"isolated_cores": FoundSetting("1", "/usr/lib/tuned/partitioning/tuned.conf")}
+
+
+@pytest.mark.parametrize(("argv0", "kind"), [
+    ("/dracpu", "dra-driver-cpu"), ("/katalyst/bin/katalyst-agent", "katalyst"), ("/koordlet", "koordinator"),
+    ("/opt/nri/plugins/10-dracpu", "dra-driver-cpu"), ("/bin/nri-resource-policy-template", "nri-policy"),
+    ("/opt/nri/plugins/90-nri-resource-policy-balloons", "balloons"), ("/cpusetter", "cpu-pooler")])
+def test_programs_that_give_out_cpus_are_known_however_they_are_started(
+        tmp_path: Path, argv0: str, kind: str) -> None:
+    """By the node, by a pod, or by the runtime, which puts a plugin's index before its name."""
+    (found,) = daemons.daemons(daemons.programs(proc(tmp_path, p7=f"{argv0}|--v=4")))
+    assert (found.kind, found.pid) == (kind, 7)
