@@ -1,8 +1,9 @@
 """The network devices that a VMM has open, by its descriptors and QEMU's command line; and the disks.
 
-A tap's descriptor names its interface (/proc/PID/fdinfo, `iff`), a macvtap's device node its ifindex; a vhost-user
-device is found on QEMU's command line alone. What stays out: the interfaces' namespace (host.links.netns), the path
-from there (network.nic_path), and which worker serves which queue (network.vhost_order). Called by status and vm_nics.
+A tap's descriptor names its interface (/proc/PID/fdinfo, `iff`), a macvtap's device node its ifindex; each open file,
+whatever its descriptors, is a queue. A vhost-user device is found on QEMU's command line alone. What stays out: the
+interfaces' namespace (host.links.netns), the path from there (network.nic_path), and which worker serves which queue
+(network.vhost_order). Called by status and vm_nics.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vmpin.domain.vm_network import VmNetDevice
+from vmpin.host.open_files import distinct_files
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.network.vhost_order import VhostQueues
 from vmpin.vmm.qemu_cmdline import ON, chardev_sockets, keyvals, option_values, options_of
@@ -57,6 +59,8 @@ def open_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> OpenDevices:
             taps.setdefault(VmNetDevice("macvtap", "", 0, ifindex=int(found[1])), []).append(fd)
         elif found := _VHOST.fullmatch(target):
             vhost[found[1]] = vhost.get(found[1], 0) + 1
+    # Cloud Hypervisor has a queue's descriptor several times: one for the device and one for each thread of it.
+    taps = {device: distinct_files(proc, pid, fds) for device, fds in taps.items()}
     given = list(_netdevs(argv))
     order = {device: next((at for at, netdev in enumerate(given) if netdev.name == device.name != ""
                            or not netdev.fds.isdisjoint(fds)), None) for device, fds in taps.items()}

@@ -4,9 +4,12 @@ lines."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from need import need_root
 
 from vmpin.domain.vm_network import VmNetDevice
 from vmpin.host.procfs import Procfs
@@ -105,3 +108,32 @@ def test_image_files_of_the_command_line_and_block_devices_are_disks(tmp_path: P
         assert disk_devices(Procfs(), os.getpid(), ["qemu"]) == frozenset()
         given = ["qemu", "-blockdev", f'{{"driver":"raw","file":{{"driver":"file","filename":"{image}"}}}}']
         assert disk_devices(Procfs(), os.getpid(), given) == {(os.major(where), os.minor(where))}
+
+
+@pytest.mark.root
+def test_a_queue_counts_once_however_many_descriptors_it_has() -> None:
+    """As Cloud Hypervisor has them: five for one queue pair. In a network namespace of the child's own."""
+    need_root()
+    code = """
+import ctypes, fcntl, os, struct, sys
+assert ctypes.CDLL(None).unshare(0x40000000) == 0  # CLONE_NEWNET
+def queue():
+    fd = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(fd, 0x400454ca, struct.pack("16sH22x", b"tap0_kata", 0x0002 | 0x1000 | 0x0100))
+    return fd
+for _ in range(int(sys.argv[1])):
+    fd = queue()
+    for _ in range(4):
+        os.dup(fd)
+print(flush=True)
+sys.stdin.read()
+"""
+    for queues in (1, 2):
+        with subprocess.Popen([sys.executable, "-c", code, str(queues)], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            if child.stdout.readline() != b"\n":
+                pytest.skip("no tap can be made here (/dev/net/tun)")
+            found = open_devices(Procfs(), child.pid, ["cloud-hypervisor"])
+            child.communicate(b"")
+        assert [(device.name, device.queues) for device in found.devices] == [("tap0_kata", queues)]
