@@ -64,7 +64,7 @@ def _plain_grant(machine: Topology, container: RequestedContainer) -> Grant:
                  container.pod_uid, AskedCpus().wish, CpuPolicy.NONE,
                  amount=amount_of(container.shares, container.quota, container.period, container.guaranteed),
                  vm=container.vm, vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most,
-                 vm_overhead=container.vm_overhead, since_ns=container.time_ns,
+                 vm_part=container.vm_part, vm_overhead=container.vm_overhead, since_ns=container.time_ns,
                  devices=CpuSet(machine.devices[one] for one in container.devices if one in machine.devices),
                  guaranteed=container.guaranteed, annotated=asking_digest(container.pod_annotations, container.name))
 

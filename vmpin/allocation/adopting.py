@@ -133,8 +133,8 @@ def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: Allocat
     grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
                   container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,
                   written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most,
-                  vm_overhead=container.vm_overhead, since_ns=annotated.since_ns, near=annotated.near & nodes,
-                  devices=annotated.devices & nodes, guaranteed=container.guaranteed,
+                  vm_part=container.vm_part, vm_overhead=container.vm_overhead, since_ns=annotated.since_ns,
+                  near=annotated.near & nodes, devices=annotated.devices & nodes, guaranteed=container.guaranteed,
                   annotated=asking_digest(container.pod_annotations, container.name))
     if grant.policy is CpuPolicy.NUMA:
         around = [node for node, cpus in machine.nodes.items() if cpuset <= cpus]

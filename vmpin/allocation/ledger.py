@@ -62,6 +62,7 @@ class Grant(NamedTuple):
     vm: bool = False
     vm_vcpus: int = 0
     vm_most: int = 0  #: As `VmSize.most`.
+    vm_part: int = 0  #: As `VmSize.part`.
     vm_overhead: int = 0
     since_ns: int = 0
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed.

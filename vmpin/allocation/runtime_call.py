@@ -21,6 +21,7 @@ class VmSize(NamedTuple):
     vm: bool = False
     vcpus: int | None = None  #: Without those of its containers (Kata's default_vcpus); None: not known.
     most: int = 0  #: It never has more, whatever its containers have; 0: not known.
+    part: int = 0  #: Thousandths of a vCPU that are added to its containers' limits before these are rounded up.
 
 
 class RequestedContainer(NamedTuple):
@@ -43,6 +44,7 @@ class RequestedContainer(NamedTuple):
     vm: bool = False  #: Of its pod, as `VmSize` has them:
     vm_vcpus: int | None = None
     vm_most: int = 0
+    vm_part: int = 0
     vm_overhead: int = 0  #: VMs only: the whole CPUs in the overhead of the pod's RuntimeClass.
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
     state: ContainerState = ContainerState.CREATED

@@ -1,9 +1,10 @@
 """The spare CPUs of a VM: as many as Kata makes more vCPUs than the VM's containers have CPUs of their own.
 
-Kata makes Σ quotas + default_vcpus vCPUs, rounded up (virtcontainers/sandbox.go), but no more than the VM has slots
-for, and pins one-to-one only where the cpuset has as many CPUs. So the oldest container with CPUs of its own gets CPUs
-of the pool besides, near them: spare vCPUs and the VMM's threads have a legal place, and no CPU is wasted. With `own`
-they are out of the pool: as many as the whole CPUs of the RuntimeClass's overhead.
+Kata makes Σ quotas + default_vcpus vCPUs, rounded up (virtcontainers/sandbox.go), with runtime-rs' static sizing
+Σ quotas + overhead_vcpus (resource/src/cpu_mem/initial_size.rs), but no more than the VM has slots for, and pins
+one-to-one only where the cpuset has as many CPUs. So the oldest container with CPUs of its own gets CPUs of the pool
+besides, near them: spare vCPUs and the VMM's threads have a legal place, and no CPU is wasted. With `own` they are out
+of the pool: as many as the whole CPUs of the RuntimeClass's overhead.
 What stays out: where threads go (placement). Called by the rest of allocation.
 """
 
@@ -29,7 +30,8 @@ _CARRIES = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED})
 def vcpus_of(grants: Iterable[Grant]) -> int:
     """The vCPUs that Kata makes for a sandbox with these containers."""
     live = [grant for grant in grants if grant.live]
-    count = -(-sum(grant.amount.limit for grant in live) // 1000) + max((grant.vm_vcpus for grant in live), default=0)
+    base = max((1000 * grant.vm_vcpus + grant.vm_part for grant in live), default=0)
+    count = -(-(base + sum(grant.amount.limit for grant in live)) // 1000)
     return min([count, *(grant.vm_most for grant in live if grant.vm_most)])
 
 

@@ -60,7 +60,8 @@ class Allocating:
         self.allocator = CpuAllocator(
             allocator_topology(self._sysfs), view.config.allocate.options,
             LedgerFile(view.config.paths.ledger_file, view.boot_id),
-            partial(vcpus_of, proc=view.proc, configured=kata.of, known=view.has_vm),
+            partial(vcpus_of, proc=view.proc, configured=kata.of, known=view.has_vm,
+                    overhead=kata.overhead),
             partial(device_nodes, self._sysfs))
         self.updates = PoolUpdates(view, self.allocator, reconciler.read_cgroups, nri, timeouts)
         self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, nri, timeouts)

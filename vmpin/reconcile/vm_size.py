@@ -4,7 +4,7 @@ Kata boots the VM with `default_vcpus` before it creates any container, and plug
 `maxcpus`; so what QEMU was started with is that number. For other VMMs it is read from the pod's annotation, or else
 from Kata's configuration. With static sizing (static_sandbox_resource_mgmt) the VM boots with all vCPUs, and `maxcpus`
 is their number (rounded up to whole NUMA nodes of the guest, where it has several): the containers' CPUs make it no
-larger.
+larger. runtime-rs (4.1) then adds a part of a vCPU (`overhead_vcpus`, 0.2) to their sum before it rounds up.
 
 Sources: kata-containers src/runtime/virtcontainers/sandbox.go and qemu.go, src/runtime/pkg/oci/utils.go;
 src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs, src/runtime-rs/crates/hypervisor/src/qemu/inner.rs. Called
@@ -28,10 +28,12 @@ _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
 
 
 def vcpus_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
-             known: Callable[[SandboxId], bool] = lambda sandbox: False) -> VmSize:
+             known: Callable[[SandboxId], bool] = lambda sandbox: False,
+             overhead: Callable[[str], int | None] = lambda handler: None) -> VmSize:
     """Whether a pod is a VM, and of which size. Reads /proc of one process.
     :param configured: `default_vcpus` of Kata's configuration, by runtime handler.
-    :param known: whether a sandbox is known for a VM (NodeView.has_vm)."""
+    :param known: whether a sandbox is known for a VM (NodeView.has_vm).
+    :param overhead: `overhead_vcpus` in thousandths, by runtime handler; None without runtime-rs' static sizing."""
     argv = proc.cmdline(pod.pid) if pod.pid else []
     if not (named_for_kata(pod.handler) or known(pod.id) or _is_vms(argv, pod.pid, proc)):
         return VmSize()
@@ -39,6 +41,9 @@ def vcpus_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
     if argv and isinstance(found, VmmProcess) and found.type is VmmType.QEMU and option_values(argv, "smp"):
         smp = parse_smp(argv)
         return VmSize(True, smp.cpus, smp.maxcpus)
+    part = overhead(pod.handler)
+    if part is not None:  # of the pod's annotation nothing is left then
+        return VmSize(True, 0, part=part)
     asked = parse_whole(pod.annotations.get(_DEFAULT_VCPUS, ""), MAX_VCPUS, 1)
     return VmSize(True, configured(pod.handler) if asked is None else asked)
 

@@ -33,8 +33,8 @@ _SCRIPT_BYTES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 #: The keys that are kept, by section; a hypervisor's stand in `[hypervisor.NAME]`.
 RUNTIME = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt")
-HYPERVISOR = ("default_vcpus", "default_maxvcpus", "enable_numa", "enable_iothreads", "indep_iothreads",
-              "confidential_guest", "rootless", "guest_hook_path", "enable_debug")
+HYPERVISOR = ("default_vcpus", "overhead_vcpus", "default_maxvcpus", "enable_numa", "enable_iothreads",
+              "indep_iothreads", "confidential_guest", "rootless", "guest_hook_path", "enable_debug")
 FACTORY = ("enable_template", "vm_cache_number")
 
 

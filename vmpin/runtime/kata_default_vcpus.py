@@ -1,10 +1,12 @@
-"""`default_vcpus` of Kata's configuration: the vCPUs of a VM without those of its containers.
+"""The vCPUs of a VM without those of its containers, by Kata's configuration: `default_vcpus`, and with runtime-rs'
+static sizing `overhead_vcpus`.
 
 What stays out: which file a runtime handler uses, and its drop-ins (kata_config); a pod's annotation, and what the VMM
 was started with (reconcile.vm_size).
 
-Sources: kata-containers src/runtime/pkg/katautils/config.go (defaultVCPUs), src/libs/kata-types/src/config/default.rs.
-Called by daemon.allocating.
+Sources: kata-containers src/runtime/pkg/katautils/config.go (defaultVCPUs), src/libs/kata-types/src/config/default.rs
+and hypervisor/mod.rs (CpuInfo), src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs. Called by
+daemon.allocating.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from vmpin.domain.facts import Engine, Handler
+from vmpin.domain.facts import Engine, Handler, KataConfig
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.runtime.engines import configuration_places, engines
@@ -25,6 +28,12 @@ logger = logging.getLogger(__name__)
 #: Kata's own, where the file has none, or 0.
 DEFAULT = 1
 _Stamps = tuple[tuple[str, int, int], ...]
+
+
+class _Vcpus(NamedTuple):
+    default: int = DEFAULT
+    #: In thousandths; None where a VM is not sized by it.
+    overhead: int | None = None
 
 
 class KataDefaultVcpus:
@@ -38,13 +47,22 @@ class KataDefaultVcpus:
         self._programs = programs
         self._running: Sequence[Program] | None = None
         self._engines: tuple[_Stamps, tuple[Engine, ...]] = ((), ())
-        self._known: dict[str, tuple[_Stamps, int]] = {}
+        self._known: dict[str, tuple[_Stamps, _Vcpus]] = {}
 
     def of(self, handler: str) -> int:
         """Return default_vcpus of the VMs of a runtime handler; `DEFAULT` where no file sets another."""
+        return self._vcpus(handler).default
+
+    def overhead(self, handler: str) -> int | None:
+        """The thousandths of a vCPU that runtime-rs adds to the limits of a pod's containers, in place of
+        default_vcpus, where it sizes VMs at their start (static_sandbox_resource_mgmt); None where it does not, and
+        for a version without the key."""
+        return self._vcpus(handler).overhead
+
+    def _vcpus(self, handler: str) -> _Vcpus:
         path = self._path(handler)
         if not path:
-            return DEFAULT
+            return _Vcpus()
         stamps = self._stamps([self._files.real(path), *dropins(self._files, path)])
         kept = self._known.get(path)
         if kept is None or kept[0] != stamps:
@@ -78,14 +96,22 @@ class KataDefaultVcpus:
             return path, 0, 0
         return path, found.st_mtime_ns, found.st_size
 
-    def _read(self, path: str) -> int:
+    def _read(self, path: str) -> _Vcpus:
         config = read(self._files, path, ())
         if config is None:
-            return DEFAULT
+            return _Vcpus()
         if config.trouble:
             logger.warning("%s: default_vcpus is taken from what could be read", config.trouble)
-        numbers = [setting.value for _, setting in config.find("default_vcpus")
-                   if isinstance(setting.value, int | float) and not isinstance(setting.value, bool)]
         # runtime-rs takes fractions, and rounds up.
-        value = next((math.ceil(each) for each in numbers if abs(each) < 1 << 16), 0)
-        return min(value, self._cpus) if value > 0 else self._cpus if value < 0 else DEFAULT
+        value = math.ceil(_number(config, "default_vcpus") or 0)
+        default = min(value, self._cpus) if value > 0 else self._cpus if value < 0 else DEFAULT
+        static = any(setting.value is True for _, setting in config.find("static_sandbox_resource_mgmt"))
+        overhead = _number(config, "overhead_vcpus") if static and config.runtime == "rs" else None
+        return _Vcpus(default, None if overhead is None else max(0, round(overhead * 1000)))
+
+
+def _number(config: KataConfig, key: str) -> float | None:
+    """The first number that is set for a key of the hypervisor's, None without one."""
+    numbers = [setting.value for _, setting in config.find(key)
+               if isinstance(setting.value, int | float) and not isinstance(setting.value, bool)]
+    return next((each for each in numbers if abs(each) < 1 << 16), None)

@@ -61,3 +61,13 @@ def test_another_process_makes_no_vm_of_a_pod(argv: list[str], tmp_path: Path) -
     (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "vm", 77, {}, "")
     assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3) == VmSize()
+
+
+def test_runtime_rs_static_sizing_adds_a_part_of_a_vcpu_to_the_limits(tmp_path: Path) -> None:
+    """In place of default_vcpus, also of the annotation's; what QEMU was started with counts before it."""
+    (tmp_path / "77").mkdir()
+    for argv, expected in ((["cloud-hypervisor", "--api-socket", "/run/kata/1/ch.sock"], VmSize(True, 0, part=200)),
+                           (["qemu-system-x86_64", "-name", "sandbox-1", "-smp", "3"], VmSize(True, 3, 3))):
+        (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+        pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "kata", 77, ANNOTATED, "")
+        assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 1, overhead={"kata": 200}.get) == expected

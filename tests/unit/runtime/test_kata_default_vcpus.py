@@ -111,3 +111,17 @@ def test_a_container_runtime_with_another_configuration_is_looked_for_once(tmp_p
     found = KataDefaultVcpus(Files(tmp_path), 8, running)
     assert (found.of("box"), found.of("box"), found.of("other")) == (7, 7, 1)
     assert calls == [1]
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("overhead_vcpus = 0.2\n[runtime]\nhypervisor_name = \"clh\"\nstatic_sandbox_resource_mgmt = true", 200),
+    ("overhead_vcpus = 0\n[runtime]\nhypervisor_name = \"clh\"\nstatic_sandbox_resource_mgmt = true", 0),
+    ("overhead_vcpus = 0.2\n[runtime]\nhypervisor_name = \"clh\"\nstatic_sandbox_resource_mgmt = false", None),
+    ("[runtime]\nhypervisor_name = \"clh\"\nstatic_sandbox_resource_mgmt = true", None),
+    ("overhead_vcpus = 0.2\n[runtime]\nstatic_sandbox_resource_mgmt = true", None),
+    ("overhead_vcpus = 'x'\n[runtime]\nhypervisor_name = \"clh\"\nstatic_sandbox_resource_mgmt = true", None)])
+def test_the_part_of_a_vcpu_is_that_of_runtime_rs_with_static_sizing(
+        text: str, expected: int | None, tmp_path: Path) -> None:
+    written(tmp_path, f"{ETC}/configuration.toml", f"[hypervisor.clh]\ndefault_vcpus = 1\n{text}\n")
+    found = KataDefaultVcpus(Files(tmp_path), 8)
+    assert (found.overhead("kata"), found.of("kata")) == (expected, 1)

@@ -23,7 +23,7 @@ _Read = TypeVar("_Read")
 _SETS = ("cpus", "spare", "written", "near", "devices")
 _TEXTS = ("container", "sandbox", "name", "namespace", "pod", "pod_uid", "group", "annotated")
 _FLAGS = ("own_spare", "left_alone", "vm", "guaranteed")
-_NUMBERS = ("vm_vcpus", "vm_most", "vm_overhead", "since_ns")
+_NUMBERS = ("vm_vcpus", "vm_most", "vm_part", "vm_overhead", "since_ns")
 _ALWAYS = frozenset({"container", "sandbox", "policy", "state"})
 _PLAIN = Grant(ContainerId(""), SandboxId(""), "", "", "", "", wish_of({}), CpuPolicy.NONE)
 

@@ -32,8 +32,8 @@ def requested(container: NriContainer, message: Any, pod: NriPod | None, vm: VmS
         container.id, container.pod, container.name, annotations=container.annotations, shares=_value(cpu, "shares"),
         quota=_value(cpu, "quota"), period=_value(cpu, "period"), cpuset=cpu_list(cpu.cpus), mems=cpu_list(cpu.mems),
         devices=container_devices(map(_device, message.linux.devices), (_text(entry) for entry in message.env)),
-        vm=vm.vm, vm_vcpus=vm.vcpus, vm_most=vm.most, state=_STATES.get(container.state, ContainerState.RUNNING),
-        time_ns=time.time_ns())
+        vm=vm.vm, vm_vcpus=vm.vcpus, vm_most=vm.most, vm_part=vm.part,
+        state=_STATES.get(container.state, ContainerState.RUNNING), time_ns=time.time_ns())
     if pod is None:
         return found
     return found._replace(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, pod_annotations=pod.annotations,
