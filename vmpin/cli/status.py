@@ -25,7 +25,7 @@ IN PLACE counts the threads whose mask is the decided one. In -o wide, WANTED is
 ACTUAL the mask read from the kernel just now. Verdicts: pinned (each
 exclusive CPU has its vCPU), floating (no exclusive CPUs), waiting (a cpuset cgroup that the kubelet has not rewritten
 yet keeps threads elsewhere, or vCPU threads cannot be identified yet), degraded (less than the policy asks for, with
-the reason), unmanaged (neither its containers nor a shared pool are known: left as it is), off.
+the reason), unmanaged (no CPUs for it are known: left as it is), off.
 """
 
 

@@ -7,7 +7,7 @@ value that cannot be used is refused with the file, the place in it and the valu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from vmpin.config.scenario_events import read_events, read_settings
 from vmpin.config.scenario_pods import read_pods
 from vmpin.config.scenario_topology import read_topology
 from vmpin.config.scenario_values import ScenarioValues
-from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
@@ -69,20 +69,7 @@ def place_scenario(scenario: Scenario, previous: Mapping[SandboxId, Previous] | 
     for placement in placements:
         old = before.get(placement.sandbox, Previous()).vcpus
         moves += sum(vcpu.id in old and old[vcpu.id][0] != vcpu.cpus for vcpu in placement.vcpus)
-    return ScenarioOutcome(placements, scenario.sandboxes, tuple(_collisions(own, placements)), own, moves)
-
-
-def _collisions(own: Ownership, placements: Sequence[Placement]) -> list[Collision]:
-    """Contested CPUs, and other pods' CPUs where a sandbox was placed for want of any other CPU."""
-    found = {(collision.cpu, collision.sandboxes): collision for collision in find_collisions(own)}
-    for placement in placements:
-        cpus = union(cpus for cpus in (*placement.by_vcpu.values(), *placement.others.values()) if cpus is not None)
-        for cpu in cpus & own.foreign(placement.sandbox):
-            owners = own.owners(cpu)
-            sandboxes = tuple(dict.fromkeys([*(sandbox for sandbox, _ in owners), placement.sandbox]))
-            found[cpu, sandboxes] = Collision(cpu, sandboxes, f"exclusive to {own.owner_names(cpu)}, but "
-                                              f"{placement.sandbox} may run there: no other CPU is left for it")
-    return sorted(found.values())
+    return ScenarioOutcome(placements, scenario.sandboxes, tuple(find_collisions(own)), own, moves)
 
 
 def _text(cpus: CpuSet | None) -> str | None:

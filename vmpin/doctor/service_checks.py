@@ -231,12 +231,14 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
     if drift:
         return warn(f"{number_of(len(drift), 'thread is')} not where vmpin would place them",
                     "vmpin reconcile, or start the watcher", *evidence)
-    unmanaged = [sandbox["id"] for sandbox in found if sandbox["verdict"] == "unmanaged"]
+    unmanaged = [sandbox for sandbox in found if sandbox["verdict"] == "unmanaged"]
     if unmanaged:
-        return warn(f"{number_of(len(unmanaged), 'VM is')} left alone: neither their containers nor a shared pool are "
-                    f"known: {several(unmanaged)}", "for pods: NRI, the OCI hook or Kata's state has to report their "
-                    "containers (docs/sources.md); node.shared_pool, or the kubelet's static policy, places them "
-                    "until then; for VMs that are no pods: watch.only excludes them", *evidence)
+        evidence += [f"{sandbox['id']}: {reason}" for sandbox in unmanaged[:20] for reason in sandbox["reasons"]]
+        return warn(f"{number_of(len(unmanaged), 'VM is')} left alone, as no CPUs for them are known: "
+                    f"{several(sandbox['id'] for sandbox in unmanaged)}",
+                    "for pods: NRI, the OCI hook or Kata's state has to report their containers (docs/sources.md); "
+                    "node.shared_pool, or the kubelet's static policy, places them until then; for VMs that are no "
+                    "pods: watch.only excludes them", *evidence)
     if degraded:
         return warn(f"{number_of(len(degraded), 'sandbox is')} degraded: "
                     f"{several(sandbox['id'] for sandbox in degraded)}",

@@ -91,6 +91,12 @@ class Pinner:
         """Have a VM's threads compared one by one in the next pass."""
         self.of(sandbox).open = True
 
+    def leave_alone(self, sandbox: SandboxId) -> None:
+        """Drop what was refused: no mask is wanted there any more."""
+        if (masks := self._masks.get(sandbox)) is not None and (masks.refused or masks.waits):
+            masks.refused.clear()
+            masks.waits = ""
+
     def forget(self, sandbox: SandboxId) -> None:
         self._masks.pop(sandbox, None)
         self.drift_tracker.forget(sandbox)
@@ -133,7 +139,8 @@ class Pinner:
             if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None}
         if masks.asked or masks.refused or masks.doubted:
             alive = {seen.thread.id for seen in observed}
-            for table, kept in ((masks.asked, alive), (masks.refused, alive), (masks.doubted, changing)):
+            # A refusal is over when its thread is to have the mask that it has.
+            for table, kept in ((masks.asked, alive), (masks.refused, changing), (masks.doubted, changing)):
                 for thread in table.keys() - kept:
                     del table[thread]
         masks.open = False

@@ -149,11 +149,13 @@ def with_kubelet_assignments(all_claims: Mapping[SandboxId, CpuClaims], unseen: 
 
 def ownership(all_claims: Mapping[SandboxId, CpuClaims], node: Node,
               pods: Mapping[SandboxId, str] | None = None) -> Ownership:
-    """Join the claims of every sandbox. P unknown is the online CPUs minus every exclusive one.
+    """Join the claims of every sandbox. P unknown, or wholly offline, is the online CPUs minus every exclusive one; an
+    empty one is empty: the kubelet's is for a moment between its two writes, and the CPUs outside it may be reserved.
     :param pods: pod uids by sandbox."""
     exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)
-    pool = node.online & node.shared_pool if node.shared_pool is not None else EMPTY
-    return Ownership(all_claims, exclusive, pool or node.online - exclusive, pods or {})
+    pool, unowned = node.shared_pool, node.online - exclusive
+    pool = unowned if pool is None else (pool and (pool & node.online or unowned))
+    return Ownership(all_claims, exclusive, pool, pods or {})
 
 
 class Collision(NamedTuple):

@@ -37,7 +37,8 @@ class Verdict(enum.StrEnum):
     WAITING = "waiting"
     DEGRADED = "degraded"
     OFF = "off"
-    #: No source reported a container, and there is no shared pool: its threads keep the masks they have.
+    #: Its threads keep the masks they have: no source reported a container, and there is no shared pool; or no CPU is
+    #: left for it.
     UNMANAGED = "unmanaged"
 
 
@@ -127,13 +128,15 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
     before = previous or Previous()
     claim = own.claims.get(request.id) or CpuClaims((), ())
     if node.shared_pool is None and not claim.exclusive and not claim.shared and not before.mask:
-        return _unmanaged(request)
+        return _unmanaged(request, UNMANAGED)
     reasons: list[str] = []
     foreign = own.foreign(request.id)
     mask = _mask(claim, foreign, node, own, before, reasons)
+    if not mask:
+        return _unmanaged(request, *reasons)
     lost = bool(reasons)
     # S without the CPUs that became another pod's while this sandbox's cpusets still name them.
-    allowed = (mask - foreign) or mask
+    allowed = mask - foreign
     exclusive = claim.cpus
     candidates = CandidateCpus(allowed, exclusive, foreign, allowed - exclusive, node, own)
     if not request.vcpus_identified and policy.vcpus is not VcpuRule.OFF:
@@ -183,18 +186,19 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
     return Verdict.PINNED
 
 
-def _unmanaged(request: PlacementRequest) -> Placement:
+def _unmanaged(request: PlacementRequest, why: str) -> Placement:
     """Leave every thread alone: its mask may have been set by hand, for a reason."""
     vcpus = sorted(vcpu.id for vcpu in request.vcpus)
     containers = {each.id: tuple(vcpus) for each in request.containers if each.state is not ContainerState.STOPPED}
     places = tuple(VcpuPlacement(vcpu, None) for vcpu in vcpus)
-    return Placement(request.id, EMPTY, Verdict.UNMANAGED, (UNMANAGED,), places, dict.fromkeys(_OTHERS),
+    return Placement(request.id, EMPTY, Verdict.UNMANAGED, (why,), places, dict.fromkeys(_OTHERS),
                      containers)
 
 
 def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
           reasons: list[str]) -> CpuSet:
-    """S: the OR of the containers' cpusets. Never empty: an empty mask is no mask to the kernel (EINVAL)."""
+    """S: the OR of the containers' cpusets, with a CPU at least that is no other pod's; else what is left for it, with
+    the reason. Empty if nothing is: no placement widens a sandbox onto CPUs that nothing gives it (reserved ones)."""
     none = not claim.exclusive and not claim.shared
     if none:
         # Without a shared pool, only its previous mask shows which CPUs it may use.
@@ -218,8 +222,8 @@ def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before:
     if own.pool - foreign:
         reasons.append(f"{why}: it is kept on the shared pool {own.pool}")
         return own.pool
-    reasons.append(f"{why}, and no CPU is left for it: it may run on every online CPU")
-    return node.online
+    reasons.append(f"{why}, and no CPU is left for it: its threads keep the masks they have")
+    return EMPTY
 
 
 def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:

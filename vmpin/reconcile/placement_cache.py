@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from vmpin.config.settings import Config
-from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
 from vmpin.domain.model import ContainerState, SandboxId, ThreadId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_kubelet_assignments
-from vmpin.placement.rules import UNMANAGED, Placement, PlacementRequest, Verdict, place, place_before_vm
+from vmpin.placement.rules import Placement, PlacementRequest, Verdict, place, place_before_vm
 from vmpin.placement.vcpus import Previous
 from vmpin.vmm.virtual_machine import Vm
 
@@ -41,8 +41,8 @@ class PlacementCache:
         self.previous: dict[SandboxId, Previous] = dict(previous)
         #: Whether `previous` is another than when this was last set to False.
         self.unsaved = False
-        #: The sandboxes whose VMs are left as they are, as no source reports their CPUs. They have no placement.
-        self.unmanaged: set[SandboxId] = set()
+        #: The sandboxes whose VMs are left as they are, with the reason. They have no placement.
+        self.unmanaged: dict[SandboxId, str] = {}
         #: The sandboxes to place again in the next pass.
         self.dirty: set[SandboxId] = set()
         self._claims: dict[SandboxId, CpuClaims] = {}
@@ -81,7 +81,8 @@ class PlacementCache:
         :returns: whether what the state file has is another now."""
         for gone in self.placements.keys() - vms:
             del self.placements[gone]
-        self.unmanaged &= vms
+        for gone in self.unmanaged.keys() - vms:
+            del self.unmanaged[gone]
         forgotten = self.previous.keys() - sandboxes
         for gone in forgotten:
             del self.previous[gone]
@@ -89,13 +90,14 @@ class PlacementCache:
 
     def _node(self, topology: Topology) -> Node:
         """The node with its shared pool: under the static policy the kubelet's default set, even if that is empty,
-        else the allocator's pool."""
-        static = self.kubelet is not None and self.kubelet.static
-        default = self.kubelet.default if self.kubelet is not None and static else EMPTY
-        if self.granted is not None and not static:
-            return Node(topology, self.granted.pool, self.config.node.housekeeping)
-        return Node(topology, default or self.config.node.shared_pool or (EMPTY if static else None),
-                    self.config.node.housekeeping)
+        else the allocator's pool, else the configured one."""
+        if self.kubelet is not None and self.kubelet.static:
+            pool: CpuSet | None = self.kubelet.default
+        elif self.granted is not None:
+            pool = self.granted.pool
+        else:
+            pool = self.config.node.shared_pool or None
+        return Node(topology, pool, self.config.node.housekeeping)
 
     def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
               failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
@@ -150,11 +152,11 @@ class PlacementCache:
         placement = None
         if vm is not None and sandbox_state is not None and not sandbox_state.suspended:
             placement = self._of(vm, sandbox_state, vm.vcpus)
-        unmanaged = placement is not None and placement.verdict is Verdict.UNMANAGED
-        if unmanaged and sandbox not in self.unmanaged:
-            logger.info("unmanaged sandbox=%s: %s", sandbox, UNMANAGED)
-        (self.unmanaged.add if unmanaged else self.unmanaged.discard)(sandbox)
-        if vm is None or placement is None or unmanaged:
+        if placement is not None and placement.verdict is Verdict.UNMANAGED:
+            self._leave_alone(sandbox, placement.reasons[0])
+            return False
+        self.unmanaged.pop(sandbox, None)
+        if vm is None or placement is None:
             self.placements.pop(sandbox, None)
             return False
         if placement == self.placements.get(sandbox):
@@ -166,6 +168,12 @@ class PlacementCache:
             self.unsaved = True
         logger.debug("placed sandbox=%s verdict=%s mask=%s", sandbox, placement.verdict, placement.mask)
         return True
+
+    def _leave_alone(self, sandbox: SandboxId, why: str) -> None:
+        if self.unmanaged.get(sandbox) != why:
+            logger.info("unmanaged sandbox=%s: %s", sandbox, why)
+        self.unmanaged[sandbox] = why
+        self.placements.pop(sandbox, None)
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """Return the placement of a sandbox's new processes; None when they are left alone."""

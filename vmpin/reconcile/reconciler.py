@@ -195,7 +195,10 @@ class Reconciler(NodeState):
 
     def _operations(self, sandbox: SandboxId) -> tuple[SetAffinity, ...]:
         placement = self.placements.get(sandbox)
-        return () if placement is None else self.pinner.operations(self.inventory.vms[sandbox], placement)
+        if placement is None:
+            self.pinner.leave_alone(sandbox)
+            return ()
+        return self.pinner.operations(self.inventory.vms[sandbox], placement)
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
         """Read a VM's threads; it is placed again if they changed. None when there is no VM, or it has ended."""

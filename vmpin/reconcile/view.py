@@ -102,8 +102,9 @@ class NodeView:
         return self._node_state.nics.found
 
     @property
-    def unmanaged(self) -> AbstractSet[SandboxId]:
-        """VMs that are left as they are, as no source reports where they belong."""
+    def unmanaged(self) -> Mapping[SandboxId, str]:
+        """VMs that are left as they are, as no source reports where they belong or no CPU is left for them; with the
+        reason."""
         return self._node_state.placement_cache.unmanaged
 
     @property

@@ -204,7 +204,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
     return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
-                        guest, sandbox.id in view.unmanaged, boottime.wall_offset(), view.granted,
+                        guest, view.unmanaged.get(sandbox.id, ""), boottime.wall_offset(), view.granted,
                         rivals=view.contested.get(sandbox.id, ()),
                         absent=_why_absent(view, sandbox.id) if vm is None else "",
                         near=None if vm is None else near_decision(view, vm),

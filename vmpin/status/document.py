@@ -16,7 +16,7 @@ from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus, effective_
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.domain.terminal import number_of
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
-from vmpin.placement.rules import UNMANAGED, Placement, Verdict
+from vmpin.placement.rules import Placement, Verdict
 
 VERSION = 1
 #: Why a sandbox is off that has no VMM.
@@ -70,14 +70,15 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  found_by: str, threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
                  kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
-                 unmanaged: bool = False, wall_offset: int = 0, granted: GrantedCpus | None = None,
+                 unmanaged: str = "", wall_offset: int = 0, granted: GrantedCpus | None = None,
                  rivals: Sequence[int] = (), absent: str = NOT_RUNNING, **more: object) -> dict[str, object]:
     """The entry of one sandbox.
     :param vmm: {type, pid}, None if it does not run.
     :param notes: reasons beside the placement's own.
     :param disagreements: by container, the difference between its sources.
     :param guest: the reports from its guest, for the sandbox and by container; None if nothing is sent to it.
-    :param unmanaged: it is left as it is. :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
+    :param unmanaged: why it is left as it is, "" where it is not.
+    :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
     :param granted: what the allocator has given out, None without one.
     :param rivals: the pids of VMMs that name it and that nothing tells apart, the placed one first.
     :param absent: why it has no VMM. :param more: further members."""
@@ -151,22 +152,21 @@ def _when(moment: int, wall_offset: int) -> str | None:
 
 def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, object] | None,
           threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
-          unmanaged: bool = False, absent: str = NOT_RUNNING) -> tuple[Verdict, list[str]]:
+          unmanaged: str = "", absent: str = NOT_RUNNING) -> tuple[Verdict, list[str]]:
     """The verdict of a sandbox and its reasons; `notes` are more reasons, which do not change the verdict.
-    :param unmanaged: it has no placement, because neither its containers nor a shared pool are known.
+    :param unmanaged: why it has no placement and is left as it is; "" where it is not.
     :param absent: why it has no VMM."""
     if vmm is None:
         return Verdict.OFF, [absent]
     if placement is None:
         if state.suspended:
             return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` manages it again"]
-        return (Verdict.UNMANAGED, [UNMANAGED]) if unmanaged else (Verdict.OFF, ["not yet placed"])
+        return (Verdict.UNMANAGED, [unmanaged]) if unmanaged else (Verdict.OFF, ["not yet placed"])
     reasons = list(placement.reasons)
     verdict = placement.verdict
     wrong = [seen for seen in threads if not seen.ok]
     if wrong and placement.waiting:
-        reasons.append(f"{placement.waiting}: until then {len(wrong)} of "
-                       f"{number_of(len(threads), 'thread is not moved')}")
+        reasons.append(f"{placement.waiting}: until then {_until_then(len(threads), wrong)}")
         verdict = verdict if verdict is Verdict.DEGRADED else Verdict.WAITING
     elif wrong:
         barred = [seen for seen in wrong if seen.barred]
@@ -181,6 +181,15 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
         verdict = Verdict.DEGRADED
     reasons += notes
     return verdict, list(dict.fromkeys(reasons))
+
+
+def _until_then(threads: int, wrong: Sequence[ThreadStatus]) -> str:
+    """The threads that a waiting placement has not reached yet, as a text."""
+    part = sum(bool(seen.actual and seen.wanted and seen.actual <= seen.wanted) for seen in wrong)
+    stuck = len(wrong) - part
+    texts = [f"{stuck} of {number_of(threads, 'thread is not moved')}"] * bool(stuck)
+    texts += [f"{part} of {number_of(threads, 'thread has a part of the CPUs only')}"] * bool(part)
+    return ", and ".join(texts)
 
 
 def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -> str:

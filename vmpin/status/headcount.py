@@ -51,7 +51,7 @@ class Headcount:
         yield
         for sandbox, vm, threads in visited(view, listing):
             verdict, _ = judge(sandbox, view.placements.get(sandbox.id), None if vm is None else {}, threads,
-                               unmanaged=sandbox.id in view.unmanaged)
+                               unmanaged=view.unmanaged.get(sandbox.id, ""))
             self.sandboxes[sandbox.id] = SandboxCount(
                 sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
             collisions += trespasses(view.ownership, sandbox.id, threads)

@@ -116,17 +116,18 @@ def test_collisions_name_the_cpu_and_the_sandboxes(tmp_path: Path) -> None:
                                     "what": "exclusive to main of pod-a and main of pod-b"}]
 
 
-def test_a_sandbox_without_any_cpu_of_its_own_collides(tmp_path: Path) -> None:
+def test_a_sandbox_for_which_no_cpu_is_left_is_left_alone(tmp_path: Path) -> None:
     found = outcome(tmp_path, """
         topology: {online: "0-1"}
         sandboxes:
           - {id: pod-a, vcpus: 2, containers: [{id: main, cpuset: "0-1", exclusive: true}]}
           - {id: pod-b, vcpus: 1, containers: [{id: side}]}
     """)
-    assert found["sandboxes"][1]["vcpus"] == [{"id": 0, "cpus": "0-1", "container": None}]
-    assert found["collisions"] == [
-        {"cpu": cpu, "sandboxes": ["pod-a", "pod-b"],
-         "what": "exclusive to main of pod-a, but pod-b may run there: no other CPU is left for it"} for cpu in (0, 1)]
+    assert found["sandboxes"][1]["vcpus"] == [{"id": 0, "cpus": None, "container": None}]
+    assert found["sandboxes"][1]["verdict"] == "unmanaged"
+    assert found["sandboxes"][1]["reasons"] == [
+        "the shared pool has no CPU, and no CPU is left for it: its threads keep the masks they have"]
+    assert found["collisions"] == []
 
 
 def test_offline_cpus_may_be_named_anywhere(tmp_path: Path) -> None:

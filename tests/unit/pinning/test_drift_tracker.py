@@ -198,6 +198,30 @@ def test_a_mask_that_is_refused_is_counted_once(node: Spinners) -> None:
     assert node.reconciler.counters.drift == {"cpuset": 1}
 
 
+def test_a_refusal_is_over_when_another_placement_wants_the_mask_that_the_thread_has(node: Spinners) -> None:
+    """A first pass aims a VM at the pool, its cgroup refuses, and the runtime's list says that it is in place."""
+    vm = node.vm()
+    node.place(vm.sandbox, CpuSet((8191,)))
+    node.repair(vm)
+    pinner = node.reconciler.pinner
+    (refusal,) = pinner.refusals(vm.sandbox)
+    assert "8191" in refusal
+    node.repair(vm)
+    assert pinner.refusals(vm.sandbox) == [refusal]  # as long as it lasts
+    node.place(vm.sandbox, node.here)
+    assert node.repair(vm) == 0
+    assert pinner.refusals(vm.sandbox) == []
+
+
+def test_a_refusal_is_over_when_the_vm_is_left_alone(node: Spinners) -> None:
+    vm = node.vm()
+    node.place(vm.sandbox, CpuSet((8191,)))
+    node.repair(vm)
+    assert node.reconciler.pinner.refusals(vm.sandbox)
+    node.reconciler.pinner.leave_alone(vm.sandbox)
+    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+
+
 def test_whom_another_hand_moves_before_the_mask_is_read_back_is_put_back_by_the_next_pass(
         node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
     vm = node.vm()

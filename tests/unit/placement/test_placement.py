@@ -94,11 +94,6 @@ def test_what_the_cgroup_of_a_vm_without_containers_refuses_is_waited_for() -> N
      "its CPUs 2-3 are other containers' alone: the last valid mask 3-4 is kept"),
     ([box("side", "2-3")], [[own_cpus("x", "2-3")]], "2-3", "0-1,4-7",
      "its CPUs 2-3 are other containers' alone: it is kept on the shared pool 0-1,4-7"),
-    # And there is no other.
-    ([box("side", "2-3")], [[own_cpus("x", "0-7")]], "2-3", "0-7",
-     "its CPUs 2-3 are other containers' alone, and no CPU is left for it: it may run on every online CPU"),
-    ([box("side", None)], [[own_cpus("x", "0-7")]], "", "0-7",
-     "the shared pool has no CPU, and no CPU is left for it: it may run on every online CPU"),
 ])
 def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
         containers: list[Container], others: list[list[Container]], before: str, mask: str, reason: str) -> None:
@@ -107,8 +102,33 @@ def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
     assert found.verdict is Verdict.DEGRADED
     assert reason in found.reasons
     foreign = {cpu for theirs in others for each in theirs for cpu in each.cpuset or EMPTY}
-    if foreign != set(range(8)):
-        assert not foreign & found.vcpus[0].cpus.frozen()  # type: ignore[union-attr]
+    assert not foreign & found.vcpus[0].cpus.frozen()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("containers", "pool", "others", "before", "why"), [
+    ([box("side", "2-3")], None, [[own_cpus("x", "0-7")]], "2-3", "its CPUs 2-3 are other containers' alone"),
+    ([box("side", None)], None, [[own_cpus("x", "0-7")]], "", "the shared pool has no CPU"),
+    # An empty pool is no reason to use CPUs that are nobody's: they may be reserved.
+    ([box("side", None)], "", [[own_cpus("x", "2-7")]], "", "the shared pool has no CPU"),
+    ([box("side", "2-3")], "", [[own_cpus("x", "2-7")]], "3-4", "its CPUs 2-3 are other containers' alone"),
+    ([], "", [], "", "the shared pool has no CPU"),
+])
+def test_a_sandbox_for_which_no_cpu_is_left_is_left_as_it_is(
+        containers: list[Container], pool: str | None, others: list[list[Container]], before: str, why: str) -> None:
+    found = decide(containers, vcpus(0), node("0-7", pool=pool), others=others,
+                   previous=Previous(CpuSet.parse(before)))
+    assert (found.verdict, found.mask, shown(found)) == (Verdict.UNMANAGED, EMPTY, {0: "None"})
+    assert found.reasons == (f"{why}, and no CPU is left for it: its threads keep the masks they have",)
+
+
+@pytest.mark.parametrize(("cpuset", "before", "mask"), [
+    ("2-7", "", "2-3"), ("2-3", "", "2-3"), (None, "2-4", "2-3"), ("4-5", "2-4", "2-3")])
+def test_with_an_empty_pool_a_sandbox_keeps_what_its_cpuset_has_else_what_it_had(cpuset: str | None, before: str,
+                                                                                 mask: str) -> None:
+    """Between the kubelet's two writes its default set can be empty, with strict reservation of 0-1."""
+    found = decide([box("side", cpuset)], vcpus(0), node("0-7", pool=""), others=[[own_cpus("x", "4-7")]],
+                   previous=Previous(CpuSet.parse(before)))
+    assert shown(found) == {0: mask}
 
 
 @pytest.mark.parametrize("containers", [

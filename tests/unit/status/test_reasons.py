@@ -64,6 +64,17 @@ def test_each_kind_is_counted_for_itself() -> None:
                      "1 of 4 threads are misplaced"]
 
 
+def test_threads_that_have_a_part_of_their_cpus_are_not_called_unmoved() -> None:
+    """A cgroup that the kubelet has yet to rewrite lets them on the CPUs that it has."""
+    waits = PINNED._replace(waiting="waits for the kubelet")
+    part, stuck, right = seen("0-1", "1", tid=10), seen("0-1", "4", tid=11), seen("0-1", "0-1", tid=12)
+    for threads, text in (([part, right], "1 of 2 threads have a part of the CPUs only"),
+                          ([stuck, right], "1 of 2 threads are not moved"),
+                          ([part, stuck, right], "1 of 3 threads are not moved, and 1 of 3 threads have a part of the "
+                                                 "CPUs only")):
+        assert judge(state(), waits, {}, threads) == (Verdict.WAITING, [f"waits for the kubelet: until then {text}"])
+
+
 def test_a_container_without_a_cpuset_beside_an_exclusive_one_is_named_with_the_way_out() -> None:
     """Kata's sandbox cgroup is the union of the cpusets that there are: on cgroup v2 the whole VMM is in it."""
     threads = [seen("0-1", "4-5", "4-5"), seen("0-1", "4-5", "4-5"), seen("4", "4"), seen("5", "5")]

@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     for operation in found["operations"]:
         print_text(titled(operation["what"], operation["sandbox"], names))
     for sandbox in found.get("unmanaged", ()):
-        print_text(f"{title_of(sandbox, names)} is unmanaged: neither its containers nor a shared pool are known; its "
-                   "threads keep their masks")
+        title = title_of(sandbox, names)
+        print_text(f"{title} is unmanaged: its threads keep their masks (vmpin explain {title})")
     if not found["operations"]:
         print("nothing to do: every thread is in place")
     return 0
