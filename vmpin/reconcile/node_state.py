@@ -34,6 +34,7 @@ from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.cpuset_files import CpusetFiles
 from vmpin.reconcile.disagreements import SourceDisagreements
 from vmpin.reconcile.failures import Failures
+from vmpin.reconcile.first_list import FirstList
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_format import SavedState
@@ -76,9 +77,10 @@ class NodeState:
         self.disagreements = SourceDisagreements()
         self.requests = RuntimeRequests()
         self.nics = VmNics(self.proc, str(config.paths.sys))
+        self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
         self.placement_cache = PlacementCache(
             config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous,
-            self.nics.numa_node)
+            self.nics.numa_node, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         if config.allocate.mode == "on":
             from vmpin.reconcile.kept_grants import kept_grants
@@ -208,9 +210,16 @@ class NodeState:
             if record.container.id in containers:
                 self.reduce(self.sources.cgroup(sandbox, record, init))
 
+    def await_list(self, wanted: bool) -> None:
+        """Note that this process connects to the runtime. :param wanted: whether that has to be there, as
+        `FirstList.connect` has it."""
+        self.first_list.connect(wanted)
+
     def nri_connected(self, listed: bool) -> None:
         """Take in whether the runtime has listed its containers over NRI, and the connection is up."""
         self.sources.nri = listed
+        if listed and self.first_list.came():
+            self.placement_cache.dirty.update(self.state.sandboxes)
 
     def grant(self, granted: GrantedCpus | None) -> None:
         """Take in what the allocator has given out, None for nothing."""
@@ -283,7 +292,12 @@ class NodeState:
     def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
         """The VMs among these whose containers' CPUs are in no file of Kata's."""
         return {sandbox for sandbox in sandboxes if sandbox in self.inventory.vms
-                and ((kata := self.sources.sandboxes.get(sandbox)) is None or kata.containers is None)}
+                and not self._listed_by_kata(sandbox)}
+
+    def _listed_by_kata(self, sandbox: SandboxId) -> bool:
+        """Whether a file of Kata's lists a sandbox's containers."""
+        kata = self.sources.sandboxes.get(sandbox)
+        return kata is not None and kata.containers is not None
 
     def all_sandboxes(self) -> list[SandboxId]:
         """Every sandbox of the desired state, and those of whose threads original masks are kept."""

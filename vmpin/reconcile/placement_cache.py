@@ -16,6 +16,7 @@ from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_kubelet_assignments
 from vmpin.placement.rules import Placement, PlacementRequest, Verdict, place, place_before_vm
 from vmpin.placement.vcpus import Previous
+from vmpin.reconcile.first_list import UNLISTED, FirstList
 from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
@@ -24,12 +25,15 @@ logger = logging.getLogger(__name__)
 class PlacementCache:
     """Owns ownership and placements: it alone changes them.
     :param previous: the placements that were made before, as a state file has them.
-    :param nic_node: the NUMA node of a VM's NIC, by its VMM's main thread."""
+    :param nic_node: the NUMA node of a VM's NIC, by its VMM's main thread.
+    :param first_list: None where no list of the runtime's is awaited."""
 
     def __init__(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
                  previous: Mapping[SandboxId, Previous],
-                 nic_node: Callable[[ThreadId], int | None] = lambda main: None) -> None:
+                 nic_node: Callable[[ThreadId], int | None] = lambda main: None,
+                 first_list: FirstList | None = None) -> None:
         self.config = config
+        self._first_list = first_list or FirstList()
         self._nic_node = nic_node
         self.kubelet = kubelet
         #: What the allocator has given out; None where it gives nothing.
@@ -151,6 +155,9 @@ class PlacementCache:
         where it has no placement (any more)."""
         placement = None
         if vm is not None and sandbox_state is not None and not sandbox_state.suspended:
+            if self._first_list.holds(sandbox, sandbox_state):
+                self._leave_alone(sandbox, UNLISTED)
+                return False
             placement = self._of(vm, sandbox_state, vm.vcpus)
         if placement is not None and placement.verdict is Verdict.UNMANAGED:
             self._leave_alone(sandbox, placement.reasons[0])
@@ -177,6 +184,8 @@ class PlacementCache:
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
         """Return the placement of a sandbox's new processes; None when they are left alone."""
+        if self._first_list.holds(sandbox, state.sandboxes.get(sandbox)):
+            return None
         return self.placements.get(sandbox) or place_before_vm(
             sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.kubelet,
             self.previous.get(sandbox), self.granted)
@@ -192,7 +201,9 @@ class PlacementCache:
         ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
         request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet, self.granted),
                                    vm.vcpu_state, ended, self._nic_node(vm.vmm.id))
-        return place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
+        placement = place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
+        waits = placement.waiting or self._first_list.waits(vm.sandbox)
+        return placement if waits == placement.waiting else placement._replace(waiting=waits)
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
         """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive

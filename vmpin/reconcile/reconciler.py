@@ -70,6 +70,8 @@ class Reconciler(NodeState):
         :param full: also classify again processes that were found to be unrelated."""
         started = time.perf_counter()
         self.read_node()
+        if self.first_list.overdue():
+            self.placement_cache.dirty.update(self.state.sandboxes)
         self.sources.online = self.node.online
         self.sources.read()
         self._scan(full)

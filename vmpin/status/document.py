@@ -17,6 +17,7 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.domain.terminal import number_of
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
 from vmpin.placement.rules import Placement, Verdict
+from vmpin.reconcile.first_list import UNLISTED
 
 VERSION = 1
 #: Why a sandbox is off that has no VMM.
@@ -161,7 +162,9 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
     if placement is None:
         if state.suspended:
             return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` manages it again"]
-        return (Verdict.UNMANAGED, [unmanaged]) if unmanaged else (Verdict.OFF, ["not yet placed"])
+        if unmanaged:
+            return Verdict.WAITING if unmanaged == UNLISTED else Verdict.UNMANAGED, [unmanaged]
+        return Verdict.OFF, ["not yet placed"]
     reasons = list(placement.reasons)
     verdict = placement.verdict
     wrong = [seen for seen in threads if not seen.ok]
