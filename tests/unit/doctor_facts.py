@@ -62,7 +62,8 @@ def status(*sandboxes: dict[str, Any], **node: Any) -> dict[str, Any]:
     return {"watcher": 100, "policy": {"vcpus": "auto", "spare_vcpus": "sandbox", "iothreads": "apart",
                                        "vhost": "apart", "emulator": "apart", "virtiofsd": "apart",
                                        "shim": "apart"},
-            "node": {"online": "0-7", "shared_pool": "0-1", "exclusive": "2-3", "owners": [], "collisions": [],
+            "node": {"online": "0-7", "shared_pool": "0-1", "exclusive": "2-3", "owners": [], "unknown_owners": [],
+                     "collisions": [],
                      "disagreements": [], **node},
             "sources": {"nri": {"state": "connected to containerd", "events": 3, "last_error": ""}, "kubelet": None},
             "sandboxes": list(sandboxes)}

@@ -82,7 +82,7 @@ def status() -> dict[str, Any]:
             "policy": {"vcpus": "auto", "spare_vcpus": "sandbox", **dict.fromkeys(
                 ("iothreads", "vhost", "emulator", "virtiofsd", "shim"), "apart")},
             "node": {"online": "0-63", "shared_pool": "0-7,32-39,44-47,56-63", "pool_known": True,
-                     "exclusive": "40-43,48-51",
+                     "unknown_owners": [], "exclusive": "40-43,48-51",
                      "housekeeping": "0-1", "owners": [
                          {"sandbox": id, "container": name, "cpus": cpus, "kind": "vm", "pod": pod, "name": title,
                           "init": None, "cgroup": None}

@@ -48,7 +48,7 @@ def document(**node: object) -> dict[str, Any]:
     db["containers"][0] |= {"exclusive": False, "cpuset": "0-1", "guest": None}
     return {
         "version": 1, "time": "2026-01-01T00:00:00Z", "watcher": 7, "policy": {}, "sources": {},
-        "node": {"online": "0-7", "shared_pool": "0-1", "pool_known": True,
+        "node": {"online": "0-7", "shared_pool": "0-1", "pool_known": True, "unknown_owners": [],
                  "exclusive": "3,5-6", "housekeeping": "0", "collisions": [],
                  "disagreements": [],
                  "owners": [owner(SHOP, WEB, "5-6", pod={"namespace": "demo", "name": "shop"}),

@@ -43,8 +43,8 @@ samples; other run time is booked to the CPU of the later sample. It begins with
 _EXITS = """\
 exit codes:
   0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, which the output reports
-  1  drift, a collision, several processes that may be one sandbox's VMM, a container on other CPUs than vmpin has
-     given it, or more than --tolerate ran elsewhere
+  1  drift, a collision, several processes that may be one sandbox's VMM, a pod with exclusive CPUs of which no
+     container is known, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and none has a VMM that vmpin recognizes, the watcher does not
      answer, or without one the required privileges are missing;
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     past = None if since is None else proof(config, chosen, since)
     grants = misplaced_grants(config, args.direct, chosen)
     contested = _contested(found["sandboxes"])
-    good = (not drift and not collisions and not contested and not grants
+    unknown = found["node"]["unknown_owners"] if chosen is None else []
+    good = (not drift and not collisions and not contested and not grants and not unknown
             and (past is None or elsewhere(past) <= tolerated))
     if good and past is None and found["sandboxes"] and not threads:
         raise UnseenError(*_nothing(found["sandboxes"]))
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print_data({"version": VERSION, "ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
                     "collisions": collisions, "contested": contested, "unmanaged": unmanaged,
+                    "unknown_owners": unknown,
                     **({} if grants is None else {"grants": grants}),
                     **({} if past is None else {"proof": past})}, "json")
         return 0 if good else 1
@@ -112,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         said = _without_drift(len(found["sandboxes"]), [thread for _, thread in threads])
         print_text(said if grants is None else said.replace("nothing was", "no thread was"))
     _print_findings(titles, unmanaged, grants, contested)
+    for owner in unknown:
+        print_text(f"UNKNOWN OWNER: {owner['what']}")
     for collision in collisions:
         print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
     if past is not None:

@@ -60,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
             # whatever the umask; the modes of the sockets restrict their use
             os.chmod(config.paths.run, 0o755)
         reconciler, spool = Reconciler(config, used=lock.used), Spool(config.paths.spool)
-        if config.watch.nri != "off":
-            reconciler.await_list(config.watch.nri == "on")
+        reconciler.begin_watching()
         spool.prepare()
         kept = take_spool(reconciler, spool, set())
         placed = reconciler.resync(full=True)

@@ -33,7 +33,6 @@ class Timeouts:
     save: float = 0.2  #: From the first change of the state to the write of the state file: events come in bursts.
     file_calm: float = 0.02  #: From the first inotify event to reading the files: files change in bursts.
     nri_sync: float = 2.0  #: Within this time a runtime synchronizes an NRI plugin that it started itself.
-    first_list: float = 30.0  #: For the runtime's first list after the start: till then VMs that it knows alone wait.
     pod_resources: float = 2.0  #: For an answer of the kubelet's PodResources API.
     pod_resources_pause: float = 5.0  #: Between two requests to it, at the least.
     cri_call: float = 5.0  #: For a CRI call; a runtime takes some 10 ms.

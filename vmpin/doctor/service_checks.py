@@ -260,6 +260,11 @@ def collisions(facts: NodeFacts) -> CheckResult:
     if found:
         return bad(number_of(len(found), "CPU is open to others", "exclusive"), "vmpin audit lists what runs there; "
                    "vmpin explain SANDBOX has the reasons", *found[:20], *odd[:20])
+    if lost := [entry["what"] for entry in node["unknown_owners"]]:
+        return warn(f"no container is known of {number_of(len(lost), 'pod')} with exclusive CPUs",
+                    "for a VM that runs, create its container again, or use NRI or Kata's state as a source beside "
+                    "the hook (docs/sources.md); for a pod that is not there, the kubelet has to take its CPUs back: "
+                    "does it run?", *lost[:20], *odd[:20])
     if odd:
         return warn(f"the sources disagree on the CPUs of {number_of(len(odd), 'container')}, for longer than a "
                     "resync",

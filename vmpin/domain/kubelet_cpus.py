@@ -19,6 +19,7 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.events import Source
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.model import Container, ContainerId, Pod
+from vmpin.domain.terminal import printable
 
 _COMPARED = 8  #: How many of its fields are compared.
 
@@ -166,6 +167,35 @@ def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None)
     left |= {(uid, ""): cpus - taken.get(uid, EMPTY) - listed[uid] for uid, cpus in kubelet.pods.items()}
     left |= {(container, ""): cpus for container, cpus in kubelet.by_id.items() if container not in live}
     return {key: cpus for key, cpus in left.items() if cpus}
+
+
+class UnknownOwner(NamedTuple):
+    """A pod and its exclusive CPUs. `here`: the kubelet has the pod's directory on this node."""
+
+    pod: str
+    cpus: CpuSet
+    here: bool
+
+    @property
+    def where(self) -> str:
+        """Describe where the pod is."""
+        return "that pod is on this node" if self.here else "that pod is not on this node"
+
+    @property
+    def what(self) -> str:
+        """Describe the finding."""
+        noun = "CPU" if len(self.cpus) == 1 else "CPUs"
+        return (f"the kubelet gives {noun} {self.cpus} to pod {printable(self.pod)}, of which no container is known "
+                f"({self.where})")
+
+
+def unknown_pods(state: DesiredState, kubelet: CpuManagerState | None) -> dict[str, CpuSet]:
+    """The pods that a static checkpoint gives CPUs and that no source has reported, by uid. One whose sandbox is known
+    is none: its containers are yet to be created, or to be started again."""
+    if kubelet is None or not kubelet.static:
+        return {}
+    known = {sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod is not None}
+    return {uid: cpus for uid, cpus in kubelet.by_pod.items() if uid not in known}
 
 
 def compare_with_pod_resources(kubelet: CpuManagerState,

@@ -53,6 +53,9 @@ VCPUS_UNIDENTIFIED = ("its vCPU threads cannot all be identified yet: until then
 #: The reason of the verdict `unmanaged`.
 UNMANAGED = ("no container of it is known, and no shared pool (no readable checkpoint of the kubelet's, "
              "node.shared_pool is not set): its threads keep the masks they have")
+#: Why a VM is left as it is at a watcher's start.
+UNLISTED = ("its containers are not known before the runtime lists them to the watcher (NRI): its threads keep the "
+            "masks they have")
 
 
 class _Decision(NamedTuple):

@@ -10,16 +10,14 @@ import time
 from collections.abc import Callable, Set
 
 from vmpin.config.settings import Config
-from vmpin.config.timeouts import TIMEOUTS
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.model import SandboxId
 from vmpin.placement.ownership import is_counted
 
 logger = logging.getLogger(__name__)
 
-#: Why a VM is left as it is.
-UNLISTED = ("its containers are not known before the runtime lists them to the watcher (NRI): its threads keep the "
-            "masks they have")
+#: The runtime's first list after the start is awaited for so long (s).
+AWAITED_FOR = 30.0
 #: What a placement waits for that follows from what was known before the start.
 WAITS = "waits for the runtime to list its containers (NRI)"
 
@@ -37,11 +35,11 @@ class FirstList:
 
     @staticmethod
     def of(config: Config, saved: DesiredState, in_files: Callable[[SandboxId], bool]) -> "FirstList":
-        """:param saved: what a state file has."""
+        """Decide from the configuration whether a list is awaited. :param saved: what a state file has."""
         return FirstList(config.watch.nri != "off" and config.paths.nri.exists(),
                          {sandbox.id for sandbox in saved.sandboxes.values() if sandbox.containers}, in_files)
 
-    def connect(self, wanted: bool, seconds: float = TIMEOUTS.first_list) -> None:
+    def connect(self, wanted: bool, seconds: float = AWAITED_FOR) -> None:
         """Note that this process connects to the runtime, and so gets the list.
         :param wanted: whether the runtime has to be there (`watch.nri: on`).
         :param seconds: how long it is awaited."""
@@ -69,5 +67,6 @@ class FirstList:
         return self._until is not None or state is None or not any(map(is_counted, state.live()))
 
     def waits(self, sandbox: SandboxId) -> str:
-        """What a sandbox's placement waits for; "" for nothing: its containers may have other CPUs by now."""
+        """Describe what a sandbox's placement waits for, as its containers may have other CPUs by now; "" for nothing.
+        """
         return WAITS if self.awaited and self._until is not None and not self._in_files(sandbox) else ""

@@ -29,7 +29,7 @@ from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.pinner import Pinner
-from vmpin.placement.ownership import Node
+from vmpin.placement.ownership import Node, is_counted
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.cpuset_files import CpusetFiles
 from vmpin.reconcile.disagreements import SourceDisagreements
@@ -38,6 +38,7 @@ from vmpin.reconcile.first_list import FirstList
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_format import SavedState
+from vmpin.reconcile.unknown_owners import RESYNCS, UnknownOwners
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.disk import DiskSources
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
@@ -75,6 +76,8 @@ class NodeState:
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
         self.disagreements = SourceDisagreements()
+        self.unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
+        self._watches = False
         self.requests = RuntimeRequests()
         self.nics = VmNics(self.proc, str(config.paths.sys))
         self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
@@ -210,10 +213,18 @@ class NodeState:
             if record.container.id in containers:
                 self.reduce(self.sources.cgroup(sandbox, record, init))
 
-    def await_list(self, wanted: bool) -> None:
-        """Note that this process connects to the runtime. :param wanted: whether that has to be there, as
-        `FirstList.connect` has it."""
-        self.first_list.connect(wanted)
+    def begin_watching(self) -> None:
+        """Note that this process goes on watching: it connects to the runtime (`watch.nri`), and sees what lasts."""
+        self._watches = True
+        if self.config.watch.nri != "off":
+            self.first_list.connect(wanted=self.config.watch.nri == "on")
+
+    def compare_owners(self) -> None:
+        """Look again for pods with CPUs of which no container is known. A command without a watcher cannot wait."""
+        nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
+                       for sandbox in map(self.state.sandboxes.get, self.inventory.vms) if sandbox is not None)
+        patience = RESYNCS * self.config.watch.resync_seconds if self._watches else 0.0
+        self.unknown_owners.compare(self.state, self.kubelet, nameless, self.sources.nri, patience)
 
     def nri_connected(self, listed: bool) -> None:
         """Take in whether the runtime has listed its containers over NRI, and the connection is up."""

@@ -14,9 +14,9 @@ from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unr
 from vmpin.domain.model import ContainerState, SandboxId, ThreadId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_kubelet_assignments
-from vmpin.placement.rules import Placement, PlacementRequest, Verdict, place, place_before_vm
+from vmpin.placement.rules import UNLISTED, Placement, PlacementRequest, Verdict, place, place_before_vm
 from vmpin.placement.vcpus import Previous
-from vmpin.reconcile.first_list import UNLISTED, FirstList
+from vmpin.reconcile.first_list import FirstList
 from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)

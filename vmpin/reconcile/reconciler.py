@@ -85,6 +85,7 @@ class Reconciler(NodeState):
             found = self._pass(list(self.inventory.vms), act)
         if act:
             self.drift_evidence.forget_evidence(self.node.topology.all_cpus, self.inventory.vms.values())
+        self.compare_owners()
         self.disagreements.compare(self.state, self.kubelet, self.node.online, self.config.watch.resync_seconds,
                                    nri=self.sources.nri)
         return PassReport(found, len(self.inventory.vms), time.perf_counter() - started)

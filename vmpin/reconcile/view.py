@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vmpin.domain.counters import Counters, NewbornCounts
     from vmpin.domain.desired_state import DesiredState, SandboxState
     from vmpin.domain.granted_cpus import GrantedCpus
-    from vmpin.domain.kubelet_cpus import CpuManagerState
+    from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.host.cgroup import Cgroups
@@ -141,6 +141,11 @@ class NodeView:
     def disagreements(self) -> Mapping[tuple[SandboxId, ContainerId], str]:
         """Containers on whose CPUs the sources have disagreed for longer than a resync, with what they report."""
         return self._node_state.disagreements.lasting
+
+    @property
+    def unknown_owners(self) -> Mapping[str, UnknownOwner]:
+        """The pods that the kubelet gives CPUs, and of which no container has been known for too long, by uid."""
+        return self._node_state.unknown_owners.lasting
 
     def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
         """Return the placement of the processes of a sandbox that has just begun; None when they are left alone."""

@@ -25,7 +25,16 @@ from vmpin.pinning.restoration import FreeThread
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.reconciler import PassReport
 from vmpin.reconcile.view import NodeView
-from vmpin.status.document import NOT_RUNNING, VERSION, ThreadStatus, node_data, pod_data, sandbox_data, trespasses
+from vmpin.status.document import (
+    NOT_RUNNING,
+    VERSION,
+    ThreadStatus,
+    node_data,
+    pod_data,
+    sandbox_data,
+    trespasses,
+    with_unknown_owners,
+)
 from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
@@ -58,8 +67,8 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
             sandboxes.append(entry({**made, "untrusted": untrusted(sandbox.pod)}))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
-            "node": node_data(view.node, view.ownership, sorted(collisions), _owners(view), _disagreements(view),
-                              _impostors(view)),
+            "node": node_data(view.node, view.ownership, with_unknown_owners(collisions, view.unknown_owners),
+                              _owners(view), _disagreements(view), _impostors(view), view.unknown_owners.values()),
             "sources": {"nri": nri, "kubelet": _kubelet(view), "births": proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
                                   "disputed": view.counters.disputed, "last": last},

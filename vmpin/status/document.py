@@ -12,12 +12,11 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.granted_cpus import GrantedCpus
-from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus, effective_containers
+from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, assigned_cpus, effective_containers
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
-from vmpin.domain.terminal import number_of
+from vmpin.domain.terminal import number_of, printable
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
-from vmpin.placement.rules import Placement, Verdict
-from vmpin.reconcile.first_list import UNLISTED
+from vmpin.placement.rules import UNLISTED, Placement, Verdict
 
 VERSION = 1
 #: Why a sandbox is off that has no VMM.
@@ -213,17 +212,30 @@ def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -
 def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None,
               disagreements: Sequence[Mapping[str, object]] = (),
-              impostors: Iterable[Mapping[str, object]] = ()) -> dict[str, object]:
+              impostors: Iterable[Mapping[str, object]] = (),
+              unknown: Iterable[UnknownOwner] = ()) -> dict[str, object]:
     """The entry of the node. `owners` adds details of owners of CPUs; `disagreements` include runc's pods;
-    `impostors` are processes of users that pose as a sandbox's."""
+    `impostors` are processes of users that pose as a sandbox's; `unknown` are pods with exclusive CPUs of which no
+    container is known."""
     more = owners or {}
     return {"online": str(node.online), "shared_pool": str(own.pool), "pool_known": node.shared_pool is not None,
             "exclusive": str(own.exclusive), "housekeeping": str(node.housekeeping),
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                         **more.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
+            "unknown_owners": [{"pod": each.pod, "cpus": str(each.cpus), "here": each.here, "what": each.what}
+                               for each in unknown],
             "impostors": list(impostors), "disagreements": list(disagreements),
             "collisions": [collision._asdict() for collision in collisions]}
+
+
+def with_unknown_owners(collisions: Iterable[Collision], unknown: Mapping[str, UnknownOwner]) -> list[Collision]:
+    """The collisions, sorted; those with pods of which no container is known say so.
+    :param unknown: those pods by uid."""
+    return sorted(collision if owner is None else collision._replace(
+        what=f"{collision.what} (of pod {printable(owner.pod)} no container is known: {owner.where})")
+                  for collision in collisions
+                  for owner in [next((unknown[each] for each in collision.sandboxes if each in unknown), None)])
 
 
 def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatus]) -> list[Collision]:

@@ -14,7 +14,7 @@ from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import sandbox_entry, shown, visited
-from vmpin.status.document import trespasses
+from vmpin.status.document import trespasses, with_unknown_owners
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData
@@ -46,7 +46,7 @@ class Survey:
                      "housekeeping": str(node.housekeeping), "topology": _topology(node.topology),
                      "trouble": view.checkpoint.trouble,
                      "collisions": [{**collision._asdict(), "what": with_names(collision.what, names)}
-                                    for collision in sorted(collisions)]}
+                                    for collision in with_unknown_owners(collisions, view.unknown_owners)]}
 
 
 def brief(entry: Mapping[str, Any], suspended: bool, names: Mapping[str, str]) -> dict[str, object]:

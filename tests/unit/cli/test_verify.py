@@ -38,8 +38,15 @@ def collision(*sandboxes: str) -> dict[str, Any]:
     return {"cpu": 3, "sandboxes": list(sandboxes), "what": "exclusive to x, but 1 thread of y may run there"}
 
 
-def status(*sandboxes: dict[str, Any], collisions: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
-    return {"version": 1, "watcher": 5, "node": {"collisions": list(collisions)}, "sandboxes": list(sandboxes)}
+def status(*sandboxes: dict[str, Any], collisions: tuple[dict[str, Any], ...] = (),
+           unknown: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    node = {"collisions": list(collisions), "unknown_owners": list(unknown)}
+    return {"version": 1, "watcher": 5, "node": node, "sandboxes": list(sandboxes)}
+
+
+#: A pod with an exclusive CPU of which no container is known.
+LOST = {"pod": "u-1", "cpus": "1", "here": False,
+        "what": "the kubelet gives CPU 1 to pod u-1, of which no container is known (that pod is not on this node)"}
 
 
 @contextmanager
@@ -94,6 +101,8 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a", thread(), thread("0-1", "1") | {"cgroup": "1"})), [], 1,
      "1 of 2 threads: fewer CPUs than decided, or other ones"),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), [], 1, "COLLISION on CPU 3: "),
+    (status(sandbox("a", thread(), thread()), unknown=(LOST,)), [], 1, f"UNKNOWN OWNER: {LOST['what']}"),
+    (status(sandbox("a", thread(), thread()), unknown=(LOST,)), ["a"], 0, "all 2 threads of 1 VM"),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("c", "b"),)), ["a"], 0, GOOD),
     (status(sandbox("a", thread())), ["b"], 2, "no VM sandbox 'b' is on this node"),

@@ -15,8 +15,8 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.host import boottime
-from vmpin.placement.rules import Verdict
-from vmpin.reconcile.first_list import UNLISTED, WAITS, FirstList
+from vmpin.placement.rules import UNLISTED, Verdict
+from vmpin.reconcile.first_list import WAITS, FirstList
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.document import judge
 

@@ -19,7 +19,7 @@ POD = untrusted_pod({
 ENTRY: dict[str, Any] = {"id": "s1", "reasons": [], "containers": [], "guest": None, "cgroup": None, "birth": None,
                          "drift": None, "proof": None, "threads": [], "pod": None, "vmm": None, "mask": None,
                          "verdict": "waiting"}
-NODE: dict[str, Any] = {"online": "0", "shared_pool": "0", "pool_known": True,
+NODE: dict[str, Any] = {"online": "0", "shared_pool": "0", "pool_known": True, "unknown_owners": [],
                         "exclusive": "", "housekeeping": "", "disagreements": [],
                         "collisions": []}
 

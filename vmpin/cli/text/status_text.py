@@ -42,6 +42,8 @@ def print_status(found: Document, wide: bool, names: Mapping[str, str]) -> None:
             for reason in sandbox["reasons"]:
                 print_text(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
     _print_impostors(found["node"].get("impostors") or ())
+    for owner in found["node"]["unknown_owners"]:
+        print_text(f"UNKNOWN OWNER: {owner['what']}")
     _print_conflicts(found["node"]["disagreements"], found["node"]["collisions"], names)
 
 

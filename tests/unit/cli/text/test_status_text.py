@@ -16,7 +16,7 @@ from vmpin.network.near_nic import NearNic
 from vmpin.status import collector
 
 ID, OTHER = "5f2c" * 16, "77aa" * 16
-NODE: dict[str, Any] = {"online": "0-127", "shared_pool": "0-63", "pool_known": True,
+NODE: dict[str, Any] = {"online": "0-127", "shared_pool": "0-63", "pool_known": True, "unknown_owners": [],
                         "exclusive": "64-71", "housekeeping": "0-1",
                         "disagreements": [], "owners": [], "collisions": [
                             {"cpu": 64, "sandboxes": [ID, OTHER], "what": f"exclusive to c1 of {ID}, but in {OTHER}"}]}
