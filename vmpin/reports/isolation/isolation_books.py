@@ -68,6 +68,9 @@ class OwnerBook:
         self.owner, self.since, self.begun = owner, since, begun
         self.namespace = self.pod = self.kind = ""
         self.cpus: CpuSet = EMPTY
+        #: Time (ns) between two readings above which it counts as not seen: it would all be of one minute, and the
+        #: watcher was stopped.
+        self.longest = MINUTE
         #: When it was last read, by CLOCK_BOOTTIME; and when it ended, None while it has not.
         self.until = since
         self.ended: int | None = None
@@ -105,10 +108,13 @@ class OwnerBook:
             gone, former = self.by_cpu.pop(cpu), self._of_cpu(FORMER)
             self.by_cpu[FORMER] = array("i", map(sum, zip(gone, former, strict=True)))
 
-    def book(self, now: int, found: Interval) -> None:
-        """Add an interval that has ended at `now` (CLOCK_BOOTTIME)."""
+    def book(self, now: int, found: Interval) -> bool:
+        """Add an interval that has ended at `now` (CLOCK_BOOTTIME). :returns: False for one that is longer than
+        `longest`: its time counts as not seen, and a series of readings ends."""
         at = self._at(now)
         self.until = now
+        if found.elapsed > self.longest:
+            return False
         for name, spent in (("watched", found.elapsed), ("seen", found.seen), ("less", found.less),
                             ("more", found.more), ("interrupts", found.interrupts), ("steal", found.steal)):
             if spent:  # most are 0 in most rounds
@@ -116,6 +122,7 @@ class OwnerBook:
         self._add(self.columns["foreign"], "foreign", at, sum(found.foreign.values()))
         for cpu, spent in found.foreign.items():
             self._add(self._of_cpu(cpu), cpu, at, spent)
+        return True
 
     def begin(self, now: int, slack: int) -> None:
         """A series of readings begins. :param slack: by what its sum may be wrong in the end (ns)."""
@@ -126,7 +133,8 @@ class OwnerBook:
     def idle(self, now: int, elapsed: int) -> None:
         """Book time in which the owner was watched and had no exclusive CPUs."""
         self.until = now
-        self._add(self.columns["watched"], "watched", self._at(now), elapsed)
+        if elapsed <= self.longest:
+            self._add(self.columns["watched"], "watched", self._at(now), elapsed)
 
     def met(self, now: int, thefts: Iterable[Theft], kernel: str) -> None:
         """Note the thieves that were met. :param kernel: the kind of kernel threads."""

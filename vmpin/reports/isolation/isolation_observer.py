@@ -22,7 +22,7 @@ from vmpin.placement.rules import Placement
 from vmpin.reconcile.view import NodeView
 from vmpin.reports.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
 from vmpin.reports.isolation.isolation_advice import ThiefKind
-from vmpin.reports.isolation.isolation_books import IsolationBooks, OwnerBook
+from vmpin.reports.isolation.isolation_books import MINUTE, IsolationBooks, OwnerBook
 from vmpin.reports.isolation.isolation_keeper import IsolationKeeper
 from vmpin.reports.isolation.thief_visits import HotCpu, ThiefVisits
 
@@ -206,11 +206,10 @@ class IsolationObserver:
         now = boottime.now()
         book = self._book_of(sandbox, now, False)
         found = None if before is None else interval(before, reading, own)
-        if found is None:
+        if found is None or not book.book(now, found):
             self._named(book, sandbox, owner.cpus)
             book.begin(now, sum(_SLACK + _SLACK_TICKLESS * (cpu in self._tickless) for cpu in owner.cpus))
             return
-        book.book(now, found)
         self._count(owner, found)
 
     def _reading(self, cpus: CpuSet) -> CpuReading:
@@ -257,7 +256,9 @@ class IsolationObserver:
         vm = self.view.vms.get(sandbox)
         begun = 0 if vm is None else vm.vmm.id.starttime
         since = max(self.books.alive, self._began(sandbox, begun, now)) if first else now
-        return self.books.of(sandbox, now, begun, since)
+        book = self.books.of(sandbox, now, begun, since)
+        book.longest = max(MINUTE, int(2e9 * self.view.config.proof.sample_seconds))
+        return book
 
     def _began(self, sandbox: SandboxId, begun: int, now: int) -> int:
         """When an owner's first process began (CLOCK_BOOTTIME, ns)."""

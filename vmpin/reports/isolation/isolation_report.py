@@ -125,8 +125,8 @@ def _limits(account: Account, found: Shares, cpus: int) -> list[str]:
     """Describe what sampling could not see in this period, as sentences."""
     texts = []
     if found.unseen > account.slack:
-        texts.append(f"{_text(found.unseen // max(1, cpus))} of the period had no samples (no watcher ran, or a CPU "
-                     "was offline): they count as neither the pod's nor others'")
+        texts.append(f"{_text(found.unseen // max(1, cpus))} of the period had no samples (no watcher ran, it was "
+                     "stopped, or a CPU was offline): they count as neither the pod's nor others'")
     floating = account.less + account.more - account.steal
     if floating > account.slack:
         texts.append(f"{_text(floating)} of CPU time were run by threads of the pod that may also run on other CPUs: "

@@ -129,3 +129,32 @@ def test_each_kind_of_thief_has_advice(kind: ThiefKind) -> None:
 
 def test_a_cpu_list_is_counted() -> None:
     assert [texts.cpu_count(text) for text in ("", "3", "2-4,7")] == [0, 1, 4]
+
+
+@pytest.mark.parametrize("stopped", [2, 10, 30])
+def test_time_in_which_the_watcher_was_stopped_is_not_seen_in_text_bars_and_seconds_alike(stopped: int) -> None:
+    """Its next reading covers all of that time, in which nothing was sampled."""
+    made = OwnerBook("shop", 0)
+    made.namespace, made.pod, made.kind = "demo", "shop", "vm"
+    made.take(CpuSet([2, 3]))
+    made.begin(0, 48 * 10**6)
+    now, after = 0, 5 * MINUTE + stopped * MINUTE
+    while now < after + 5 * MINUTE:
+        elapsed = stopped * MINUTE if now == 5 * MINUTE else 10 * SECOND
+        now += elapsed
+        booked = made.book(now, Interval(elapsed, {2: elapsed // 10, 3: 0}, 0, 0, 0, 0))
+        assert booked is (elapsed < MINUTE)
+    found = report(made, now=now)
+    gap = stopped * 60
+    assert found["seconds"] == 600 + gap
+    assert found["parts"]["unseen"]["seconds"] == 2 * gap
+    assert found["parts"]["had"]["seconds"] + found["parts"]["unidentified"]["seconds"] == 2 * 600
+    assert sum(part["share"] for part in found["parts"].values()) == pytest.approx(1, abs=1e-6)
+    blank = [each["start"] for each in found["bins"] if each["share"] is None]
+    assert blank == [clock((5 + minute) * MINUTE) for minute in range(stopped)] + [
+        each["start"] for each in found["bins"][-1:] if each["share"] is None]
+    assert texts.curve(found).count("·") == len(blank)
+    text = "\n".join(texts.lines(found, None))
+    assert "had no samples" in text
+    assert found["worst"]["share"] == pytest.approx(0.05, abs=0.01)
+    assert found["bounds"]["most"] - found["bounds"]["least"] >= 2 * gap
