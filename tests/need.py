@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +31,21 @@ def need_tool(*names: str) -> str:
         if found is not None:
             return found
     return lacking(f"needs {' or '.join(names)}")
+
+
+def need_unshare(*flags: str) -> list[str]:
+    """`unshare` with these flags, for a command to follow. It cannot make every namespace everywhere: no mounts in a
+    chroot (its / is no mount point, whose propagation could be set), none at all in most containers."""
+    made = [need_tool("unshare"), *flags]
+    refused = _refused(*made)
+    return lacking(f"needs {' '.join(made)}: {refused}") if refused else made
+
+
+@cache
+def _refused(*command: str) -> str:
+    """Why a command fails before another one; "" if it does not."""
+    tried = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return "" if tried.returncode == 0 else tried.stderr.strip() or f"exit code {tried.returncode}"
 
 
 def lacking(reason: str) -> NoReturn:

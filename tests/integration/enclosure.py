@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from lab.cache import PRIVATELY
-from need import need_root, need_tool
+from need import need_root, need_tool, need_unshare
 
 _CLONE_NEWPID = 0x20000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +48,7 @@ while 0 not in select.select([0, child], [], [])[0]:
 class Enclosure:
     def __init__(self) -> None:
         need_root()
-        need_tool("unshare")
+        need_unshare(*PRIVATELY[PRIVATELY.index("unshare") + 1:-1])
         self._process: subprocess.Popen[bytes] | None = None
         self._init = 0
         self._started: list[subprocess.Popen[bytes]] = []

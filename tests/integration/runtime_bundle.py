@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from need import lacking, need_tool
+from need import lacking, need_tool, need_unshare
 from waiting import PATIENCE
 
 from vmpin.install import base_spec
@@ -82,7 +82,7 @@ class Bundle:
     def _call(self, *args: str) -> str:
         """In a mount namespace of its own. The output goes to a file: a container would keep a pipe open."""
         log = self.at / f"{args[0]}.log"
-        wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c", _WITHOUT_HYBRID, "sh"]
+        wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c", _WITHOUT_HYBRID, "sh"]
         with log.open("wb") as file:
             done = subprocess.run([*wrap, *self._runtime, *args], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                                   timeout=120)

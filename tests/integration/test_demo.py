@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from documents import checked
 from machine_wide import alone_with
-from need import lacking, need_root, need_tool
+from need import lacking, need_root, need_tool, need_unshare
 
 from vmpin.demo import needs
 from vmpin.errors import VmpinError
@@ -32,8 +32,9 @@ def corner() -> Iterator[Path]:
     """Where the demo's files come to lie; afterwards nothing of it may be anywhere. Its path is short, as that of a
     socket may have 107 bytes."""
     need_root()
-    for tool in ("qemu-system-x86_64", "crun", "busybox", "unshare"):
+    for tool in ("qemu-system-x86_64", "crun", "busybox"):
         need_tool(tool)
+    need_unshare("--mount", "--propagation", "private")  # by which the demo has its container's mounts apart
     if needs.missing():
         lacking(f"needs {', '.join(needs.missing())}")
     if len(Sysfs().online()) < 2:
@@ -70,7 +71,7 @@ def environment(corner: Path) -> dict[str, str]:
 
 def test_it_shows_each_step_and_leaves_nothing(corner: Path) -> None:
     # Among the machine's mounts, those of others come and go.
-    wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
+    wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c",
             'before=$(cat /proc/mounts); "$@" || exit; [ "$before" = "$(cat /proc/mounts)" ] || exit 99', "sh"]
     done = subprocess.run([*wrap, *DEMO], env=environment(corner), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -83,7 +84,7 @@ def test_it_shows_each_step_and_leaves_nothing(corner: Path) -> None:
 
 
 def test_it_uses_tcg_where_kvm_is_there_and_does_not_work(corner: Path) -> None:
-    wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
+    wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c",
             'touch "$TMPDIR/kvm"; [ -e /dev/kvm ] && mount --bind /dev/null /dev/kvm; rm "$TMPDIR/kvm"; exec "$@"',
             "sh"]
     done = subprocess.run([*wrap, *DEMO], env=environment(corner), capture_output=True, text=True, timeout=300)

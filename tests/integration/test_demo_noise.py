@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cli_runs import refused, run
 from documents import checked_output
-from need import need_tool
+from need import need_unshare
 from test_demo import DEMO, corner, environment
 
 __all__ = ["corner"]
@@ -45,7 +45,7 @@ def test_every_placement_is_measured_and_nothing_is_left(corner: Path, tmp_path:
 
 
 def test_without_kvm_it_measures_all_but_wake_ups(corner: Path) -> None:
-    wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
+    wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c",
             'touch "$TMPDIR/kvm"; [ -e /dev/kvm ] && mount --bind /dev/null /dev/kvm; rm "$TMPDIR/kvm"; exec "$@"',
             "sh"]
     done = subprocess.run([*wrap, *SHORT, "--quiet-sidecar"], env=environment(corner), capture_output=True, text=True,

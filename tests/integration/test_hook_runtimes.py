@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from machine_wide import alone_with
-from need import lacking, need_root, need_tool
+from need import lacking, need_root, need_tool, need_unshare
 
 from vmpin.install import base_spec, file_operations, hook_options, hook_script, hooks_directory
 from vmpin.install.hook_options import HookOptions
@@ -120,7 +120,7 @@ class Machine:
 
     def run(self, *argv: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """In a mount namespace of its own. The output goes to a file: a container left behind keeps no pipe open."""
-        wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c", WITHOUT_HYBRID, "sh"]
+        wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c", WITHOUT_HYBRID, "sh"]
         log = self.top / f"{uuid.uuid4().hex}.log"
         with log.open("wb") as file:
             done = subprocess.run([*wrap, *argv], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,

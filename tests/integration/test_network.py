@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import ESCAPE, run
-from need import need_tool
+from need import need_tool, need_unshare
 from network_node import NetworkNode
 from real_qemu import Qemu
 
@@ -130,7 +130,7 @@ def test_a_macvtap_is_found_by_its_descriptor(tmp_path: Path) -> None:
         node("ip link add name up0 type veth peer name up1")
         pod = node.sandbox()
         node(f"ip link add link up0 name mvt0 netns {pod.pid} type macvtap mode bridge")
-        script = ["unshare", "--mount", "sh", "-ec", _WITH_MACVTAP, "sh", str(tmp_path / "dev")]
+        script = [*need_unshare("--mount"), "sh", "-ec", _WITH_MACVTAP, "sh", str(tmp_path / "dev")]
         with Qemu(program=pod.argv(*script, need_tool("qemu-system-x86_64"))) as vm:
             node.show(vm.pid)
             (sandbox,) = json.loads(Story(node, vm, tmp_path)("status", "--network", "-o", "json", "--direct"))[

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from need import lacking
 from nri_peer import delivering
 from nri_tap import Tap
 from process_masks import two_cpus
@@ -126,6 +127,8 @@ def test_no_containerd_hangs_while_runc_containers_are_repaired(seconds: float) 
                 drives.append(Drive(stack.enter_context(Containerd(suite)), two_cpus()))
             except pytest.skip.Exception as err:  # sid moves, and is not always to be had
                 missing = str(err)
+        if not drives:
+            lacking(missing)
         with ThreadPoolExecutor(len(drives)) as pool:
             for ended in [pool.submit(each.run, ROUNDS, seconds) for each in drives]:
                 ended.result()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from need import need_root, need_tool
+from need import need_root, need_unshare
 from real_qemu import Qemu, need_kvm
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType
@@ -171,7 +171,7 @@ def debugfs() -> Iterator[str]:
         yield "/sys/kernel/debug"
         return
     script = "mount -t debugfs none /sys/kernel/debug && echo mounted && exec sleep 600"
-    with subprocess.Popen([need_tool("unshare"), "--mount", "sh", "-c", script], stdout=subprocess.PIPE,
+    with subprocess.Popen([*need_unshare("--mount"), "sh", "-c", script], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None

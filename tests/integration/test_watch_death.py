@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from need import need_tool
+from need import need_unshare
 from process_masks import by_tid
 from real_node import Node, talk
 from real_qemu import Qemu
@@ -199,7 +199,7 @@ def test_a_full_disk_is_reported_once_and_pins_go_on(node: Node, cpus: tuple[str
     first, second = cpus
     node.configure(node={"shared_pool": first})
     node.run.mkdir()
-    node.wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
+    node.wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c",
                  f'mount -t tmpfs -o size=64k,mode=755 vmpin-test {node.run} && exec "$@"', "sh"]
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
@@ -230,7 +230,7 @@ def test_a_full_disk_is_reported_once_and_pins_go_on(node: Node, cpus: tuple[str
 
 def test_a_run_directory_that_is_full_from_the_start_is_one_clear_line(node: Node) -> None:
     node.run.mkdir()
-    node.wrap = [need_tool("unshare"), "-m", "--propagation", "private", "sh", "-c",
+    node.wrap = [*need_unshare("-m", "--propagation", "private"), "sh", "-c",
                  f"mount -t tmpfs -o nr_inodes=2 vmpin-test {node.run} && touch {node.run}/lock && "
                  'exec "$@"', "sh"]
     node.start(wait_until_ready=False)

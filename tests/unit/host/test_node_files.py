@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from need import need_root, need_tool
+from need import need_root, need_unshare
 from trees import make_tree
 
 from vmpin.errors import SourceError
@@ -101,7 +101,7 @@ def test_a_root_behind_a_link_of_proc_is_that_processs_own() -> None:
     need_root()
     there = tempfile.gettempdir()
     script = f"mount -t tmpfs vmpin {there} && echo there > {there}/a && echo . && read x"
-    with subprocess.Popen([need_tool("unshare"), "--mount", "sh", "-c", script], stdin=subprocess.PIPE,
+    with subprocess.Popen([*need_unshare("--mount"), "sh", "-c", script], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b".\n"

@@ -21,7 +21,7 @@ from agent_host import PATIENCE, Host
 from guest_tree import write
 from lab import cache, rootfs
 from lab.errors import LabError
-from need import lacking, need_root, need_tool
+from need import lacking, need_root, need_tool, need_unshare
 
 import vmpin_agent
 from vmpin.install import agent_zipapp
@@ -124,8 +124,8 @@ def test_the_guest_hook_starts_it_once_and_never_fails(built: Path, tmp_path: Pa
     for source, name in (built, "vmpin-agent.pyz"), (ROOT / "guest/prestart/vmpin-agent", "prestart/vmpin-agent"):
         (tmp_path / name).write_bytes(source.read_bytes())
         (tmp_path / name).chmod(0o755)
-    ran = subprocess.run(["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
-                          "--mount-proc", "sh", "-c", script, "sh", str(tmp_path)], capture_output=True, text=True,
+    apart = need_unshare("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
+    ran = subprocess.run([*apart, "sh", "-c", script, "sh", str(tmp_path)], capture_output=True, text=True,
                          timeout=300)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")
 
@@ -153,7 +153,7 @@ def python39() -> Iterator[Path]:
 @pytest.mark.root
 def test_on_python_3_9_it_runs_and_serves(python39: Path, built: Path, tmp_path: Path) -> None:
     """In a chroot, which it sees as its own: with /dev/null, and neither the host's /proc nor /sys."""
-    mounts: list[str] = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-ec",
+    mounts: list[str] = [*need_unshare("--mount", "--propagation", "private"), "--", "sh", "-ec",
                          'mount --bind "$1" "$2/mnt"; shift; exec chroot "$@"', "sh", str(tmp_path), str(python39)]
     (tmp_path / "agent.pyz").write_bytes(built.read_bytes())
     (tmp_path / "cgroup").mkdir()

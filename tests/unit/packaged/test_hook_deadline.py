@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import hook_process
 import pytest
 from hook_process import STATE, Place, Watcher, one
-from need import need_root, need_tool
+from need import need_root, need_tool, need_unshare
 
 place = hook_process.place
 
@@ -126,10 +126,9 @@ def test_no_state_and_a_huge_one_are_one_line_and_not_sent(place: Place, size: i
 @pytest.mark.root
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(place: Place) -> None:
     need_root()
-    unshare = need_tool("unshare")
     place.spool.mkdir(parents=True)
     script = f'mount -t tmpfs -o size=8k tmpfs {place.spool} || exit 9; "$@"; code=$?; ls -A {place.spool}; exit $code'
-    wrap = (unshare, "-m", "--propagation", "private", "sh", "-c", script, "sh")
+    wrap = (*need_unshare("-m", "--propagation", "private"), "sh", "-c", script, "sh")
     ran = place.run("poststart", state=b"x" * 100_000, wrap=wrap)
     assert (ran.code, ran.out) == (0, "")
     assert re.fullmatch(r"vmpin-hook: .*, and not kept: .*No space left on device.*\n", ran.err)

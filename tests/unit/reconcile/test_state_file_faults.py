@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from need import need_root, need_tool
+from need import need_root, need_tool, need_unshare
 from saved_states import BOOT, SAMPLE
 
 from vmpin.errors import StateFileError
@@ -187,11 +187,11 @@ assert sorted(state_file.with_notes(here / "notes", BOOT, state_format.SavedStat
     (FULL_DISK, "state.json: the state cannot be saved"), (FULL_NOTES, "notes: an original mask cannot be noted")])
 def test_on_a_full_disk_what_was_kept_stays_and_the_next_is_kept_too(tmp_path: Path, script: str, said: str) -> None:
     need_root()
-    unshare, mount = need_tool("unshare"), need_tool("mount")
+    mount = need_tool("mount")
     # A mount namespace of its own, so that nothing is left behind whatever happens.
     mounted = f'{mount} -t tmpfs -o size=32k vmpin-test "$1" && exec "$2" -c "$3" "$1"'
     found = subprocess.run(
-        [unshare, "--mount", "--propagation", "private", "sh", "-ec", mounted, "sh", tmp_path, sys.executable,
+        [*need_unshare("--mount", "--propagation", "private"), "sh", "-ec", mounted, "sh", tmp_path, sys.executable,
          script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
         timeout=120, check=False)
     assert (found.returncode, found.stderr) == (0, "")
