@@ -155,6 +155,7 @@ class HostileRuntime:
         else:
             answer = self.allocator.asked(Verb.UPDATE, new._replace(cpuset=None))
             if kill.at == "after":
+                self.own.pop(container, None)  # the ledger has it resized, the runtime does not
                 self.kill()
             elif answer.refusal:
                 return
@@ -288,6 +289,7 @@ class HostileRuntime:
         """What a container that lives has been given is no other pod's, unless its grant is another now: that has
         been asked for."""
         grants = self.ledger.grants
+        shared = self.ledger.shared & self.machine.online
         for key, cpus in self.own.items():
             if self.allocator is None or key not in self.containers:
                 continue
@@ -296,6 +298,8 @@ class HostileRuntime:
                 # Resized: it grew, or kept a part. Or it is on the pool, and is being moved there.
                 assert mine.policy not in _OWN or mine.cpus <= cpus or cpus <= mine.cpus, (key, cpus, mine)
                 continue
+            if mine is not None and mine.left_alone and shared <= self.effective(self.containers[key]):
+                continue  # a VM without vmpin's annotation: its own CPUs cannot be told from the pool's
             for other in grants.values():
                 if other.sandbox != self.containers[key].sandbox:
                     assert cpus.isdisjoint(other.held), f"{key} runs on {cpus}, of which {other} was given some"
