@@ -36,6 +36,7 @@ from vmpin.host.lock import Lock
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.follow_up import FollowUp
 from vmpin.reconcile import teardown
+from vmpin.reconcile.first_list import AWAITED_FOR
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.relist import Relist
@@ -121,6 +122,8 @@ class Watcher:
                 logger.info("watching vms=%d run=%s", len(self.view.vms), self.view.config.paths.run)
                 self.about = About()
                 self.passes.ask_qmp()
+                # However long resyncs are apart: from then on no VM waits for the runtime's list.
+                loop.call_later(AWAITED_FOR, self._resync.set)
                 await self._stop.wait()
                 unpinned = await self._end_tasks(directory)
         finally:
