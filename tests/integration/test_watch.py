@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from need import need_reaper
 from process_masks import by_tid, kept, seen, union
 from real_node import Node
 from real_qemu import Qemu
@@ -58,6 +59,7 @@ def test_a_container_is_followed_from_its_creation_to_its_end(node: Node, cpus: 
 
 
 def test_a_container_whose_end_is_not_reported_is_noticed(node: Node, cpus: tuple[str, str]) -> None:
+    need_reaper()
     first, second = cpus
     node.configure(node={"shared_pool": first})
     with Qemu(node.id("a"), vcpus=2) as vm:
