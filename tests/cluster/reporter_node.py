@@ -59,17 +59,20 @@ def until(holds: Callable[[], object], what: str = "it did not come to that") ->
 
 
 @contextlib.contextmanager
-def package(version: str) -> Iterator[Path]:
-    """The directory of the package kubernetes with what it needs, from PyPI. :raises LabError: without an index."""
+def package(version: str, python: tuple[int, int] = sys.version_info[:2],
+            interpreter: str = sys.executable) -> Iterator[Path]:
+    """The directory of the package kubernetes with what it needs, from PyPI. :param python: the version of the
+    interpreter, for which some parts are compiled. :raises LabError: without an index."""
     def make(path: Path, log: Path) -> None:
         with log.open("ab") as output:
-            done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+            done = subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
                                    "--target", path, f"kubernetes=={version}"], stdout=output, stderr=output,
                                   check=False)
         if done.returncode:
             raise LabError(f"needs a package index with kubernetes {version}: {log}")
-    recipe = {"kubernetes": version, "python": sys.version_info[:2]}
-    with cache.entry(f"kubernetes-{version}", recipe, make) as path:  # a kind each: of a kind few are kept
+    recipe = {"kubernetes": version, "python": python}
+    own = "" if python == sys.version_info[:2] else f"-python{python[0]}.{python[1]}"
+    with cache.entry(f"kubernetes-{version}{own}", recipe, make) as path:  # a kind each: of a kind few are kept
         yield path
 
 
@@ -122,6 +125,7 @@ class StatusPeer:
         self._node = node_part()
         self.clock: Callable[[], float] = time.time
         self._made: socket.socket | None = None
+        self.trouble = ""  #: Why the reporter does not reach the API server, as it sent it last.
 
     def start(self) -> None:
         self._made = made = socket.socket(socket.AF_UNIX)
@@ -149,6 +153,11 @@ class StatusPeer:
                 if request["op"] == "pods":
                     with connection:
                         connection.sendall(b'{"pods":%d}\n' % len(request["pods"]))
+                    continue
+                if request["op"] == "reporter":
+                    with connection:
+                        connection.sendall(b'{"reporter":"taken"}\n')
+                    self.trouble = request["trouble"]
                     continue
                 assert request["op"] == "follow"
                 with self._lock:
@@ -185,6 +194,7 @@ class ReporterNode:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="vmpin-reporter-", dir="/tmp")))
+            self.ready = self.directory / "ready"
             if self._run is None:
                 self.peer = StatusPeer(self.directory)
                 self.peer.start()
@@ -273,7 +283,8 @@ class ReporterNode:
         (self.directory / "token").write_text(token)
 
     def arguments(self, *arguments: str, **keys: str) -> tuple[list[str], dict[str, str]]:
-        keys = {"node": self.name, "kubeconfig": str(self.kubeconfig()), "startup_taint": TAINT, **keys}
+        keys = {"node": self.name, "kubeconfig": str(self.kubeconfig()), "startup_taint": TAINT,
+                "ready_file": str(self.ready), **keys}
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": self._modules, "HOME": str(self.directory),
                        "VMPIN_PATHS_RUN": str(self._run or self.directory), "VMPIN_LOG_LEVEL": "debug",
                        **{f"VMPIN_KUBERNETES_{key.upper()}": value for key, value in keys.items()}}

@@ -316,3 +316,20 @@ def test_all_nodes_are_withdrawn_by_one_command(own_server: ApiServer, package: 
     assert node.run("--withdraw", token=token).stdout == "0 objects were changed or removed\n"
     assert server.get(PINNINGS).body["items"] == []
     assert server.get(NODES).code == 200
+
+
+def test_a_reporter_is_ready_while_it_reaches_the_api_server_and_tells_its_watcher(
+        own_server: ApiServer, package: Path, given_node: Given, name: str) -> None:
+    node = given_node(own_server, package)
+    node.ready.touch()  # of a container before it, in the same pod
+    own_server.freeze()
+    node.start()
+    until(lambda: not node.ready.exists(), node.log())
+    own_server.thaw()
+    pod_seen(node, name)
+    until(node.ready.exists, node.log())
+    own_server.kill()
+    until(lambda: not node.ready.exists() and "refused" in node.peer.trouble, node.log())
+    own_server.start()
+    until(lambda: node.ready.exists() and not node.peer.trouble, node.log())
+    assert node.end() == 0

@@ -27,4 +27,6 @@ class KubernetesSettings(NamedTuple):
     nrt: str = setting("off", values.one_of("off", "annotate", "own"), "the node's NodeResourceTopology: off; "
                        "annotate (an annotation on an object that another program wrote); own (zones of its own, "
                        "unless another program writes any)")
+    ready_file: Path | None = setting("", values.path_or_unset, "file that is there while the API server is reached, "
+                                      "for a readiness probe; unset: none")
     annotate: bool = setting(False, values.flag, "whether pods get the annotations vmpin.io/cpus and vmpin.io/vcpus")

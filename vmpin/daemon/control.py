@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.host.socket_streams import Stream
-from vmpin.kube import untrusted_pod
+from vmpin.kube import reporter_report, untrusted_pod
 from vmpin.status import collector
 
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ _OTHER_VERSION = "are vmpin and its watcher the same version?"
 MAX_REQUEST = 65536
 #: What changes nothing, and is answered to members of watch.status_group.
 READING = ("status", "proof", "isolation", "follow")
+#: What the reporter hands over, to the status socket alone.
+HANDED = (untrusted_pod.OPERATION, reporter_report.OPERATION)
 
 
 class Control:
     """Each operation is one of the command line's, but `follow`.
     :param reading: whether it answers what changes nothing and no more, for root too, but takes untrusted text about
-        pods, and changed annotations where they are followed: on the status socket."""
+        pods, changed annotations where they are followed, and what a reporter lacks: on the status socket."""
 
     def __init__(self, watcher: Watcher, reading: bool = False) -> None:
         self._watcher = watcher
@@ -44,8 +46,8 @@ class Control:
                 self._watcher.handed_pods.admit()  # before it is parsed
             request = json.loads(raw)
             operation = request["op"]
-            if operation == untrusted_pod.OPERATION and self._reading:
-                return self._take_pods(request, large)
+            if operation in HANDED and self._reading:
+                return self._take(operation, request, large)
             if operation not in READING and self._reading:
                 raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
             if operation not in READING and uid not in (0, os.geteuid()):
@@ -82,7 +84,11 @@ class Control:
             return explained(self._watcher.allocating, str(request["explain"]))
         return None
 
-    def _take_pods(self, request: dict[str, object], admitted: bool) -> bytes:
+    def _take(self, operation: str, request: dict[str, object], admitted: bool) -> bytes:
+        """Take what the reporter hands over. :param admitted: whether it has been counted already."""
+        if operation == reporter_report.OPERATION:
+            self._watcher.reporter_health.take(request)
+            return _encoded({operation: "taken"}) + b"\n"
         if not admitted:
             self._watcher.handed_pods.admit()
         if (allocating := self._watcher.allocating) is not None and allocating.live is not None:

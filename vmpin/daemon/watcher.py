@@ -25,6 +25,7 @@ from vmpin.daemon.handed_pods import HandedPods
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
+from vmpin.daemon.reporter_health import ReporterHealth
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.samples.sampling import Sampling
@@ -91,6 +92,7 @@ class Watcher:
         self.guest = self.guests.report
         self.followers = Followers(self, self.guests.data, timeouts)
         self.handed_pods = HandedPods(timeouts)
+        self.reporter_health = ReporterHealth(timeouts)
         self.passes = Passes(reconciler, self.guests, self.hooks, self.proc_events, self._passed, timeouts)
         self.about: About | None = None  #: None until it is ready.
 
@@ -275,7 +277,8 @@ class Watcher:
 
     def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
-        return source_health(self.view, self.nri, self.proc_events, self._tasks.names, self._tasks.failing)
+        return (*source_health(self.view, self.nri, self.proc_events, self._tasks.names, self._tasks.failing),
+                *self.reporter_health.source_health())
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""

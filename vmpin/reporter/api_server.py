@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import socket
+import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -90,12 +91,15 @@ class ApiServer:
                 if not token:
                     return items, str(page["metadata"]["resourceVersion"])
 
-    def watch_pods(self, node: str, version: str, seconds: int) -> Iterator[Mapping[str, Any]]:
+    def watch_pods(self, node: str, version: str, seconds: int,
+                   begun: Callable[[], None] = lambda: None) -> Iterator[Mapping[str, Any]]:
         """The events after a version, until the server ends the watch, `seconds` after its begin at the latest.
+        :param begun: called when the server has accepted the watch.
         :raises ClusterError: it ends otherwise, or cannot begin."""
         with self._translated("watch pods"), self._list(
                 node, seconds + OVER, watch=True, resource_version=version, allow_watch_bookmarks=True,
                 timeout_seconds=seconds) as response:
+            begun()
             buffer = b""
             for part in response.stream(65536, decode_content=True):
                 *lines, buffer = (buffer + part).split(b"\n")
@@ -136,7 +140,8 @@ class ApiServer:
                 found.retries = False  # each caller waits by itself
                 self._client = client.ApiClient(found)
                 self._client.user_agent = "vmpin" if self._as_kubectl else "vmpin-reporter"
-                self._client.rest_client.pool_manager.connection_pool_kw["socket_options"] = KEEPALIVE
+                options = self._client.rest_client.pool_manager.connection_pool_kw
+                options |= {"socket_options": KEEPALIVE, "ssl_context": _tls_context(urllib3, options)}
             return self._client, urllib3
 
     def _load(self, config: Any, found: Any) -> None:
@@ -204,6 +209,17 @@ class _Translated:
             raise ClusterError(f"{what}: {err}") from err
         if isinstance(err, ValueError | KeyError):
             raise ClusterError(f"{what}: the answer is not the JSON that it should be") from err
+
+
+def _tls_context(urllib3: Any, options: Mapping[str, Any]) -> ssl.SSLContext:
+    """The context of every connection to an API server. It verifies as urllib3's own, but takes authorities without
+    the extensions that RFC 5280 asks for (keyUsage, authorityKeyIdentifier), as Go's programs do: clusters have such
+    ones, and Python 3.13 refuses them by VERIFY_X509_STRICT. :param options: of urllib3's pools."""
+    context: ssl.SSLContext = urllib3.util.ssl_.create_urllib3_context(cert_reqs=options.get("cert_reqs"))
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not options.get("ca_certs"):
+        context.load_default_certs()  # urllib3 does so only for a context that it makes itself
+    return context
 
 
 def _limited(response: Any, most: int) -> bytes | None:

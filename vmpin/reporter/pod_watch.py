@@ -16,6 +16,7 @@ from typing import Any
 
 from vmpin.errors import ClusterError
 from vmpin.kube.pod_record import PodRecord, Pods, record_of
+from vmpin.reporter.api_link import ApiLink
 from vmpin.reporter.api_server import ApiServer
 from vmpin.reporter.loop_pauses import Pauses
 
@@ -30,14 +31,17 @@ EXPIRED = (410, 504)
 
 class PodWatch:
     """`run` is a thread's body. :param changed: called in it after each change. :param watch_seconds: as above.
-    :param untrusted: keep pods' untrusted text, too. :param asks: as for `record_of`. :param pauses: after errors."""
+    :param untrusted: keep pods' untrusted text, too. :param asks: as for `record_of`. :param pauses: after errors.
+    :param link: is told whether the pods are listed and watched."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,
                  watch_seconds: int = WATCH_SECONDS, untrusted: bool = False,
-                 asks: Callable[[str], bool] | None = None, pauses: Pauses | None = None) -> None:
+                 asks: Callable[[str], bool] | None = None, pauses: Pauses | None = None,
+                 link: ApiLink | None = None) -> None:
         self._server, self._node, self._changed, self._stopping = server, node, changed, stopping
         self._seconds = watch_seconds
         self._untrusted, self._asks, self._pauses = untrusted, asks, pauses or Pauses(stopping)
+        self._link = link or ApiLink(None, lambda: None)
         self._lock = threading.Lock()
         self._pods: dict[str, PodRecord] = {}
         self._first = True
@@ -73,6 +77,7 @@ class PodWatch:
                     self._pauses.after(ClusterError(str(err)))
             except _Broken as err:
                 version = err.version
+                self._link.failed("pods", str(err))
                 if self._fed:  # else it may have waited for an answer all the time
                     self._pauses.lasted(time.monotonic() - began)
                 self._pauses.after(err)
@@ -97,7 +102,7 @@ class PodWatch:
         self.watches += 1
         seconds = random.randint(max(1, self._seconds // 2), self._seconds)
         try:
-            for event in self._server.watch_pods(self._node, version, seconds):
+            for event in self._server.watch_pods(self._node, version, seconds, lambda: self._link.reached("pods")):
                 kind, item, self._fed = str(event.get("type")), event.get("object") or {}, True
                 if kind == "ERROR":
                     code = int(item.get("code") or 0)

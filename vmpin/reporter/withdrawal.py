@@ -2,14 +2,14 @@
 the annotations of pods, with kubernetes.nrt NodeResourceTopology. Events expire by themselves.
 
 It does so at SIGTERM for one node, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's
-reboot withdraw nothing. It does so for all nodes by `vmpin reporter --withdraw` in a Job before the chart is removed.
+reboot withdraw nothing. It does so for all nodes by `vmpin reporter --withdraw` in a Job after the chart was removed.
 What stays out: the masks, which are the watcher's (watch.on_exit). Called by service and cli.reporter."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which a deleted DaemonSet's pods are waited for, and the pause between two requests.
 GONE_WITHIN, POLL = 90.0, 2.0
+#: Failures that a message has.
+SHOWN = 8
 #: Objects of a page: pods may have 0.3 MB each, and the Job has the memory of a reporter.
 PAGE = 100
 
@@ -67,7 +69,7 @@ class OwnDaemonSet:
 def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
     """Withdraw everything that was written about the node `keys.node`. Each part is tried, whether or not another one
     fails.
-    :returns: how many objects were changed. :raises ClusterError: the first failure."""
+    :returns: how many objects were changed. :raises IncompleteWithdrawal: with what was not withdrawn."""
     node = keys.node
     return _all([partial(_sent, server, pinning_withdrawal(node)), partial(_labels, server, node),
                  partial(_pods, server, node, keys), partial(_topologies, server, node, keys)])
@@ -76,7 +78,8 @@ def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
 def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: float = GONE_WITHIN) -> int:
     """Withdraw everything that was written about all nodes. The reporters' DaemonSet `keys.daemonset` is deleted first
     and waited for, as they would write it all again; "" where none runs. :param within: seconds. A pod of a node that
-    is down does not end: it writes nothing either. :returns: as above. :raises ClusterError: the first failure."""
+    is down does not end: it writes nothing either. :returns: as above.
+    :raises IncompleteWithdrawal: as above. :raises ClusterError: the DaemonSet cannot be deleted."""
     if keys.daemonset:
         _stop_reporters(server, _path(keys.daemonset), within)
 
@@ -176,15 +179,28 @@ def _sent(server: ApiServer, request: ApiRequest) -> int:
     return 1
 
 
+class IncompleteWithdrawal(ClusterError):
+    """Some of it was not withdrawn. The message has as many `failures` as fit into a line or two."""
+
+    def __init__(self, failures: Sequence[ClusterError]) -> None:
+        texts = list(dict.fromkeys(map(str, failures)))
+        more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+        super().__init__(f"not withdrawn: {'; '.join(texts[:SHOWN])}{more}", failures[0].status)
+        self.failures = tuple(failures)
+
+
 def _all(steps: Iterable[Callable[[], int]]) -> int:
-    done, failure = 0, None
+    """Take each step, whether or not another one fails. :raises IncompleteWithdrawal: with what failed of any."""
+    done, failures = 0, list[ClusterError]()
     for step in steps:
         try:
             done += step()
+        except IncompleteWithdrawal as err:
+            failures += err.failures
         except ClusterError as err:
-            failure = failure or err
-    if failure is not None:
-        raise failure
+            failures.append(err)
+    if failures:
+        raise IncompleteWithdrawal(failures)
     return done
 
 

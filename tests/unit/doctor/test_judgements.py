@@ -219,6 +219,8 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("watcher", replace(running(hook=True, births=False, nri=False), hooks=(hook(),)), "warn", "without nri"),
     ("watcher", running({"hook": 3}, hook=True, births=False), "ok", "runs"),
     ("watcher", running(hook=False, births=True), "warn", "without hook"),
+    ("watcher", running(hook=True, births=True, reporter=False), "warn", "does not reach the API server"),
+    ("watcher", running(hook=True, births=True, reporter=True), "ok", "runs"),
     ("watcher", running(hook=True, births=True, resync=False), "bad", "passes fail"),
     ("watcher", facts(watcher=WatcherFacts("mute", 100, "does not answer within 10 s")), "bad", "within 10 s"),
     ("watcher", facts(watcher=WatcherFacts("running", 100, "unknown request 'about'")), "unknown", "unknown request"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -27,7 +27,10 @@ class Server:
     def pods(self, node: str, version: str) -> tuple[list[Mapping[str, Any]], str]:
         return [], "1"
 
-    def watch_pods(self, node: str, version: str, seconds: int) -> Iterator[Mapping[str, Any]]:
+    def watch_pods(self, node: str, version: str, seconds: int,
+                   begun: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
+        if self.events:
+            begun()
         yield from self.events
         if self.watch.watches == 6:
             self.stopping.set()

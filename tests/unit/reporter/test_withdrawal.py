@@ -7,10 +7,11 @@ from typing import Any, cast
 import pytest
 
 from vmpin.config import loading
+from vmpin.errors import ClusterError
 from vmpin.kube.api_request import ApiRequest
 from vmpin.reporter import withdrawal
 from vmpin.reporter.api_server import ApiServer
-from vmpin.reporter.withdrawal import withdraw_everywhere
+from vmpin.reporter.withdrawal import SHOWN, IncompleteWithdrawal, withdraw_everywhere
 
 CONDITION = {"type": "vmpin.io/CPUsPinned", "status": "True"}
 
@@ -18,8 +19,8 @@ CONDITION = {"type": "vmpin.io/CPUsPinned", "status": "True"}
 class OneServer:
     """With some pods that have a condition, and a DaemonSet whose pods never end."""
 
-    def __init__(self, pods: int) -> None:
-        self.pods = pods
+    def __init__(self, pods: int, refuses: str = " ") -> None:
+        self.pods, self.refuses = pods, refuses
         self.changed: list[str] = []
 
     def get(self, path: str) -> Any:
@@ -28,6 +29,8 @@ class OneServer:
     def send(self, request: ApiRequest) -> Any:
         query = dict(request.query)
         if request.method != "GET":
+            if self.refuses in request.path:
+                raise ClusterError(f"{request}: forbidden", 403)
             self.changed.append(str(request))
             return {}
         if "/daemonsets/" in request.path:
@@ -49,3 +52,15 @@ def test_a_reporter_that_does_not_end_holds_up_nothing(caplog: pytest.LogCapture
     assert server.changed[0] == "DELETE /apis/apps/v1/namespaces/vmpin/daemonsets/vmpin-reporter"
     assert len([each for each in server.changed if each.endswith("/status")]) == server.pods
     assert "have not all ended" in caplog.text
+
+
+def test_what_is_refused_is_named_and_holds_up_nothing_else() -> None:
+    server = OneServer(SHOWN + 20, refuses="/p1")  # p1, and p10 to p19
+    keys = loading.load(None, {}, {}).kubernetes
+    with pytest.raises(IncompleteWithdrawal) as caught:
+        withdraw_everywhere(cast(ApiServer, server), keys)
+    assert len(server.changed) == SHOWN + 20 - 11
+    assert len(caught.value.failures) == 11
+    text = str(caught.value)
+    assert text.startswith("not withdrawn: PATCH /api/v1/namespaces/default/pods/p1/status: forbidden; ")
+    assert text.endswith(f"; and {11 - SHOWN} more")
