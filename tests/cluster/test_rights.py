@@ -6,7 +6,6 @@ What stays out: what the policies refuse (test_policies)."""
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from cluster.audit_log import Served
 from cluster.build import Programs
 from cluster.rendered import objects
 from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, until
-from cluster.server import MERGE, ApiServer
+from cluster.server import ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
 from vmpin.kube.identifiers import MANAGER
 
@@ -85,12 +84,15 @@ def newest() -> Iterator[Path]:
 
 
 def keys(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, str]:
-    """The keys `kubernetes` that the chart sets for a DaemonSet's or a Job's process, but for the node's name."""
-    (found,) = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    """The keys `kubernetes` that the chart sets for a DaemonSet's or a Job's process, but for the node's name and the
+    pod's own directory."""
+    (made,) = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    (container,) = made["spec"]["template"]["spec"]["containers"]
     prefix = "VMPIN_KUBERNETES_"
-    return {"startup_taint": "", **{each["name"].removeprefix(prefix).lower(): each["value"] for each in container[
-        "env"] if each["name"].startswith(prefix) and "value" in each}}
+    found = {each["name"].removeprefix(prefix).lower(): each["value"] for each in container.get("env", ())
+             if each["name"].startswith(prefix) and "value" in each}
+    found.pop("ready_file", None)
+    return {"startup_taint": "", **found}
 
 
 @pytest.mark.parametrize("values", [
@@ -155,22 +157,11 @@ def _by_its_end(node: ReporterNode, _: dict[str, str]) -> None:
 
 
 def _by_the_job(node: ReporterNode, keys: dict[str, str]) -> None:
-    """The Job withdraws for a node that is down. This test is the garbage collector, which removes the DaemonSet."""
-    path = f"{DAEMON_SETS}/{REPORTER}"
+    """The Job withdraws for a node that is down, after Helm has removed the DaemonSet."""
     node.kill()
     if keys.get("nrt") == "own":  # one object is to be deleted, the other is by now another program's
         _apply_zones(node.server, "down", MANAGER)
         _apply_zones(node.server, node.name, "other")
-    held = {"metadata": {"finalizers": ["vmpin.io/test"]}}
-    assert node.server.request("PATCH", path, held, kind=MERGE).code == 200
-
-    def collect() -> None:
-        until(lambda: node.server.get(path).body["metadata"].get("deletionTimestamp"))
-        node.server.request("PATCH", path, {"metadata": {"finalizers": None}}, kind=MERGE)
-
-    collector = threading.Thread(target=collect)
-    collector.start()
-    done = node.run("--withdraw", token=node.server.service_account("vmpin", WITHDRAW, node=node.name),
-                    **keys)
-    collector.join()
+    assert node.server.request("DELETE", f"{DAEMON_SETS}/{REPORTER}").code == 200
+    done = node.run("--withdraw", token=node.server.service_account("vmpin", WITHDRAW, node=node.name), **keys)
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 #: Keys that the chart sets by itself: its values must not.
 SET = {"metrics.address", "watch.reload", "watch.status_group", "kubernetes.node", "kubernetes.kubeconfig",
        "kubernetes.daemonset", "kubernetes.startup_taint", "kubernetes.nrt", "kubernetes.annotate",
-       "kubernetes.watch_pods"}
+       "kubernetes.watch_pods", "kubernetes.ready_file"}
 
 
 def version() -> str:
@@ -158,7 +158,10 @@ def test_the_watcher_has_no_token_and_the_reporter_nothing_else(name: str) -> No
     assert (found["securityContext"]["runAsNonRoot"], context["readOnlyRootFilesystem"]) == (True, True)
     assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (False, {"drop": ["ALL"]})
     (host,) = [each["hostPath"]["path"] for each in found["volumes"] if "hostPath" in each]
-    assert all(mount["readOnly"] for mount in container(documents, "reporter")["volumeMounts"])
+    writable = [each["name"] for each in container(documents, "reporter")["volumeMounts"] if not each.get("readOnly")]
+    assert writable == ["ready"]
+    assert named(documents, "DaemonSet", "vmpin-reporter")["spec"]["template"]["spec"]["volumes"][0] == {
+        "name": "ready", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
     assert host == "/run/vmpin/status"
 
 
@@ -221,11 +224,59 @@ def test_a_rollout_follows_from_the_keys_that_take_a_restart() -> None:
     assert set(FIXED) <= BY_KEY.keys()
 
 
-def test_alerts_and_dashboard_of_the_chart_are_links() -> None:
-    """Helm packs what they lead to; a wheel has the files."""
+def test_alerts_and_dashboard_of_the_chart_are_those_of_config() -> None:
+    """Copies: of a link helm prints a line with each command."""
     for name in "alerts.yaml", "grafana.json":
+        assert not (CHART / "files" / name).is_symlink()
         assert (CHART / "files" / name).read_bytes() == data_files.path(f"config/{name}").read_bytes()
     assert 'Files.Get "files/alerts.yaml"' in (CHART / "templates/prometheus.yaml").read_text()
+
+
+def test_the_withdrawal_is_bounded_and_after_the_release_is_removed() -> None:
+    """A failed hook before the removal would stop each try to uninstall; after it, Helm reports it and ends. Its pod
+    needs nothing of what was removed by then."""
+    job = named(GOLDEN["everything"], "Job", "vmpin-withdraw")
+    hooks = [each for each in GOLDEN["everything"] if "helm.sh/hook" in (each["metadata"].get("annotations") or {})]
+    assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks} == {"post-delete"}
+    spec, made = job["spec"], job["spec"]["template"]["spec"]
+    assert 0 < spec["activeDeadlineSeconds"] < 300, "Helm waits for five minutes"
+    assert (spec["backoffLimit"] > 0, made["terminationGracePeriodSeconds"]) == (True, 0)
+    assert "volumes" not in made
+    assert {"kind": "ServiceAccount", "name": made["serviceAccountName"]}.items() <= {
+        "kind": hooks[0]["kind"], "name": hooks[0]["metadata"]["name"]}.items()
+
+
+def tolerated(tolerations: list[dict[str, Any]], key: str, effect: str) -> bool:
+    """Of a pod by the scheduler, after the API server's DefaultTolerationSeconds (k8s.io/kubernetes,
+    plugin/pkg/admission/defaulttolerationseconds): that adds one where none names the key for NoExecute, whatever the
+    value."""
+    def covers(each: dict[str, Any], name: str) -> bool:
+        return bool(each.get("key", name) == name and each.get("effect", effect) == effect)
+
+    if key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable") and effect == "NoExecute" and not any(
+            covers(each, key) for each in tolerations):
+        return True
+    return any(covers(each, key) and (each.get("operator") == "Exists" or each.get("value", "") == "")
+               for each in tolerations)
+
+
+def test_the_withdrawal_takes_the_reporters_nodes_but_none_that_is_down() -> None:
+    job = named(GOLDEN["everything"], "Job", "vmpin-withdraw")["spec"]["template"]["spec"]
+    reporter = pod(GOLDEN["everything"], "reporter")
+    assert (job["nodeSelector"], job.get("affinity")) == (reporter["nodeSelector"], reporter.get("affinity"))
+    assert reporter["tolerations"] == [{"operator": "Exists"}]
+    for taint in "node-role.kubernetes.io/control-plane", "node.kubernetes.io/unschedulable", "dedicated":
+        assert tolerated(job["tolerations"], taint, "NoSchedule"), taint
+    for taint in "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable":
+        assert tolerated(reporter["tolerations"], taint, "NoExecute")
+        assert not tolerated(job["tolerations"], taint, "NoExecute"), taint
+
+
+def test_one_node_that_is_down_holds_up_no_rollout_of_reporters() -> None:
+    """The controller rounds the percentage up, and counts the pod of such a node as unavailable."""
+    share = named(MANIFEST, "DaemonSet", "vmpin-reporter")["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"]
+    assert all(-(-nodes * int(share.removesuffix("%")) // 100) > 1 for nodes in range(2, 200))
+    assert int(share.removesuffix("%")) < 100
 
 
 def test_a_service_of_vmpins_gives_the_pods_no_variables() -> None:

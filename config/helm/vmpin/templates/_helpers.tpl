@@ -24,26 +24,69 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{ .Values.image.repository }}:{{ .Values.reporter.tag | default (printf "%s-kubernetes" (include "vmpin.tag" .)) }}
 {{- end }}
 
-{{- /* Of both pods: where they run, and with which Secrets their images are pulled. */ -}}
-{{- define "vmpin.scheduling" -}}
+{{- /* A value as YAML, without the keys whose value is null: Helm keeps a null that was given (--set KEY=null), and the
+API server would read it as an empty text. */ -}}
+{{- define "vmpin.given" -}}
+{{- $copy := dict "value" (deepCopy .) }}
+{{- include "vmpin.dropNulls" $copy }}
+{{- with $copy.value }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "vmpin.dropNulls" -}}
+{{- range $key, $value := . }}
+{{- if kindIs "invalid" $value }}{{ $_ := unset $ $key }}
+{{- else if kindIs "map" $value }}{{ include "vmpin.dropNulls" $value }}
+{{- else if kindIs "slice" $value }}{{ range $value }}{{ if kindIs "map" . }}{{ include "vmpin.dropNulls" . }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Of all pods: where they run, and with which Secrets their images are pulled. */ -}}
+{{- define "vmpin.placement" -}}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . | quote }}
   {{- end }}
 {{- end }}
-{{- with .Values.nodeSelector }}
+{{- with include "vmpin.given" (get .Values "nodeSelector" | default dict) }}
 nodeSelector:
-  {{- toYaml . | nindent 2 }}
+  {{- . | nindent 2 }}
 {{- end }}
-{{- with .Values.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.affinity }}
+{{- with include "vmpin.given" (get .Values "affinity" | default dict) }}
 affinity:
-  {{- toYaml . | nindent 2 }}
+  {{- . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{- /* Of the DaemonSets' pods. */ -}}
+{{- define "vmpin.scheduling" -}}
+{{- include "vmpin.placement" . }}
+{{- with include "vmpin.given" (get .Values "tolerations" | default list) }}
+tolerations:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Of the Job's pod: as those of the DaemonSets, but it is never put on a node that is down, where it would not
+start. Such a node has a taint with the effect NoExecute, which a toleration of everything covers, and which every pod
+tolerates for five minutes unless it names the taint (Kubernetes' DefaultTolerationSeconds): so the former is for
+NoSchedule alone, and the latter is named, with a value that it never has. */ -}}
+{{- define "vmpin.jobScheduling" -}}
+{{- include "vmpin.placement" . }}
+tolerations:
+  {{- range get .Values "tolerations" | default list }}
+  {{- $effect := get . "effect" | default "NoSchedule" }}
+  {{- if get . "key" }}
+  - {{ include "vmpin.given" . | nindent 4 | trim }}
+  {{- else if ne $effect "NoExecute" }}
+  - operator: Exists
+    effect: {{ $effect }}
+  {{- end }}
+  {{- end }}
+  {{- range list "not-ready" "unreachable" }}
+  - {key: node.kubernetes.io/{{ . }}, operator: Equal, value: never, effect: NoExecute}
+  {{- end }}
 {{- end }}
 
 {{- /* The watcher's run directory, and in it the directory of the status socket. */ -}}
@@ -71,7 +114,9 @@ affinity:
 
 {{- /* vmpin's configuration, with the keys that the chart sets. */ -}}
 {{- define "vmpin.config" -}}
-{{- $config := deepCopy .Values.config }}
+{{- $copy := dict "value" (deepCopy .Values.config) }}
+{{- include "vmpin.dropNulls" $copy }}
+{{- $config := $copy.value }}
 {{- $watch := dict "reload" "change" }}
 {{- if .Values.reporter.enabled }}
 {{- $_ := set $watch "status_group" (.Values.reporter.uid | int64 | toString) }}
@@ -114,6 +159,8 @@ affinity:
       fieldPath: spec.nodeName
 - name: VMPIN_KUBERNETES_DAEMONSET
   value: {{ .Release.Namespace }}/{{ include "vmpin.name" . }}-reporter
+- name: VMPIN_KUBERNETES_READY_FILE
+  value: /run/reporter/ready
 {{- with .Values.reporter.startupTaint }}
 - name: VMPIN_KUBERNETES_STARTUP_TAINT
   value: {{ . | quote }}
