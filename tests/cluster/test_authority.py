@@ -84,6 +84,11 @@ def test_python_refuses_this_authority_by_that_flag(plain: ApiServer) -> None:
 def test_kubectl_and_vmpin_take_this_authority(plain: ApiServer, package: Path, strict: Path) -> None:
     assert plain.kubectl("get", "nodes").returncode == 0
     assert ask(plain.kubeconfig(), package, strict) == "NodeList"
+    # Of all nodes: kubectl vmpin is the same program.
+    done = subprocess.run([sys.executable, "-m", "vmpin.cli.main", "status", "--all-nodes"], capture_output=True,
+                          env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{strict}{os.pathsep}{package}",
+                               "KUBECONFIG": str(plain.kubeconfig())}, timeout=DEADLINE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_a_reporter_writes_under_this_authority(plain: ApiServer, package: Path, strict: Path) -> None:
@@ -112,10 +117,11 @@ def test_another_authority_and_another_name_are_refused(built: Programs, plain: 
 
 @pytest.mark.parametrize("minor", [12, 13])
 def test_newer_pythons_take_this_authority(plain: ApiServer, minor: int) -> None:
-    python = shutil.which(f"python3.{minor}")
-    asked = "import pip, sys; print(sys.version_info[:2] == (3, int(sys.argv[1])))"
-    if python is None or subprocess.run([python, "-c", asked, str(minor)], capture_output=True, text=True,
-                                        check=False).stdout.strip() != "True":
+    command = shutil.which(f"python3.{minor}")
+    where = "import pip, sys; print(sys.executable)"  # a command may only lead to it
+    python = "" if command is None else subprocess.run([command, "-c", where], capture_output=True, text=True,
+                                                       check=False).stdout.strip()
+    if not python:
         pytest.skip(f"needs Python 3.{minor} with pip")
     for version in CLIENTS:
         with package_of(version, (3, minor), python) as package:

@@ -160,7 +160,7 @@ def test_what_the_api_server_has_of_a_pod_is_shown_on_its_node_and_changes_no_ma
         until(shown, reporter.log())
         (entry,) = node.data("status")["sandboxes"]
         found = entry["untrusted"]
-        assert (found["qos"], found["runtime_class"], found["more_annotations"]) == ("Guaranteed", "kata", 1)
+        assert (found["qos"], found["runtime_class"], found["more_annotations"]) == ("Guaranteed", "kata", 0)
         assert found["annotations"] == {
             "evil.example/screen": "\\x1b[2J\\x202e\\x0d\\x0a", "evil.example/long": "x" * 255 + "…",
             "vmpin/exclusive": "false", "io.kubernetes.cri.sandbox-id": "another"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from real_node import Node
 from real_qemu import Qemu
 from waiting import wait
 
+from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
+from vmpin.kube.reporter_report import OPERATION, encode
+from vmpin.reporter.status_request import ask
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -186,6 +190,19 @@ def test_a_spooled_message(node: Node, cpus: Cpus) -> None:
         node.start()
         node.wait_for_all(vm.pid, cpus[1])
         wait(lambda: not list((node.run / "spool").iterdir()), "the message stays")
+
+
+@walks("The reporter of a node is not Ready")
+def test_a_reporter_without_an_api_server(node: Node) -> None:
+    node.configure(watch={"status_group": "65532"})
+    node.start()
+    wait(lambda: node.cli("doctor", "watcher").stdout.startswith("ok"), "the watcher is not well")
+    path = node.run / "status" / "vmpin.sock"
+    assert ask(path, encode("GET /api/v1/nodes/a: TLS: certificate verify failed"), OPERATION) == "taken"
+    see(node, "The reporter of a node is not Ready")
+    time.sleep(TIMEOUTS.handed_pause)
+    ask(path, encode(""), OPERATION)
+    assert node.cli("doctor", "watcher").stdout.startswith("ok")
 
 
 @walks("The state file is damaged")

@@ -72,7 +72,7 @@ def test_status_may_be_opened_to_a_group(node: Node) -> None:
     assert json.loads(ask_as(OTHER_UID, group.gr_gid, path, b'{"op": "status"}\n'))["version"] == 1
     proof = b'{"op": "proof", "since": 60}\n'
     wait(lambda: json.loads(ask_as(OTHER_UID, group.gr_gid, path, proof)).get("version") == 1, "no proof comes")
-    for operation in ("plan", "reconcile", "unpin", "pods"):
+    for operation in ("plan", "reconcile", "unpin", "pods", "reporter"):
         answer_of = json.loads(ask_as(OTHER_UID, group.gr_gid, path, b'{"op": "%s"}\n' % operation.encode()))
         assert answer_of == {"error": f"{operation}: not permitted to uid {OTHER_UID}", "hint": "ask root"}
     assert ask_as(OTHER_UID, OTHER_UID, path, b'{"op": "status"}\n') == "PermissionError\n"
