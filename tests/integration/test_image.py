@@ -9,16 +9,21 @@ import glob
 import hashlib
 import json
 import os
+import shutil
+import ssl
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cluster.authority import write_authority
 from machine_wide import alone_with
 from need import need_root, need_tool
 from process_masks import by_tid, two_cpus
@@ -206,3 +211,49 @@ def test_the_reporters_image_has_its_client_and_no_rights(built: Path, podman: P
                        "docker.io/library/vmpin:0.1.0-kubernetes", "-I", "-c", code)
     assert found.split()[0] == archive(built, "-kubernetes").config["config"]["User"].split(":")[0]
     assert "CapEff:\t0000000000000000" in found
+
+
+class _Nothing(BaseHTTPRequestHandler):
+    """An API server without any object."""
+
+    def do_GET(self) -> None:
+        body = b'{"items":[],"metadata":{}}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_reporters_image_takes_an_authority_without_key_usage(built: Path, podman: Podman, tmp_path: Path) -> None:
+    """Its Python refuses one by default. As the chart's Job runs it: without rights and without a configuration."""
+    podman("load", "--input", built / "vmpin-0.1.0-kubernetes.oci.tar")
+    image = "docker.io/library/vmpin:0.1.0-kubernetes"
+    write_authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Nothing) as server, tempfile.TemporaryDirectory(
+            prefix="vmpin-", dir="/tmp") as directory:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever).start()
+        place = Path(directory)
+        place.chmod(0o755)
+        shutil.copyfile(tmp_path / "tls.crt", place / "ca.crt")
+        (place / "kubeconfig").write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {"server": f"https://127.0.0.1:{server.server_port}",
+                                                   "certificate-authority": "/given/ca.crt"}}]}))
+        strict = "import ssl; print(bool(ssl.create_default_context().verify_flags & ssl.VERIFY_X509_STRICT))"
+        rights = ("--rm", "--read-only", "--cap-drop=all", f"--volume={place}:/given:ro")
+        try:
+            assert podman.run(*rights, "--entrypoint=/usr/bin/python3", image, "-c", strict).split() == ["True"]
+            found = podman.run(*rights, "--env=VMPIN_KUBERNETES_KUBECONFIG=/given/kubeconfig", image, "reporter",
+                               "--withdraw")
+            assert "0 objects were changed or removed" in found
+            podman.run(*rights, "--entrypoint=test", image, "-e", "/given/ca.crt")  # as the readiness probe does
+        finally:
+            server.shutdown()
