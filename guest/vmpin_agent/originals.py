@@ -7,6 +7,7 @@ system_processes and thread_masks. What stays out: reading and setting masks."""
 import json
 from typing import Any, Dict, List, Optional, Set
 
+from vmpin.bounded import load_json
 from vmpin.cpuset import CpuSet
 from vmpin_agent import file_io
 from vmpin_agent.guest_threads import ThreadKey
@@ -110,7 +111,7 @@ class Originals:
         if text is None:
             return
         try:
-            kept = json.loads(text)
+            kept = load_json(text)
             if kept["boot"] == self._boot:
                 self.cgroups = {str(path): _kept(data) for path, data in kept["cgroups"].items()}
                 self.threads = {ThreadKey(int(tid), int(start)): _kept(data) for tid, start, data in kept["threads"]}

@@ -91,7 +91,7 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
         given[setting.key].append((text, f"environment {setting.variable}"))
     for key, text in flags.items():
         if key not in BY_KEY:
-            raise ConfigError(f"--set {key}={text}: unknown key {key!r}", _near(key))
+            raise ConfigError(f"--set {key}={text:.80}: unknown key {key!r:.80}", _near(key))
         given[key].append((text, "flag"))
     parsed: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -113,7 +113,7 @@ def _strongest(key: str, sources: Sequence[tuple[object, str]],
         try:
             return BY_KEY[key].parse(value), origin
         except (ValueError, CpuSetError) as err:
-            refused = ConfigError(f"{origin}: {key}: {value!r}: {err}", BY_KEY[key].help)
+            refused = ConfigError(f"{origin}: {key}: {value!r:.80}: {err}", BY_KEY[key].help)
             refused.__cause__ = err
             if origin == "flag":
                 raise refused from err
@@ -166,9 +166,9 @@ def _read(path: Path, refuse: Callable[[ConfigError], None]) -> dict[str, object
     found: dict[str, object] = {}
     for section, keys in document.items():
         if section not in SECTIONS:
-            refuse(ConfigError(f"{path}: unknown section {section!r}", _near(str(section))))
+            refuse(ConfigError(f"{path}: unknown section {section!r:.80}", _near(str(section))))
         elif not isinstance(keys, dict | None):
-            refuse(ConfigError(f"{path}: {section}: {keys!r} is no mapping of keys to values"))
+            refuse(ConfigError(f"{path}: {section}: {keys!r:.80} is no mapping of keys to values"))
         else:
             found |= _known(path, section, keys or {}, refuse)
     return found
@@ -180,7 +180,7 @@ def _known(path: Path, section: str, keys: Mapping[object, object],
     found = {f"{section}.{name}": value for name, value in keys.items()}
     for key in found.keys() - BY_KEY.keys():
         del found[key]
-        refuse(ConfigError(f"{path}: unknown key {key!r}", _near(key)))
+        refuse(ConfigError(f"{path}: unknown key {key!r:.80}", _near(key)))
     return found
 
 

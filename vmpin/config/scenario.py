@@ -6,11 +6,11 @@ value that cannot be used is refused with the file, the place in it and the valu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vmpin.bounded import load_json
 from vmpin.config import yaml_file
 from vmpin.config.scenario_allocation import AllocationScenario
 from vmpin.config.scenario_events import read_events, read_settings
@@ -90,13 +90,16 @@ def _placement_data(placement: Placement, iothreads: int) -> dict[str, object]:
 def load(path: Path, machine: Topology | None = None) -> Scenario:
     """Read a scenario. `machine` stands in for an absent topology.
     :raises ConfigError: in one line."""
-    return _Reader(path).scenario(yaml_file.load(path, pipe=True), machine)
+    document = yaml_file.load(path, pipe=True)
+    if document is None:
+        raise ConfigError(f"{path}: is empty: a scenario has `sandboxes`, `pods` or `events`")
+    return _Reader(path).scenario(document, machine)
 
 
 def load_previous(path: Path) -> dict[SandboxId, Previous]:
     """Read an earlier output of `vmpin plan -o json`. :raises ConfigError: in one line."""
     try:
-        data = json.loads(yaml_file.read(path, MAX_PLAN, pipe=True))
+        data = load_json(yaml_file.read(path, MAX_PLAN, pipe=True))
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"{path}: not JSON: {err}") from err
     yaml_file.check(path, data)
@@ -121,9 +124,8 @@ class _Reader(ScenarioValues):
     """Turns YAML values into the model."""
 
     def scenario(self, document: object, machine: Topology | None) -> Scenario:
-        top = self.mapping({} if document is None else document, "the document",
-                           ("topology", "housekeeping", "shared_pool", "policy", "sandboxes", "allocate", "pods",
-                            "events"))
+        top = self.mapping(document, "the document", ("topology", "housekeeping", "shared_pool", "policy", "sandboxes",
+                                                      "allocate", "pods", "events"))
         topology = machine if top.get("topology") is None else read_topology(self, top["topology"])
         if topology is None:
             raise self.wrong("topology", "is missing")
@@ -200,11 +202,11 @@ class _Reader(ScenarioValues):
             own = self.cpuset(exclusive, f"{at}.exclusive", cpus or EMPTY, "its cpuset")
             exclusive, spare = bool(own), (cpus or EMPTY) - own
         if exclusive is not None and not isinstance(exclusive, bool):
-            raise self.wrong(f"{at}.exclusive", f"{exclusive!r} is neither true nor false, nor a CPU list")
+            raise self.wrong(f"{at}.exclusive", f"{exclusive!r:.80} is neither true nor false, nor a CPU list")
         if exclusive and not cpus:
             raise self.wrong(f"{at}.exclusive", "is true, but the container has no cpuset")
         state = keys.get("state", "running")
         if state not in list(ContainerState):
-            raise self.wrong(f"{at}.state", f"{state!r} is none of {', '.join(ContainerState)}")
+            raise self.wrong(f"{at}.state", f"{state!r:.80} is none of {', '.join(ContainerState)}")
         return Container(ContainerId(name), name, cpus or None, exclusive, ContainerState(str(state)),
                          pause=name == sandbox, spare=spare if exclusive else EMPTY)

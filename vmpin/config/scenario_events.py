@@ -69,7 +69,7 @@ def read_settings(values: ScenarioValues, given: object, valid: CpuSet) -> Alloc
         try:
             parsed[key] = setting.parse(value)
         except (ValueError, CpuSetError) as err:
-            raise values.wrong(f"allocate.{key}", f"{value!r}: {err}") from err
+            raise values.wrong(f"allocate.{key}", f"{value!r:.80}: {err}") from err
     settings = AllocateSettings(**parsed)
     values.cpuset(str(settings.reserved), "allocate.reserved", valid)
     for name, rule in settings.options.groups.items():
@@ -119,7 +119,7 @@ def read_pod(values: ScenarioValues, keys: Mapping[str, object], at: str, pod: s
     """Read what all containers of a pod have in common, as one without a name."""
     vm = keys.get("vm", False)
     if not isinstance(vm, bool):
-        raise values.wrong(f"{at}.vm", f"{vm!r} is neither true nor false")
+        raise values.wrong(f"{at}.vm", f"{vm!r:.80} is neither true nor false")
     annotations = {_text(values, key, f"{at}.annotations"): _text(values, value, f"{at}.annotations.{key}")
                    for key, value in values.mapping(keys.get("annotations", {}), f"{at}.annotations", None).items()}
     return ContainerCreated(pod, "", 0, None, annotations, vm, values.count(keys.get("vcpus", 1), f"{at}.vcpus"),
@@ -160,14 +160,14 @@ def _name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> tuple[
 def pod_name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> str:
     pod = keys.get("pod")
     if not isinstance(pod, str) or not _POD.fullmatch(pod):
-        raise values.wrong(f"{at}.pod", f"{pod!r} is no NAMESPACE/NAME")
+        raise values.wrong(f"{at}.pod", f"{pod!r:.80} is no NAMESPACE/NAME")
     return pod
 
 
 def container_name(values: ScenarioValues, keys: Mapping[str, object], at: str) -> str:
     container = keys.get("container")
     if not isinstance(container, str) or not _CONTAINER.fullmatch(container):
-        raise values.wrong(f"{at}.container", f"{container!r} is no name of a container")
+        raise values.wrong(f"{at}.container", f"{container!r:.80} is no name of a container")
     return container
 
 
@@ -183,7 +183,7 @@ def _amount(values: ScenarioValues, value: object, at: str) -> int:
     match = None if isinstance(value, bool) or not isinstance(value, int | float | str) else _AMOUNT.fullmatch(
         str(value))
     if match is None:
-        raise values.wrong(at, f"{value!r} is no number of CPUs (2, 0.5 or 500m)")
+        raise values.wrong(at, f"{value!r:.80} is no number of CPUs (2, 0.5 or 500m)")
     return int(match[3]) if match[3] else int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
 
 
@@ -199,5 +199,5 @@ def annotated(wishes: Mapping[str, str], whose: str) -> dict[str, str]:
 
 def _text(values: ScenarioValues, value: object, at: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise values.wrong(at, f"{value!r} is no text")
+        raise values.wrong(at, f"{value!r:.80} is no text")
     return str(value)

@@ -35,7 +35,7 @@ def read_pods(values: ScenarioValues, given: object, valid: CpuSet) -> tuple[Con
         keys = values.mapping(item, at, ("pod", *POD_KEYS, *WISHES, "containers"))
         name = pod_name(values, keys, at)
         if name in pods:
-            raise values.wrong(f"{at}.pod", f"{name!r} is there twice")
+            raise values.wrong(f"{at}.pod", f"{name!r:.80} is there twice")
         pods.add(name)
         pod = read_pod(values, keys, at, name)
         pod = pod._replace(annotations={**pod.annotations, **annotated(read_wishes(values, keys, at), "pod")})

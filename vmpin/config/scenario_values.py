@@ -35,38 +35,38 @@ class ScenarioValues:
     def mapping(self, value: object, at: str, keys: Sequence[str] | None) -> dict[str, object]:
         """A mapping with no keys but `keys` (None: any)."""
         if not isinstance(value, dict):
-            raise self.wrong(at, f"{value!r} is no mapping of keys to values")
+            raise self.wrong(at, f"{value!r:.80} is no mapping of keys to values")
         for key in value:
             if keys is not None and key not in keys:
-                raise self.wrong(at, f"unknown key {key!r} (known: {', '.join(keys)})")
+                raise self.wrong(at, f"unknown key {key!r:.80} (known: {', '.join(keys)})")
         return value
 
     def items(self, value: object, at: str) -> list[tuple[str, object]]:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise self.wrong(at, f"{value!r} is no list")
+            raise self.wrong(at, f"{value!r:.80} is no list")
         return [(f"{at}[{index}]", item) for index, item in enumerate(value)]
 
     def cpuset(self, value: object, at: str, valid: CpuSet | None = None, among: str = "the topology") -> CpuSet:
         """A CPU list, or a single CPU as a number; within `valid` when given. :param among: what `valid` is."""
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise self.wrong(at, f"{value!r} is no CPU list")
+            raise self.wrong(at, f"{value!r:.80} is no CPU list")
         try:
             cpus = CpuSet.parse(str(value))
         except CpuSetError as err:
             raise self.wrong(at, str(err)) from err
         if valid is not None and not cpus <= valid:
-            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r} are not in {among} ({valid})")
+            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r:.80} are not in {among} ({valid})")
         return cpus
 
     def count(self, value: object, at: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-            raise self.wrong(at, f"{value!r} is no number between 0 and {MAX_COUNT}")
+            raise self.wrong(at, f"{value!r:.80} is no number between 0 and {MAX_COUNT}")
         return value
 
     def id(self, value: object, at: str) -> str:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if not isinstance(text, str) or not valid_id(text):
-            raise self.wrong(at, f"{value!r} is no id (letters, digits and _.+:@-)")
+            raise self.wrong(at, f"{value!r:.80} is no id (letters, digits and _.+:@-)")
         return text

@@ -6,6 +6,7 @@ loading, scenario and sources.kubelet_flags."""
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Hashable
 from contextlib import suppress
@@ -25,6 +26,7 @@ MAX_BYTES = 4 << 20  #: A configuration or scenario larger than this was not wri
 MAX_VALUES = 1 << 20
 MAX_DEPTH = 32
 _TRIED = 16  #: So many ends are tried for the part before an error.
+MAX_NUMBER = 40  #: Characters: `1:30:00` is a number, too, of base 60, and takes time in the square of its length.
 
 
 @cache
@@ -43,6 +45,16 @@ def _loader() -> type[yaml.SafeLoader]:
                 seen.add(key)
             return super().construct_mapping(node, deep)
 
+        def construct_number(self, node: yaml.ScalarNode) -> int | float:
+            if len(node.value) > MAX_NUMBER:
+                raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} characters, at most {MAX_NUMBER} "
+                                           "are read", problem_mark=node.start_mark)
+            if node.tag.endswith(":int"):
+                return int(self.construct_yaml_int(node))
+            return float(self.construct_yaml_float(node))
+
+    for kind in ("int", "float"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)
     return Loader
 
 
@@ -99,7 +111,8 @@ def parse(path: Path, raw: bytes) -> object:
     except yaml.MarkedYAMLError as err:
         where = f":{err.problem_mark.line + 1}" if err.problem_mark else ""
         raise ConfigError(f"{path}{where}: {err.problem or err.context or 'not YAML'}") from err
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as err:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError,
+            RecursionError) as err:
         # PyYAML lets its own mistakes out where a tag does not fit its value (`!!bool x`: KeyError).
         raise ConfigError(f"{path}: not YAML: {' '.join(str(err).split())[:200]}") from err
     check(path, document)
@@ -119,6 +132,8 @@ def check(path: Path, document: object) -> None:
             raise ConfigError(f"{path}: is nested more than {MAX_DEPTH} deep")
         if isinstance(value, int) and value.bit_length() > 64:
             raise ConfigError(f"{path}: {key!r:.80} holds a number of {value.bit_length()} bits, at most 64 are read")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{path}: {key!r:.80} holds {value}, which is no number")
         if isinstance(value, dict):
             todo += [(item, depth + 1, name) for name, held in value.items() for item in (name, held)]
         elif isinstance(value, list | set | tuple):

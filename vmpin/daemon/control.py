@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+from vmpin.bounded import load_json
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.host.socket_streams import Stream
@@ -44,7 +45,7 @@ class Control:
         try:
             if large := len(raw) > MAX_REQUEST:
                 self._watcher.handed_pods.admit()  # before it is parsed
-            request = json.loads(raw)
+            request = load_json(raw)
             operation = request["op"]
             if operation in HANDED and self._reading:
                 return self._take(operation, request, large)

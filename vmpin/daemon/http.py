@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.host.accepting import Acceptor
 
 logger = logging.getLogger(__name__)
 
@@ -51,31 +52,13 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(made: socket.socket, handler: Handler, timeouts: Timeouts = TIMEOUTS,
                 most: int = MAX_CONNECTIONS) -> None:
     """Answer until cancelled, `most` connections at a time. `made` is the caller's to close."""
-    places = asyncio.Semaphore(most)
+    places, acceptor = asyncio.Semaphore(most), Acceptor(made, timeouts.no_descriptors)
     async with asyncio.TaskGroup() as tasks:
         while True:
             await places.acquire()
-            try:
-                await _readable(made)
-                connection, _ = made.accept()  # not loop.sock_accept: cancelled at that moment it loses the connection
-            except OSError as err:
-                places.release()
-                logger.debug("no connection could be accepted: %r", err)
-                await asyncio.sleep(timeouts.no_descriptors)
-                continue
-            connection.setblocking(False)
+            connection = await acceptor.accept()
             tasks.create_task(_attend(connection, handler, timeouts)).add_done_callback(lambda _: places.release())
             await asyncio.sleep(timeouts.http_pace)
-
-
-async def _readable(made: socket.socket) -> None:
-    """Wait for a client to connect."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(made, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(made)
 
 
 async def _attend(connection: socket.socket, handler: Handler, timeouts: Timeouts) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vmpin.bounded import load_json
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 
@@ -285,7 +286,7 @@ def _unpack(packed: Any) -> SandboxRunAccount:
 
 def _parsed(raw: str) -> ResidencyLedger:
     """A ledger without its own past. :raises ValueError: and others."""
-    found = json.loads(raw)
+    found = load_json(raw)
     ledger = ResidencyLedger()
     ledger.watched = float(found["watched"])
     ledger.drift = Counter({str(cause): int(count) for cause, count in found["drift"].items()})

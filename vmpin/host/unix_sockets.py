@@ -13,12 +13,14 @@ import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from vmpin.host.accepting import Acceptor
 from vmpin.host.socket_peers import Admission, gid_of, peer_of
 from vmpin.host.socket_streams import Stream, Streams
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
+NO_DESCRIPTORS = 0.5  #: Pause while the process has no descriptor left for a connection (seconds).
 
 Identity = tuple[int, int]  #: Device and inode.
 Handler = Callable[[bytes, int], Awaitable[bytes | Stream]]  #: Answers one request: (bytes, uid of the peer).
@@ -129,13 +131,21 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, d
                 writer.transport.abort()  # it waits for a peer that does not read
             busy -= 1
 
-    server = await asyncio.start_unix_server(answer, sock=made, limit=65536)
+    acceptor = Acceptor(made, NO_DESCRIPTORS)
+    tasks: set[asyncio.Task[None]] = set()
     try:
-        await asyncio.Event().wait()
+        while True:
+            connection = await acceptor.accept()
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=65536)
+            task = asyncio.create_task(answer(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
     finally:
-        server.close()
         await streams.end()
-        await server.wait_closed()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        made.close()
 
 
 async def _read(reader: asyncio.StreamReader, limit: int, line: bool) -> bytes | None:

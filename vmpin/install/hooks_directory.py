@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vmpin.bounded import load_json
 from vmpin.errors import UsageError
 from vmpin.host.regular import read_regular
 from vmpin.install.file_operations import Operation, RemoveFile, WriteFile, execute, failing_as
@@ -73,7 +74,7 @@ def _removals(hooks_dir: Path, script: Path, stages: Sequence[str]) -> list[Oper
 def _is_registration(path: Path, script: Path) -> bool:
     """Whether `path` is a hooks.d file for `script`; False for a file that cannot be read."""
     try:
-        found = json.loads(read_regular(path, MAX_BYTES, follow=True)[0])
+        found = load_json(read_regular(path, MAX_BYTES, follow=True)[0])
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and points_to(found.get("hook"), script)

@@ -5,11 +5,11 @@ What stays out: the socket (reporter.status_stream). Called by reporter.status_s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from vmpin.bounded import load_json
 from vmpin.domain.terminal import excerpt
 from vmpin.errors import WireError
 
@@ -114,7 +114,7 @@ class ReportedNode(NamedTuple):
     def after(self, raw: bytes) -> ReportedNode:
         """Return the node as another line of `follow` changes it. :raises WireError: for what is no such line."""
         try:
-            found = json.loads(raw)
+            found = load_json(raw)
             if "error" in found:
                 raise WireError("follow", _text(found["error"], _LONG))
             if found["version"] != VERSION:

@@ -66,7 +66,7 @@ class Policy(NamedTuple):
         made: dict[str, object] = {}
         for key, value in values.items():
             if key not in cls._fields:
-                raise ValueError(f"unknown policy {key!r} (known: {', '.join(sorted(cls._fields))})")
+                raise ValueError(f"unknown policy {key!r:.80} (known: {', '.join(sorted(cls._fields))})")
             # YAML reads a bare off as false.
             made[key] = parse_rule(key, "off" if value is False else value)
         return cls(**made)  # type: ignore[arg-type]
@@ -94,4 +94,4 @@ def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPoli
                 return cpus
         except CpuSetError:
             pass
-    raise ValueError(f"{key}: {value!r} is none of {may}")
+    raise ValueError(f"{key}: {value!r:.80} is none of {may}")

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vmpin.bounded import load_json
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
@@ -64,7 +65,7 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
     before = dict(kept.originals)
     for line in raw.splitlines():
         try:
-            boot, name, tid, starttime, mask = json.loads(line)
+            boot, name, tid, starttime, mask = load_json(line)
             if boot != boot_id or not all(isinstance(each, int) for each in (tid, starttime)):
                 continue
             main, sandbox = ThreadId(tid, starttime), SandboxId(str(name))
@@ -146,12 +147,13 @@ def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedSt
 def set_file_aside(path: Path, err: Exception, aside: bool, then: str = "the state is rebuilt from what runs") -> str:
     """Rename a file that cannot be used to `NAME.bad`, if `aside`. :returns: what is wrong and what was done.
     :param then: what follows."""
+    why = str(err)[:200]  # which may quote the file
     if aside:
         _, named = beside(path)
         with suppress(OSError):
             os.replace(path, named)
-            return f"{path}: {err}: set aside as {named.name}, {then}"
-    return f"{path}: {err}: its content is not used"
+            return f"{path}: {why}: set aside as {named.name}, {then}"
+    return f"{path}: {why}: its content is not used"
 
 
 def sealed(body: str) -> bytes:
@@ -161,12 +163,12 @@ def sealed(body: str) -> bytes:
 
 def unsealed(raw: bytes, version: int) -> dict[str, Any]:
     """Return an envelope's body. :raises ValueError, KeyError, TypeError: it is damaged, or of another version."""
-    envelope = json.loads(raw)
+    envelope = load_json(raw)
     body: dict[str, Any] = envelope["body"]
     if envelope["crc32"] != _digest(dumps(body)):
         raise ValueError("the checksum is wrong")
     if body["version"] != version:
-        raise ValueError(f"version {body['version']!r} is unknown")
+        raise ValueError(f"version {body['version']!r:.80} is unknown")
     return body
 
 

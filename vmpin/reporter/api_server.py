@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from vmpin.bounded import parse_whole
 from vmpin.errors import AnswerTooLong, ClusterError, ConfigError
 from vmpin.kube.api_request import ApiRequest
 
@@ -32,6 +33,8 @@ MAX_LINE = 8 << 20
 PAGE = 500
 #: The longest answer that is read (bytes): a page of pods with 10 kB each has 5 MB.
 MAX_ANSWER = 256 << 20
+#: The longest pause that an answer may ask for (seconds); a longer one, or a date, counts for none.
+MAX_RETRY_AFTER = 3600
 #: A connection whose other end has vanished silently (a load balancer, a node without its network) is closed after a
 #: minute: a watch may be silent for as long as it lasts.
 KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -176,8 +179,8 @@ class ApiServer:
             message = ""
         if status == 422 and "metadata.uid: " in message:
             status = 409  # what a patch with a uid gets where another object has the name
-        after = (headers or {}).get("Retry-After", "")
-        return ClusterError(message[:300] or f"HTTP status {status}", status, float(after) if after.isdigit() else 0.0)
+        after = parse_whole((headers or {}).get("Retry-After", ""), MAX_RETRY_AFTER) or 0
+        return ClusterError(message[:300] or f"HTTP status {status}", status, float(after))
 
     def _translated(self, what: str) -> _Translated:
         return _Translated(self, what)

@@ -6,7 +6,6 @@ repeated. What stays out: what is handed over (kube.untrusted_pod, kube.asked_an
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from vmpin.bounded import load_json
 from vmpin.errors import WatcherError
 from vmpin.kube.agenda import own_sandbox
 from vmpin.kube.asked_annotations import encoded_member
@@ -85,6 +85,6 @@ class PodHandover:
             connection.connect(os.fspath(self._path))
             connection.sendall(request)
             with connection.makefile("rb") as answer:
-                found = json.loads(answer.readline(65536) or "{}")
+                found = load_json(answer.readline(65536) or "{}")
         if not isinstance(found, dict) or "pods" not in found:
             raise WatcherError(str(found.get("error", "it hung up")) if isinstance(found, dict) else "no answer to it")

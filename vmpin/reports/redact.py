@@ -8,6 +8,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from vmpin.bounded import load_json
+
 LEFT_OUT = "<left out>"
 
 #: Kernel parameters for CPUs, cgroups and virtualisation: their values are no secrets.
@@ -23,7 +25,9 @@ _HARMLESS = frozenset((
 
 _SECRET = re.compile(r"pass(?:wd|phrase|code)?(?![a-z])|passw|secret|token|credential|private|initdata|cookie|bearer"
                      r"|auth(?:ori[sz]ation|entication)?(?![a-z])|signature|(?:api|access|shared|master|encryption)key"
-                     r"|(?<![a-z])key(?![a-z])", re.IGNORECASE)
+                     r"|(?:account|function|client|host|license|signing)key|(?<![a-z])key(?![a-z])"
+                     r"|(?<![a-z])(?:sig|pw|pwd|psk|otp|hmac|sas|jwt|ticket|session_?id|saml\w*)(?![a-z])",
+                     re.IGNORECASE)
 #: NAME=, NAME:, "NAME": and --NAME in a log or a configuration, and the value after it: in quotes, or up to a
 #: separator.
 _NAMED = re.compile(r"""(?<![\w.-])([\w.-]++)(?:["']?\s?=\s?|["']?:\s|["']:|(?<=\w)\s)""")
@@ -34,6 +38,9 @@ _FOLLOWING = re.compile(r"""(?:bearer|basic)\s+\S+|"(?:\\.|[^"\\])*+"?|'[^']*+'?
 _OPTION = re.compile(r"(?<![\w.-])([\w.-]++)=")
 _REST = re.compile(r"(?:,,|[^,])*+")
 _SCHEME = re.compile(r"\b(bearer|basic)\s[\w.~+/=-]{8,}+", re.IGNORECASE)
+#: Where a URL ends: at white space, a quote, or a comma, which QEMU writes twice within a value.
+_URL_END = re.compile(r"[\s\"'<>]|(?<!,),(?!,)|$")
+_QUERY = re.compile(r"[?#]")
 #: The user may be anything up to the last @ before the path.
 _USER = re.compile(r"(?<=://)[^/\s\"']{1,1000}@")
 #: A web token with any name: base64 of `{"`, three times.
@@ -64,9 +71,23 @@ def kernel_parameters(line: str) -> list[str]:
 
 
 def cleaned(text: str) -> str:
-    """A text without values whose name is like that of a secret, and without users in URLs. Of a log, give each line
-    by itself."""
-    return _tokens(_without(text, _NAMED, _FOLLOWING))
+    """A text without values whose name is like that of a secret, and without users and queries in URLs. Of a log, give
+    each line by itself."""
+    return _tokens(_without(_without_queries(text), _NAMED, _FOLLOWING))
+
+
+def _without_queries(text: str) -> str:
+    """The text without the queries and fragments of URLs: signed URLs have their secrets there, under any name."""
+    kept, done, at = [], 0, text.find("://")
+    while at >= 0:
+        found = _URL_END.search(text, at)
+        end = len(text) if found is None else found.start()
+        query = _QUERY.search(text, at, end)
+        if query is not None and query.end() < end:
+            kept += [text[done : query.end()], LEFT_OUT]
+            done = end
+        at = text.find("://", end)
+    return "".join([*kept, text[done:]])
 
 
 def _without(text: str, named: re.Pattern[str], value: re.Pattern[str]) -> str:
@@ -113,13 +134,13 @@ def _value(option: str, value: str) -> str:
         return _json(option, value)
     if option == "object" and _SECRET_OBJECT.search(value):
         return f"secret,{LEFT_OUT}"
-    return _tokens(_without(value, _OPTION, _REST))
+    return _tokens(_without(_without_queries(value), _OPTION, _REST))
 
 
 def _json(option: str, text: str) -> str:
     """An option in JSON: QEMU accepts -object, -blockdev, -netdev and -device in JSON, which libvirt uses."""
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except (ValueError, RecursionError):
         return LEFT_OUT
     if option == "object" and str(value.get("qom-type")).startswith("secret"):

@@ -8,13 +8,13 @@ interfaces' namespace (host.links.netns), the path from there (network.nic_path)
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from vmpin.bounded import load_json
 from vmpin.domain.vm_network import VmNetDevice
 from vmpin.host.open_files import distinct_files
 from vmpin.host.procfs import Procfs, read_file
@@ -100,7 +100,7 @@ def disk_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> frozenset[tuple
 def _file_names(text: str) -> Iterator[str]:
     """The image files in a -drive or -blockdev, which as JSON has them at any depth."""
     try:
-        given = [json.loads(text)] if text.startswith("{") else [dict(keyvals(text, "file"))]
+        given = [load_json(text)] if text.startswith("{") else [dict(keyvals(text, "file"))]
     except (ValueError, RecursionError):
         return
     for each in given:  # grows

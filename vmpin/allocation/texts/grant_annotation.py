@@ -14,6 +14,7 @@ from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
 from vmpin.allocation.ledger import Grant
 from vmpin.allocation.texts.wish_data import wish_data, wish_of
 from vmpin.allocation.texts.wish_values import AnnotationError
+from vmpin.bounded import load_json
 from vmpin.cpuset import CpuSet
 
 GRANT_KEY: Final = "grant.vmpin.io"
@@ -49,7 +50,7 @@ def read_annotation(text: str) -> AnnotatedGrant:
     try:
         if len(text) > _LONGEST:
             raise ValueError(f"it is {len(text)} characters long")
-        data = json.loads(text)
+        data = load_json(text)
         if not isinstance(data, dict) or data.get("v") != _VERSION:
             raise ValueError(f"it is no object with \"v\":{_VERSION}")
         keys = {"v", "policy", "since", *_LISTS, "own", "alone", "wish"}

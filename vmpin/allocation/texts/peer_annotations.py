@@ -8,13 +8,13 @@ without a counterpart, which change nothing (docs/migrate.md lists them). Called
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from vmpin.allocation.allocation_options import HonouredKeys
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
 from vmpin.allocation.texts.wish_values import group_name, scoped, shown
+from vmpin.bounded import load_json
 from vmpin.cpuset import MAX_CPU, CpuSet
 
 _CRANE = "topology.crane.io"
@@ -74,7 +74,7 @@ def _crane_nodes(key: str, value: str, notes: list[str]) -> CpuSet:
     """The NUMA nodes of those zones that have CPUs: [{"name": "node0", "type": "Node", "resources": {"capacity":
     {"cpu": "2"}}}, …]."""
     try:
-        names = [zone["name"] for zone in json.loads(value)
+        names = [zone["name"] for zone in load_json(value)
                  if zone.get("type") == "Node" and ((zone.get("resources") or {}).get("capacity") or {}).get("cpu")]
         numbers = [int(name.removeprefix("node")) for name in names if name.removeprefix("node").isdecimal()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

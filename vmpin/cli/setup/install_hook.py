@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vmpin.bounded import load_json
 from vmpin.cli.common import Verbs, directory, new_file, output_flag, verb
 from vmpin.cli.output import VERSION
 from vmpin.doctor.hook_checks import CRIO_DEFAULT
@@ -109,7 +110,7 @@ def _options(args: argparse.Namespace) -> HookOptions:
 
 def _read_spec(name: str) -> dict[str, Any]:
     try:
-        spec = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+        spec = load_json(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
     except OSError as err:
         raise UsageError(f"cannot read the OCI spec {name}: {err.strerror}", "`ctr oci spec` prints one") from err
     except (ValueError, RecursionError) as err:

@@ -4,10 +4,10 @@ Called by node_facts. What stays out: registering it (install.hooks_directory)."
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 
+from vmpin.bounded import load_json
 from vmpin.domain.facts import Engine, Hook
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
@@ -59,7 +59,7 @@ def _in_spec(files: Files, path: str, readers: tuple[str, ...]) -> Iterator[Hook
 
 def _json(files: Files, path: str) -> object:
     try:
-        return json.loads(files.read(path) or b"null")
+        return load_json(files.read(path) or b"null")
     except (SourceError, ValueError, RecursionError):
         return None
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vmpin.bounded import load_json
 from vmpin.domain.model import ThreadId
 from vmpin.domain.vm_network import NamespaceLinks, NetLink
 from vmpin.host.procfs import Procfs
@@ -51,7 +52,7 @@ def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequen
     if trouble:
         return NamespacesRead(trouble=trouble)
     try:
-        answer = json.loads(raw)
+        answer = load_json(raw)
         if "error" in answer["node"]:
             return NamespacesRead(trouble=str(answer["node"]["error"]))
         found = {int(pid): entry for pid, entry in answer["processes"].items()}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from vmpin.bounded import load_json
 from vmpin.cpuset import CpuSet
 from vmpin.host import boottime
 from vmpin.reconcile.state_file import read_kept, replacing, set_file_aside
@@ -98,9 +99,9 @@ def load(path: Path, boot_id: str, books: IsolationBooks, now: Callable[[], int]
         if raw[-_SEAL:] != b"%08x\n" % zlib.crc32(body):
             raise ValueError("the checksum is wrong")
         text, at = _next_line(raw, 0)
-        head = json.loads(text)
+        head = load_json(text)
         if head["version"] != VERSION or head["byteorder"] != sys.byteorder:
-            raise ValueError(f"version {head['version']!r} is unknown")
+            raise ValueError(f"version {head['version']!r:.80} is unknown")
         if head["boot_id"] != boot_id:
             return ""
         latest = now()
@@ -131,7 +132,7 @@ def _owners(raw: bytes, at: int, number: int, latest: int) -> dict[str, OwnerBoo
     found: dict[str, OwnerBook] = {}
     for _ in range(number):
         text, at = _next_line(raw, at)
-        book, at = _owner(json.loads(text), raw, at, latest)
+        book, at = _owner(load_json(text), raw, at, latest)
         found[book.owner] = book
     if at != len(raw) - _SEAL or len(found) != number:
         raise ValueError("it has more or fewer figures than owners")
@@ -152,9 +153,9 @@ def _owner(head: dict[str, Any], raw: bytes, at: int, latest: int) -> tuple[Owne
         book.by_cpu[int(cpu)], at = _column(raw, at, minutes)
     numbers = book.columns["thief"]
     if len(book.thieves) > MAX_THIEVES or any(not 0 <= number <= len(book.thieves) for number in numbers):
-        raise ValueError(f"a thief of {book.owner!r} is not in its list")
+        raise ValueError(f"a thief of {book.owner!r:.80} is not in its list")
     if not 0 <= book.first <= book.until // MINUTE + 1 or book.until > latest:
-        raise ValueError(f"the times of {book.owner!r} are none")
+        raise ValueError(f"the times of {book.owner!r:.80} are none")
     return book, at
 
 

@@ -8,6 +8,7 @@ import json
 import zlib
 from pathlib import Path
 
+from vmpin.bounded import load_json
 from vmpin.domain.proof import Mark, ResidencyLedger
 from vmpin.errors import StateFileError
 from vmpin.reconcile.state_file import read_kept, replace
@@ -34,9 +35,9 @@ def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
         return trouble
     try:
         first, _, body = raw.partition(b"\n")
-        head = json.loads(first)
+        head = load_json(first)
         if head["version"] != VERSION:
-            raise ValueError(f"version {head['version']!r} is unknown")
+            raise ValueError(f"version {head['version']!r:.80} is unknown")
         if head["boot_id"] != boot_id:
             return ""
         if head["crc32"] != zlib.crc32(body):
@@ -45,5 +46,5 @@ def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
         if marks := [Mark(float(time), text) for time, _, text in lines]:
             ledger.load(marks, float(head["began"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        return f"{path}: {err}: earlier run times are lost"
+        return f"{path}: {str(err)[:200]}: earlier run times are lost"
     return ""

@@ -1,0 +1,99 @@
+"""Connections are accepted again when there are descriptors again, and the log stays short meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from vmpin.host import unix_sockets
+from vmpin.host.accepting import Acceptor
+
+
+class Short(socket.socket):
+    """A listening socket of a process that has no descriptors left for a while."""
+
+    left = 0
+    tried = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.tried += 1
+        if self.tried <= self.left:
+            raise OSError(24, "Too many open files")
+        return super().accept()
+
+
+def test_without_descriptors_it_waits_and_logs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with Short(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+            listening.setblocking(False)
+            listening.bind(os.fspath(tmp_path / "sock"))
+            listening.listen(64)
+            listening.left = 50
+            client.connect(os.fspath(tmp_path / "sock"))
+            with await Acceptor(listening, 0.0).accept() as connection:
+                assert connection.gettimeout() == 0.0
+            assert listening.tried == 51  # one for each pause
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert caplog.messages == ["no connection can be accepted: Too many open files; tried again every 0 s"]
+
+
+def test_a_client_that_has_gone_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Aborted(Short):
+        def accept(self) -> tuple[socket.socket, object]:
+            self.tried += 1
+            if self.tried == 1:
+                raise ConnectionAbortedError(103, "Software caused connection abort")
+            return super().accept()
+
+    async def main() -> None:
+        with Aborted(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+            listening.setblocking(False)
+            listening.bind(os.fspath(tmp_path / "sock"))
+            listening.listen(64)
+            client.connect(os.fspath(tmp_path / "sock"))
+            (await Acceptor(listening, 3600.0).accept()).close()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert caplog.messages == []
+
+
+def test_a_request_that_waited_for_a_descriptor_is_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the limit of this very process."""
+    import resource
+
+    async def upper(raw: bytes, uid: int) -> bytes:
+        return raw.upper()
+
+    async def main() -> bytes:
+        path = tmp_path / "sock"
+        server = asyncio.create_task(unix_sockets.serve(unix_sockets.listen(path), 100, upper, line=True, deadline=60))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, os.fspath(path))
+            await asyncio.get_running_loop().sock_sendall(client, b"hello\n")
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            try:
+                async with asyncio.timeout(120):
+                    while "no connection" not in caplog.text:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            async with asyncio.timeout(120):
+                answer = await asyncio.get_running_loop().sock_recv(client, 100)
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+        return answer
+
+    assert asyncio.run(main()) == b"HELLO\n"
+    assert caplog.text.count("no connection") == 1
