@@ -1,16 +1,18 @@
-"""Processes of a container that execute themselves again and again with very long command lines, as VMMs have them."""
+"""Storms in containers: processes that execute themselves again and again with very long command lines, as VMMs have
+them, and threads that name themselves without end."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench_node import Bundle, Node, cpus
 from measure import CannotMeasure, Figure, environment, median, process_ms, timed_ms
-from newborns import Storm, storm_of, watching
+from newborns import RATE, Storm, storm_of, watching
 from processes import SYSTEM_PYTHON
 from vms import Machine, compiled
 
@@ -23,6 +25,8 @@ _RATE = 60
 _LONG, _SHORT = 2_000_000, 64
 #: One that is all short options: the costliest to take apart for its length.
 _DENSE = 128 << 10
+#: Of every 100 ms, for how long a thread names itself: as in a container with 0.2 CPUs.
+_NAMING = 20
 #: The program whose name a process gives itself: one of those that the watcher looks for.
 _NAME = "qemu-system-x86_64"
 
@@ -54,6 +58,42 @@ def exec_storm(made: Node, machines: Sequence[Machine], build: Path, seconds: in
         "rounds": rounds, "short_line": round(costs["short"], 3),
         "long_to_short": round(costs["long"] / max(costs["short"], 1e-3), 2), **answers,
         "overruns": status["sources"]["births"]["overruns"]})
+
+
+def name_storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int, rounds: int) -> Figure:
+    """What the watcher uses of a CPU while a thread that it does not follow names itself without end for a fifth of
+    the time, beside what 5,000 executions a second cost it in the same run (the floor).
+
+    `hook_ms`: how long a hook takes meanwhile, and `hook_quiet_ms` when nothing happens: at most twice as long.
+    """
+    storm = compiled("storm", build, "-static")
+    bundle = Bundle(made, machines[0])
+    bundle.write(str(cpus()[0]))
+    state = bundle.state()
+    hook = [str(data_files.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
+            "--spool", str(made.run / "spool"), "createRuntime"]
+    names, plain, hooks, quiet = [], [], list[float](), list[float]()
+
+    def asked(times: list[float]) -> None:
+        times.append(process_ms(hook, environment(), state))
+        time.sleep(0.05)
+
+    with watching(made) as watcher:
+        for _ in range(rounds):
+            names.append(storm_of([str(storm), str(_NAMING), str(seconds), "name"], 1, watcher.pid))
+            plain.append(storm_of([str(storm), str(RATE // 2), str(seconds), "exec"], 2, watcher.pid))
+            storm_of([str(storm), str(_NAMING), str(seconds), "name"], 1, watcher.pid, lambda: asked(hooks))
+            for _ in range(len(hooks)):
+                asked(quiet)
+        status = ask(made.config(), {"op": "status"})
+        if status is None:
+            raise CannotMeasure("the watcher does not answer")
+    return Figure("name_storm_hostile", median([each.percent for each in names]), "% of a CPU",
+                  median([each.at(RATE) for each in plain]), 3, "difference", {
+        "names_a_second": round(median([each.rate for each in names])), "seconds": seconds, "rounds": rounds,
+        "hook_ms": round(median(hooks), 1), "hook_quiet_ms": round(median(quiet), 1),
+        "hook_ratio": round(median(hooks) / median(quiet), 2), "overruns": status["sources"]["births"]["overruns"],
+        "events": status["sources"]["births"]["events"]})
 
 
 def _argv(reexec: Path, rate: int, seconds: int, length: int) -> list[str]:

@@ -26,7 +26,7 @@ _BLOCK = 50
 #: Before a birth (s): what is made of the one before is done then.
 _REST = 0.005
 #: Processes a second.
-_RATE = 5000
+RATE = 5000
 _PATIENCE = 120.0
 #: The sandbox of `newborn`, beyond those of the stand-ins.
 _NUMBER = 10_000
@@ -148,16 +148,16 @@ def storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int) ->
 
         with watching(made) as watcher:
             vm.born_outside()
-            forks, executed = (storm_of([str(program), str(_RATE // 2), str(seconds), kind], 2, watcher.pid, meanwhile)
+            forks, executed = (storm_of([str(program), str(RATE // 2), str(seconds), kind], 2, watcher.pid, meanwhile)
                                for kind in ("fork", "exec"))
             status = ask(made.config(), {"op": "status"})
             if status is None:
                 raise CannotMeasure("the watcher does not answer")
             counted = status["sources"]["births"]
         with listening(0, 0) as listener:
-            least = storm_of([str(program), str(_RATE // 2), str(seconds), "exec"], 2, listener)
-    return Figure("fork_storm", executed.at(_RATE), "% of a CPU", least.at(_RATE), 25, "value", {
-        "processes_a_second": round(executed.rate), "forks": round(forks.at(_RATE), 3), "forks_a_second":
+            least = storm_of([str(program), str(RATE // 2), str(seconds), "exec"], 2, listener)
+    return Figure("fork_storm", executed.at(RATE), "% of a CPU", least.at(RATE), 25, "value", {
+        "processes_a_second": round(executed.rate), "forks": round(forks.at(RATE), 3), "forks_a_second":
         round(forks.rate), "seconds": seconds, "births": len(births), "birth_us": round(median(births), 1),
         "birth_p99_us": round(_p99(births), 1), "overruns": counted["overruns"], "events": counted["events"]})
 

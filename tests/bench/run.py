@@ -22,6 +22,7 @@ import drifting
 import growth
 import guest_agent
 import hostile
+import inputs
 import newborns
 import nodes
 import nri
@@ -131,6 +132,8 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("fork_storm",): lambda bench: [newborns.storm(bench.made, bench.many(), bench.build, 1 if bench.quick else 5)],
     ("exec_storm_hostile",): lambda bench: [hostile.exec_storm(
         bench.made, bench.many(), bench.build, 1 if bench.quick else 5, 1 if bench.quick else 3)],
+    ("name_storm_hostile",): lambda bench: [hostile.name_storm(
+        bench.made, bench.many(), bench.build, 1 if bench.quick else 5, 1 if bench.quick else 3)],
     ("growth_rss", "growth_idle", "growth_status", "growth_start", "growth_pass"): _growth,
     ("discover_300",): _cold,
     ("nri_update_cost",): _update_cost,
@@ -141,6 +144,10 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("allocate_96",): lambda bench: [allocating.allocate("allocate_96", bench.rounds(400))],
     ("allocate_512",): lambda bench: [allocating.allocate("allocate_512", bench.rounds(400))],
     ("nri_create_cost",): lambda bench: [creating.cost(bench.rounds(200))],
+    ("hostile_frame",): lambda bench: [inputs.frame(bench.rounds(200))],
+    ("hostile_checkpoint",): lambda bench: [inputs.checkpoint(bench.rounds(200))],
+    ("hostile_persist",): lambda bench: [inputs.persist(bench.rounds(200))],
+    ("flooding_guest",): lambda bench: [inputs.flooding(2 if bench.quick else 60)],
     ("pyz_size",): lambda bench: [guest_agent.size()],
 }
 NAMES = [name for names in BENCHMARKS for name in names]

@@ -1,5 +1,6 @@
 /* Makes processes, so many a second: `storm RATE SECONDS exec|fork`. Each ends at once; with `exec` it executes this
- * program before. Prints how many there were and how many nanoseconds that took. Dies with its parent.
+ * program before. Or names itself as fast as it can, for RATE of every 100 ms: `storm RATE SECONDS name`. Prints how
+ * many there were and how many nanoseconds that took. Dies with its parent.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -20,6 +21,24 @@ static long now(void)
 	return time.tv_sec * SECOND + time.tv_nsec;
 }
 
+static void until(long when)
+{
+	struct timespec at = {.tv_sec = when / SECOND, .tv_nsec = when % SECOND};
+
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+}
+
+/* As a container does that may use a part of a CPU. The names are those of a VMM's thread. */
+static long name_for(long busy, long end)
+{
+	long count = 0;
+
+	for (long next = now(); next < end; next += SECOND / 10, until(next))
+		for (; now() < next + busy; count++)
+			prctl(PR_SET_NAME, count & 1 ? "vcpu0" : "vcpu1");
+	return count;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 4)
@@ -30,6 +49,10 @@ int main(int argc, char **argv)
 	long every = SECOND / atol(argv[1]), begin = now(), end = begin + atol(argv[2]) * SECOND, next = begin, count = 0;
 	int executes = !strcmp(argv[3], "exec");
 
+	if (!strcmp(argv[3], "name")) {
+		count = name_for(atol(argv[1]) * (SECOND / 1000), end);
+		end = 0;
+	}
 	for (; now() < end; count++) {
 		if (executes) {
 			if (!vfork()) {
@@ -40,9 +63,8 @@ int main(int argc, char **argv)
 			_exit(0);
 		}
 		next += every;
-		struct timespec at = {.tv_sec = next / SECOND, .tv_nsec = next % SECOND};
 		if (next > now())
-			clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+			until(next);
 	}
 	printf("%ld %ld\n", count, now() - begin);
 	return 0;

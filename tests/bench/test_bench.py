@@ -211,22 +211,39 @@ def test_an_interrupted_run_ends_its_machines(tmp_path: Path) -> None:
     assert not (tmp_path / "bench.json").exists()
 
 
+def test_the_dearest_inputs_are_measured(tmp_path: Path) -> None:
+    need_root()
+    out, names = tmp_path / "bench.json", ["hostile_frame", "hostile_checkpoint", "hostile_persist", "flooding_guest"]
+    ran, _, err = run(*(arg for name in names for arg in ("--only", name)), "-o", out)
+    assert ran.returncode == 0, err
+    figures = json.loads(out.read_text())["benchmarks"]
+    assert [figure["name"] for figure in figures] == names
+    for figure in figures:
+        assert figure.keys() >= FIELDS
+        assert figure["value"] > 0
+    assert left_over(ran.pid) == []
+
+
 @pytest.mark.release
 def test_growth_and_a_hostile_storm_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
     need_tool("unshare")
     out = tmp_path / "bench.json"
-    ran, _, err = run("--only", "exec_storm_hostile", "--only", "growth_rss", "--only", "growth_idle", "--only",
-                      "growth_status", "--only", "growth_start", "--only", "growth_pass", "-o", out)
+    ran, _, err = run("--only", "exec_storm_hostile", "--only", "name_storm_hostile", "--only", "growth_rss",
+                      "--only", "growth_idle", "--only", "growth_status", "--only", "growth_start", "--only",
+                      "growth_pass", "-o", out)
     if "births are not reported" in err:
         lacking(err)
     assert ran.returncode == 0, err
-    storm, *growing = json.loads(out.read_text())["benchmarks"]
+    storm, names, *growing = json.loads(out.read_text())["benchmarks"]
     assert storm["name"] == "exec_storm_hostile"
     assert storm.keys() >= FIELDS
     assert storm["hooks"] > 0
     assert storm["executions_a_second"] > 0
+    assert names["name"] == "name_storm_hostile"
+    assert names.keys() >= FIELDS
+    assert min(names["names_a_second"], names["hook_ms"], names["hook_quiet_ms"]) > 0
     assert [each["name"] for each in growing] == [
         "growth_rss", "growth_idle", "growth_status", "growth_start", "growth_pass"]
     for figure in growing[:3]:

@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20  #: A node full of pods has some 40 kB.
 #: Containers and pods with exclusive CPUs. The largest machines have some 2,000 CPUs, and no kubelet a thousand pods.
 MAX_ENTRIES = 1024
 #: Bytes beyond which no more checksums are computed, as that costs Python some 0.1 µs a byte.
-MAX_CHECKED = 80 << 10
+MAX_CHECKED = 64 << 10
 
 
 def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
