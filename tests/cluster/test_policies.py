@@ -119,10 +119,11 @@ def pinning_of(node: str) -> dict[str, object]:
         "ready": True, "observedAt": "2026-01-01T00:00:00Z", "refreshSeconds": 300, "sandboxes": []}}
 
 
-def event_of(host: str | None) -> dict[str, object]:
-    source = {} if host is None else {"source": {"component": "vmpin-reporter", "host": host}}
+def event_of(host: str | None, component: str = "vmpin-reporter", kind: str = "Pod", **more: str) -> dict[str, object]:
+    source = {} if host is None else {"source": {"component": component, "host": host}}
     return {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "default"}, "reason": "Pinned",
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "mine"}, **source}
+            "involvedObject": {"apiVersion": "v1", "kind": kind, "namespace": "default", "name": "mine"}, **source,
+            **more}
 
 
 def topology_of(node: str, **more: object) -> dict[str, object]:
@@ -177,6 +178,10 @@ CASES = [
     taints("a taint more", 422, ANOTHER, TAINT, {"key": "vmpin.io/more", "effect": "NoSchedule"}),
     Case("the taint away, with a test", 200, "PATCH", "/api/v1/nodes/node-a", [
         {"op": "test", "path": "/spec/taints/1", "value": TAINT}, {"op": "remove", "path": "/spec/taints/1"}], JSON),
+    Case("an event of another component", 422, "POST", EVENTS, event_of("node-a", "kubelet"), "application/json"),
+    Case("an event about a node", 422, "POST", EVENTS, event_of("node-a", kind="Node"), "application/json"),
+    Case("an event of another reason", 422, "POST", EVENTS, event_of("node-a", reason="Killing"), "application/json"),
+    Case("an event without a reason", 422, "POST", EVENTS, event_of("node-a", reason=""), "application/json"),
     Case("an event of its node", 201, "POST", EVENTS, event_of("node-a"), "application/json"),
     Case("an event of another node", 422, "POST", EVENTS, event_of("node-b"), "application/json"),
     Case("an event of no node", 422, "POST", EVENTS, event_of(None), "application/json"),

@@ -21,6 +21,8 @@ from vmpin.config.settings import BY_KEY, SETTINGS, Config
 from vmpin.daemon.exporter import ExportedWatcher, Exporter
 from vmpin.daemon.reloading import FIXED
 from vmpin.install import data_files
+from vmpin.kube.identifiers import MANAGER
+from vmpin.kube.transitions import EventReason
 from vmpin.status.health import SourceHealth
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +36,16 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 SET = {"metrics.address", "watch.reload", "watch.status_group", "kubernetes.node", "kubernetes.kubeconfig",
        "kubernetes.daemonset", "kubernetes.startup_taint", "kubernetes.nrt", "kubernetes.annotate",
        "kubernetes.watch_pods", "kubernetes.ready_file"}
+
+
+def test_the_policy_of_events_knows_every_reason_of_the_reporters() -> None:
+    policies = [each for documents in RENDERED.values() for each in documents if each
+                and each["kind"] == "ValidatingAdmissionPolicy" and each["metadata"]["name"].endswith("-events")]
+    assert len(policies) > 1
+    for policy in policies:
+        text = " ".join(each["expression"] for each in policy["spec"]["validations"])
+        assert set(re.findall(r"'(\w+)'", text.partition("object.reason in [")[2])) == {*EventReason}
+        assert f"object.source.component == '{MANAGER}'" in text
 
 
 def version() -> str:
