@@ -72,10 +72,14 @@ def name_storm(made: Node, machines: Sequence[Machine], build: Path, seconds: in
     state = bundle.state()
     hook = [str(data_files.path("hooks/vmpin-hook")), "--fail-closed", "--socket", str(made.run / "hook.sock"),
             "--spool", str(made.run / "spool"), "createRuntime"]
-    names, plain, hooks, quiet = [], [], list[float](), list[float]()
+    names, plain, hooks, quiet, late = [], [], list[float](), list[float](), 0
 
     def asked(times: list[float]) -> None:
-        times.append(process_ms(hook, environment(), state))
+        nonlocal late
+        try:
+            times.append(process_ms(hook, environment(), state))
+        except CannotMeasure:
+            late += 1  # no answer within its deadline: then it exits with 1
         time.sleep(0.05)
 
     with watching(made) as watcher:
@@ -86,13 +90,14 @@ def name_storm(made: Node, machines: Sequence[Machine], build: Path, seconds: in
             for _ in range(len(hooks)):
                 asked(quiet)
         status = ask(made.config(), {"op": "status"})
-        if status is None:
+        if status is None or not hooks or not quiet:
             raise CannotMeasure("the watcher does not answer")
     return Figure("name_storm_hostile", median([each.percent for each in names]), "% of a CPU",
                   median([each.at(RATE) for each in plain]), 3, "difference", {
         "names_a_second": round(median([each.rate for each in names])), "seconds": seconds, "rounds": rounds,
         "hook_ms": round(median(hooks), 1), "hook_quiet_ms": round(median(quiet), 1),
-        "hook_ratio": round(median(hooks) / median(quiet), 2), "overruns": status["sources"]["births"]["overruns"],
+        "hook_ratio": round(median(hooks) / median(quiet), 2), "hooks_late": late,
+        "overruns": status["sources"]["births"]["overruns"],
         "events": status["sources"]["births"]["events"]})
 
 

@@ -108,9 +108,9 @@ def persist(rounds: int) -> Figure:
             {"ID": f"c{number}", "Annotations": annotations,
              "Resources": {"cpu": {"cpus": lists[number % len(lists)]}}} for number in range(count)]}}).encode()
 
-    short = {f"a{number}": "" for number in range(50)}
+    short = {f"a{number}": "" for number in range(36)}
     texts = [of(512, _lists(512, 8), short), of(512, _lists(40, 100), {"x": "y" * 1000}),
-             of(2, ["0-3"], {f"a{number}": "x" * 10 for number in range(16_000)})]
+             of(2, ["0-3"], {f"a{number}": "x" * 10 for number in range(12_000)})]
     return _dearest("hostile_persist", rounds, texts, lambda raw: kata.parse_go(SandboxId("pod"), raw, 0))
 
 

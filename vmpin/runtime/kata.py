@@ -23,7 +23,7 @@ from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect
 from vmpin.runtime.json_files import dig, parse_object, pid_of
 
 #: Of a file, in which Kata keeps some 4 kB and 200 values for each container; and the containers of a pod.
-MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 32_768, 512
+MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 24_576, 512
 #: Seconds for which a file may be half written before that counts: a busy node may take as long to write it.
 SETTLING = 1.0
 
