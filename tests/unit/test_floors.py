@@ -70,8 +70,8 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "c
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"host.links.netns_reader"},
            "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
-ASYNC = {"host.unix_sockets", "host.socket_streams", "host.retry", "vmm.qmp", "reconcile.one_pass", "procevents.feed",
-         "guests", "daemon"}
+ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "vmm.qmp", "reconcile.one_pass",
+         "procevents.feed", "guests", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script", "host.links.netns"}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path
