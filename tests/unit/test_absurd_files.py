@@ -19,6 +19,7 @@ from saved_states import BOOT, SAMPLE
 from vmpin.allocation.texts.grant_annotation import read_annotation
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.bounded import load_json
+from vmpin.cli.planned.scenario_file import load_scenario
 from vmpin.config import loading, scenario
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
@@ -308,13 +309,13 @@ def test_a_number_of_base_60_costs_no_more_than_its_length(tmp_path: Path) -> No
     path = tmp_path / "vmpin.yaml"
     for tail in ("", ".5"):
         path.write_text("watch:\n  resync_seconds: 1" + ":30" * 100_000 + tail + "\n")
-        with pytest.raises(ConfigError, match=r"a number of 30000[13] characters, at most 40 are read"):
+        with pytest.raises(ConfigError, match=r"a number of base 60 with 30000[13] characters, at most 40"):
             loading.load(path, {}, {})
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n", "{}"])
 def test_an_empty_scenario_is_none(text: str, tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="is empty: a scenario has"):
-        scenario.load(path)
+        load_scenario(str(path))

@@ -87,11 +87,12 @@ def _placement_data(placement: Placement, iothreads: int) -> dict[str, object]:
                            for container, vcpus in placement.containers.items()]}
 
 
-def load(path: Path, machine: Topology | None = None) -> Scenario:
-    """Read a scenario. `machine` stands in for an absent topology.
+def load(path: Path, machine: Topology | None = None, needed: bool = False) -> Scenario:
+    """Read a scenario.
+    :param machine: stands in for an absent topology. :param needed: whether an empty file is refused, too.
     :raises ConfigError: in one line."""
     document = yaml_file.load(path, pipe=True)
-    if document is None:
+    if needed and not document:
         raise ConfigError(f"{path}: is empty: a scenario has `sandboxes`, `pods` or `events`")
     return _Reader(path).scenario(document, machine)
 
@@ -124,8 +125,9 @@ class _Reader(ScenarioValues):
     """Turns YAML values into the model."""
 
     def scenario(self, document: object, machine: Topology | None) -> Scenario:
-        top = self.mapping(document, "the document", ("topology", "housekeeping", "shared_pool", "policy", "sandboxes",
-                                                      "allocate", "pods", "events"))
+        top = self.mapping({} if document is None else document, "the document",
+                           ("topology", "housekeeping", "shared_pool", "policy", "sandboxes", "allocate", "pods",
+                            "events"))
         topology = machine if top.get("topology") is None else read_topology(self, top["topology"])
         if topology is None:
             raise self.wrong("topology", "is missing")

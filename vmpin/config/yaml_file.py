@@ -6,7 +6,6 @@ loading, scenario and sources.kubelet_flags."""
 from __future__ import annotations
 
 import errno
-import math
 import os
 from collections.abc import Hashable
 from contextlib import suppress
@@ -26,7 +25,7 @@ MAX_BYTES = 4 << 20  #: A configuration or scenario larger than this was not wri
 MAX_VALUES = 1 << 20
 MAX_DEPTH = 32
 _TRIED = 16  #: So many ends are tried for the part before an error.
-MAX_NUMBER = 40  #: Characters: `1:30:00` is a number, too, of base 60, and takes time in the square of its length.
+MAX_NUMBER = 40  #: Characters of one of base 60: `1:30:00` is a number, and takes time in the square of its length.
 
 
 @cache
@@ -46,9 +45,9 @@ def _loader() -> type[yaml.SafeLoader]:
             return super().construct_mapping(node, deep)
 
         def construct_number(self, node: yaml.ScalarNode) -> int | float:
-            if len(node.value) > MAX_NUMBER:
-                raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} characters, at most {MAX_NUMBER} "
-                                           "are read", problem_mark=node.start_mark)
+            if ":" in node.value and len(node.value) > MAX_NUMBER:
+                raise yaml.MarkedYAMLError(problem=f"a number of base 60 with {len(node.value)} characters, at most "
+                                           f"{MAX_NUMBER} are read", problem_mark=node.start_mark)
             if node.tag.endswith(":int"):
                 return int(self.construct_yaml_int(node))
             return float(self.construct_yaml_float(node))
@@ -132,8 +131,6 @@ def check(path: Path, document: object) -> None:
             raise ConfigError(f"{path}: is nested more than {MAX_DEPTH} deep")
         if isinstance(value, int) and value.bit_length() > 64:
             raise ConfigError(f"{path}: {key!r:.80} holds a number of {value.bit_length()} bits, at most 64 are read")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{path}: {key!r:.80} holds {value}, which is no number")
         if isinstance(value, dict):
             todo += [(item, depth + 1, name) for name, held in value.items() for item in (name, held)]
         elif isinstance(value, list | set | tuple):

@@ -21,7 +21,7 @@ def load_scenario(path: str) -> Scenario:
     machine = None
     with contextlib.suppress(SourceError):  # of no use to a scenario that has a topology
         machine = allocator_topology(Sysfs())
-    return load(Path(path), machine)
+    return load(Path(path), machine, needed=True)
 
 
 def planned_picture(path: str) -> Picture:
