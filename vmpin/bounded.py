@@ -98,7 +98,7 @@ def load_json(raw: Union[str, bytes, bytearray], values: Optional[int] = None, d
     try:
         return json.loads(text, parse_float=_json_real if large else None, parse_constant=_json_constant)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deep: beyond Python's recursion limit") from None
 
 
 def _check_shape(body: bytes, values: Optional[int], depth: Optional[int]) -> bool:
