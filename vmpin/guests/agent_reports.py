@@ -1,5 +1,6 @@
 """What an agent reported, and why none did, as the status and the log show it. Pure; called by the rest of guests."""
 
+import errno
 from collections import Counter
 from collections.abc import Mapping
 
@@ -56,6 +57,11 @@ class TimeoutStreak:
     def reset(self) -> None:
         """End the streak: the agent has answered."""
         self._times = 0
+
+
+def has_ended(err: Exception) -> bool:
+    """Whether the VM ends or has ended: it has no vsock device any more (drivers/vhost/vsock.c), or no socket."""
+    return isinstance(err, OSError) and err.errno in (errno.ENODEV, errno.ENOENT)
 
 
 def reason(err: Exception) -> str:

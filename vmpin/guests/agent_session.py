@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.guest_report import ERROR, ContainerReport
 from vmpin.domain.model import ContainerId
-from vmpin.guests.agent_reports import WAITING, container_report, reason, summary
+from vmpin.guests.agent_reports import WAITING, container_report, has_ended, reason, summary
 from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, TimeBudget, longest_answer, only_used
 from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionEnded, SessionState
 from vmpin.guests.tasks import Flag, run_together
@@ -146,7 +146,8 @@ class AgentSession(Session):
             self.state = SessionState.FOREIGN if isinstance(err, ProtocolError) else SessionState.ABSENT
         if text != self.text:
             self.text = text
-            expected = self.state is SessionState.WAITING or isinstance(err, NotListening | NoAgentFound)
+            expected = (self.state is SessionState.WAITING or isinstance(err, NotListening | NoAgentFound)
+                        or has_ended(err))
             self.log_once.log(logging.DEBUG if expected else logging.WARNING, "guest agent", text)
             self._changed()
 

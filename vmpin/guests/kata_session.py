@@ -19,7 +19,7 @@ from vmpin.domain.guest_report import ERROR, LEFT_ALONE, NO_AGENT, PENDING, SENT
 from vmpin.domain.model import ContainerId
 from vmpin.domain.terminal import number_of
 from vmpin.errors import SourceError, WireError
-from vmpin.guests.agent_reports import WAITING, reason
+from vmpin.guests.agent_reports import WAITING, has_ended, reason
 from vmpin.guests.cpu_numbers import CpuView, GuestVcpus, cpu_view
 from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer, online_cpus
 from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionState
@@ -149,7 +149,7 @@ class KataSession(Session):
             self.reports = self._for_every_container(PENDING, WAITING)
         else:
             if text != self.text:
-                level = logging.WARNING if self.up else logging.DEBUG
+                level = logging.WARNING if self.up and not has_ended(err) else logging.DEBUG
                 logger.log(level, "Kata's agent sandbox=%s: %s", self.name, text)
             foreign = isinstance(err, WireError)
             self.counters.refused += foreign

@@ -263,6 +263,24 @@ def test_a_dead_slow_or_mad_agent_is_tried_with_backoff_and_found_again(tmp_path
     run(test())
 
 
+def test_a_vm_that_ends_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        server = Server()
+        async with serving(server.talk) as path:
+            channels = [UnixChannel(path)]
+            ours = KataSession("pod-a", lambda: channels, timeouts=QUICK)
+            task = asyncio.create_task(ours.run())
+            ours.push(WISH)
+            await until(lambda: ours.up)
+            channels[:] = [UnixChannel(tmp_path / "ended.sock")]
+            ours.retry_now()
+            await until(lambda: not ours.up)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    run(test())
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     """It creates a container before it answers."""
     async def test() -> None:

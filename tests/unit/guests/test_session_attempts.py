@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
+import os
 import time
 import weakref
 from dataclasses import replace
@@ -61,6 +63,23 @@ def test_a_socket_without_a_listener_is_not_logged(caplog: pytest.LogCaptureFixt
         task = asyncio.create_task(made.run())
         await until(lambda: made.text == "no process listens")
         await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    with caplog.at_level(logging.INFO):
+        run(test())
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOENT])
+def test_a_vm_that_ends_is_no_warning(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    class Gone:
+        async def open(self, port: int) -> Stream:
+            raise OSError(number, os.strerror(number))
+
+    async def test() -> None:
+        made = AgentSession("pod-a", lambda: [Gone()], 10789, timeouts=QUICK)
+        task = asyncio.create_task(made.run())
+        await until(lambda: made.text)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     with caplog.at_level(logging.INFO):
