@@ -58,7 +58,7 @@ def sandbox(id: str, pod: dict[str, Any], pid: int, verdict: str, containers: li
                       "placed": 12, "placed_ms": {"mean": 0.31, "max": 0.9}},
             "drift": None, "proof": {"roles": {"vcpu": {
                 "placed": 86123.25, "certain": 86001.5, "elsewhere": 0.125, "free": 0.0, "waited": 12.5,
-                "migrations": 17}}, "unseen": 0.02}, "untrusted": None, **more}
+                "migrations": 17}}, "unseen": 0.02}, "untrusted": None, "rivals": [], **more}
 
 
 def status() -> dict[str, Any]:
@@ -88,7 +88,7 @@ def status() -> dict[str, Any]:
                           "init": None, "cgroup": None}
                          for id, name, cpus, pod, title in ((SHOP, WEB, "40-43", SHOP_POD, "web"),
                                                             (DB, MAIN, "48-51", DB_POD, "main"))],
-                     "disagreements": [], "collisions": [{
+                     "impostors": [], "disagreements": [], "collisions": [{
                          "cpu": 48, "sandboxes": [DB, SHOP],
                          "what": f"exclusive to {MAIN} of {DB}, but 1 thread of {SHOP} may run there (thread 4125, "
                                  "vcpu)"}]},
@@ -96,7 +96,7 @@ def status() -> dict[str, Any]:
                                 "dropped": 0, "unknown": 0, "overflows": 0, "last_error": ""},
                         "kubelet": {"policy": "static", "shared_pool": "0-7,32-39,44-47,56-63",
                                     "exclusive": "40-43,48-51", "version": 3, "checksum_ok": True, "trouble": "",
-                                    "bad": False, "pod_resources": True, "stale": False,
+                                    "bad": 0, "pod_resources": True, "stale": False,
                                     "written": "2026-01-02T02:57:54Z", "second_witness": None},
                         "births": {"state": "connected", "events": {"fork": 410, "exec": 7}, "overruns": 0},
                         "hooks": {"taken": 3, "refused": 0, "disputed": 0, "last": "2026-01-02T02:57:55Z"},

@@ -49,5 +49,5 @@ class UnknownOwners:
             if owner.here and (listed or not nameless_vm):
                 continue  # it is created or ends just now, or is a runc pod of which nothing is reported
             self.lasting[uid] = owner
-            if before.get(uid) != owner:
+            if before.get(uid) != owner and patience:  # a command without a watcher shows it itself
                 logger.warning("%s", owner.what)

@@ -91,7 +91,8 @@ def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
     checked("reconcile", given["reconcile"])
     checked("isolation", given["isolation"])
     checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
-                       "unmanaged": [], "proof": {**given["proof"], "total": proof.total(given["proof"])}})
+                       "contested": [], "unmanaged": [], "unknown_owners": [],
+                       "proof": {**given["proof"], "total": proof.total(given["proof"])}})
 
 
 @pytest.mark.parametrize("columns", [80, 200])
