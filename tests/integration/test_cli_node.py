@@ -137,7 +137,7 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
     node = lab.node
     threads = len(node.sandbox(lab.vm.sandbox)["threads"])
     assert node.data("verify") == {"version": 1, "ok": True, "threads": threads, "sandboxes": 1, "drift": [],
-                                   "collisions": [], "unmanaged": []}
+                                   "collisions": [], "contested": [], "unmanaged": [], "unknown_owners": []}
     assert node.data("plan") == {"version": 1, "operations": [], "unmanaged": []}
     reconciled = node.data("reconcile")
     assert (reconciled["vms"], reconciled["operations"]) == (1, [])
