@@ -173,20 +173,14 @@ def vmms(facts: NodeFacts) -> CheckResult:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
     contested = [sandbox for sandbox in facts.sandboxes if sandbox.get("rivals")]
-    odd = [sandbox for sandbox in facts.sandboxes if sandbox["vmm"] is None and sandbox["reasons"]
-           and sandbox["reasons"][0].startswith("Kata names process")]
     posing = facts.status["node"].get("impostors") or []
-    evidence = [f"{sandbox['id']}: {reason}" for sandbox in [*contested, *odd][:20] for reason in sandbox["reasons"]]
+    evidence = [f"{sandbox['id']}: {reason}" for sandbox in contested[:20] for reason in sandbox["reasons"]]
     evidence += [f"process {entry['pid']} of user {entry['uid']} names sandbox {entry['sandbox']}"
                  for entry in posing[:20]]
     if contested:
         return bad(f"several VMMs name one sandbox, and nothing shows which is its own: "
                    f"{several(sandbox['id'] for sandbox in contested)}",
                    "end the process that is no sandbox's; a VMM of Kata's is its shim's child", *evidence)
-    if odd:
-        return warn(f"{number_of(len(odd), 'sandbox has')} a VMM that is not recognized, so its threads keep their "
-                    f"masks: {several(sandbox['id'] for sandbox in odd)}",
-                    "what Kata's configuration names as path has to pass Kata's arguments on", *evidence)
     if posing:
         return warn(f"{number_of(len(posing), 'process')} of unprivileged users with the command line of a sandbox's "
                     "VMM, shim or virtiofsd: ignored", "find out who runs them: they took no VM's place", *evidence)

@@ -113,12 +113,7 @@ def _impostors(view: NodeView) -> list[dict[str, object]]:
 
 
 def _why_absent(view: NodeView, sandbox: SandboxId) -> str:
-    """Why a sandbox has no VMM: what its runtime names, or another user's process poses as, may run all the same."""
-    kata = view.kata(sandbox)
-    stat = view.proc.stat(kata.vmm_pid) if kata is not None and kata.vmm_pid else None
-    if kata is not None and stat is not None and stat.state not in "ZX":
-        return (f"Kata names process {kata.vmm_pid} as its VMM, which runs and is not recognized: its command line "
-                "names neither the sandbox nor the VM's UUID, and it has not opened KVM")
+    """Why a sandbox has no VMM; a process of an unprivileged user may pose as it."""
     posing = [impostor for impostor in view.impostors if impostor.sandbox == sandbox]
     if posing:
         return f"{NOT_RUNNING}; process {posing[0].thread.tid} of user {posing[0].uid} poses as it, and is ignored"

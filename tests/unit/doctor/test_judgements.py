@@ -252,8 +252,6 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("vmms", facts(status={}, status_trouble="denied"), "unknown", "denied"),
     ("vmms", facts(status=status(sandbox(rivals=[7, 8], reasons=["processes 7, 8 all name it"]))), "bad",
      "several VMMs name one sandbox"),
-    ("vmms", facts(status=status(sandbox(vmm=None, reasons=["Kata names process 7 as its VMM"]))), "warn",
-     "1 sandbox has a VMM that is not recognized"),
     ("vmms", facts(status=status(impostors=[{"pid": 7, "uid": 1000, "sandbox": "x"}])), "warn",
      "1 process of unprivileged users"),
     ("vcpu-threads", facts(status=status(sandbox(found_by="none"))), "bad", "1 VM cannot"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from need import need_root
@@ -115,19 +114,3 @@ def test_a_users_process_that_poses_as_a_vmm_is_shown_and_takes_no_vms_place(mac
     machine.resync()
     entry = entries(machine)[sandbox("a")]
     assert (entry["vmm"]["pid"], entry["rivals"]) == (vmm.pid, [])  # type: ignore[index]
-
-
-def test_a_vmm_that_kata_names_and_that_is_not_recognized_is_said_to_run(machine: Machine) -> None:
-    directory = machine.path / "kata_go" / "sbs" / sandbox("a")
-    directory.mkdir(parents=True)
-    odd = machine.process("vmm")
-    (directory / "persist.json").write_text(json.dumps({
-        "HypervisorState": {"Pid": odd.pid, "Type": "qemu"}, "Config": {"ContainerConfigs": []}}))
-    machine.resync()
-    entry = entries(machine)[sandbox("a")]
-    assert (entry["vmm"], entry["verdict"]) == (None, "off")
-    assert f"Kata names process {odd.pid} as its VMM, which runs and is not recognized" in str(entry["reasons"])
-    odd.kill()
-    odd.wait()
-    machine.resync()
-    assert entries(machine)[sandbox("a")]["reasons"] == ["its VMM does not run"]
