@@ -27,7 +27,7 @@ _LONG_NUMBER = re.compile(rb"[0-9.eE+-]{41}")
 _LARGE_REAL = re.compile(rb"[eE]\+?0*[0-9]{3}")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
-_REAL = re.compile(r"[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][-+]?[0-9]{1,3})?")
+_REAL = re.compile(r"(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][-+]?[0-9]{1,3})?")
 
 Text = Union[str, bytes]
 
@@ -70,6 +70,14 @@ def whole(value: object, most: int, least: int = 0) -> Optional[int]:
     return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None
 
 
+def checked_whole(value: object, most: int, least: int = 0) -> int:
+    """The same where anything else is an error. :raises ValueError: for anything else."""
+    number = whole(value, most, least)
+    if number is None:
+        raise ValueError(f"{_shown(value)} is no whole number from {least} to {most}")
+    return number
+
+
 def parse_real(text: str, most: float, least: float = 0.0) -> Optional[float]:
     """The decimal number that a text is, from `least` to `most`; None for anything else: no sign, no `inf`, no `nan`.
 
@@ -84,6 +92,19 @@ def real(value: object, most: float, least: float = 0.0) -> Optional[float]:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         return None
     return float(value) if isinstance(value, int) or math.isfinite(value) else None
+
+
+def checked_real(value: object, most: float, least: float = 0.0) -> float:
+    """The same where anything else is an error. :raises ValueError: for anything else."""
+    number = real(value, most, least)
+    if number is None:
+        raise ValueError(f"{_shown(value)} is no number from {least:g} to {most:g}")
+    return number
+
+
+def _shown(value: object) -> str:
+    # Not an int's digits: of a large one, to make them costs more than all else.
+    return repr(str(value)[:40]) if isinstance(value, (float, str)) else f"a value of type {type(value).__name__}"
 
 
 def load_json(raw: Union[str, bytes, bytearray], values: Optional[int] = None, depth: Optional[int] = None) -> Any:

@@ -73,6 +73,27 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "c
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "vmm.qmp", "reconcile.one_pass",
          "procevents.feed", "guests", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script", "host.links.netns"}
+#: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
+NUMBERS_ELSEWHERE = {
+    "bounded": "bounded itself",
+    **dict.fromkeys((
+        "host", "doctor.collect.kernel", "doctor.collect.own_facts", "guests.transport.discovery",
+        "pinning.restoration",
+        "procevents.newborn_placer", "reports.bundle.vms", "reports.isolation.thief_visits", "reports.residency",
+        "reports.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition", "vmm.thread_list"),
+        "the kernel wrote it, in a file that no process can write"),
+    **dict.fromkeys((
+        "config.plain_yaml", "config.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
+        "reports.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
+    **dict.fromkeys((
+        "cli.act", "cli.demo", "cli.gather", "cli.proof", "config.settings", "config.yaml_file",
+        "daemon.samples.isolation_answers", "reporter.api_server",
+        "domain.terminal", "fleet.fleet_document", "fleet.node_fleet", "guests.kata_agent", "kube.agenda",
+        "kube.event_limits", "kube.topology_agenda", "reports.isolation.isolation_observer", "reports.map.svg",
+        "sources.nri.container_requests", "wire"), "it is a number already"),
+    **dict.fromkeys(("cli.questions", "doctor.hook_checks", "doctor.service_checks", "status.vm_networks", "demo",
+                     "cli.shell.names"), "the program's own answer, or its own start"),
+}
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path
            for path in sorted((ROOT / "vmpin").rglob("*.py")) if path != ROOT / "vmpin" / "__init__.py"}
@@ -226,6 +247,26 @@ def test_what_uses_a_reconciler_keeps_its_view() -> None:
     assert [(module, node.lineno) for module, path in MODULES.items() for node in nodes(path)
             if isinstance(node, ast.Attribute) and chain(node)[-3:-1] in (
                 ["reconciler", "view"], ["_reconciler", "view"])] == []
+
+
+def _conversions(path: Path) -> Iterator[int]:
+    """The lines in which a text or value is made a number by int or float, called or given to map."""
+    for node in nodes(path):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called = [node.func, *(node.args[:1] if isinstance(node.func, ast.Name) and node.func.id == "map" else ())]
+        if any(isinstance(each, ast.Name) and each.id in ("int", "float") for each in called) \
+                and not isinstance(node.args[-1], ast.Constant):
+            yield node.lineno
+
+
+def test_a_number_from_outside_is_made_by_bounded_alone() -> None:
+    """int() takes a million digits, signs, blanks, `_` and other alphabets' digits; float() takes inf and nan."""
+    elsewhere = {part: [(module, line) for module, path in MODULES.items() if within(module, [part])
+                        for line in _conversions(path)] for part in NUMBERS_ELSEWHERE}
+    assert [part for part, places in elsewhere.items() if not places] == [], "no exemption that nothing needs"
+    assert [(module, line) for module, path in MODULES.items() if not within(module, NUMBERS_ELSEWHERE)
+            for line in _conversions(path)] == []
 
 
 #: What places, pins and keeps the state, or reads what that follows from.

@@ -19,7 +19,8 @@ from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.pool_cpus import pool, with_shared_cpus
 from vmpin.allocation.refusal import Refusal, RefusalKind
 from vmpin.allocation.search.best_set import best_cpus, best_part
-from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.bounded import parse_whole
+from vmpin.cpuset import EMPTY, MAX_CPU, CpuSet, union
 from vmpin.domain.model import SandboxId
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
@@ -70,8 +71,8 @@ def _size(grants: Iterable[Grant], carrier: Grant, own: CpuSet) -> int:
             return carrier.vm_overhead
         case "match":
             return max(0, vcpus_of(grants) - len(own))
-        case number:
-            return int(number)
+        case text:
+            return parse_whole(text, MAX_CPU) or 0
 
 
 def _is_right(grants: list[Grant], whole: CpuSet) -> bool:

@@ -4,11 +4,11 @@ What stays out: sampling (reports.residency.thread_usage) and the verdict (repor
 """
 
 import argparse
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from vmpin.bounded import parse_real
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.common import Verbs, answering, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
@@ -76,9 +76,8 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def _duration(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 <= (seconds := float(text)) <= 86400:
-            return seconds
+    if (seconds := parse_real(text, 86400)) is not None:
+        return seconds
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400 (a day)")
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vmpin.bounded import parse_real, parse_whole
 from vmpin.cli.cluster.plugin import about_this_node, named
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
@@ -43,11 +44,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 @functools.cache
 def terminal_columns() -> int:
     """The width of the terminal, as shutil.get_terminal_size has it."""
-    try:
-        columns = int(os.environ.get("COLUMNS", 0))
-    except ValueError:
-        columns = 0
-    if columns <= 0:
+    columns = parse_whole(os.environ.get("COLUMNS", ""), 10_000) or 0
+    if not columns:
         try:
             columns = os.get_terminal_size(1).columns
         except OSError:
@@ -192,9 +190,8 @@ def watch_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def _interval(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0.1 <= (seconds := float(text)) <= 86400:
-            return seconds
+    if (seconds := parse_real(text, 86400, 0.1)) is not None:
+        return seconds
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.1 and 86400 (a day)")
 
 

@@ -3,9 +3,9 @@
 What stays out: sampling (reports.residency) and the sums (domain.proof). Called by verify, isolation and status_text.
 """
 
-import contextlib
 import re
 
+from vmpin.bounded import parse_real, parse_whole
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_text, table
 from vmpin.config.settings import Config
@@ -23,16 +23,16 @@ COLUMNS = ("ROLE", "RAN IN PLACE", "CERTAIN", "ELSEWHERE", "WAITED", "MIGRATIONS
 def duration(text: str) -> int:
     """Seconds from `90s`, `30m`, `24h` or `7d`. :raises UsageError: for any other text, and more than seven days."""
     match = _DURATION.fullmatch(text)
-    if match and 0 < (found := int(match[1]) * _UNITS[match[2]]) <= _LONGEST:
-        return found
+    number = None if match is None else parse_whole(match[1], _LONGEST, 1)
+    if match is not None and number is not None and (seconds := number * _UNITS[match[2]]) <= _LONGEST:
+        return seconds
     raise UsageError(f"--since {text}: is no duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
 
 
 def percent(text: str) -> float:
     """A number from 0 to 100. :raises UsageError: for any other text."""
-    with contextlib.suppress(ValueError):
-        if 0 <= (found := float(text)) <= 100:
-            return found
+    if (found := parse_real(text, 100)) is not None:
+        return found
     raise UsageError(f"--tolerate {text}: is no percentage", "e.g. --tolerate 0.1")
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vmpin.config.scenario_values import ScenarioValues
+from vmpin.bounded import parse_whole
+from vmpin.config.scenario_values import MAX_COUNT, ScenarioValues
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
@@ -48,8 +49,8 @@ def _nodes(values: ScenarioValues, given: object) -> dict[int, CpuSet]:
     nodes: dict[int, CpuSet] = {}
     for key, cpus in _mapping(values, given, "topology.nodes", None).items():
         at = f"topology.nodes.{key}"
-        number = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
-        number = values.count(number, at)
+        text = parse_whole(key, MAX_COUNT) if isinstance(key, str) else None
+        number = values.count(key if text is None else text, at)
         if number in nodes:
             raise values.wrong(at, "is there twice")
         nodes[number] = values.cpuset(cpus, at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vmpin.bounded import whole
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import valid_id
 from vmpin.errors import ConfigError
@@ -61,9 +62,10 @@ class ScenarioValues:
         return cpus
 
     def count(self, value: object, at: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        number = whole(value, MAX_COUNT)
+        if number is None:
             raise self.wrong(at, f"{value!r:.80} is no number between 0 and {MAX_COUNT}")
-        return value
+        return number
 
     def id(self, value: object, at: str) -> str:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from vmpin.bounded import parse_real, parse_whole, real, whole
 from vmpin.cpuset import EMPTY, CpuSet
 
 
@@ -27,9 +28,7 @@ def one_of(*names: str) -> Callable[[object], str]:
 
 def _whole(value: object, most: int) -> int | None:
     """A number from 1 to `most`, as it is or as text; None for anything else."""
-    text = "" if isinstance(value, bool) else str(value)
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(most)) else 0
-    return number if 0 < number <= most else None
+    return parse_whole(value, most, 1) if isinstance(value, str) else whole(value, most, 1)
 
 
 def path(value: object) -> Path:
@@ -54,14 +53,18 @@ def pool(value: object) -> CpuSet | None:
     return cpus(value) or None
 
 
+#: More than any number of seconds that may be given: what is beyond is no number.
+_BEYOND = 1e12
+
+
 def seconds(value: object) -> float:
-    try:
-        number = float("" if isinstance(value, bool) else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("is no number of seconds") from None
-    if not 0.1 <= number <= 86400:
+    number = parse_real(value, _BEYOND) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError("is no number of seconds")
+    found = real(number, 86400, 0.1)
+    if found is None:
         raise ValueError("is not between 0.1 and 86400 seconds")
-    return number
+    return found
 
 
 def seconds_or_off(value: object) -> float:

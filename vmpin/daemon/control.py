@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from vmpin.bounded import load_json
+from vmpin.bounded import load_json, real
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.host.socket_streams import Stream
@@ -125,8 +125,10 @@ class Control:
             sampler = watcher.sampling.sampler
             if sampler is None:
                 raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
-            since = time.time() - float(str(request["since"]))
-            return collector.proved(view, sampler.since(since), only)
+            since = real(request["since"], 1e9)
+            if since is None:
+                raise ValueError("since")
+            return collector.proved(view, sampler.since(time.time() - since), only)
         if watcher.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
         if operation == "plan":

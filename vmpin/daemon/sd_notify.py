@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from vmpin.bounded import MAX_INT64, parse_whole
+
 
 def notify(message: str) -> None:
     """Send e.g. `READY=1`; nothing happens without NOTIFY_SOCKET, and no failure matters."""
@@ -22,6 +24,5 @@ def watchdog_seconds() -> float | None:
     """The interval at which systemd expects WATCHDOG=1, half of its time-out; None if it expects none."""
     text = os.environ.get("WATCHDOG_USEC", "")
     own = os.environ.get("WATCHDOG_PID", "")
-    if not text.isdigit() or own not in ("", str(os.getpid())):
-        return None
-    return int(text) / 2e6
+    interval = parse_whole(text, MAX_INT64)
+    return None if interval is None or own not in ("", str(os.getpid())) else interval / 2e6

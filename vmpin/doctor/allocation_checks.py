@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 
+from vmpin.bounded import parse_real
 from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.doctor.rival_checks import ALLOCATORS
@@ -121,4 +122,5 @@ def _reserved_by_kubelet(kubelet: KubeletConfig) -> float:
 def _amount(value: object) -> float:
     """`500m` and `1.5` as CPUs; 0 for what is neither."""
     match = _QUANTITY.fullmatch(str(value.get("cpu", ""))) if isinstance(value, dict) else None
-    return 0.0 if match is None else float(match[1]) / (1000 if match[2] else 1)
+    number = None if match is None else parse_real(match[1], 1e9)
+    return 0.0 if match is None or number is None else number / (1000 if match[2] else 1)

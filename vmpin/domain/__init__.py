@@ -5,5 +5,5 @@ drift, proof, counters, facts, guest_report, pod_names: values that are measured
 made safe for one.
 
 Pure: no system call, no clock, no log. What stays out: which CPUs a thread may run on (placement), and everything that
-reads or acts. Imports cpuset and bounded alone. Every package may import it.
+reads or acts. Imports bounded and cpuset alone. Every package may import it.
 """

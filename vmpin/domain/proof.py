@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vmpin.bounded import load_json
+from vmpin.bounded import MAX_INT64, checked_real, checked_whole, load_json
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 
@@ -280,16 +280,17 @@ def _pack(account: SandboxRunAccount) -> list[object]:
 
 def _unpack(packed: Any) -> SandboxRunAccount:
     unseen, roles = packed
-    return SandboxRunAccount({ThreadRole(role): RunAccount(*map(int, numbers)) for role, numbers in roles.items()},
-                             int(unseen))
+    return SandboxRunAccount({ThreadRole(role): RunAccount(*(checked_whole(number, MAX_INT64) for number in numbers))
+                              for role, numbers in roles.items()},
+                             checked_whole(unseen, MAX_INT64))
 
 
 def _parsed(raw: str) -> ResidencyLedger:
     """A ledger without its own past. :raises ValueError: and others."""
     found = load_json(raw)
     ledger = ResidencyLedger()
-    ledger.watched = float(found["watched"])
-    ledger.drift = Counter({str(cause): int(count) for cause, count in found["drift"].items()})
+    ledger.watched = checked_real(found["watched"], 1e12)
+    ledger.drift = Counter({str(cause): checked_whole(count, MAX_INT64) for cause, count in found["drift"].items()})
     ledger.ended = _unpack(found["ended"])
     ledger.sandboxes = {SandboxId(sandbox): _unpack(packed) for sandbox, packed in found["sandboxes"].items()}
     return ledger

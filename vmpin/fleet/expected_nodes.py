@@ -10,18 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vmpin.bounded import MAX_INT64, parse_whole
+
 #: The labels of the chart.
 DAEMON_SET_SELECTOR = "app.kubernetes.io/name=vmpin,app.kubernetes.io/component=reporter"
 #: Every DaemonSet's pods tolerate these, whatever their effect.
 _ALWAYS = frozenset(f"node.kubernetes.io/{name}" for name in (
     "not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable"))
+
+
+def _number(text: str) -> int:
+    """A label's or an expression's number (k8s.io/component-helpers/scheduling/corev1/nodeaffinity).
+    :raises ValueError: for none."""
+    number = parse_whole(text.removeprefix("-"), MAX_INT64)
+    if number is None:
+        raise ValueError(f"{text[:40]!r} is no whole number")
+    return -number if text.startswith("-") else number
+
+
 _OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
     "In": lambda value, wanted: value in wanted,
     "NotIn": lambda value, wanted: value not in wanted,
     "Exists": lambda value, wanted: value is not None,
     "DoesNotExist": lambda value, wanted: value is None,
-    "Gt": lambda value, wanted: value is not None and int(value) > int(wanted[0]),
-    "Lt": lambda value, wanted: value is not None and int(value) < int(wanted[0]),
+    "Gt": lambda value, wanted: value is not None and _number(value) > _number(wanted[0]),
+    "Lt": lambda value, wanted: value is not None and _number(value) < _number(wanted[0]),
 }
 
 

@@ -13,6 +13,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from vmpin.bounded import checked_whole, parse_whole
+from vmpin.cpuset import MAX_CPU
 from vmpin.domain.terminal import excerpt, number_of
 from vmpin.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.kube.node_pinning import MAX_SIZE, REFRESH, size_of
@@ -219,14 +221,14 @@ def _details(found: Mapping[str, Any]) -> PodDetails:
         _text(each.get("name")), _text(each.get("cpus"), _CPUS), each.get("exclusive") is True,
         _text(each.get("vcpus"), _CPUS), _text(each.get("guest")))
         for each in (found.get("containers") or ())[:_MOST["containers"]])
-    vcpus = {int(key): _text(mask, _CPUS) for key, mask in _pairs(found.get("vcpus"), "vcpus")}
+    vcpus = {_number(key): _text(mask, _CPUS) for key, mask in _pairs(found.get("vcpus"), "vcpus")}
     return PodDetails(_text(found.get("handler")), _texts(found["reasons"], "reasons", _LONG),
                       _count(found.get("misplaced", 0)), vcpus, _text(guest.get("agent")), _text(guest.get("state")),
                       containers, _count(found.get("putBack", 0)))
 
 
 def _layout(found: Mapping[str, Any]) -> CpuLayout:
-    return CpuLayout({int(key): _text(cpus, _CPUS) for key, cpus in _pairs(found.get("nodes"), "nodes")},
+    return CpuLayout({_number(key): _text(cpus, _CPUS) for key, cpus in _pairs(found.get("nodes"), "nodes")},
                      _texts(found.get("caches") or (), "caches", _CPUS), _text(found.get("isolated"), _CPUS))
 
 
@@ -244,9 +246,14 @@ def _time(text: str) -> float:
 
 def _count(value: object) -> int:
     """A whole number from 0, below 2^32. :raises ValueError: for anything else."""
-    if not isinstance(value, int) or not 0 <= value < 1 << 32:
-        raise ValueError(f"{str(value)[:40]!r} is no count")
-    return value
+    return checked_whole(value, (1 << 32) - 1)
+
+
+def _number(text: str) -> int:
+    """The number of a vCPU or NUMA node. :raises ValueError: for none."""
+    if (number := parse_whole(text, MAX_CPU)) is None:
+        raise ValueError(f"{text[:40]!r} is no number of a vCPU or node")
+    return number
 
 
 def _texts(values: Sequence[object], key: str, most: int) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def guest_cpu_numbers(vcpus: GuestVcpus, kernel: tuple[int, int] | None) -> dict
     upwards = [*range(vcpus.boot, vcpus.boot + len(plugged))]
     downwards = [*range(vcpus.most - 1, vcpus.most - 1 - len(plugged), -1)]
     if plugged == upwards or (kernel is not None and kernel >= NUMBERED_AT_BOOT):
-        return found | {vcpu: int(vcpu) for vcpu in plugged}
+        return found | {vcpu: vcpu for vcpu in plugged}
     if kernel is not None and plugged == downwards:
         return found | dict(zip(plugged, upwards, strict=True))
     return found

@@ -14,6 +14,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from vmpin.bounded import parse_whole
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
@@ -145,7 +146,7 @@ def online_cpus(metrics: str) -> int:
     1
     """
     found = (_CPU_TIME.fullmatch(line) for line in metrics.splitlines())
-    return len({int(match[1]) for match in found if match is not None and int(match[1]) < 1024})
+    return len({parse_whole(match[1], 1023) for match in found if match is not None} - {None})
 
 
 def _messages() -> Messages:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from vmpin.bounded import parse_whole
 from vmpin.errors import ConfigError
 
 _SO_PEERGROUPS = 59  #: asm-generic/socket.h, Linux 4.13; the socket module has no name for it.
@@ -34,8 +35,8 @@ def gid_of(group: str) -> int:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        if group.isascii() and group.isdigit() and int(group) < 0xFFFFFFFF:
-            return int(group)
+        if (number := parse_whole(group, 0xFFFFFFFE)) is not None:
+            return number
         raise ConfigError(f"watch.status_group: no group {group!r} on this machine") from None
 
 

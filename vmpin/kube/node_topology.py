@@ -14,7 +14,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vmpin.cpuset import CpuSet
+from vmpin.bounded import checked_whole, parse_whole
+from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.terminal import printable
 from vmpin.kube.api_request import ApiRequest, annotated, apply, checked
 from vmpin.kube.cluster_node import ClusterNode
@@ -100,9 +101,12 @@ def zones_of(found: NodePart) -> tuple[Zone, ...]:
             found.online, found.exclusive, found.shared_pool, found.kubelet.get("reservedSystemCPUs", "")))
         allocatable, available = (online - reserved, online - reserved - exclusive) if found.allocator is None else (
             CpuSet.parse(found.allocator.allocatable), CpuSet.parse(found.allocator.free))
-        nodes = {int(number): CpuSet.parse(text) & online for number, text in found.topology["nodes"].items()}
-        rows = {int(number): {int(other): int(far) for other, far in row.items() if int(other) in nodes}
-                for number, row in found.topology.get("distances", {}).items()}
+        nodes = {number: CpuSet.parse(cpus) & online for text, cpus in found.topology["nodes"].items()
+                 if (number := parse_whole(text, MAX_CPU)) is not None}
+        rows = {number: {other: checked_whole(far, MAX_CPU) for text, far in row.items()
+                         if (other := parse_whole(text, MAX_CPU)) in nodes and other is not None}
+                for node, row in found.topology.get("distances", {}).items()
+                if (number := parse_whole(node, MAX_CPU)) is not None}
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
     return tuple(Zone(number, own, own & allocatable, own & allocatable & available, own & exclusive, own & shared,

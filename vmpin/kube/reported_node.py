@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.bounded import load_json
+from vmpin.bounded import MAX_INT64, checked_real, checked_whole, load_json, parse_whole
+from vmpin.cpuset import MAX_CPU
 from vmpin.domain.terminal import excerpt
 from vmpin.errors import WireError
 
@@ -123,14 +124,14 @@ class ReportedNode(NamedTuple):
             node = _node(found["node"]) if "node" in found else self.node
             node = self.node if node == self.node else node  # the same objects where nothing is new
             if not everything and not found["gone"] and not found["sandboxes"]:
-                return self._replace(time=float(found["time"]), node=node)
+                return self._replace(time=checked_real(found["time"], 1e12), node=node)
             sandboxes = {} if everything else dict(self.sandboxes)
             for gone in found["gone"]:
                 sandboxes.pop(gone, None)
             sandboxes |= {entry["id"]: _sandbox(entry) for entry in found["sandboxes"]}
             if len(sandboxes) > MAX_SANDBOXES:
                 raise WireError("follow", f"more than {MAX_SANDBOXES} sandboxes")
-            return ReportedNode(float(found["time"]), node, sandboxes)
+            return ReportedNode(checked_real(found["time"], 1e12), node, sandboxes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as err:
             raise WireError("follow", f"is no line of it: {type(err).__name__}") from err
 
@@ -141,18 +142,18 @@ def _sandbox(entry: Mapping[str, Any]) -> SandboxPinning:
         _text(entry["id"]), (_text(pod.get("namespace")), _text(pod.get("name"))), _text(pod.get("uid")),
         _text(entry["handler"]), _text(entry["verdict"]), _texts(entry["reasons"], "reasons"),
         _text(entry["mask"], _CPUS),
-        entry["vmm"] is not None, entry["suspended"] is True, int(entry["misplaced"]),
-        {int(vcpu): _text(cpus, _CPUS) for vcpu, cpus in list(entry["vcpus"].items())[:_MOST["vcpus"]]},
+        entry["vmm"] is not None, entry["suspended"] is True, checked_whole(entry["misplaced"], MAX_INT64),
+        {_number(vcpu): _text(cpus, _CPUS) for vcpu, cpus in list(entry["vcpus"].items())[:_MOST["vcpus"]]},
         tuple(ContainerPinning(_text(each["name"]), _text(each["cpus"], _CPUS), each["exclusive"] is True,
                                _text(each["vcpus"], _CPUS), _text(each["guest"]))
               for each in entry["containers"][:_MOST["containers"]]),
         _text(guest.get("by")), _text(guest.get("state")),
-        Repairs({_text(cause): int(count) for cause, count in drift.get("repairs", {}).items()},
+        Repairs({_text(cause): checked_whole(count, MAX_INT64) for cause, count in drift.get("repairs", {}).items()},
                 _text(drift.get("why"), _LONG)))
 
 
 def _node(entry: Mapping[str, Any]) -> NodePart:
-    collisions = tuple(CpuCollision(int(each["cpu"]), _texts(each["sandboxes"], "containers"),
+    collisions = tuple(CpuCollision(checked_whole(each["cpu"], MAX_CPU), _texts(each["sandboxes"], "containers"),
                                     _text(each["what"], _LONG)) for each in entry["collisions"][:_MOST["collisions"]])
     texts = {key: _text(entry[key], _CPUS) for key in (
         "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
@@ -164,6 +165,12 @@ def _node(entry: Mapping[str, Any]) -> NodePart:
     return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
                     collisions=collisions, kubelet={_text(key): _text(value, _CPUS) for key, value in list(
                         (entry.get("kubelet") or {}).items())[:16]}, allocator=allocator)
+
+
+def _number(text: str) -> int:
+    if (number := parse_whole(text, MAX_CPU)) is None:
+        raise ValueError("a vCPU")
+    return number
 
 
 def _text(value: object, most: int = _SHORT) -> str:

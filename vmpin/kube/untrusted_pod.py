@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from vmpin.bounded import whole
 from vmpin.domain.terminal import excerpt
 from vmpin.errors import WireError
 
@@ -71,7 +72,7 @@ def _pod(entry: Mapping[str, Any]) -> UntrustedPod:
         excerpt(entry["qos"], _NAME), excerpt(entry["runtime_class"], _NAME),
         tuple(PodResize(excerpt(each["type"], _NAME), excerpt(each["reason"], _NAME), excerpt(each["message"], _LONG),
                         excerpt(each["since"], _NAME)) for each in entry["resizes"][:len(_RESIZES)]),
-        kept, min(max(int(entry["more_annotations"]), 0) + len(annotations) - len(kept), 10**6))
+        kept, min((whole(entry["more_annotations"], 10**6) or 0) + len(annotations) - len(kept), 10**6))
 
 
 def encode(pods: Mapping[str, UntrustedPod], member: bytes = b"") -> bytes:

@@ -18,10 +18,10 @@ sends its map at every connection: over virtio-serial the guest does not notice 
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
+from vmpin.bounded import real, whole
 from vmpin.cpuset import CpuLists, CpuSet, CpuSetError
 from vmpin.protocol import messages
 from vmpin.protocol.frames import MAX_CPUS, MAX_HW, ProtocolError, clean, parse_ids
@@ -65,7 +65,7 @@ def parse_answer(message: Mapping[str, Any]) -> messages.AgentMessage:
 
 def _read(message: Mapping[str, Any], readers: Mapping[str, Callable[[_Fields], _Message]]) -> _Message:
     id = message.get("id")
-    if id is not None and not _is_number(id, MAX_NUMBER):
+    if id is not None and whole(id, MAX_NUMBER) is None:
         raise ProtocolError("id is no number")
     version = message.get("v")
     if version != messages.VERSION or isinstance(version, bool):
@@ -112,16 +112,12 @@ def _outcome(get: _Fields) -> messages.ContainerOutcome:
     if state not in messages.STATES:
         raise ProtocolError(f"{get.where}state {state!r} is none of {', '.join(messages.STATES)}", get.id)
     outside = get.list("outside", messages.MAX_OUTSIDE)
-    if not all(_is_number(tid, 1 << 31) for tid in outside):
+    if any(whole(tid, 1 << 31) is None for tid in outside):
         raise ProtocolError(f"{get.where}outside holds no thread ids", get.id)
     cgroup = None if get.of.get("cgroup") is None else get.text("cgroup", 4096)
     return messages.ContainerOutcome(state, cgroup, get.cpus("wanted"), get.cpus("effective"),
                                      get.number("processes"), get.number("threads"), tuple(outside),
                                      get.text("error", 400))
-
-
-def _is_number(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def is_container(text: str) -> bool:
@@ -164,16 +160,16 @@ class _Fields:
         self._id_lists: _IdLists = _IdLists() if outer is None else outer._id_lists
 
     def number(self, name: str, most: int = MAX_NUMBER, required: bool = False) -> int:
-        value = self.of.get(name, None if required else 0)
-        if value is None or not _is_number(value, most):
+        value = whole(self.of.get(name, None if required else 0), most)
+        if value is None:
             raise self._wrong(name, f"a number from 0 to {most}")
-        return int(value)
+        return value
 
     def seconds(self, name: str) -> float:
-        value = self.of.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        value = real(self.of.get(name, 0), MAX_NUMBER)
+        if value is None:
             raise self._wrong(name, "a time in seconds")
-        return float(value)
+        return value
 
     def text(self, name: str, limit: int) -> str:
         return clean(self._get(name, "", "text"), limit)

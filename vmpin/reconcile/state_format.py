@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.cpuset import CpuSet
+from vmpin.bounded import MAX_INT64, MAX_PID, checked_whole
+from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
@@ -93,7 +94,20 @@ def _pack_record(record: ContainerRecord, container: Container) -> dict[str, obj
 
 
 def _unpack_report(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> CpusetReport:
-    return CpusetReport(CpuSet.parse(cpus), moment(since), tuple(CpuSet.parse(each) for each in replaced))
+    return CpusetReport(CpuSet.parse(cpus), moment(_time(since)), tuple(CpuSet.parse(each) for each in replaced))
+
+
+def _thread(tid: object, start: object) -> ThreadId:
+    return ThreadId(checked_whole(tid, MAX_PID + 1), checked_whole(start, MAX_INT64))
+
+
+def _time(value: object) -> int:
+    """Nanoseconds of a clock: negative where it is from before that clock began."""
+    return checked_whole(value, MAX_INT64, -MAX_INT64)
+
+
+def _vcpu(value: object) -> VcpuId:
+    return VcpuId(checked_whole(value, MAX_CPU))
 
 
 def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
@@ -104,20 +118,20 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
         if "state" in entry:
             states[sandbox] = _unpack_state(sandbox, entry["state"], moment)
         if "mask" in entry:
-            places = {VcpuId(vcpu): (None if cpus is None else CpuSet.parse(cpus),
+            places = {_vcpu(vcpu): (None if cpus is None else CpuSet.parse(cpus),
                                      None if container is None else ContainerId(container))
                       for vcpu, cpus, container in entry["vcpus"]}
-            pairs = {VcpuId(vcpu): cpu for vcpu, cpu in entry.get("pairs", ())}
+            pairs = {_vcpu(vcpu): checked_whole(cpu, MAX_CPU) for vcpu, cpu in entry.get("pairs", ())}
             previous[sandbox] = Previous(CpuSet.parse(entry["mask"] or ""), places, pairs)
         if "before" in entry:
             before[sandbox] = OriginalMasks({
-                ThreadId(tid, start): ProcessMasks(CpuSet.parse(main), {
-                    ThreadId(other, since): CpuSet.parse(cpus) for other, since, cpus in others})
+                _thread(tid, start): ProcessMasks(CpuSet.parse(main), {
+                    _thread(other, since): CpuSet.parse(cpus) for other, since, cpus in others})
                 for tid, start, main, others in entry["before"]})
         if "threads" in entry:
             vmm, found_by, gone, threads = entry["threads"]
-            by_thread = {ThreadId(tid, start): VcpuId(vcpu) for tid, start, vcpu in threads}
-            vcpus[sandbox] = VcpuThreads(ThreadId(*vmm), by_thread, frozenset(map(VcpuId, gone)), found_by)
+            by_thread = {_thread(tid, start): _vcpu(vcpu) for tid, start, vcpu in threads}
+            vcpus[sandbox] = VcpuThreads(_thread(*vmm), by_thread, frozenset(map(_vcpu, gone)), found_by)
     kubelet = body.get("kubelet")
     return SavedState(DesiredState(states), previous, before, vcpus,
                       None if kubelet is None else _unpack_kubelet(kubelet))
@@ -134,9 +148,10 @@ def _unpack_kubelet(packed: dict[str, Any]) -> CpuManagerState:
         str(packed["policy"]), CpuSet.parse(packed["default"]),
         {(str(uid), str(name)): CpuSet.parse(cpus) for uid, name, cpus, _ in packed["entries"]},
         {uid: CpuSet.parse(cpus) for uid, cpus in packed["pods"].items()},
-        {container: CpuSet.parse(cpus) for container, cpus in packed["by_id"].items()}, int(packed["version"]),
-        since={(str(uid), str(name)): min(int(since), boottime.now()) for uid, name, _, since in packed["entries"]},
-        written=int(packed["written"]))
+        {container: CpuSet.parse(cpus) for container, cpus in packed["by_id"].items()},
+        checked_whole(packed["version"], MAX_INT64),
+        since={(str(uid), str(name)): min(_time(since), boottime.now()) for uid, name, _, since in packed["entries"]},
+        written=_time(packed["written"]))
 
 
 def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[int], int]) -> SandboxState:
@@ -146,7 +161,7 @@ def _unpack_state(sandbox: SandboxId, entry: dict[str, Any], moment: Callable[[i
         source = Source(item["source"])
         container = Container(ContainerId(item["id"]), item["name"], reports[source].cpuset if reports else None,
                               item["exclusive"], ContainerState(item["state"]), item["pause"])
-        containers[container.id] = ContainerRecord(container, source, moment(item["time"]), item["bundle"],
-                                         item["init"] and ThreadId(*item["init"]), reports)
+        containers[container.id] = ContainerRecord(container, source, moment(_time(item["time"])), item["bundle"],
+                                         item["init"] and _thread(*item["init"]), reports)
     return SandboxState(sandbox, entry["runtime"], entry["pod"] and Pod(*entry["pod"]), containers, entry["held"],
-                        entry["vmm"] and ThreadId(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)
+                        entry["vmm"] and _thread(*entry["vmm"]), entry["handler"], entry.get("pod_by_nri") is True)

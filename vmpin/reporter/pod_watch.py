@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vmpin.bounded import whole
 from vmpin.errors import ClusterError
 from vmpin.kube.pod_record import PodRecord, Pods, record_of
 from vmpin.reporter.api_link import ApiLink
@@ -105,7 +106,7 @@ class PodWatch:
             for event in self._server.watch_pods(self._node, version, seconds, lambda: self._link.reached("pods")):
                 kind, item, self._fed = str(event.get("type")), event.get("object") or {}, True
                 if kind == "ERROR":
-                    code = int(item.get("code") or 0)
+                    code = whole(item.get("code"), 999) or 0
                     if code in EXPIRED:
                         raise _Expired(str(item.get("message")))
                     raise ClusterError(f"watch pods: {item.get('message')}", code)

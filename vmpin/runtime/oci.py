@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from vmpin.bounded import parse_whole
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
@@ -21,6 +22,8 @@ from vmpin.runtime.json_files import dig, parse_json, parse_object, pid_of
 #: Bytes: the hook sends no more; a real state has a few kB of annotations, a real config.json some 20 kB.
 MAX_STATE, MAX_BUNDLE = 4 << 20, 4 << 20
 
+#: Nanoseconds: the kernel's clocks are 64 bits wide.
+_MAX_TIME = (1 << 64) - 1
 HEADER = b"vmpin-hook/1 "
 #: The kinds that annotations give a pause container (dockershim: podsandbox).
 _PAUSE = ("sandbox", "podsandbox")
@@ -70,16 +73,17 @@ def parse_message(raw: bytes) -> HookMessage:
     if not newline or not line.startswith(HEADER) or len(line) > 256:
         raise SourceError("hook message", "does not begin with the vmpin-hook/1 line")
     fields = dict(part.partition("=")[::2] for part in line[len(HEADER):].decode("ascii", "replace").split())
-    stage, times = fields.get("stage", ""), {"time": fields.get("time", ""), "boot": fields.get("boot")}
+    stage = fields.get("stage", "")
     if stage not in STAGES:
         raise SourceError("hook message", f"unknown stage {stage[:40]!r}")
-    for name, text in times.items():
-        if text is not None and (not (text.isascii() and text.isdigit()) or len(text) > 20):
+    times = {}
+    for name, text in (("time", fields.get("time", "")), ("boot", fields.get("boot", "0"))):
+        if (number := parse_whole(text, _MAX_TIME)) is None:
             raise SourceError("hook message", f"{name} {text[:40]!r} is no number of nanoseconds")
+        times[name] = number
     if len(state) > MAX_STATE:
         raise SourceError("hook message", f"the state is {len(state)} bytes long, at most {MAX_STATE} are read")
-    boot = times["boot"]
-    return HookMessage(stage, int(fields["time"]), state, None if boot is None else int(boot))
+    return HookMessage(stage, times["time"], state, times["boot"] if "boot" in fields else None)
 
 
 def parse_state(message: HookMessage) -> HookState:

@@ -7,6 +7,7 @@ and connecting (guests.transport). Called by guests.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from vmpin.bounded import parse_whole
 from vmpin.domain.model import VcpuId, VmmType
 from vmpin.protocol.frames import MAX_HW
 from vmpin.vmm.qemu_cmdline import ON, architecture, chardev_sockets, keyvals, kvm_ids, option_values, options_of
@@ -21,7 +22,7 @@ _VHOST_USER_VSOCK = re.compile(r"vhost-user-vsock-(?:pci|device)(?:-(?:non-)?tra
 def hardware_ids(vmm: VmmType, argv: Sequence[str], vcpus: Iterable[VcpuId]) -> dict[VcpuId, int]:
     """Return the number by which the guest can identify each vCPU. On x86 it is the APIC id, on arm64 the MPIDR's
     affinity fields, else its number. A number that is none is left out."""
-    ids = kvm_ids(argv, vcpus) if vmm is VmmType.QEMU else {vcpu: int(vcpu) for vcpu in vcpus}
+    ids = kvm_ids(argv, vcpus) if vmm is VmmType.QEMU else {vcpu: vcpu for vcpu in vcpus}
     if architecture(argv) == "aarch64":
         ids = {vcpu: mpidr(number) for vcpu, number in ids.items()}
     return {vcpu: number for vcpu, number in ids.items() if 0 <= number <= MAX_HW}
@@ -38,10 +39,9 @@ def mpidr(vcpu_id: int) -> int:
 def guest_cid(argv: Sequence[str]) -> int | None:
     """The guest's vsock address, from QEMU's `-device vhost-vsock-…,guest-cid=N`."""
     for device in _devices(argv):
-        text = device.get("guest-cid", "")
-        if _VSOCK.fullmatch(device.get("driver", "")) and text.isascii() and text.isdigit() and len(text) <= 10 \
-                and _FIRST_GUEST_CID <= int(text) < _ANY_CID:
-            return int(text)
+        cid = parse_whole(device.get("guest-cid", ""), _ANY_CID - 1, _FIRST_GUEST_CID)
+        if cid is not None and _VSOCK.fullmatch(device.get("driver", "")):
+            return cid
     return None
 
 

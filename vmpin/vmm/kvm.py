@@ -8,6 +8,7 @@ is believed (threads). Called by threads.
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from time import monotonic
 
 from vmpin.bounded import MAX_FD, MAX_PID, parse_whole
@@ -19,6 +20,7 @@ _IOCTL = frozenset(("16", "29"))
 _KVM_RUN = "0xae80"
 _FD = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,6})")
 _KVM = re.compile(r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)")
+_MOST_FDS = 4096
 _VCPU = re.compile(r"vcpu([0-9]{1,6})")
 
 #: Pauses before looking again at a thread that was on a CPU, in seconds. A vCPU that does anything at all is in
@@ -44,10 +46,12 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
 
 
 def has_kvm(procfs: Procfs, pid: int) -> bool:
-    """Whether a process has KVM open: the device, a VM or a vCPU. False when it may not be traced."""
+    """Whether a process has KVM open: the device, a VM or a vCPU. False when it may not be traced. Of its descriptors
+    the first _MOST_FDS are read: a VMM opens KVM while it starts, and the process may be another program."""
     try:
-        return any(_KVM.fullmatch(procfs.fd_link(pid, fd)) for name in os.listdir(f"{procfs.root}/{pid}/fd")
-                   if (fd := parse_whole(name, MAX_FD)) is not None)
+        with os.scandir(f"{procfs.root}/{pid}/fd") as listed:
+            numbers = (parse_whole(entry.name, MAX_FD) for entry in islice(listed, _MOST_FDS))
+            return any(_KVM.fullmatch(procfs.fd_link(pid, fd)) for fd in numbers if fd is not None)
     except OSError:
         return False
 

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from vmpin.bounded import load_json
+from vmpin.bounded import MAX_FD, load_json, parse_whole, parse_wholes
 from vmpin.domain.vm_network import VmNetDevice
 from vmpin.host.open_files import distinct_files
 from vmpin.host.procfs import Procfs, read_file
@@ -27,7 +27,8 @@ _MOST_FDS = 65536
 _MACVTAP = re.compile(r"/dev/tap([1-9][0-9]{0,8})(?: \(deleted\))?")
 _VHOST = re.compile(r"/dev/vhost-([a-z]+)(?: \(deleted\))?")
 _VSOCK_DRIVER = re.compile(r"vhost-vsock-.+")
-_NUMBER = re.compile(r"[0-9]{1,9}")
+#: Queues of a device (drivers/net/tun.c: MAX_TAP_QUEUES), and an interface's number (a positive int).
+_MOST_QUEUES, _MAX_INDEX = 256, (1 << 31) - 1
 
 
 class OpenDevices(NamedTuple):
@@ -55,8 +56,8 @@ def open_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> OpenDevices:
     for fd, target in _descriptors(proc, pid):
         if target == "/dev/net/tun" and (name := _interface(proc, pid, fd)):
             taps.setdefault(VmNetDevice("tap", name, 0), []).append(fd)
-        elif found := _MACVTAP.fullmatch(target):
-            taps.setdefault(VmNetDevice("macvtap", "", 0, ifindex=int(found[1])), []).append(fd)
+        elif (found := _MACVTAP.fullmatch(target)) and (index := parse_whole(found[1], _MAX_INDEX)) is not None:
+            taps.setdefault(VmNetDevice("macvtap", "", 0, ifindex=index), []).append(fd)
         elif found := _VHOST.fullmatch(target):
             vhost[found[1]] = vhost.get(found[1], 0) + 1
     # Cloud Hypervisor has a queue's descriptor several times: one for the device and one for each thread of it.
@@ -116,7 +117,7 @@ def _descriptors(proc: Procfs, pid: int) -> Iterator[tuple[int, str]]:
         names = os.listdir(f"{proc.root}/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):
         return
-    for fd in sorted(map(int, names[:_MOST_FDS])):
+    for fd in sorted(parse_wholes(names[:_MOST_FDS], MAX_FD, _MOST_FDS) or ()):
         yield fd, proc.fd_link(pid, fd)
 
 
@@ -134,7 +135,8 @@ def _netdevs(argv: Sequence[str]) -> Iterator[_Netdev]:
         if given.get("type") == "tap":
             fds = [*given.get("fds", "").split(":"), given.get("fd", "")]
             vhost = given.get("vhost") in ON or "vhostfds" in given or "vhostfd" in given
-            yield _Netdev(frozenset(int(fd) for fd in fds if _NUMBER.fullmatch(fd)), given.get("ifname", ""), vhost)
+            numbers = frozenset(fd for text in fds if (fd := parse_whole(text, MAX_FD)) is not None)
+            yield _Netdev(numbers, given.get("ifname", ""), vhost)
 
 
 def _vhost_user(argv: Sequence[str]) -> list[VmNetDevice]:
@@ -143,9 +145,8 @@ def _vhost_user(argv: Sequence[str]) -> list[VmNetDevice]:
     for value in option_values(argv, "netdev"):
         given = options_of(value, "type")
         if given.get("type") == "vhost-user":
-            queues = given.get("queues", "1")
             found.append(VmNetDevice("vhost-user", chardevs.get(given.get("chardev", ""), {}).get("path", ""),
-                                     int(queues) if _NUMBER.fullmatch(queues) else 1))
+                                     parse_whole(given.get("queues", "1"), _MOST_QUEUES, 1) or 1))
     return found
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.domain.model import SandboxId, ThreadRole, VmmType, valid_id
 from vmpin.vmm.qemu_cmdline import keyvals, option_values
 
@@ -75,7 +76,10 @@ class HelperProcess(NamedTuple):
 def may_be(beginning: bytes) -> bool:
     """Whether a command line that begins so (/proc/PID/cmdline, with all of its first argument) may be one that
     `classify` or `classify_by_arguments` recognizes. What it costs does not depend on how long that is."""
-    return _BEGINS.match(_program(beginning)) is not None or _ARGUMENTS.search(beginning) is not None
+    if _BEGINS.match(_program(beginning)):
+        return True
+    # Of most command lines the two are not a part, which is found out in a tenth of the time.
+    return (b"sandbox" in beginning or b"/run/" in beginning) and _ARGUMENTS.search(beginning) is not None
 
 
 def may_be_file_server(beginning: bytes) -> bool:
@@ -148,9 +152,10 @@ def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
     >>> kernel_thread_owner("vhost-1234")
     (<ThreadRole.VHOST: 'vhost'>, 1234)"""
     match = _KERNEL_THREAD.fullmatch(comm)
-    if match is None:
+    owner = None if match is None else parse_whole(match[2], MAX_PID, 1)
+    if match is None or owner is None:
         return None
-    return ThreadRole.VHOST if match[1] == "vhost-" else ThreadRole.KVM, int(match[2])
+    return ThreadRole.VHOST if match[1] == "vhost-" else ThreadRole.KVM, owner
 
 
 def _vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:

@@ -72,7 +72,8 @@ class Smp(NamedTuple):
         """The x86 APIC id of a cpu-index, which is KVM's vcpu id and what the guest's /proc/cpuinfo shows. Each level
         takes a whole number of bits (include/hw/i386/topology.h), so with 3 cores per socket the first CPU of the
         second socket is 4."""
-        apic, shift, rest = 0, 0, int(cpu)
+        apic, shift = 0, 0
+        rest: int = cpu
         for count in (self.threads, self.cores, self.modules, self.dies):
             rest, here = divmod(rest, count)
             apic |= here << shift
@@ -141,7 +142,7 @@ def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
 def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]:
     """The other way: KVM's vcpu id of each cpu-index."""
     smp, x86 = parse_smp(argv), architecture(argv) in _X86
-    return {index: smp.apic_id(index) if x86 else int(index) for index in indices}
+    return {index: smp.apic_id(index) if x86 else index for index in indices}
 
 
 def architecture(argv: Sequence[str]) -> str:
@@ -230,7 +231,8 @@ class _NodeCpus(NamedTuple):
     def has(self, cpu: VcpuId, smp: Smp) -> bool:
         if self.places is None:
             return cpu in self.cpus
-        rest, here = int(cpu), {}
+        rest: int = cpu
+        here = {}
         for level, count in zip(_LEVELS, (smp.threads, smp.cores, smp.modules, smp.clusters, smp.dies), strict=False):
             rest, here[level] = divmod(rest, count)
         here[_LEVELS[-1]] = rest

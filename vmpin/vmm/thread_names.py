@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from vmpin.bounded import parse_whole
 from vmpin.domain.model import ThreadRole, VcpuId, VmmType
 from vmpin.host.procfs import Stat
+from vmpin.vmm.qemu_cmdline import MAX_VCPUS
 
 # Linux 6.4 and newer run vhost's workers and KVM's huge page recovery inside the VMM's own thread group.
 _ANY = r"|(?P<vhost>vhost-[0-9]+$)|(?P<kvm>kvm-nx-lpage)|(?P<own>iou-)"
@@ -73,4 +75,7 @@ def _group(pattern: str, comm: str) -> tuple[str | None, VcpuId | None]:
     found = re.match(pattern + _ANY, comm)
     if found is None:
         return None, None
-    return found.lastgroup, VcpuId(int(found["vcpu"])) if found.lastgroup == "vcpu" else None
+    if found.lastgroup != "vcpu":
+        return found.lastgroup, None
+    vcpu = parse_whole(found["vcpu"], MAX_VCPUS - 1)
+    return (None, None) if vcpu is None else ("vcpu", VcpuId(vcpu))

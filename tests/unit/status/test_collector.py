@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from need import need_root
+from need import lacking, need_root
 from newcomers import Machine, sandbox
 
 from vmpin.cpuset import CpuSet
@@ -114,3 +114,20 @@ def test_a_users_process_that_poses_as_a_vmm_is_shown_and_takes_no_vms_place(mac
     machine.resync()
     entry = entries(machine)[sandbox("a")]
     assert (entry["vmm"]["pid"], entry["rivals"]) == (vmm.pid, [])  # type: ignore[index]
+
+
+def test_a_vmm_of_any_name_is_placed_once_it_has_kvm_open(machine: Machine) -> None:
+    if not os.access("/dev/kvm", os.R_OK):
+        lacking("needs /dev/kvm")
+    name = f"sandbox-{sandbox('a')}"
+    odd = machine.process("vmm", "-name", name, script="read line; exec 3</dev/kvm; echo; read line")
+    machine.resync()
+    assert entries(machine) == {}
+    assert odd.stdin is not None
+    assert odd.stdout is not None
+    odd.stdin.write(b"\n")
+    odd.stdin.flush()
+    assert odd.stdout.readline() == b"\n"
+    machine.resync()
+    assert entries(machine)[sandbox("a")]["vmm"]["pid"] == odd.pid  # type: ignore[index]
+    assert os.sched_getaffinity(odd.pid) == set(machine.pool)

@@ -17,6 +17,7 @@ from vmpin.allocation.allocation_options import HonouredKeys
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
 from vmpin.allocation.texts.peer_annotations import PEERS
 from vmpin.allocation.texts.wish_values import AnnotationError, checked_text, effective, group_name, nodes_near
+from vmpin.bounded import parse_whole
 
 DOMAIN = "vmpin.io"
 #: A PCI address with its domain, or a name that the kernel allows for a network device (dev_valid_name).
@@ -113,10 +114,10 @@ def _near(wish: CpuWish, key: str, value: str) -> CpuWish:
 
 
 def _spare(wish: CpuWish, key: str, value: str) -> CpuWish:
-    number = re.fullmatch("[0-9]{1,4}", value)
-    if value not in ("match", "own") and not (number and int(value) <= _MOST_SPARE):
+    number = parse_whole(value, _MOST_SPARE)
+    if value not in ("match", "own") and number is None:
         raise AnnotationError(key, value, f"it is neither match, own nor a number of CPUs up to {_MOST_SPARE}")
-    return wish._replace(spare=str(int(value)) if number else value)
+    return wish._replace(spare=value if number is None else str(number))
 
 
 #: By the short name of the key.

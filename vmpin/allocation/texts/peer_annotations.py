@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vmpin.allocation.allocation_options import HonouredKeys
 from vmpin.allocation.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
 from vmpin.allocation.texts.wish_values import group_name, scoped, shown
-from vmpin.bounded import load_json
+from vmpin.bounded import load_json, parse_wholes
 from vmpin.cpuset import MAX_CPU, CpuSet
 
 _CRANE = "topology.crane.io"
@@ -76,11 +76,11 @@ def _crane_nodes(key: str, value: str, notes: list[str]) -> CpuSet:
     try:
         names = [zone["name"] for zone in load_json(value)
                  if zone.get("type") == "Node" and ((zone.get("resources") or {}).get("capacity") or {}).get("cpu")]
-        numbers = [int(name.removeprefix("node")) for name in names if name.removeprefix("node").isdecimal()]
+        numbers = parse_wholes((name.removeprefix("node") for name in names), MAX_CPU, MAX_CPU)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         notes.append(_passed_over(key, value, "it is no JSON list of zones"))
         return CpuSet()
-    if len(numbers) < len(names) or any(number > MAX_CPU for number in numbers):
+    if numbers is None:
         notes.append(_passed_over(key, value, "a zone of type Node is named as its NUMA node: node0"))
         return CpuSet()
     return CpuSet(numbers)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vmpin.bounded import parse_real
 from vmpin.cli.common import (
     Verbs,
     answering,
@@ -98,9 +99,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _objective(text: str) -> float:
     """A number above 0, up to 100. :raises UsageError: for any other text."""
-    with contextlib.suppress(ValueError):
-        if 0 < (found := float(text)) <= 100:
-            return found
+    if found := parse_real(text, 100):
+        return found
     raise UsageError(f"--slo {text}: is no percentage above 0", "e.g. --slo 99.9")
 
 

@@ -6,11 +6,11 @@ What stays out: both of them (live, batch). Called by main.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import os
 import sys
 
+from vmpin.bounded import parse_real, parse_whole
 from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, direct_flag, namespace_flag, usable_config, verb
 from vmpin.errors import UsageError
@@ -71,16 +71,14 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def _delay(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0.5 <= (seconds := float(text)) <= 3600:
-            return seconds
+    if (seconds := parse_real(text, 3600, 0.5)) is not None:
+        return seconds
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.5 and 3600")
 
 
 def _count(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if 1 <= (count := int(text)) <= 1_000_000_000:
-            return count
+    if (count := parse_whole(text, 1_000_000_000, 1)) is not None:
+        return count
     raise argparse.ArgumentTypeError(f"{text!r} is no number of refreshes from 1 on")
 
 

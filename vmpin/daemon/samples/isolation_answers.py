@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vmpin.bounded import real
 from vmpin.daemon.turns import in_turns
 from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
@@ -33,8 +34,8 @@ async def isolation(watcher: Watcher, request: dict[str, object]) -> dict[str, o
     sampling.sampler.round()
     now = boottime.now()
     offset = boottime.wall_offset()
-    asked_for = float(str(request["since"]))
-    if not 0 < asked_for <= _LONGEST:  # infinite and no numbers, too: members of watch.status_group ask as well
+    asked_for = real(request["since"], _LONGEST)
+    if not asked_for:  # members of watch.status_group ask as well
         raise ValueError("since")
     since = now - int(asked_for * 1e9)
     books = list(sampling.observer.books.owners.values())

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmpin.bounded import parse_whole
 from vmpin.domain.model import SandboxId, VmmType
 from vmpin.guests.transport.channel import Channel, socket_id
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
@@ -62,8 +63,8 @@ def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
         return
     if match[1] == "hvsock" and match[2].startswith("/") and "\0" not in match[2]:
         yield HybridVsock(match[2], os.getpid(), vm.pid)
-    elif match[1] == "vsock" and _CID.fullmatch(match[2]) and 2 < int(match[2]) < 0xFFFFFFFF:
-        yield Vsock(int(match[2]))
+    elif match[1] == "vsock" and (cid := parse_whole(match[2], 0xFFFFFFFE, 3)) is not None:
+        yield Vsock(cid)
 
 
 def _hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:

@@ -16,13 +16,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vmpin.bounded import load_json
-from vmpin.cpuset import CpuSet
+from vmpin.bounded import MAX_INT64, checked_whole, load_json
+from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.host import boottime
 from vmpin.reconcile.state_file import read_kept, replacing, set_file_aside
 from vmpin.reports.isolation.isolation_advice import ThiefKind
 from vmpin.reports.isolation.isolation_books import (
     COLUMNS,
+    FORMER,
     MAX_OWNERS,
     MAX_THIEVES,
     MINUTE,
@@ -105,8 +106,8 @@ def load(path: Path, boot_id: str, books: IsolationBooks, now: Callable[[], int]
         if head["boot_id"] != boot_id:
             return ""
         latest = now()
-        found = _owners(raw, at, int(head["owners"]), latest)
-        alive = min(int(head["alive"]), latest)
+        found = _owners(raw, at, checked_whole(head["owners"], MAX_OWNERS), latest)
+        alive = min(checked_whole(head["alive"], MAX_INT64), latest)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as err:
         return set_file_aside(path, err, aside=True, then="the books of isolation begin anew")
     books.owners, books.alive = found, alive
@@ -141,22 +142,27 @@ def _owners(raw: bytes, at: int, number: int, latest: int) -> dict[str, OwnerBoo
 
 def _owner(head: dict[str, Any], raw: bytes, at: int, latest: int) -> tuple[OwnerBook, int]:
     """A book, and where it ends."""
-    book = OwnerBook(str(head["owner"]), int(head["since"]), int(head["begun"]))
+    book = OwnerBook(str(head["owner"]), _time(head["since"]), _time(head["begun"]))
     book.namespace, book.pod, book.kind = (str(head[key]) for key in ("namespace", "pod", "kind"))
-    book.cpus, book.until = CpuSet.parse(head["cpus"]) if head["cpus"] else CpuSet(), int(head["until"])
-    book.ended = None if head["ended"] is None else int(head["ended"])
-    book.first, minutes = int(head["first"]), int(head["minutes"])
+    book.cpus, book.until = CpuSet.parse(head["cpus"]) if head["cpus"] else CpuSet(), _time(head["until"])
+    book.ended = None if head["ended"] is None else _time(head["ended"])
+    book.first, minutes = _time(head["first"]), checked_whole(head["minutes"], MAX_BYTES)
     book.thieves = [Thief(ThiefKind(kind), str(name), str(where)) for kind, name, where in head["thieves"]]
     for name in COLUMNS:
         book.columns[name], at = _column(raw, at, minutes)
     for cpu in head["by_cpu"]:
-        book.by_cpu[int(cpu)], at = _column(raw, at, minutes)
+        book.by_cpu[checked_whole(cpu, MAX_CPU, FORMER)], at = _column(raw, at, minutes)
     numbers = book.columns["thief"]
     if len(book.thieves) > MAX_THIEVES or any(not 0 <= number <= len(book.thieves) for number in numbers):
         raise ValueError(f"a thief of {book.owner!r:.80} is not in its list")
     if not 0 <= book.first <= book.until // MINUTE + 1 or book.until > latest:
         raise ValueError(f"the times of {book.owner!r:.80} are none")
     return book, at
+
+
+def _time(value: object) -> int:
+    """CLOCK_BOOTTIME in ns, or in minutes: negative where it is from before that clock began."""
+    return checked_whole(value, MAX_INT64, -MAX_INT64)
 
 
 def _column(raw: bytes, at: int, minutes: int) -> tuple[array[int], int]:

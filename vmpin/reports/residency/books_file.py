@@ -8,7 +8,7 @@ import json
 import zlib
 from pathlib import Path
 
-from vmpin.bounded import load_json
+from vmpin.bounded import checked_real, load_json, parse_real
 from vmpin.domain.proof import Mark, ResidencyLedger
 from vmpin.errors import StateFileError
 from vmpin.reconcile.state_file import read_kept, replace
@@ -28,6 +28,13 @@ def save(path: Path, boot_id: str, ledger: ResidencyLedger) -> None:
                              "free space or inodes there; until then a restart loses the recorded run times") from err
 
 
+def _time(text: str) -> float:
+    seconds = parse_real(text, 1e12)
+    if seconds is None:
+        raise ValueError(f"{text[:40]!r} is no time")
+    return seconds
+
+
 def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
     """Continue the books of the file in `ledger`, if it is of this boot. :returns: the fault of the file, or ""."""
     raw, trouble = read_kept(path, MAX_BYTES)
@@ -43,8 +50,8 @@ def load(path: Path, boot_id: str, ledger: ResidencyLedger) -> str:
         if head["crc32"] != zlib.crc32(body):
             raise ValueError("the checksum is wrong")
         lines = (line.partition(" ") for line in body.decode("ascii").splitlines())
-        if marks := [Mark(float(time), text) for time, _, text in lines]:
-            ledger.load(marks, float(head["began"]))
+        if marks := [Mark(_time(time), text) for time, _, text in lines]:
+            ledger.load(marks, checked_real(head["began"], 1e12))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         return f"{path}: {str(err)[:200]}: earlier run times are lost"
     return ""

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from vmpin.bounded import MAX_FD, parse_whole
 from vmpin.errors import ConfigError
 
 _DEADLINE = 2.0
@@ -41,8 +42,8 @@ def inherited(environ: MutableMapping[str, str]) -> tuple[socket.socket, str, st
     if not number:
         return None
     try:
-        fd = int(number)
-        if fd < 0 or not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        fd = parse_whole(number, MAX_FD)
+        if fd is None or not stat.S_ISSOCK(os.fstat(fd).st_mode):
             raise ValueError
         os.set_inheritable(fd, False)
         return socket.socket(fileno=fd), name, index

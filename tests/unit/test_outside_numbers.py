@@ -1,0 +1,217 @@
+"""Every kind of parser of numbers from outside, fed with absurd ones: what it makes of them is within bounds, and no
+set, list or loop is as large as one of them. That no other place makes numbers of texts is in test_floors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tracemalloc
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import pytest
+
+from vmpin.allocation.cpu_request import CpuWish
+from vmpin.allocation.texts.annotations import changed
+from vmpin.bounded import load_json
+from vmpin.cli import audit, common
+from vmpin.cli import proof as proof_flags
+from vmpin.cli.books import isolation as isolation_flags
+from vmpin.cli.top import command as top_flags
+from vmpin.config import values
+from vmpin.cpuset import MAX_CPU, CpuSet
+from vmpin.domain.model import SandboxId, VcpuId, VmmType
+from vmpin.domain.proof import _parsed
+from vmpin.errors import VmpinError
+from vmpin.fleet.node_record import record_of_pinning
+from vmpin.host.procfs import Procfs, Stat
+from vmpin.protocol.frames import MAX_HW, ProtocolError, parse_ids
+from vmpin.protocol.parsing import MAX_NUMBER, parse_answer
+from vmpin.reconcile.state_format import unpack
+from vmpin.reconcile.vm_size import vcpus_of
+from vmpin.runtime.kata import parse_go
+from vmpin.runtime.kubelet import parse_checkpoint
+from vmpin.runtime.oci import parse_message
+from vmpin.sources.nri.nri_events import NriPod
+from vmpin.vmm.guest_ports import guest_cid
+from vmpin.vmm.processes import kernel_thread_owner
+from vmpin.vmm.qemu_cmdline import MAX_VCPUS, cpu_index, guest_vcpus, parse_smp
+from vmpin.vmm.thread_names import read_names
+from vmpin.vmm.threads import identify
+
+QEMU = "qemu-system-x86_64"
+
+ABSURD = ["000000001999999999", "1999999999", "18446744073709551616", "9" * 39, "9" * 5000, "-1", "-" + "9" * 30,
+          "1e308", "1e999", "Infinity", "-Infinity", "NaN", "inf", "nan", "0x7fffffff", "1_000_000_000", "+7", " 7",
+          "7 ", "٣", "²", "", "1:59", "3.999", "7.", "0777", "true", "null", "1e-400"]
+
+
+class Parser(NamedTuple):
+    """Gives the numbers that it makes of an input with the text in it; none of them may be above `most`."""
+
+    name: str
+    numbers: Callable[[str], Iterable[float | None]]
+    most: float
+
+
+def smp(text: str) -> Iterable[int]:
+    return [number for key in ("cpus", "maxcpus", "sockets", "cores", "threads", "dies")
+            for number in parse_smp([QEMU, "-smp", f"2,{key}={text}"])]
+
+
+def numa(text: str) -> Iterable[int | None]:
+    argv = [QEMU, "-smp", "4"]
+    for option in (f"node,nodeid={text},cpus=0-3", f"node,cpus={text}", f"cpu,node-id={text}",
+                   f"cpu,node-id=1,socket-id={text}", f'{{"type":"node","cpus":[{text}],"nodeid":{text}}}'):
+        argv += ["-numa", option]
+    return [number for vcpu in guest_vcpus(argv, [VcpuId(number) for number in range(4)]) for number in vcpu[1:]]
+
+
+def identified(text: str) -> Iterable[int]:
+    argv = [QEMU, "-smp", f"cpus={text},maxcpus={text}"]
+    found = identify(7, VmmType.QEMU, argv, [(7, Stat(f"CPU {text}/KVM", "S", 1, 0, 1, 0))], Procfs("/nowhere"))
+    return [*found.vcpus.values(), *cpu_index(argv, [0, 1]).values()]
+
+
+def named(text: str) -> Iterable[int]:
+    return [vcpu for vmm, name in ((VmmType.QEMU, f"CPU {text}/KVM"), (VmmType.CLOUD_HYPERVISOR, f"vcpu{text}"),
+                                   (VmmType.FIRECRACKER, f"fc_vcpu {text}"), (VmmType.DRAGONBALL, f"db_vcpu{text}"))
+            for vcpu in read_names(vmm, 1, {2: Stat(name, "S", 1, 0, 1, 0)}).vcpus.values()]
+
+
+def frame(text: str) -> Iterable[float]:
+    pong = parse_answer(load_json(f'{{"v":1,"type":"pong","id":{text},"version":"","boot_id":"","uptime":{text}}}'))
+    return [number for number in pong if isinstance(number, int | float)]
+
+
+def persist(text: str) -> Iterable[int]:
+    return [parse_go(SandboxId("a"), f'{{"HypervisorState":{{"Pid":{text}}}}}'.encode(), 1).vmm_pid]
+
+
+def checkpoint(text: str) -> Iterable[int]:
+    found = parse_checkpoint(json.dumps({"policyName": "static", "defaultCpuSet": text,
+                                         "entries": {"u": {"c": text}}, "checksum": 1}).encode())
+    return [*found.default, *(cpu for cpus in found.entries.values() for cpu in cpus)]
+
+
+def state(text: str) -> Iterable[int]:
+    saved = unpack(load_json(f'{{"sandboxes":{{"a":{{"threads":[[{text},{text}],"names",[{text}],'
+                             f'[[{text},{text},{text}]]]}}}}}}'), lambda moment: moment)
+    found = saved.vcpus[SandboxId("a")]
+    return [*found.vmm, *found.gone, *(number for thread, vcpu in found.threads.items() for number in (*thread, vcpu))]
+
+
+def record(text: str) -> Iterable[float]:
+    found = record_of_pinning(load_json(
+        f'{{"metadata":{{"name":"n"}},"status":{{"observedAt":"2026-11-26T00:00:00Z","ready":true,"refreshSeconds":{text},'
+        f'"total":{text},"pinned":{text},"sandboxes":[],"topology":{{"nodes":{{"{text}":"0"}}}}}}}}'))
+    return [found.refresh, found.total, found.pinned, *found.layout.nodes]
+
+
+def annotated(text: str) -> Iterable[int | None]:
+    pod = NriPod(SandboxId("a"), "p", "n", "u", "kata", 0,
+                 {"io.katacontainers.config.hypervisor.default_vcpus": text}, "")
+    return vcpus_of(pod, Procfs("/nowhere"), lambda handler: 1)[1:]
+
+
+def spare(text: str) -> Iterable[int]:
+    found = changed(CpuWish(), {"spare": text}).spare or ""
+    return [int(found)] if found.isdigit() else []
+
+
+def books(text: str) -> Iterable[float]:
+    found = _parsed(f'{{"watched":{text},"drift":{{"x":{text}}},"ended":[{text},{{}}],"sandboxes":{{}}}}')
+    return [found.watched, *found.drift.values(), found.ended.unseen]
+
+
+def hook(text: str) -> Iterable[int | None]:
+    found = parse_message(f"vmpin-hook/1 stage=createRuntime time={text} boot={text}\n{{}}".encode())
+    return found.time, found.boot
+
+
+def whole_of(value: object) -> Iterable[float | None]:
+    return [value if isinstance(value, int | float) else None]
+
+
+def flag(parse: Callable[[str], object]) -> Callable[[str], Iterable[float | None]]:
+    return lambda text: whole_of(parse(text))
+
+
+def both(parse: Callable[[object], object]) -> Callable[[str], Iterable[float | None]]:
+    """A parser of the configuration, by the text and by the number that YAML may make of it."""
+    def numbers(text: str) -> Iterable[float | None]:
+        for value in (text, *((float(text),) if text in ("inf", "nan", "1e999", "1e308", "3.999") else ())):
+            try:
+                yield from whole_of(parse(value))
+            except ValueError:
+                continue
+    return numbers
+
+
+PARSERS = [
+    Parser("-smp", smp, MAX_VCPUS), Parser("-numa", numa, MAX_VCPUS),
+    Parser("threads of a QEMU", identified, MAX_VCPUS),
+    Parser("names of threads", named, MAX_VCPUS),
+    Parser("-device vhost-vsock", lambda text: [guest_cid([QEMU, "-device", f"vhost-vsock-pci,guest-cid={text}"])],
+           0xFFFFFFFE),
+    Parser("kernel threads", lambda text: [(kernel_thread_owner(f"vhost-{text}") or (None, None))[1]], 1 << 22),
+    Parser("CPU lists", lambda text: [cpu for form in ("{}", "0-{}", "{}-{}", "0-7:1/{}")
+                                      for cpu in _cpus(form.format(text, text))], MAX_CPU),
+    Parser("hardware ids", lambda text: [number for form in ("{}", "0-{}") for number in _ids(form.format(text))],
+           MAX_HW),
+    Parser("guest's messages", frame, MAX_NUMBER), Parser("hook's header", hook, (1 << 64) - 1),
+    Parser("persist.json", persist, 1 << 22), Parser("checkpoint", checkpoint, MAX_CPU),
+    Parser("state file", state, (1 << 63) - 1), Parser("books of run times", books, (1 << 63) - 1),
+    Parser("NodePinning", record, 1 << 32), Parser("pod's annotation of a VM's size", annotated, MAX_VCPUS),
+    Parser("pod's annotation of spare CPUs", spare, MAX_CPU),
+    Parser("configuration: seconds", both(values.seconds), 86400),
+    Parser("configuration: count", both(values.count), 999999),
+    Parser("configuration: port", both(values.port), 0xFFFFFFFE),
+    Parser("--since", flag(proof_flags.duration), 7 * 86400), Parser("--tolerate", flag(proof_flags.percent), 100),
+    Parser("--watch", flag(common._interval), 86400), Parser("top --delay", flag(top_flags._delay), 3600),
+    Parser("top --count", flag(top_flags._count), 10**9), Parser("audit --for", flag(audit._duration), 86400),
+    Parser("isolation --slo", flag(isolation_flags._objective), 100),
+]
+
+
+def _cpus(text: str) -> Iterable[int]:
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return ()
+
+
+def _ids(text: str) -> Iterable[int]:
+    try:
+        return parse_ids(text)
+    except ProtocolError:
+        return ()
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=[parser.name for parser in PARSERS])
+def test_an_absurd_number_is_refused_or_within_its_bound(parser: Parser) -> None:
+    """And costs no memory: a set of that size would be gigabytes."""
+    list(_numbers(parser, "1"))  # what is loaded and compiled once
+    for text in ABSURD:
+        tracemalloc.start()
+        try:
+            numbers = list(_numbers(parser, text))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert [number for number in numbers if number is not None and not 0 <= number <= parser.most] == [], text
+        assert peak < 4 << 20, text
+
+
+def _numbers(parser: Parser, text: str) -> Iterable[float | None]:
+    try:
+        yield from parser.numbers(text)
+    except (VmpinError, ValueError, argparse.ArgumentTypeError):
+        return
+
+
+def test_each_parser_reads_a_plain_number() -> None:
+    """Else the table above would prove nothing."""
+    for parser in PARSERS:
+        text = "90s" if parser.name == "--since" else "5"
+        assert any(number for number in _numbers(parser, text)), parser.name
