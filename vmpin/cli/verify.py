@@ -43,8 +43,8 @@ samples; other run time is booked to the CPU of the later sample. It begins with
 _EXITS = """\
 exit codes:
   0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, which the output reports
-  1  drift, a collision, several processes that may be one sandbox's VMM, a pod with exclusive CPUs of which no
-     container is known, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere
+  1  drift, a collision, a container on other CPUs than vmpin has given it, several processes that may be one
+     sandbox's VMM, a pod with exclusive CPUs of which no container is known, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and none has a VMM that vmpin recognizes, the watcher does not
      answer, or without one the required privileges are missing;

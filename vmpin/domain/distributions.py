@@ -4,7 +4,7 @@ configuration and sockets, and Kata.
 Pure. Sources: upstream: kubernetes cmd/kubelet/app/options, containerd defaults/defaults_unix.go, cri-o
 pkg/config/config_unix.go, kata-containers tools/packaging/kata-deploy (helm-chart templates/_helpers.tpl and
 binary/src/config.rs, also for the files and sockets of k3s, RKE2, k0s and MicroK8s); k3s pkg/cli/cmds and
-pkg/daemons/agent/agent_linux.go; k0s docs/runtime.md and kata-deploy's kubelet_root_dir; canonical/microk8s
+pkg/daemons/agent/agent_linux.go; k0s' page runtime.md and kata-deploy's kubelet_root_dir; canonical/microk8s
 microk8s-resources/default-args/kubelet; Talos pkg/machinery/constants and extensions
 container-runtime/kata-containers; OpenShift machine-config-operator templates (kubelet.service) and microshift
 pkg/node/kubelet.go. None of them moves NRI's socket from the default of containerd (internal/nri) and CRI-O. What
