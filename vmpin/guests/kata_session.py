@@ -53,6 +53,9 @@ class KataSession(Session):
         #: The containers that were given CPUs, and which; an empty set where an earlier process gave them.
         self._given: dict[ContainerId, CpuSet] = {}
         self._metrics_refused = False
+        #: Whether the next repetition comes soon: the wish is new, or a call had no answer. Kata's agent may carry out
+        #: such a call after a newer one.
+        self._repeat_soon = False
 
     @property
     def refused(self) -> bool:
@@ -72,7 +75,7 @@ class KataSession(Session):
         """Make this the wish, unless it is already."""
         if wish == self._wish:
             return
-        self._wish, self.progress = wish, Progress.UNSENT
+        self._wish, self.progress, self._repeat_soon = wish, Progress.UNSENT, True
         self.reports = self._reports_after_refusal() if self.refused else {}
         self._wake.set()
         self._changed()
@@ -92,6 +95,8 @@ class KataSession(Session):
             async for attempt in attempts(self._wake, self._timeouts):
                 with attempt:
                     await self._round()
+            if self._repeat_soon:
+                self._repeat_soon, (soon, later) = False, first
             if any(report.state == PENDING for report in self.reports.values()):
                 pause, soon = soon, min(2 * soon, self._timeouts.kata_resend)
             else:
@@ -99,7 +104,7 @@ class KataSession(Session):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
-                soon, later = first
+                self._repeat_soon = True
 
     async def _round(self) -> None:
         """Connect and send the whole wish. :raises Exception: why the agent was not reached."""
@@ -139,7 +144,7 @@ class KataSession(Session):
 
     def _lost(self, err: Exception) -> None:
         """Record that the agent did not answer, and why."""
-        self.progress = Progress.UNSENT
+        self.progress, self._repeat_soon = Progress.UNSENT, True
         text = self.counters.last_error = reason(err)
         if self._streak.add(err):
             # The guest boots, or its agent creates a container, which delays every answer.

@@ -307,6 +307,23 @@ def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureF
     run(test())
 
 
+def test_a_call_that_is_carried_out_late_is_overridden_soon() -> None:
+    """The agent created a container meanwhile: a call without an answer may be carried out after a newer one."""
+    async def test() -> None:
+        server = Server()
+        async with session(server, timeouts=replace(IMPATIENT, kata_resend=3600.0)) as ours:
+            ours.push(WISH)
+            await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
+            server.slow = 100.0
+            await until(lambda: ours.text == WAITING)  # the repetition
+            ours.push(KataWish(BOOT, ONE))
+            server.slow = 0.0
+            await until(lambda: ours.done)
+            server.containers["c1"] = "0-3"
+            await until(lambda: server.containers["c1"] == "1")
+    run(test())
+
+
 def test_another_no_is_that_containers_error() -> None:
     class Failing(Server):
         def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
