@@ -24,12 +24,13 @@ class ApiLink:
     def __init__(self, ready: Path | None, changed: Callable[[], None]) -> None:
         self._ready, self._changed = ready, changed
         self._lock = threading.Lock()
-        self._troubles = dict.fromkeys(PARTS, "it was not asked yet")
+        #: Why a part is not reached, "" where it is, None where it was not asked for yet.
+        self._troubles: dict[str, str | None] = dict.fromkeys(PARTS)
         self._show(False)
 
     @property
     def trouble(self) -> str:
-        """Why the API server is not reached; "" where it is."""
+        """Why the API server is not reached; "" where it is, or was not asked yet."""
         return next((text for text in self._troubles.values() if text), "")
 
     def reached(self, part: str) -> None:
@@ -42,13 +43,16 @@ class ApiLink:
 
     def _set(self, part: str, why: str) -> None:
         with self._lock:
-            before = self.trouble
+            before, was_reached = self.trouble, self._reached()
             self._troubles[part] = why
-            after = self.trouble
-            if bool(before) != bool(after):
-                self._show(not after)
+            after, reached = self.trouble, self._reached()
+            if was_reached != reached:
+                self._show(reached)
         if before != after:
             self._changed()
+
+    def _reached(self) -> bool:
+        return not any(text is None or text for text in self._troubles.values())
 
     def _show(self, reached: bool) -> None:
         if self._ready is None:

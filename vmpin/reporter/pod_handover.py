@@ -7,28 +7,24 @@ repeated. What stays out: what is handed over (kube.untrusted_pod, kube.asked_an
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from vmpin.bounded import load_json
 from vmpin.errors import WatcherError
 from vmpin.kube.agenda import own_sandbox
 from vmpin.kube.asked_annotations import encoded_member
-from vmpin.kube.untrusted_pod import UntrustedPod, encode
+from vmpin.kube.untrusted_pod import OPERATION, UntrustedPod, encode
 from vmpin.reporter.loop_pauses import Pauses
 from vmpin.reporter.pod_watch import PodWatch
+from vmpin.reporter.status_request import ask
 from vmpin.reporter.status_stream import StatusStream
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between two requests at the least, and at the most (a watcher keeps one for `Timeouts.handed_kept`).
 PAUSE, AGAIN = 2.0, 60.0
-#: For the watcher to answer (seconds).
-DEADLINE = 10.0
 
 
 class PodHandover:
@@ -54,7 +50,7 @@ class PodHandover:
                 now = self._stream.connections, self._pods(), encoded_member(self._asked())
                 if now != sent or time.monotonic() - when >= self._again:
                     try:
-                        self._send(encode(now[1], now[2]))
+                        ask(self._path, encode(now[1], now[2]), OPERATION)
                     except (OSError, ValueError, WatcherError) as err:
                         if str(err) != why:
                             logger.info("the watcher does not take pods' data: %s", err)
@@ -77,14 +73,3 @@ class PodHandover:
         can have with another's: it is left out."""
         return {pod.uid: pod.asked for pod in self._watch.pods()
                 if pod.asked is not None and pod.runtime_uid == pod.uid and not pod.ending}
-
-    def _send(self, request: bytes) -> None:
-        """Send a request to the watcher's socket. :raises OSError, ValueError, WatcherError: where it is not taken."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-            connection.settimeout(DEADLINE)
-            connection.connect(os.fspath(self._path))
-            connection.sendall(request)
-            with connection.makefile("rb") as answer:
-                found = load_json(answer.readline(65536) or "{}")
-        if not isinstance(found, dict) or "pods" not in found:
-            raise WatcherError(str(found.get("error", "it hung up")) if isinstance(found, dict) else "no answer to it")

@@ -33,7 +33,7 @@ EXPIRED = (410, 504)
 class PodWatch:
     """`run` is a thread's body. :param changed: called in it after each change. :param watch_seconds: as above.
     :param untrusted: keep pods' untrusted text, too. :param asks: as for `record_of`. :param pauses: after errors.
-    :param link: is told whether the pods are listed and watched."""
+    :param link: where it is noted whether the pods are listed and watched."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,
                  watch_seconds: int = WATCH_SECONDS, untrusted: bool = False,

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from vmpin.allocation.texts.asking_annotations import asks
 from vmpin.config.settings import Config
 from vmpin.errors import ClusterError, ConfigError, WatcherError
-from vmpin.kube import reporter_report
 from vmpin.kube.agenda import Agenda, Wanted, Write
 from vmpin.kube.api_request import node_path
 from vmpin.kube.cluster_node import ClusterNode, node_of
@@ -25,17 +24,14 @@ from vmpin.kube.node_pinning import REFRESH
 from vmpin.kube.node_topology import TopologyMode
 from vmpin.reporter.api_link import ApiLink
 from vmpin.reporter.api_server import ApiServer
+from vmpin.reporter.link_report import LinkReport
 from vmpin.reporter.loop_pauses import Pauses
 from vmpin.reporter.pod_handover import PodHandover
 from vmpin.reporter.pod_watch import PodWatch
-from vmpin.reporter.status_request import ask
 from vmpin.reporter.status_stream import StatusStream
 from vmpin.reporter.withdrawal import OwnDaemonSet, withdraw_node
 
 logger = logging.getLogger(__name__)
-
-#: The watcher is sent the same trouble again after so many seconds: it keeps one for `Timeouts.handed_kept`.
-TELL_AGAIN = 60.0
 
 
 class Reporter:
@@ -56,7 +52,7 @@ class Reporter:
         wanted = Wanted(keys.events, keys.conditions, keys.labels, keys.startup_taint, keys.annotate,
                         TopologyMode(keys.nrt))
         self._link = ApiLink(keys.ready_file, self._wake)
-        self._told, self._told_at = "", float("-inf")  #: The trouble that the watcher was sent last, and when.
+        self._link_report = LinkReport(self._socket)
         self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology is TopologyMode.OWN)
         self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods,
                                asks=asks if config.allocate.live_annotations else None, link=self._link)
@@ -85,7 +81,7 @@ class Reporter:
                 self._pauses.reset()
             except ClusterError as err:
                 self._link.failed("node", str(err))
-                self._tell_watcher()
+                self._link_report.send(self._link.trouble, time.monotonic())
                 self._pauses.after(err)
             if self._stream.lost:
                 raise WatcherError(f"the directory of {self._socket} was removed",
@@ -126,21 +122,9 @@ class Reporter:
                 if self._stopping.is_set():
                     return
         self._link.reached("node")
-        self._tell_watcher()
+        report_due = self._link_report.send(self._link.trouble, time.monotonic())
         age = time.monotonic() - self._read
-        self._woken.wait(max(0.0, min(self._agenda.next_due(time.monotonic()), REFRESH - age)))
-
-    def _tell_watcher(self) -> None:
-        """Send the watcher why the API server is not reached: at each change, and again while it lasts."""
-        trouble, now = self._link.trouble, time.monotonic()
-        if trouble == self._told and not (trouble and now - self._told_at >= TELL_AGAIN):
-            return
-        try:
-            ask(self._socket, reporter_report.encode(trouble), reporter_report.OPERATION)
-        except (OSError, ValueError, WatcherError) as err:
-            logger.debug("the watcher does not take why the API server is not reached: %s", err)
-            return
-        self._told, self._told_at = trouble, now
+        self._woken.wait(max(0.0, min(self._agenda.next_due(time.monotonic()), REFRESH - age, report_due)))
 
     def _do(self, write: Write) -> None:
         """Make one write, and record its outcome. :raises ClusterError: for a write that is to be tried again as it

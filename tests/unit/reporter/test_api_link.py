@@ -23,7 +23,7 @@ def test_the_file_is_there_while_everything_is_reached(tmp_path: Path) -> None:
     assert not ready.exists()
     link.reached("pods")
     assert ready.exists()
-    assert changes == ["", "HTTP status 401", ""]
+    assert changes == ["HTTP status 401", ""], "before it is asked nothing is wrong"
 
 
 def test_a_file_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_switched_off_the_same_request_changes_nothing(tmp_path: Path, machine: 
                                     b'{"op":"pods","version":1,"pods":[],"asked":[]}\n')["error"]
 
 
-def test_a_refusal_is_told_until_the_annotation_is_another_or_the_pod_is_gone(tmp_path: Path) -> None:
+def test_a_refusal_stands_until_the_annotation_is_another_or_the_pod_is_gone(tmp_path: Path) -> None:
     node = Node(tmp_path, "a", "b")
     node.hand(a={POLICY: "nonsense"}, b=EXCLUSIVE)
     (found,) = node.live.refused()
