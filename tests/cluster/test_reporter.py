@@ -318,7 +318,7 @@ def test_all_nodes_are_withdrawn_by_one_command(own_server: ApiServer, package: 
     assert server.get(NODES).code == 200
 
 
-def test_a_reporter_is_ready_while_it_reaches_the_api_server_and_tells_its_watcher(
+def test_a_reporter_is_ready_while_it_reaches_the_api_server_and_reports_to_its_watcher(
         own_server: ApiServer, package: Path, given_node: Given, name: str) -> None:
     node = given_node(own_server, package)
     node.ready.touch()  # of a container before it, in the same pod

@@ -27,7 +27,7 @@ stays, and the next reporter goes on from there.
 _EPILOG = """\
 examples:
   vmpin reporter                     in a pod, with the service account's token
-  vmpin reporter --withdraw          before the chart is removed: nothing is left on any node or pod
+  vmpin reporter --withdraw          after the chart was removed, where its Job could not: nothing is left
   vmpin reporter --set kubernetes.kubeconfig=$HOME/.kube/config \\
     --set kubernetes.node=$(hostname)
 

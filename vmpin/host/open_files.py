@@ -15,12 +15,15 @@ from vmpin.host.procfs import Procfs
 #: The call's number (asm/unistd.h), as glibc has no wrapper.
 _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
 _FILE = 0  #: linux/kcmp.h, KCMP_FILE
+#: Each is compared with each distinct one: a process chooses how many it has. A tap has 256 queues at most.
+MAX_FDS = 1024
 
 
 def distinct_files(proc: Procfs, pid: int, fds: Sequence[int]) -> list[int]:
-    """The descriptors without duplicates of earlier ones, in their order. All of them where the kernel does not tell:
-    without CONFIG_KCMP, without the right to trace the process, or with a /proc of another pid namespace, whose
-    numbers mean other processes here."""
+    """The first MAX_FDS descriptors without duplicates of earlier ones, in their order; with the duplicates where the
+    kernel does not compare them: without CONFIG_KCMP, without the right to trace the process, or with a /proc of
+    another pid namespace, whose numbers mean other processes here."""
+    fds = fds[:MAX_FDS]
     number = _KCMP.get(platform.machine())
     if len(fds) < 2 or number is None or not _own(proc):
         return list(fds)

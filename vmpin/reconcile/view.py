@@ -164,7 +164,7 @@ class NodeView:
 
     @property
     def contested(self) -> Mapping[SandboxId, tuple[int, ...]]:
-        """The pids of VMMs that name the same sandbox and that no evidence tells apart; the first is placed."""
+        """The pids of VMMs that name the same sandbox with equal evidence; the first is placed."""
         return self._node_state.inventory.contested
 
     @property

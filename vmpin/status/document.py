@@ -80,7 +80,7 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
     :param unmanaged: why it is left as it is, "" where it is not.
     :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
     :param granted: what the allocator has given out, None without one.
-    :param rivals: the pids of VMMs that name it and that nothing tells apart, the placed one first.
+    :param rivals: the pids of VMMs that name it with equal evidence, the placed one first.
     :param absent: why it has no VMM. :param more: further members."""
     odd = disagreements or {}
     disagreeing = [f"the sources disagree on the CPUs of container {container}: {text}"

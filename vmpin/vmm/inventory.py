@@ -49,7 +49,7 @@ class VmInventory:
         #: Whether each fork event marks its process outdated: an unchanged thread count then means unchanged threads.
         self.forks_reported = False
         self.process_table = ProcessTable(proc)
-        #: The pids of VMMs that name the same sandbox and that no evidence tells apart; the first is placed.
+        #: The pids of VMMs that name the same sandbox with equal evidence; the first is placed.
         self.contested: dict[SandboxId, tuple[int, ...]] = {}
         self._duplicates: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
@@ -126,7 +126,7 @@ class VmInventory:
     def _choose_among(self, sandbox: SandboxId, pids: Sequence[int], claimed: Container[int],
                       chosen: dict[SandboxId, int]) -> None:
         """Choose a sandbox's VMM among several processes that name it, eldest first; and keep in `contested` those
-        that no evidence tells apart."""
+        with equal evidence."""
         vmms = self.process_table.vmms
         running = [pid for pid in pids if self.process_table.is_running(vmms[pid][0])] or [pids[-1]]
         if pids[0] in claimed and pids[0] in running:
@@ -144,7 +144,7 @@ class VmInventory:
             if pid != best[0] and (sandbox, pid) not in self._duplicates:
                 self._duplicates.add((sandbox, pid))
                 logger.warning("second VMM left alone sandbox=%s pid=%d: pid=%d is %s", sandbox, pid, best[0],
-                               "the elder, and nothing else tells them apart" if pid in best else "its VMM: uid, "
+                               "the elder, and all other evidence is equal" if pid in best else "its VMM: uid, "
                                "shim, cgroup and network namespace, or Kata's state, show it")
 
     def _assign_vmms(self, chosen: Mapping[SandboxId, int]) -> set[SandboxId]:

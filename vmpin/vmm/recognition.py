@@ -4,13 +4,12 @@ by what it cannot write itself.
 Whose command line counts: that of root's processes (and of this program's user), as runtimes run VMMs; and that of a
 process of another user where root's shim of that sandbox started it, or root's file or hook names it as that sandbox's
 VMM (Kata's `rootless`: src/runtime/virtcontainers/qemu.go, setupVirtiofsd and startVM). Any other may be written by
-whoever has an account on the node. A process in a pid namespace of its own is a container's, and never counts.
+any user of the node. A process in a pid namespace of its own is a container's, and never counts.
 
 A program of any name may be Kata's VMM or file server (`path` and `virtio_fs_daemon` in its configuration). It counts
 where its arguments are those that Kata gives to one, and Kata's state, its parent or a descriptor of KVM shows that it
 is one. What stays out: what the words of a command line mean (processes), and which of several VMMs is a sandbox's
-(inventory). Called by process_table,
-inventory, sources.pids and reconcile.reconciler.
+(inventory). Called by process_table, inventory, sources.pids and reconcile.reconciler.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.host.open_files import distinct_files
+from vmpin.host.open_files import MAX_FDS, distinct_files
 from vmpin.host.procfs import Procfs
 
 
@@ -42,3 +42,7 @@ def test_descriptors_of_another_process_are_compared_there(fds: list[int]) -> No
 def test_another_pid_namespaces_numbers_are_not_asked_for(fds: list[int], tmp_path: Path) -> None:
     assert distinct_files(Procfs(tmp_path), os.getpid(), fds) == fds
     assert distinct_files(Procfs(), 2**22 - 1, fds) == fds, "and what has ended has all of them"
+
+
+def test_no_more_descriptors_are_compared_than_a_device_has_queues(fds: list[int]) -> None:
+    assert len(distinct_files(Procfs(), os.getpid(), [*fds, *range(1 << 30, (1 << 30) + 2 * MAX_FDS)])) <= MAX_FDS

@@ -87,7 +87,7 @@ def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) 
 
 
 def test_two_vmms_of_one_sandbox_are_a_finding(machine: Machine) -> None:
-    """Nothing tells them apart: both are the tests' own children."""
+    """Both are the tests' own children: the evidence is equal."""
     first = machine.vmm("a")
     machine.resync()
     second = machine.vmm("a")

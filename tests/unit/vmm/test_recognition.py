@@ -218,7 +218,7 @@ def test_of_two_vmms_the_one_with_evidence_is_the_sandboxs(
     assert caplog.text.count("second VMM left alone") == 1
 
 
-def test_two_vmms_that_nothing_tells_apart_are_contested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_vmms_with_equal_evidence_are_contested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for pid in (100, 200):
         process(tmp_path, pid, QEMU, start=pid)
     found = inventory(tmp_path, rounds=3)
