@@ -298,5 +298,5 @@ def test_an_empty_node_says_so(lab: Lab) -> None:
         assert empty.cli("verify").stdout == "no VM sandbox runs on this node: nothing was compared\n"
         assert empty.cli("verify").returncode == 0
         assert empty.cli("plan").stdout == "nothing to do: every thread is in place\n"
-        assert empty.cli("unpin", "--every").stdout == "nothing to restore\n"
+        assert empty.cli("unpin", "--every").stdout == "nothing to restore: no mask set by vmpin is on record\n"
         refused(empty.cli("explain", "x"), "no VM sandbox 'x' is on this node")

@@ -43,9 +43,10 @@ examples:
 _UNPIN = """\
 Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin reconcile`.
 Threads created since then get the mask that they would have inherited. Where the record of the original masks was
-lost, threads get all CPUs that their cgroup allows, and the output counts their original masks as not known. Guests
-that answer drop their maps as well. The output lists the changes: threads that already have their original mask are
-only counted.
+lost, threads get all CPUs that their cgroup allows, and the output counts their original masks as not known. Where
+all of the run directory is gone, nothing shows that vmpin was at work: no mask is restored, and a watcher that starts
+takes those that it finds for original ones. Guests that answer drop their maps as well. The output lists the changes:
+threads that already have their original mask are only counted.
 
 One sandbox, or with --every all current ones: through the watcher, which keeps running and places new sandboxes;
 without a watcher, directly. --all is for leaving the node.
@@ -60,6 +61,8 @@ examples:
 """
 
 
+#: Not that no mask is set: the record ends with the run directory.
+_NO_RECORD = "no mask set by vmpin is on record"
 #: Of threads whose original masks are not known.
 _FREED = "with an original mask that is not known, now on all CPUs that the cgroup allows"
 _FREE = "with an original mask that is not known, already on all CPUs that the cgroup allows"
@@ -205,7 +208,7 @@ def print_restored(args: argparse.Namespace, found: Document, names: Mapping[str
     changed = [operation for operation in found["operations"] if operation["outcome"] == "refused"
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
     counts = _counted(found["operations"])
-    code = finish(args, {**found, "operations": changed}, "nothing to restore" + f": {counts}" * bool(counts), names)
+    code = finish(args, {**found, "operations": changed}, f"nothing to restore: {counts or _NO_RECORD}", names)
     if changed and "counts" in found:  # an older watcher does not report which original masks are known
         print(counts)
     return code

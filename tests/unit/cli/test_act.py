@@ -54,6 +54,8 @@ def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "nothing to restore: 1 thread already with the original mask\n"
     assert print_restored(argparse.Namespace(output="json"), found) == 0
     assert json.loads(capsys.readouterr().out) == found
+    assert print_restored(argparse.Namespace(output="text"), found | {"operations": []}) == 0
+    assert capsys.readouterr().out == "nothing to restore: no mask set by vmpin is on record\n"
 
 
 def test_threads_are_counted_by_what_became_of_their_masks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +122,7 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
         assert not any(map(Path.exists, map(Path, removed)))
     else:
         assert removed == set()
-        assert run()[0] == "nothing to restore"
+        assert run()[0] == "nothing to restore: no mask set by vmpin is on record"
         view, _ = one_pass.plan_unpin(machine.reconciler.config, None)
         assert view.sandboxes[sandbox("a")].suspended
         assert view.sandboxes[sandbox("b")].suspended is (which == "--every")
