@@ -84,7 +84,7 @@ def _membership(hook: HookState, state: DesiredState) -> _Membership:
 def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
              exclusive_annotation: str) -> Iterator[Event]:
     sandbox, container = member.sandbox, member.container
-    vmm, init = owner_of(hook.pid, proc, when)
+    vmm, init = owner_of(hook.pid, proc, sandbox, when)
     cpuset, annotations, bundle = None, hook.annotations, ""
     if hook.bundle:
         try:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vmpin.domain.model import ThreadId
+from vmpin.domain.events import VmmClaim
+from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.host.procfs import Procfs, Stat, seconds_since_boot
 from vmpin.vmm.processes import VmmProcess
-from vmpin.vmm.recognition import Impostor, recognize
+from vmpin.vmm.recognition import ClaimedVmm, Impostor, recognize
 
 _ENDED = frozenset("ZXx")  #: States of a process that has ended (proc_pid_stat(5)).
 _SLACK = 1.0  #: Seconds: start times count in clock ticks, and an older hook gives the wall clock's time.
@@ -23,13 +24,16 @@ class PidOwner(NamedTuple):
     init: ThreadId | None = None
 
 
-def owner_of(pid: int, proc: Procfs, named: int | None = None) -> PidOwner:
-    """Look a pid up in /proc. :param named: as for `has_ended`. :raises OSError: when /proc cannot be read now."""
+def owner_of(pid: int, proc: Procfs, sandbox: SandboxId, named: int | None = None) -> PidOwner:
+    """Look a pid up in /proc. :param sandbox: of which the runtime named it: that shows that an unprivileged user's
+    process (Kata's `rootless`) is the VMM of this sandbox, if it names it. :param named: as for `has_ended`.
+    :raises OSError: when /proc cannot be read now."""
     stat = _same_process(pid, proc, named) if pid and proc.tgid(pid) == pid else None
     if stat is None or stat.kernel_thread or stat.state in _ENDED:
         return PidOwner()
     # Without arguments it is in its exec, as a container's first process often is when its start is reported.
-    found, identity = recognize(proc, pid, proc.beginning(pid)), ThreadId(pid, stat.starttime)
+    found = recognize(proc, pid, proc.beginning(pid), ClaimedVmm(sandbox, VmmClaim(pid)))
+    identity = ThreadId(pid, stat.starttime)
     if found is None or isinstance(found, Impostor):
         return PidOwner(init=identity)
     return PidOwner(vmm=identity) if isinstance(found[1], VmmProcess) else PidOwner()

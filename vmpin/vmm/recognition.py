@@ -131,7 +131,8 @@ class _Evidence:
         if self._claimed is None or not isinstance(self._process, VmmProcess):
             return False
         sandbox, claim = self._claimed
-        return claim.identity == self._identity or named_by_kata(self._process, self._argv, sandbox, claim.uuid)
+        named = named_by_kata(self._process, self._argv, sandbox, claim.uuid)
+        return named or (self._process.sandbox is None and claim.identity == self._identity)
 
     def _is_of_a_shim(self) -> bool:
         sandbox = self._process.sandbox or (self._claimed.sandbox if self._claimed is not None else None)

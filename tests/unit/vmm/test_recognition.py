@@ -166,13 +166,14 @@ def test_a_users_vm_that_is_no_sandboxs_is_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("evidence", "counts"), [
-    ("shim", True), ("claim", True), ("hook", True), ("users shim", False), ("claim of another", False)])
+    ("shim", True), ("claim", True), ("hook", True), ("users shim", False), ("claim of another", False),
+    ("hook of another", False)])
 def test_a_rootless_vmm_is_its_shims_or_claimed_by_kata(tmp_path: Path, evidence: str, counts: bool) -> None:
     """Kata's rootless: the VMM has a user of its own; its shim and Kata's state are root's."""
     process(tmp_path, 50, SHIM, uid=USER if evidence == "users shim" else 0)
     process(tmp_path, 100, QEMU, parent=50 if "shim" in evidence else 1, uid=USER)
-    claims = {SandboxId(SID if evidence != "claim of another" else "other"): VmmClaim(
-        100, identity=ThreadId(100, 100) if evidence == "hook" else None)} if "shim" not in evidence else {}
+    claims = {SandboxId("other" if "of another" in evidence else SID): VmmClaim(
+        100, identity=ThreadId(100, 100) if "hook" in evidence else None)} if "shim" not in evidence else {}
     found = inventory(tmp_path, claims)
     assert set(found.vms) == ({SID} if counts else set())
     assert (100 in found.process_table.impostors) is not counts

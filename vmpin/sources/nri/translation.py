@@ -133,7 +133,8 @@ class _EventTranslation:
             sandbox = self._state.sandboxes.get(pod)
             vmm = None if sandbox is None else sandbox.vmm
             self._owners[pid] = (PidOwner(vmm=vmm) if _still(vmm, pid, self._proc) else
-                                 PidOwner(init=init) if _still(init, pid, self._proc) else owner_of(pid, self._proc))
+                                 PidOwner(init=init) if _still(init, pid, self._proc) else
+                                 owner_of(pid, self._proc, pod))
         return self._owners[pid]
 
 
