@@ -52,6 +52,14 @@ def parse_whole(text: Text, most: int, least: int = 0, base: int = 10) -> Option
     return number if least <= number <= most else None
 
 
+def checked_parse(text: Text, most: int, least: int = 0) -> int:
+    """The same in base 10 where anything else is an error. :raises ValueError: for anything else."""
+    number = parse_whole(text, most, least)
+    if number is None:
+        raise ValueError(f"{text[:40]!r} is no whole number from {least} to {most}")
+    return number
+
+
 def parse_wholes(texts: Iterable[Text], most: int, count: int) -> Optional[List[int]]:
     """The whole numbers that texts are, each from 0 to `most`; None where one is none, or where there are more than
     `count`: a longer list is not even made."""

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vmpin.bounded import load_json, parse_real, parse_whole, parse_wholes, real, whole
+from vmpin.bounded import checked_parse, load_json, parse_real, parse_whole, parse_wholes, real, whole
 
 
 @pytest.mark.parametrize(("text", "number"), [
@@ -28,6 +28,12 @@ def test_hexadecimal_numbers_are_bounded_alike(text: str | bytes, number: int | 
 
 def test_a_least_number_is_a_bound_too() -> None:
     assert [parse_whole(text, 9, 1) for text in ("0", "1", "9", "10")] == [None, 1, 9, None]
+
+
+def test_where_a_number_has_to_be_the_error_quotes_the_beginning_of_the_text() -> None:
+    assert checked_parse("9", 9, 1) == 9
+    with pytest.raises(ValueError, match=r"^'x{40}' is no whole number from 1 to 9$"):
+        checked_parse("x" * 5000, 9, 1)
 
 
 def test_a_list_of_numbers_ends_at_its_count() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vmpin.bounded import MAX_INT64, parse_whole
+from vmpin.bounded import MAX_INT64, checked_parse
 
 #: The labels of the chart.
 DAEMON_SET_SELECTOR = "app.kubernetes.io/name=vmpin,app.kubernetes.io/component=reporter"
@@ -22,9 +22,7 @@ _ALWAYS = frozenset(f"node.kubernetes.io/{name}" for name in (
 def _number(text: str) -> int:
     """A label's or an expression's number (k8s.io/component-helpers/scheduling/corev1/nodeaffinity).
     :raises ValueError: for none."""
-    number = parse_whole(text.removeprefix("-"), MAX_INT64)
-    if number is None:
-        raise ValueError(f"{text[:40]!r} is no whole number")
+    number = checked_parse(text.removeprefix("-"), MAX_INT64)
     return -number if text.startswith("-") else number
 
 

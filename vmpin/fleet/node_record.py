@@ -13,7 +13,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.bounded import checked_whole, parse_whole
+from vmpin.bounded import checked_parse, checked_whole
 from vmpin.cpuset import MAX_CPU
 from vmpin.domain.terminal import excerpt, number_of
 from vmpin.kube.identifiers import POOLS, REGION, ZONE
@@ -221,15 +221,15 @@ def _details(found: Mapping[str, Any]) -> PodDetails:
         _text(each.get("name")), _text(each.get("cpus"), _CPUS), each.get("exclusive") is True,
         _text(each.get("vcpus"), _CPUS), _text(each.get("guest")))
         for each in (found.get("containers") or ())[:_MOST["containers"]])
-    vcpus = {_number(key): _text(mask, _CPUS) for key, mask in _pairs(found.get("vcpus"), "vcpus")}
+    vcpus = {checked_parse(key, MAX_CPU): _text(mask, _CPUS) for key, mask in _pairs(found.get("vcpus"), "vcpus")}
     return PodDetails(_text(found.get("handler")), _texts(found["reasons"], "reasons", _LONG),
                       _count(found.get("misplaced", 0)), vcpus, _text(guest.get("agent")), _text(guest.get("state")),
                       containers, _count(found.get("putBack", 0)))
 
 
 def _layout(found: Mapping[str, Any]) -> CpuLayout:
-    return CpuLayout({_number(key): _text(cpus, _CPUS) for key, cpus in _pairs(found.get("nodes"), "nodes")},
-                     _texts(found.get("caches") or (), "caches", _CPUS), _text(found.get("isolated"), _CPUS))
+    nodes = {checked_parse(key, MAX_CPU): _text(cpus, _CPUS) for key, cpus in _pairs(found.get("nodes"), "nodes")}
+    return CpuLayout(nodes, _texts(found.get("caches") or (), "caches", _CPUS), _text(found.get("isolated"), _CPUS))
 
 
 def _pairs(found: Any, key: str) -> list[tuple[str, object]]:
@@ -247,13 +247,6 @@ def _time(text: str) -> float:
 def _count(value: object) -> int:
     """A whole number from 0, below 2^32. :raises ValueError: for anything else."""
     return checked_whole(value, (1 << 32) - 1)
-
-
-def _number(text: str) -> int:
-    """The number of a vCPU or NUMA node. :raises ValueError: for none."""
-    if (number := parse_whole(text, MAX_CPU)) is None:
-        raise ValueError(f"{text[:40]!r} is no number of a vCPU or node")
-    return number
 
 
 def _texts(values: Sequence[object], key: str, most: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.bounded import MAX_INT64, checked_real, checked_whole, load_json, parse_whole
+from vmpin.bounded import MAX_INT64, checked_parse, checked_real, checked_whole, load_json
 from vmpin.cpuset import MAX_CPU
 from vmpin.domain.terminal import excerpt
 from vmpin.errors import WireError
@@ -143,7 +143,8 @@ def _sandbox(entry: Mapping[str, Any]) -> SandboxPinning:
         _text(entry["handler"]), _text(entry["verdict"]), _texts(entry["reasons"], "reasons"),
         _text(entry["mask"], _CPUS),
         entry["vmm"] is not None, entry["suspended"] is True, checked_whole(entry["misplaced"], MAX_INT64),
-        {_number(vcpu): _text(cpus, _CPUS) for vcpu, cpus in list(entry["vcpus"].items())[:_MOST["vcpus"]]},
+        {checked_parse(vcpu, MAX_CPU): _text(cpus, _CPUS)
+         for vcpu, cpus in list(entry["vcpus"].items())[:_MOST["vcpus"]]},
         tuple(ContainerPinning(_text(each["name"]), _text(each["cpus"], _CPUS), each["exclusive"] is True,
                                _text(each["vcpus"], _CPUS), _text(each["guest"]))
               for each in entry["containers"][:_MOST["containers"]]),
@@ -165,12 +166,6 @@ def _node(entry: Mapping[str, Any]) -> NodePart:
     return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
                     collisions=collisions, kubelet={_text(key): _text(value, _CPUS) for key, value in list(
                         (entry.get("kubelet") or {}).items())[:16]}, allocator=allocator)
-
-
-def _number(text: str) -> int:
-    if (number := parse_whole(text, MAX_CPU)) is None:
-        raise ValueError("a vCPU")
-    return number
 
 
 def _text(value: object, most: int = _SHORT) -> str:
