@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 #: A watcher waits for so many resyncs.
 RESYNCS = 3
+#: Who waits for less (a command without a watcher waits for nothing) goes by the files: so long (s) after the kubelet
+#: has made or removed a pod's directory, or written the checkpoint, a pod without a directory is one that it admits,
+#: or whose CPUs it has yet to take back.
+SETTLING = 30.0
 
 
 class UnknownOwners:
@@ -48,6 +52,16 @@ class UnknownOwners:
             owner = UnknownOwner(uid, cpus, valid_id(uid) and os.path.isdir(self._pods / uid))
             if owner.here and (listed or not nameless_vm):
                 continue  # it is created or ends just now, or is a runc pod of which nothing is reported
+            if not owner.here and patience < SETTLING and self._settles(kubelet):
+                continue
             self.lasting[uid] = owner
             if before.get(uid) != owner and patience:  # a command without a watcher shows it itself
                 logger.warning("%s", owner.what)
+
+    def _settles(self, kubelet: CpuManagerState | None) -> bool:
+        """Whether the kubelet has made or removed a pod's directory, or written the checkpoint, just now."""
+        try:
+            changed = os.stat(self._pods).st_mtime_ns
+        except OSError:
+            return False
+        return 0 <= time.time_ns() - max(changed, kubelet.written if kubelet else 0) < SETTLING * 1e9

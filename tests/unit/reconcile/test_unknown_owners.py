@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,7 @@ def test_a_pod_on_this_node_counts_only_where_a_vm_may_be_its(tmp_path: Path, he
                                                              finding: bool) -> None:
     if here:
         (tmp_path / UID).mkdir()
+    os.utime(tmp_path, (0, 0))
     owners = UnknownOwners(tmp_path)
     owners.compare(EMPTY_STATE, KUBELET, nameless, listed, 0.0)
     assert (UID in owners.lasting) == finding
@@ -74,9 +77,27 @@ def test_a_pod_on_this_node_counts_only_where_a_vm_may_be_its(tmp_path: Path, he
         assert owners.lasting[UID].what == f"{TEXT} (that pod is {where})"
 
 
+@pytest.mark.parametrize(("removed", "written", "patience", "finding"), [
+    (0, 3600, 0.0, False), (3600, 0, 0.0, False), (3600, 3600, 0.0, True), (0, 0, 1.0, False),
+    (0, 0, 30.0, True),  # that was waited for, and on a busy node some pod always comes or goes
+    (-3600, 3600, 0.0, True),  # the wall clock was set back
+])
+def test_who_does_not_wait_gives_the_kubelet_time(tmp_path: Path, removed: int, written: int, patience: float,
+                                                  finding: bool) -> None:
+    """A pod has ended and its directory is gone, but not its entry; or it was admitted, and has no directory yet."""
+    now = time.time()
+    os.utime(tmp_path, (now - removed, now - removed))
+    owners = UnknownOwners(tmp_path)
+    kubelet = KUBELET._replace(written=int((now - written) * 1e9))
+    for moment in (100.0, 100.0 + patience):
+        owners.compare(EMPTY_STATE, kubelet, False, False, patience, moment)
+    assert (UID in owners.lasting) == finding
+
+
 @pytest.mark.parametrize("uid", ["..", "a/b", "", "x\x1b[2J", "x" * 5000])
 def test_a_uid_that_is_none_names_no_directory(tmp_path: Path, uid: str) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
+    os.utime(tmp_path, (0, 0))
     owners = UnknownOwners(tmp_path)
     kubelet = CpuManagerState("static", CpuSet((0,)), {(uid, "app"): CpuSet((1, 2))})
     owners.compare(EMPTY_STATE, kubelet, False, False, 0.0)
