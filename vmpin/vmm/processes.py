@@ -104,7 +104,7 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
         return HelperProcess(ThreadRole.SHIM, _sandbox(_last(argv, "id")))
     for pattern, vmm in _VMM:
         if re.fullmatch(pattern, program):
-            return VmmProcess(vmm, _vmm_sandbox(vmm, argv))
+            return VmmProcess(vmm, vmm_sandbox(vmm, argv))
     return None
 
 
@@ -115,7 +115,7 @@ def classify_by_arguments(argv: Sequence[str]) -> VmmProcess | HelperProcess | N
 
     >>> classify_by_arguments(["/usr/local/bin/vmm", "-name", "sandbox-a1"])
     VmmProcess(type=<VmmType.QEMU: 'qemu'>, sandbox='a1')"""
-    if (sandbox := _vmm_sandbox(VmmType.QEMU, argv)) is not None:
+    if (sandbox := vmm_sandbox(VmmType.QEMU, argv)) is not None:
         return VmmProcess(VmmType.QEMU, sandbox)
     words = {word.partition("=")[0] for word in argv[1:]}
     for option, vmm in (("--api-socket", VmmType.CLOUD_HYPERVISOR), ("--api-sock", VmmType.FIRECRACKER)):
@@ -158,7 +158,9 @@ def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
     return ThreadRole.VHOST if match[1] == "vhost-" else ThreadRole.KVM, owner
 
 
-def _vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:
+def vmm_sandbox(vmm: VmmType, argv: Sequence[str]) -> SandboxId | None:
+    """The sandbox that the command line of a VMM of that type names where Kata names it (to Firecracker often by the
+    beginning of its id); None where it names none."""
     if vmm is VmmType.QEMU:
         # Only by name: another program's QEMU may well be given a file below /run/kata.
         name = ""

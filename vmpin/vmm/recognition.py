@@ -33,6 +33,7 @@ from vmpin.vmm.processes import (
     may_be,
     may_be_file_server,
     named_by_kata,
+    vmm_sandbox,
 )
 
 #: A process of a sandbox: its main thread, classification and command line.
@@ -78,7 +79,7 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     argv = list(map(sys.intern, proc.cmdline(pid, beginning)))
     identity = ThreadId(int(pid), stat.starttime)
     by_name = classify(argv)
-    process = by_name or classify_by_arguments(argv) or _as_claimed(claimed, identity)
+    process = by_name or classify_by_arguments(argv) or _as_claimed(claimed, identity, argv)
     if process is None or (nested and (isinstance(process, VmmProcess) or process.role is not ThreadRole.VIRTIOFSD)):
         return None
     known = before is not None and (before[0], before[2]) == (identity, argv)
@@ -92,11 +93,14 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     return identity, process, argv
 
 
-def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId) -> VmmProcess | None:
-    """The VMM that Kata's state names by its pid and kind, whatever its command line."""
+def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId, argv: list[str]) -> VmmProcess | None:
+    """The VMM that Kata's state names by its pid and kind, whatever its command line; with the sandbox where that
+    names the same."""
     if claimed is None or claimed.claim.type is None or claimed.claim.identity not in (None, identity):
         return None
-    return VmmProcess(claimed.claim.type, None)
+    found = VmmProcess(claimed.claim.type, vmm_sandbox(claimed.claim.type, argv))
+    same = named_by_kata(found, argv, claimed.sandbox, "")
+    return found if same else found._replace(sandbox=None)
 
 
 def _serves_its_parent(proc: Procfs, parent: int, beginning: bytes) -> bool:

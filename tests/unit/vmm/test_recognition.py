@@ -105,6 +105,14 @@ def test_a_claimed_vmm_that_names_nothing_counts_with_kvm(tmp_path: Path, fds: t
     assert {vm.sandbox: vm.type for vm in vms.values()} == ({SID: VmmType.CLOUD_HYPERVISOR} if counts else {})
 
 
+@pytest.mark.parametrize(("id_", "counts"), [(SID[:32], True), (SID, True), (SID[1:33], False)])
+def test_a_claimed_firecracker_of_any_name_is_known_by_its_id(tmp_path: Path, id_: str, counts: bool) -> None:
+    """Before it has opened KVM, too: Kata gives it the beginning of the sandbox's id."""
+    process(tmp_path, 100, ["/usr/local/bin/vmm", "--id", id_, "--config-file", "/fcConfig.json"])
+    vms = inventory(tmp_path, {SandboxId(SID): VmmClaim(100, type=VmmType.FIRECRACKER)}).vms
+    assert {vm.sandbox: vm.type for vm in vms.values()} == ({SID: VmmType.FIRECRACKER} if counts else {})
+
+
 def test_a_vmm_of_any_name_from_katas_factory_has_the_claimed_uuid(tmp_path: Path) -> None:
     process(tmp_path, 100, ["/usr/local/bin/vmm", "-name", "sandbox-factory", "-uuid", UUID])
     assert set(inventory(tmp_path, {SandboxId(SID): VmmClaim(100, UUID)}).vms) == {SID}
