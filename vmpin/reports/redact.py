@@ -26,7 +26,9 @@ _HARMLESS = frozenset((
 _SECRET = re.compile(r"pass(?:wd|phrase|code)?(?![a-z])|passw|secret|token|credential|private|initdata|cookie|bearer"
                      r"|auth(?:ori[sz]ation|entication)?(?![a-z])|signature|(?:api|access|shared|master|encryption)key"
                      r"|(?:account|function|client|host|license|signing)key|(?<![a-z])key(?![a-z])"
-                     r"|(?<![a-z])(?:sig|pw|pwd|psk|otp|hmac|sas|jwt|ticket|session_?id|saml\w*)(?![a-z])",
+                     r"|p(?:ass|s)?wd(?![a-z])|session_?id|[cx]srf|saml|sigv[0-9]"
+                     r"|(?<![a-z])(?:sigs?|pw|psk|otp|hmac|sas|jwt|ticket|creds?|assertion)(?![a-z])"
+                     r"|(?-i:(?<=[a-z])(?:Sig|Pw|Psk|Otp|Hmac|Sas|Jwt|Creds?))(?![a-z])",
                      re.IGNORECASE)
 #: NAME=, NAME:, "NAME": and --NAME in a log or a configuration, and the value after it: in quotes, or up to a
 #: separator.
