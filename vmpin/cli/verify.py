@@ -42,7 +42,8 @@ samples; other run time is booked to the CPU of the later sample. It begins with
 
 _EXITS = """\
 exit codes:
-  0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, which the output reports
+  0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, or all are left alone (unpinned,
+     unmanaged, or off by policy), which the output reports
   1  drift, a collision, a container on other CPUs than vmpin has given it, several processes that may be one
      sandbox's VMM, a pod with exclusive CPUs of which no container is known, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
