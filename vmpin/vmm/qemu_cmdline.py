@@ -124,7 +124,8 @@ def _parse_smp(values: tuple[str, ...]) -> Smp:
     total = sockets * fixed * cores * threads
     maxcpus = maxcpus or total
     if not 0 < total == maxcpus <= MAX_VCPUS:
-        return Smp(cpus or 1, max(cpus, maxcpus, 1), sockets=max(cpus, maxcpus, 1))
+        most = min(max(cpus, maxcpus, 1), MAX_VCPUS)  # a product of parts is beyond any of them
+        return Smp(cpus or 1, most, sockets=most)
     return Smp(cpus or maxcpus, maxcpus, sockets, dies, clusters, modules, cores, threads)
 
 

@@ -66,6 +66,11 @@ def test_smp_that_does_not_add_up_keeps_the_cpus_and_no_topology() -> None:
     assert smp("6,sockets=2,cores=2,threads=2,maxcpus=6") == Smp(6, 6, sockets=6)
 
 
+@pytest.mark.parametrize("text", ["sockets=8192,dies=8192,cores=8192,threads=8192", "threads=8192,cores=2"])
+def test_parts_of_smp_make_no_greater_number_than_one_may_be(text: str) -> None:
+    assert smp(text) == Smp(1, 8192, sockets=8192)
+
+
 def test_repeated_smp_options_merge() -> None:
     assert parse_smp([X86, "-smp", "2", "--smp", "maxcpus=4,threads=2"]).threads == 2
 
