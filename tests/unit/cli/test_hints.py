@@ -7,7 +7,10 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from vmpin.cli.main import VERBS, grammar
+import pytest
+
+from vmpin.cli.main import VERBS, grammar, main
+from vmpin.cli.planned import plan
 from vmpin.cli.shell.help import pages
 
 ROOT = Path(__file__).parents[3]
@@ -66,3 +69,13 @@ def test_what_a_text_names_exists() -> None:
     assert [(file, words, word) for file, words in sorted(named) if (word := unknown(words, topics))] == []
     assert unknown(["status", "--no-such"], topics) == "--no-such"
     assert unknown(["help", "no-such"], topics) == "no-such"
+
+
+def test_a_plan_names_a_sandbox_without_a_pod_as_explain_takes_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(plan, "ask", lambda *given, **named: {"operations": [], "unmanaged": ["ab" * 32]})
+    monkeypatch.setattr(plan, "known_names", lambda *given: {})
+    (tmp_path / "vmpin.yaml").touch()
+    assert main(["plan", "--config", str(tmp_path / "vmpin.yaml")]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "sandbox abababababab is unmanaged: its threads keep their masks (vmpin explain abababababab)")

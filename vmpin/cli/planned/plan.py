@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
         print_text(titled(operation["what"], operation["sandbox"], names))
     for sandbox in found.get("unmanaged", ()):
         title = title_of(sandbox, names)
-        print_text(f"{title} is unmanaged: its threads keep their masks (vmpin explain {title})")
+        print_text(f"{title} is unmanaged: its threads keep their masks (vmpin explain "
+                   f"{title.removeprefix('sandbox ')})")
     if not found["operations"]:
         print("nothing to do: every thread is in place")
     return 0
