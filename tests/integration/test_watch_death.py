@@ -124,7 +124,8 @@ def test_it_ends_cleanly_when_asked(node: Node, cpus: tuple[str, str], number: s
         node.container(vm.sandbox, "web", cpus[1])
         node.wait_for_all(vm.pid, cpus[1])
         assert node.stop(number) == 0
-        assert sorted(os.listdir(node.run)) == ["isolation", "lock", "proof", "spool", "state.json", "status"]
+        assert sorted(os.listdir(node.run)) == ["isolation", "lock", "originals.json", "proof", "spool", "state.json",
+                                                "status"]
         assert os.listdir(node.run / "spool") == []
         assert "stopped; threads keep their masks" in node.log()
         node.wait_for_all(vm.pid, cpus[1])
