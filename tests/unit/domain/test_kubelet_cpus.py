@@ -50,7 +50,7 @@ def pod(*containers: ContainerRecord, uid: str = UID) -> SandboxState:
 @pytest.mark.parametrize(("state", "exclusive", "own", "shared"), [
     (kubelet({(UID, "app"): "2-3"}), True, "2-3", ""),
     (kubelet({(UID, "app"): "2-5"}), True, "2-3", ""),      # what it has is what its runtime says
-    (kubelet({(UID, "app"): "4-5"}), True, "4-5", "2-3"),   # its cgroup is yet to be rewritten: 2-3 are nobody's
+    (kubelet({(UID, "app"): "4-5"}), True, "4-5", "2-3"),   # its cgroup is yet to be rewritten: 2-3 are no pod's
     (kubelet({(UID, "app"): "2"}), True, "2", "3"),         # mixed CPUs
     (kubelet({(UID, "app"): "2", ("other", "app"): "3"}), True, "2", ""),
     (kubelet({(UID, "app"): "2", (UID, "side"): "3"}), True, "2", "3"),  # its own pod's

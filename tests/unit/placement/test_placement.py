@@ -108,7 +108,7 @@ def test_a_mask_of_which_nothing_is_left_is_replaced_and_reported(
 @pytest.mark.parametrize(("containers", "pool", "others", "before", "why"), [
     ([box("side", "2-3")], None, [[own_cpus("x", "0-7")]], "2-3", "its CPUs 2-3 are other containers' alone"),
     ([box("side", None)], None, [[own_cpus("x", "0-7")]], "", "the shared pool has no CPU"),
-    # An empty pool is no reason to use CPUs that are nobody's: they may be reserved.
+    # An empty pool is no reason to use CPUs that are no pod's: they may be reserved.
     ([box("side", None)], "", [[own_cpus("x", "2-7")]], "", "the shared pool has no CPU"),
     ([box("side", "2-3")], "", [[own_cpus("x", "2-7")]], "3-4", "its CPUs 2-3 are other containers' alone"),
     ([], "", [], "", "the shared pool has no CPU"),

@@ -152,7 +152,7 @@ def test_within_a_checkpoint_that_agrees_with_itself_no_two_pods_contend_for_a_c
 
 @given(worlds())
 def test_a_shared_sandbox_has_its_cpuset_without_other_pods_cpus_or_the_pool(world: World) -> None:
-    """A cpuset outside the pool that is nobody's is kept as it is."""
+    """A cpuset outside the pool that is no pod's is kept as it is."""
     placements = world.place()
     for uid, placement in placements.items():
         names = {each.container.name: each.container.cpuset for each in world.pods[uid].values()}
