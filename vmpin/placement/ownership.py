@@ -123,8 +123,13 @@ class Ownership(NamedTuple):
         """CPUs that belong to other pods only: no thread of `sandbox` may be put there."""
         mine = self.claims.get(sandbox)
         foreign = self.exclusive if mine is None else self.exclusive - mine.cpus
+        return foreign - self.rest_of_pod(sandbox)
+
+    def rest_of_pod(self, sandbox: SandboxId) -> CpuSet:
+        """The CPUs that the kubelet gives the pod of a sandbox and that none of its known containers owns: the pod has
+        them as a whole, or for containers that are yet to be created."""
         rest = self.claims.get(SandboxId(self.pods.get(sandbox, "")))
-        return foreign if rest is None or rest is mine else foreign - rest.cpus
+        return EMPTY if rest is None or rest is self.claims.get(sandbox) else rest.cpus
 
     def owner_names(self, cpu: int) -> str:
         """Return a CPU's owners as a text."""

@@ -134,7 +134,7 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
         return _unmanaged(request, UNMANAGED)
     reasons: list[str] = []
     foreign = own.foreign(request.id)
-    mask = _mask(claim, foreign, node, own, before, reasons)
+    mask = _mask(claim, own.rest_of_pod(request.id), foreign, node, own, before, reasons)
     if not mask:
         return _unmanaged(request, *reasons)
     lost = bool(reasons)
@@ -198,16 +198,20 @@ def _unmanaged(request: PlacementRequest, why: str) -> Placement:
                      containers)
 
 
-def _mask(claim: CpuClaims, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
+def _mask(claim: CpuClaims, rest: CpuSet, foreign: CpuSet, node: Node, own: Ownership, before: Previous,
           reasons: list[str]) -> CpuSet:
-    """S: the OR of the containers' cpusets, with a CPU at least that is no other pod's; else what is left for it, with
-    the reason. Empty if nothing is: no placement widens a sandbox onto CPUs that nothing gives it (reserved ones)."""
+    """S: the OR of the containers' cpusets, with a CPU at least that is no other pod's; without one (the pool is
+    empty) `rest`; else what is left for it, with the reason. Empty if nothing is: no placement widens a sandbox onto
+    CPUs that nothing gives it (reserved ones).
+    :param rest: the CPUs that the kubelet gives its pod beside those of its containers."""
     none = not claim.exclusive and not claim.shared
     if none:
         # Without a shared pool, only its previous mask shows which CPUs it may use.
         mask = EMPTY if node.shared_pool is None else own.pool
     else:
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
+    if not mask - foreign:
+        mask = rest or mask
     if mask - foreign:
         return mask
     if mask:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, union
 from vmpin.kube.untrusted_pod import untrusted_sentences
 from vmpin.network.network_text import network_sentences
 
@@ -77,8 +77,18 @@ def _mask(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[s
     for container in counted:
         yield from _container(document, sandbox, container)
     if sandbox["mask"] is not None:
-        why = "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
-        yield f"The sandbox mask is {sandbox['mask']}: {why}."
+        yield f"The sandbox mask is {sandbox['mask']}: {_why_mask(document, sandbox, bool(counted))}."
+
+
+def _why_mask(document: Mapping[str, Any], sandbox: Mapping[str, Any], counted: bool) -> str:
+    node = document["node"]
+    if sandbox["pod"] and not node["shared_pool"]:
+        rest = union(CpuSet.parse(owner["cpus"]) for owner in node["owners"]
+                     if owner["sandbox"] == sandbox["pod"]["uid"])
+        if str(rest) == sandbox["mask"]:
+            return ("the CPUs that the kubelet gives its pod, as the shared pool is empty and no container with CPUs "
+                    "is known")
+    return "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
 
 
 def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: Mapping[str, Any]) -> Iterable[str]:

@@ -99,11 +99,10 @@ def check(world: World) -> None:
             assert cpus <= world.kubelet.entries[sandbox.pod.uid, name]
     for uid, placement in placements.items():
         others = world.kubelet.exclusive - world.given(uid)
-        # CPUs of a pod as a whole are no container's: without a listed container and a pool, threads keep their masks.
-        listed = union(world.kubelet.entries.get((uid, name), EMPTY) for name in world.pods[uid])
+        mine = world.given(uid) | world.kubelet.default
         for mask in [*(vcpu.cpus for vcpu in placement.vcpus), *placement.others.values()]:
-            assert mask is not None or not (listed | world.kubelet.default)
-            assert mask is None or mask.isdisjoint(others)
+            assert mask is not None or not mine
+            assert mask is None or (mask and mask.isdisjoint(others))
 
 
 cpusets = st.sets(st.integers(0, 7), min_size=1, max_size=5).map(CpuSet)
@@ -294,6 +293,32 @@ def test_a_vm_stays_on_reserved_cpus_that_its_runtime_gave_it() -> None:
                   {"u": 2})
     found = world.place()["u"]
     assert (str(found.mask), found.waiting, found.verdict) == ("0", "", "floating")
+
+
+@pytest.mark.parametrize(("pods", "entries"), [
+    ({"u": CpuSet.parse("4-5")}, {}),  # pod-level resources: the pod has them as a whole
+    ({}, {("u", "main"): CpuSet.parse("4-5")}),  # its container is yet to be created
+])
+@pytest.mark.parametrize("known", [{}, {"sidecar": reported("sidecar", None)}])
+def test_with_an_empty_pool_a_vm_is_on_the_cpus_of_its_pod(
+        pods: dict[str, CpuSet], entries: dict[tuple[str, str], CpuSet], known: dict[str, ContainerRecord]) -> None:
+    """Its threads would keep masks that may reach other pods' CPUs, and its own CPUs are nobody else's."""
+    theirs = {("v", "db"): CpuSet.parse("1-3,6-7")}
+    world = World(CpuManagerState("static", EMPTY, {**entries, **theirs}, pods), {"u": known}, {"u": 3})
+    found = world.place()["u"]
+    assert (str(found.mask), found.verdict, found.reasons) == ("4-5", "floating", ())
+    assert {str(cpus) for cpus in (*found.others.values(), *(vcpu.cpus for vcpu in found.vcpus))} == {"4-5"}
+    assert find_collisions(world.own()) == []
+    _, text = shown(world, "u", [])
+    assert ("The sandbox mask is 4-5: the CPUs that the kubelet gives its pod, as the shared pool is empty and no "
+            "container with CPUs is known.") in text
+    # A mask from before gives way to them, and with a pool the VM is on that until its container is known.
+    world.before[SandboxId("sandbox-u")] = Previous(CpuSet((0,)), {}, {})
+    assert str(world.place()["u"].mask) == "4-5"
+    world.kubelet = world.kubelet._replace(default=CpuSet((0,)))
+    assert str(world.place()["u"].mask) == "0"
+    _, text = shown(world, "u", [])
+    assert "gives its pod" not in text
 
 
 # --- what is shown of it ---------------------------------------------------------------------------------------------
