@@ -1,7 +1,7 @@
 """hatchling's hook: the manual pages in the wheel, as share/man/man1 of the environment that it is installed into.
 
 They are made from the parsers of the command line, which need the standard library alone (a test asks for that): the
-build needs nothing but hatchling. What stays out: the pages' text (vmpin/cli/shell/manual.py).
+build needs nothing but hatchling.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Each JSON document that a test sees is checked against its schema in docs/schemas.
 
 `checked_output` is called with what a command printed: by the helpers that run the command line as a user does, and,
-for commands that a test runs within its own process, by `recorded` (conftest). What stays out: documents on their way
-from the watcher to a command, and lines of the log.
+for commands that a test runs within its own process, by `recorded` (conftest). Documents on their way from the watcher
+to a command, and lines of the log, are not checked.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Everything that reads such a number calls this, with the largest one that makes sense there: so no number has more
 digits than that, none is infinite or beyond its bound when it gets into arithmetic, and no set, list or loop is sized
 by it. What is no such number is None (or a ValueError of `load_json`), never another number. Shared with the guest
-agent: standard library only, Python 3.9. What stays out: lists of CPUs (cpuset) and of hardware ids
-(protocol.frames), which bound their regions likewise. Used by every package.
+agent: standard library only, Python 3.9.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """CpuSet: the one value type for CPUs (and, in the guest, for vCPUs).
 
-Parses and writes the kernel's list format (Documentation/admin-guide/kernel-parameters.rst,
-"cpu lists"; lib/bitmap.c:bitmap_parselist) and does set algebra. Shared with the guest agent, so it is
-standard library only and runs on Python 3.9. What stays out: reading CPUs from anywhere, and any policy. Used by
-every package.
+Parses and writes the kernel's list format (Documentation/admin-guide/kernel-parameters.rst, "cpu lists";
+lib/bitmap.c:bitmap_parselist) and does set algebra. Shared with the guest agent, so it is standard library only and
+runs on Python 3.9.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@
         ├── CpuNotAllowed     no CPU asked for is allowed to the thread (EINVAL)
         └── NotPermitted      EPERM
 
-Every error carries its evidence as attributes. The command line turns them into one line and a hint; nothing
-else prints or exits. Used by most packages above it.
+Every error carries its evidence as attributes. The command line turns them into one line and a hint; nothing else
+prints or exits.
 """
 
 from __future__ import annotations

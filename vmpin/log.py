@@ -5,7 +5,7 @@ around. info: a decision and its outcome. debug: every system call that changes 
 meanwhile.
 
 Every line logged while an event is handled ends in ` op=N`: the same N from the source's line to the masks that were
-read back. Called by the command line (`setup`), the watcher and the reconciler (`operation`).
+read back.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`vmpin-agent.pyz`: options, lock, start in the background. Run by a unit or a hook in the guest. What stays out: the
-loop (server)."""
+"""`vmpin-agent.pyz`: options, lock, start in the background. A unit or a hook in the guest runs it."""
 
 import argparse
 import fcntl

@@ -1,7 +1,4 @@
-"""The agent's state and answers: the newest map, its outcome, and the changes in the guest since.
-
-Called by server, with every request and once a second. What stays out: sockets and the clock (server), and how a map
-is applied (map_applier)."""
+"""The agent's state and answers: the newest map, its outcome, and the changes in the guest since."""
 
 import platform
 import time

@@ -3,7 +3,7 @@
     {"generation": 7, "containers": {"ID": {"own": "2-3", "shared": "0-1"}}}
 
 These are the guest's CPU numbers; `own` is empty for a container without exclusive CPUs. `host`, the host's CPUs
-behind those that it may use, is included if the host's map has them. The file is replaced atomically. Called by agent.
+behind those that it may use, is included if the host's map has them. The file is replaced atomically.
 """
 
 import json

@@ -2,8 +2,7 @@
 
 On version 2 a child cgroup has the intersection of its list with its parent's, so only the container's is written. On
 version 1 a cgroup's CPUs must be its parent's and must hold its children's (kernel/cgroup/cpuset.c: validate_change):
-first what grows is written from the top down, then what shrinks from the bottom up. Called by map_applier. What stays
-out: threads' masks (thread_masks)."""
+first what grows is written from the top down, then what shrinks from the bottom up."""
 
 import errno
 import os

@@ -1,6 +1,4 @@
-"""Small files: reading (None if absent), writing control files, replacing; and the log on standard error.
-
-Used by every module of the agent. What stays out: what the files mean."""
+"""Small files: reading (None if absent), writing control files, replacing; and the log on standard error."""
 
 import os
 import sys

@@ -1,8 +1,7 @@
 """The guest's cgroups, of version 1, version 2 or both (hybrid): each container's, its processes and threads.
 
 A container's cgroup is the one whose last part is its id, as Kata's agent names it: `ID`, or `PREFIX-ID.scope` where
-systemd manages it (src/agent/rustjail/src/container.rs), at any depth. Read only. Used by agent, map_applier and
-cpusets. What stays out: writing cpusets (cpusets)."""
+systemd manages it (src/agent/rustjail/src/container.rs), at any depth. Read only."""
 
 import os
 import re

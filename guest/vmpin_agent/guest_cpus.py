@@ -2,8 +2,7 @@
 
 The guest's own numbers differ from the vCPUs': a hotplugged CPU gets the next free one. Both sides have the APIC id
 (KVM's vCPU id; arch/x86/kernel/cpu/proc.c shows it, of online CPUs only), and on arm64 MPIDR: in the device tree
-(cpu@N/reg), or in the order of ACPI's MADT, in which Linux numbers them (arch/arm64/kernel/smp.c). Used by agent and
-map_applier. What stays out: which of them are given (agent)."""
+(cpu@N/reg), or in the order of ACPI's MADT, in which Linux numbers them (arch/arm64/kernel/smp.c)."""
 
 import os
 import re

@@ -1,6 +1,4 @@
-"""Processes, threads and their masks. A thread is identified by (tid, start time), as a tid is reused.
-
-Used by the rest of the agent. What stays out: which mask a thread gets."""
+"""Processes, threads and their masks. A thread is identified by (tid, start time), as a tid is reused."""
 
 import os
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple

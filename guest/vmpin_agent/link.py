@@ -1,6 +1,4 @@
-"""One connection to the host: bytes in both directions as frames of the protocol, without ever blocking.
-
-Used by server and serial_port. What stays out: listening and polling (server), and the answers (agent)."""
+"""One connection to the host: bytes in both directions as frames of the protocol, without ever blocking."""
 
 import os
 from typing import Callable, List

@@ -1,8 +1,7 @@
 """Applies a map in the guest and reports the outcome. Idempotent: the whole map each time, and nothing is set twice.
 
 In three steps: read and note the originals, change, read back. A container is narrowed by the cpuset of its cgroup, so
-that new processes inherit it; without a cpuset, or if it cannot be written, thread by thread. Called by agent. What
-stays out: writing cpusets (cpusets) and masks (thread_masks)."""
+that new processes inherit it; without a cpuset, or if it cannot be written, thread by thread."""
 
 from typing import Dict, List, Optional, Set, Tuple
 

@@ -1,8 +1,7 @@
 """The original cpusets of cgroups and masks of threads, from before the agent changed them, for restoring them.
 
 They are also kept in a file under /run, so that a restarted agent does not mistake its own masks for a container's.
-The file is written before anything is changed, and is void after a boot. Used by agent, map_applier, cpusets,
-system_processes and thread_masks. What stays out: reading and setting masks."""
+The file is written before anything is changed, and is void after a boot."""
 
 import json
 from typing import Any, Dict, List, Optional, Set

@@ -1,8 +1,7 @@
 """The virtio-serial port: one stream without connections. Only a hang-up shows that the host's end was closed.
 
 A hung-up port is always ready (drivers/char/virtio_console.c: port_fops_poll gives EPOLLHUP), so the server removes it
-from its loop until the host's end is open again, which is checked every second. What stays out: that loop (server,
-which calls this)."""
+from its loop until the host's end is open again, which is checked every second."""
 
 import glob
 import os

@@ -1,7 +1,6 @@
 """The agent's loop: connections over AF_VSOCK or a unix socket, the serial port, and a check every second.
 
-One thread, in which nothing but the selector blocks. Over AF_VSOCK only the host is accepted. Run by __main__. What
-stays out: messages (link) and what they do (agent)."""
+One thread, in which nothing but the selector blocks. Over AF_VSOCK only the host is accepted."""
 
 import os
 import selectors

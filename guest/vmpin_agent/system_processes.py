@@ -1,6 +1,4 @@
-"""The guest's own processes, that is all but containers' and kernel threads: they are pinned to the spare vCPUs.
-
-Called by map_applier. What stays out: which vCPUs those are."""
+"""The guest's own processes, that is all but containers' and kernel threads: they are pinned to the spare vCPUs."""
 
 from typing import List, Set
 

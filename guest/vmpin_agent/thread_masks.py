@@ -1,7 +1,4 @@
-"""Threads' masks: noting the originals, setting new ones, and restoring.
-
-Called by map_applier and system_processes. What stays out: which CPUs a container gets (map_applier), and the system
-calls (guest_threads)."""
+"""Threads' masks: noting the originals, setting new ones, and restoring."""
 
 import os
 import re

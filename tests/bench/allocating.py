@@ -1,7 +1,6 @@
 """How long the search for the best CPUs takes, over random ledgers: what a container's creation waits for.
 
-Beside it a pass over the same free CPUs that sorts them by node, cache and core: the least that could choose. What
-stays out: the ledger and the runtime's call (nri_create_cost)."""
+Beside it a pass over the same free CPUs that sorts them by node, cache and core: the least that could choose."""
 
 from __future__ import annotations
 

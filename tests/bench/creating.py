@@ -1,8 +1,7 @@
 """What giving out CPUs adds to a container's creation: the plugin's own time for CreateContainer, with the allocator.
 
 A session of the plugin, fed with the bytes that a runtime sends: 96 CPUs, 100 containers, some with CPUs of their own.
-Beside it the same calls without an allocator. What stays out: the runtime (nri_update_cost), and the search alone
-(allocating)."""
+Beside it the same calls without an allocator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The agent in a guest: how soon a change of placement is applied there, what it takes at rest, and how long it is.
 
-It gets its maps from the host's own session. What stays out: the guest (guest_node).
+It gets its maps from the host's own session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The dearest inputs that are permitted: a guest's frame, a checkpoint, Kata's state file; and a guest that floods.
 
-Each is beside what its JSON alone costs. What stays out: what is refused, which costs less.
+Each is beside what its JSON alone costs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Figures, and how they are taken: value and floor in turn, so that a busy machine weighs on both, and medians.
-
-What stays out: what is measured (the other modules here).
-"""
+"""Figures, and how they are taken: value and floor in turn, so that a busy machine weighs on both, and medians."""
 
 from __future__ import annotations
 

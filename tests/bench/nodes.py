@@ -1,8 +1,7 @@
 """Every node of a large cluster at one glance: `vmpin status|verify|map --all-nodes`, from a real API server.
 
 The nodes are simulated: their objects are those that reporters write, of 128 CPUs and 50 sandboxes each. Beside it a
-process that reads the same list with the same package. What stays out: one node (processes), the reporter
-(reporting)."""
+process that reads the same list with the same package."""
 
 from __future__ import annotations
 

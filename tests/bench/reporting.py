@@ -1,7 +1,5 @@
 """The reporter beside a real watcher and a real API server: what it takes on a full node, and how soon a pod's
-condition shows that its mask was changed.
-
-What stays out: a whole cluster's NodePinnings."""
+condition shows that its mask was changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Virtual machines to watch: hundreds of processes with a VMM's command line and threads, or real, paused QEMUs.
 
 All are children of this process, killed by their Popen (which knows whether the pid is still theirs) and, should this
-process be killed itself, by the kernel (PR_SET_PDEATHSIG). What stays out: Kata's files about them (bench_node).
+process be killed itself, by the kernel (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The API server's audit log: who asked what, how it was answered, and which rights it took.
-
-What stays out: which requests there should be (test_requests), and which rights (test_rights)."""
+"""The API server's audit log: who asked what, how it was answered, and which rights it took."""
 
 from __future__ import annotations
 

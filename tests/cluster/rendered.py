@@ -1,8 +1,7 @@
 """What the chart makes of values, by Helm's engine, and the files that are kept of it.
 
 `python -m cluster.rendered` (with tests/ on the module path) writes config/kubernetes/vmpin.yaml and golden/*.yaml
-again: look at the difference before committing it. What stays out: what must hold for them (test_chart, and without Go
-tests/unit/packaged/test_manifest)."""
+again: look at the difference before committing it."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
         assert server.get("/api/v1/namespaces/default/pods/p", token=token).code == 403
         server.kubectl("get", "pods")
 
-It listens on 127.0.0.1, at a port that it keeps over restarts. What stays out: what it is asked (test_server), and
-what it is made of (build).
+It listens on 127.0.0.1, at a port that it keeps over restarts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """No right of the chart is missing and none is needless: the reporter, and the Job that withdraws, do all that they
-can under exactly the rendered rules and policies; the API server's audit log has the rights that each request took.
-
-What stays out: what the policies refuse (test_policies)."""
+can under exactly the rendered rules and policies; the API server's audit log has the rights that each request took."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     rootfs-HASH/  kernel-6.1-HASH/  …        each with a lock file beside it, held shared while a node runs from it
 
 A change of the recipe gives another name, so it is built anew; of each kind the two used last are kept. Two runs at
-the same time wait for each other's building. What stays out: what is in them (rootfs, kernel).
+the same time wait for each other's building.
 """
 
 from __future__ import annotations

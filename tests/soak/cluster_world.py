@@ -1,7 +1,7 @@
 """The machine of a story with an API server and a reporter beside the watcher, both killed and started at any time.
 
 Masks must hold at each rest whichever of the two is there. In the end both are, and the API server has to show what is
-so. What stays out: what the reporter does by itself (tests/cluster)."""
+so."""
 
 from __future__ import annotations
 

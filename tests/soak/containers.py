@@ -1,9 +1,6 @@
 """The machine of a story whose containers are real: runc and crun make them, with the real hook in their config.json,
 and Kata's files report those of some VMs. There is no NRI: what a container has is read from its cgroup and from these
-files.
-
-What stays out: what must hold of them (checks).
-"""
+files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The machine of a story: a watcher, VMs with agents in them, and a container runtime.
 
-Each action does to real processes, sockets and files what the kubelet, a runtime or an operator does, and records
-what is to follow from it (`oracle.Sandbox`). What stays out: real containers and Kata's files (containers), what goes
-wrong (trouble), and when what happens (story).
+Each action does to real processes, sockets and files what the kubelet, a runtime or an operator does, and records what
+is to follow from it (`oracle.Sandbox`).
 """
 
 from __future__ import annotations

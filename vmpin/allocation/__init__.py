@@ -1,6 +1,4 @@
 """The allocator: the CPUs of each container, where vmpin itself gives them out (`allocate.mode`). The ledger, what a
 container may have, and the decision on each of the runtime's calls. Subpackages: `search`, the best CPUs for a
 request; `texts`, annotations and the ledger's data; `live`, annotations that change. Pure: the same input gives the
-same output, whatever the order of maps. What stays out: reading the machine (host.sysfs), the runtime's calls
-(sources.nri), the ledger's file (reconcile), and where a VM's threads go (placement). Imported by config, sources,
-reconcile, status, daemon and reporter."""
+same output, whatever the order of maps."""

@@ -1,8 +1,4 @@
-"""What the decisions have in common: letting a container in, another request, the end of one, and refusals.
-
-What stays out: the calls (decisions, synchronizing, live_change), and choosing the CPUs (placing). Called by the rest
-of allocation.
-"""
+"""What the decisions have in common: letting a container in, another request, the end of one, and refusals."""
 
 from __future__ import annotations
 

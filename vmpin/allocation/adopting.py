@@ -2,8 +2,7 @@
 
 A container's annotation shows what its cpuset means, and the cpuset, which the runtime lists, proves the CPUs. A pod's
 author may have written the annotation: so what it claims is adopted only within the rules, and only where no other
-grant has the CPUs. What stays out: containers without a cpuset, which are let in as new ones (admission). Called by
-decisions and synchronizing.
+grant has the CPUs.
 """
 
 from __future__ import annotations

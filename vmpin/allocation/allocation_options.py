@@ -1,8 +1,4 @@
-"""What the configuration sets for giving out CPUs (`allocate.*`): plain values.
-
-What stays out: reading the configuration (config), and what follows from the values (eligibility, decisions). Called
-by the rest of allocation, config, the watcher, reconcile and status.
-"""
+"""What the configuration sets for giving out CPUs (`allocate.*`): plain values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a container asks for, and what the search is asked: plain values.
-
-What stays out: reading annotations (annotations), and the search (search). Used by the rest of allocation, config,
-reconcile and status.
-"""
+"""What a container asks for, and what the search is asked: plain values."""
 
 from __future__ import annotations
 

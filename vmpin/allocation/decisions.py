@@ -1,8 +1,7 @@
 """The decision on each call of the runtime about one container or pod: Create, Start, Update, Stop, Remove, the end.
 
 Pure: an answer has the ledger as it is then, to be kept before the answer is sent. In mode observe the ledger has what
-would be given, and answers change nothing. What stays out: Synchronize (synchronizing), changes by the operator
-(live_change), and NRI (sources.nri). Called by config.scenario_allocation, reconcile.cpu_allocator and daemon.
+would be given, and answers change nothing.
 """
 
 from __future__ import annotations

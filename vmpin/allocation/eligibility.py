@@ -1,8 +1,7 @@
 """What a container may have: whole CPUs, privileged namespaces, groups, the default, and the query for the search.
 
 A pod's author cannot take what the scheduler did not count: CPUs of a container's own need request = limit in whole
-CPUs, in any QoS class. What stays out: reading annotations (annotations), and choosing the CPUs (placing). Called by
-the rest of allocation, config and status.
+CPUs, in any QoS class.
 """
 
 from __future__ import annotations

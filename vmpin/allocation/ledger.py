@@ -1,9 +1,7 @@
 """The ledger: which container has which CPUs, as what, since when, and what was refused.
 
 A pod holds the CPUs of its stopped containers until it ends, and its next containers use them first: init containers
-and restarts. So a CPU may be in a lapsed grant and in a live one of the same pod, and in no two pods' grants. What
-stays out: which CPUs are best (search), what a container may have (eligibility), and the ledger's text (ledger_text).
-Used by the rest of allocation, config, the watcher, reconcile and status.
+and restarts. So a CPU may be in a lapsed grant and in a live one of the same pod, and in no two pods' grants.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Another policy for a container that runs, with the least movement; and giving the pool up, when vmpin stops
 allocating.
 
-Pure: an answer is the plan, and for a dry run it is not kept. What stays out: who may ask (daemon.control), changed
-annotations (live.annotation_changes), and the CRI calls that write the updates. Called by
-allocation.live.annotation_changes, config and reconcile.
+Pure: an answer is the plan, and for a dry run it is not kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The CPUs that a container gets as its own, and how they grow and shrink.
 
 A pod's next container first gets the CPUs of the pod's stopped ones. A live set never moves here: growing keeps all of
-it, shrinking keeps a part. What stays out: whether the container may have them (eligibility), and moving a set, which
-only a request does (live_change). Called by the rest of allocation and config.
+it, shrinking keeps a part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The pool, and the cpuset that each container is to have; the updates that lead there, those that take away first.
 
 The pool is what is no container's own. Shared containers are on `ledger.shared`: the pool without its headroom, so
-that one exclusive container is often no reason to update hundreds of shared ones. What stays out: who gets CPUs of its
-own (placing), and a VM's spare CPUs (spare_set). Called by the rest of allocation, config, the watcher and reconcile.
+that one exclusive container is often no reason to update hundreds of shared ones.
 """
 
 from __future__ import annotations

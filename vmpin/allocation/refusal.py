@@ -1,7 +1,6 @@
 """A refusal: its kind, by which refusals are counted, and its reason, a sentence with numbers for people.
 
-The code that finds the reason sets the kind; no program reads the sentence, so its text may change. What stays out:
-the refused requests that are kept (ledger). Made by allocation, read by config and status.
+The code that finds the reason sets the kind; no program reads the sentence, so its text may change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a call of the runtime shows of a container, and what a decision answers: plain values.
-
-What stays out: NRI's messages (sources.nri), and the decisions (decisions, synchronizing). Used by the rest of
-allocation, config, the watcher, reconcile and sources.
-"""
+"""What a call of the runtime shows of a container, and what a decision answers: plain values."""
 
 from __future__ import annotations
 

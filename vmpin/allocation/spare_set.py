@@ -1,11 +1,10 @@
 """The spare CPUs of a VM: as many as Kata makes more vCPUs than the VM's containers have CPUs of their own.
 
-Kata makes Σ quotas + default_vcpus vCPUs, rounded up (virtcontainers/sandbox.go), with runtime-rs' static sizing
-Σ quotas + overhead_vcpus (resource/src/cpu_mem/initial_size.rs), but no more than the VM has slots for, and pins
+Kata makes Σ quotas + default_vcpus vCPUs, rounded up (virtcontainers/sandbox.go), with runtime-rs' static sizing Σ
+quotas + overhead_vcpus (resource/src/cpu_mem/initial_size.rs), but no more than the VM has slots for, and pins
 one-to-one only where the cpuset has as many CPUs. So the oldest container with CPUs of its own gets CPUs of the pool
 besides, near them: spare vCPUs and the VMM's threads have a legal place, and no CPU is wasted. With `own` they are out
 of the pool: as many as the whole CPUs of the RuntimeClass's overhead.
-What stays out: where threads go (placement). Called by the rest of allocation.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 online.
 
 With a ledger, its grants count: what the runtime has is recorded, what has gone is given back, and what was missed
-gets its CPUs. Without one, it is rebuilt (adopting). Nothing that has its CPUs is moved. What stays out: the single
-calls (decisions). Called by reconcile.cpu_allocator.
+gets its CPUs. Without one, it is rebuilt (adopting). Nothing that has its CPUs is moved.
 """
 
 from __future__ import annotations

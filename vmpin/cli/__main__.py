@@ -1,6 +1,6 @@
 """The program `vmpin`, without the garbage collector (a tenth of its start), which commands that last switch on.
 
-Run as `vmpin`, `kubectl-vmpin` and `python -m vmpin.cli`. What stays out: the command line (cli.main).
+Run as `vmpin`, `kubectl-vmpin` and `python -m vmpin.cli`.
 """
 
 import gc

@@ -1,7 +1,4 @@
-"""`vmpin reconcile` and `vmpin unpin`: act now, through the watcher or without one.
-
-What stays out: the pass itself and leaving a node (reconcile). Called by main and top.answers.
-"""
+"""`vmpin reconcile` and `vmpin unpin`: act now, through the watcher or without one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`vmpin audit`: checks that each owner of exclusive CPUs is alone there.
-
-What stays out: sampling (reports.residency.thread_usage) and the verdict (reports.audit). Called by main.
-"""
+"""`vmpin audit`: checks that each owner of exclusive CPUs is alone there."""
 
 import argparse
 import os

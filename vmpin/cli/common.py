@@ -1,7 +1,4 @@
-"""Shared by the verbs' parsers: common flags and options, the configuration, exit codes that are answers.
-
-What stays out: requests to the watcher (control_client) and printing (output).
-"""
+"""Shared by the verbs' parsers: common flags and options, the configuration, exit codes that are answers."""
 
 import argparse
 import contextlib

@@ -1,6 +1,4 @@
-"""`vmpin config`: the effective configuration, with the origin of each value, and the file that explains every key.
-
-Called by main. What stays out: loading it (config.loading)."""
+"""`vmpin config`: the effective configuration, with the origin of each value, and the file that explains every key."""
 
 import argparse
 import sys

@@ -1,7 +1,4 @@
-"""The client of the watcher's control socket, and the status document with or without a watcher.
-
-What stays out: answering (daemon.control), and the facts of doctor and gather (questions). Called by most verbs.
-"""
+"""The client of the watcher's control socket, and the status document with or without a watcher."""
 
 import contextlib
 import json

@@ -1,7 +1,4 @@
-"""`vmpin demo`: a real VM, the watcher and two containers, with each claim checked against /proc; and beside noise.
-
-What stays out: the demo itself (vmpin/demo). Called by main.
-"""
+"""`vmpin demo`: a real VM, the watcher and two containers, with each claim checked against /proc; and beside noise."""
 
 import argparse
 import contextlib

@@ -1,7 +1,4 @@
-"""`vmpin doctor`: checks this node, and prints findings with evidence and remedy.
-
-What stays out: the checks (vmpin/doctor) and requests to the watcher (questions). Called by main and gather.
-"""
+"""`vmpin doctor`: checks this node, and prints findings with evidence and remedy."""
 
 import argparse
 import difflib

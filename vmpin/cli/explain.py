@@ -1,5 +1,4 @@
-"""`vmpin explain`: why each thread of a sandbox has its CPUs. Called by main. What stays out: the sentences
-(status.explain)."""
+"""`vmpin explain`: why each thread of a sandbox has its CPUs."""
 
 import argparse
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""`vmpin gather`: the data for a bug report, in one file.
-
-What stays out: collecting it (reports.bundle, doctor.collect). Called by main.
-"""
+"""`vmpin gather`: the data for a bug report, in one file."""
 
 from __future__ import annotations
 

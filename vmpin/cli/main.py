@@ -1,7 +1,6 @@
 """`vmpin`: the parser, and the only place that turns an error into a message, a hint and an exit code.
 
-Exit codes: docs/exit-codes.md, and each verb's --help. A verb's module is imported when it is used. Called by
-`__main__`; help and completion read its parser. What stays out: what a verb does.
+Exit codes: docs/exit-codes.md, and each verb's --help. A verb's module is imported when it is used.
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""`vmpin map`: the node's CPUs, their owners, and the threads on them. Called by main and all_nodes. What stays out:
-the drawing (reports.map)."""
+"""`vmpin map`: the node's CPUs, their owners, and the threads on them."""
 
 import argparse
 import json

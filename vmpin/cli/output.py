@@ -1,7 +1,4 @@
-"""Printing: data as JSON or YAML, tables, and styled lines, in colour at a terminal and plain in a pipe.
-
-Called by all verbs. What stays out: how wide a column is (text.table_layout).
-"""
+"""Printing: data as JSON or YAML, tables, and styled lines, in colour at a terminal and plain in a pipe."""
 
 import json
 import sys

@@ -1,7 +1,4 @@
-"""Where threads ran in a period: the second half of `vmpin verify --since`; status prints the same columns.
-
-What stays out: sampling (reports.residency) and the sums (domain.proof). Called by verify, isolation and status_text.
-"""
+"""Where threads ran in a period: the second half of `vmpin verify --since`; status prints the same columns."""
 
 import re
 

@@ -1,7 +1,4 @@
-"""Requests of doctor and gather to the watcher, and the facts of a node with or without one.
-
-What stays out: reading the node (doctor.collect). Called by doctor and gather.
-"""
+"""Requests of doctor and gather to the watcher, and the facts of a node with or without one."""
 
 import logging
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""`vmpin reporter`: writes to the API server what the watcher of its node reports.
-
-What stays out: what it writes (kube), and the process (reporter). Called by main."""
+"""`vmpin reporter`: writes to the API server what the watcher of its node reports."""
 
 import argparse
 

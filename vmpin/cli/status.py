@@ -1,7 +1,4 @@
-"""`vmpin status`: the sandboxes, and the current masks of their threads.
-
-What stays out: making the status document (vmpin/status), and printing it (text.status_text). Called by main.
-"""
+"""`vmpin status`: the sandboxes, and the current masks of their threads."""
 
 import argparse
 import sys

@@ -1,7 +1,4 @@
-"""`vmpin verify`: checks that every thread is, and was, on its CPUs. For scripts and alerts.
-
-What stays out: where threads ran before (proof). Called by main.
-"""
+"""`vmpin verify`: checks that every thread is, and was, on its CPUs. For scripts and alerts."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`vmpin watch`: the watcher. Called by main. What stays out: the watcher itself (daemon)."""
+"""`vmpin watch`: the watcher."""
 
 import argparse
 import os

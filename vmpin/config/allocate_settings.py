@@ -1,5 +1,4 @@
-"""`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not. Called by
-the rest of config. What stays out: what follows from a value (allocation)."""
+"""`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not."""
 
 from __future__ import annotations
 

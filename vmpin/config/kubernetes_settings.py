@@ -1,4 +1,4 @@
-"""`kubernetes`: the keys of `vmpin reporter`, of which the watcher reads none. Called by settings."""
+"""`kubernetes`: the keys of `vmpin reporter`, of which the watcher reads none."""
 
 from pathlib import Path
 from typing import NamedTuple

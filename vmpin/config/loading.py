@@ -1,8 +1,4 @@
-"""Loading the configuration: defaults, then the file, then the environment, then flags; each value is checked once.
-
-What stays out: the keys and their values (config.settings), and YAML (config.yaml_file). Called at the start of every
-command, and by the watcher at SIGHUP (daemon.reloading).
-"""
+"""Loading the configuration: defaults, then the file, then the environment, then flags; each value is checked once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Scenarios: a node described in YAML, placed by the rules that the watcher uses (`vmpin plan --scenario`).
 
 Reads the outer format into the inner model, and writes placements as JSON data. Nothing on the machine is touched; a
-value that cannot be used is refused with the file, the place in it and the value. What stays out: the rules
-(placement). Called by cli.planned."""
+value that cannot be used is refused with the file, the place in it and the value."""
 
 from __future__ import annotations
 

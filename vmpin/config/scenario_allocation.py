@@ -1,7 +1,7 @@
 """A scenario's events, played: which CPUs each container gets, by the rules that the watcher uses.
 
 The containers are those that the runtime would show, and updates that are due are made at once. Nothing on the machine
-is read or touched. What stays out: the rules (allocation). Called by scenario and cli.planned.
+is read or touched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The events of a scenario: containers that come and go and change, on a node whose CPUs vmpin gives out.
-
-What stays out: their effects (scenario_allocation), and what annotations mean (allocation.texts.annotations). Called
-by scenario, scenario_allocation and scenario_pods.
-"""
+"""The events of a scenario: containers that come and go and change, on a node whose CPUs vmpin gives out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A scenario's pods: what is on the node before its events, each container as an event that creates it.
-
-What stays out: the events (scenario_events), and which CPUs the containers get (scenario_allocation). Called by
-scenario.
-"""
+"""A scenario's pods: what is on the node before its events, each container as an event that creates it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The topology of a scenario: a node's CPUs, caches, sockets, NUMA nodes and devices, as written in YAML.
-
-What stays out: the topology of a real machine (host.sysfs, host.allocator_topology). Called by scenario.
-"""
+"""The topology of a scenario: a node's CPUs, caches, sockets, NUMA nodes and devices, as written in YAML."""
 
 from __future__ import annotations
 

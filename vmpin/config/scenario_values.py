@@ -1,8 +1,4 @@
-"""Values of a scenario: the checks that all of its parts have in common, with the place of a value in the file.
-
-What stays out: what a scenario consists of (scenario, scenario_topology, scenario_events). Called by the rest of
-config.
-"""
+"""Values of a scenario: the checks that all of its parts have in common, with the place of a value in the file."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 The section classes below are the table of settings: a field is a key, its type the type of the value, and its default
 the `Setting` that holds the key's default, its parser and its explanation. `loading.load` parses all of them into a
-`Config`. Named tuples, as every command imports this module and a dataclass takes three times as long to make.
-
-What stays out: where values come from (config.loading), how each is parsed (config.values), and what they do.
-Called by loading and most packages above it."""
+`Config`. Named tuples, as every command imports this module and a dataclass takes three times as long to make."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase

@@ -1,6 +1,4 @@
-"""One key of the table of settings.
-
-What stays out: the keys (settings, kubernetes_settings) and the parsers (values). Called by the rest of config."""
+"""One key of the table of settings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The daemon's time constants, in one frozen value that is passed to whatever waits: deadlines, pauses and periods.
 
-Operators do not set them: what they set stands in `settings`. Tests pass another value instead of patching modules.
-What stays out: time constants of the placement and of drift, which are rules and not waits. Imported by daemon,
-procevents, guests and reconcile."""
+Operators do not set them: what they set stands in `settings`. Tests pass another value instead of patching modules."""
 
 from __future__ import annotations
 

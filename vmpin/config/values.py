@@ -1,7 +1,6 @@
 """Parsers of the configuration's values: each takes a value from the file, the environment or a flag.
 
-Each raises ValueError with what is wrong about the value. What stays out: which key has which parser (settings).
-Called by the settings' modules."""
+Each raises ValueError with what is wrong about the value."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line.
-
-What stays out: what the keys mean (loading, scenario and sources.kubelet_flags, which call this). Called by
-loading, scenario and sources.kubelet_flags."""
+"""Reading YAML that people write: one document, a size limit, keys given twice refused, errors that name the line."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """The allocator in the watcher: made with `allocate.mode` observe or on, suspended while the kubelet's static policy
-gives out the CPUs, and its ledger handed to the reconciler.
-
-What stays out: the decisions (allocation), the ledger (reconcile.cpu_allocator), CRI calls (pool_updates), pods whose
-end no event reports (ended_pods), and changed annotations (live_annotations). Made by watcher.
-"""
+gives out the CPUs, and its ledger handed to the reconciler."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The allocator's part of the control socket: what was given (`vmpin allocations`, `vmpin explain`), and other CPUs
-for a container that runs (`vmpin set`).
-
-What stays out: deciding (allocation), and the socket (control, which calls this).
-"""
+for a container that runs (`vmpin set`)."""
 
 from __future__ import annotations
 

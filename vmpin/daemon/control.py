@@ -1,7 +1,4 @@
-"""The control socket's requests and answers, one JSON object each: what the command line asks of a running watcher.
-
-What stays out: the sockets (host.unix_sockets), the documents (status), the lines of `follow` (followers). Made by
-task_table."""
+"""The control socket's requests and answers, one JSON object each: what the command line asks of a running watcher."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Answers scrapes and probes: /metrics, /healthz (liveness), /readyz (readiness), over TCP or a unix socket.
 
 It runs in the watcher's own loop: what is shown is read where it is changed, no thread waits for another, and a loop
-that hangs answers no probe. The work is done in short turns, and once a second at most however often it is asked for.
-What stays out: metrics' names (status.prometheus), HTTP (http), what is ready (status.health). Made by task_table."""
+that hangs answers no probe. The work is done in short turns, and once a second at most however often it is asked
+for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Feeds of the watcher: the container runtime (NRI), the kubelet's PodResources API, and inotify; and their health.
 
-A feed turns what comes from a thread or a descriptor into one call in the event loop for all that has come. What stays
-out: what the watcher then does. Used by the watcher."""
+A feed turns what comes from a thread or a descriptor into one call in the event loop for all that has come."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A line is a JSON object: {"follow": "all", …} with everything at first, then {
 that are different now and the ids of those that are `gone`, and the node's part where that is different; without
 either, the line only shows that the watcher makes its passes. A client that reads too slowly is dropped: it connects
 again, and gets everything. Without a client there is no work, and only for one that asks for it the kubelet's
-configuration is read. What stays out: what is sent of a sandbox (status.survey), and the connection
-(host.unix_sockets). Made and run by watcher.
+configuration is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The untrusted text about pods that a reporter handed over last, until it is silent for too long.
 
 Kept for the status alone: control puts it here and has it shown, and nothing else of the watcher reads it
-(tests/unit/test_floors.py). A sender costs a bounded request now and then, and the memory of one. What stays out: its
-form (kube.untrusted_pod), and the peers that are admitted (the status socket). Called by watcher."""
+(tests/unit/test_floors.py). A sender costs a bounded request now and then, and the memory of one."""
 
 from __future__ import annotations
 

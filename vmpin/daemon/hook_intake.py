@@ -1,7 +1,6 @@
 """Hook messages: spooled, answered, then processed; and the state file, after which a spooled message is removed.
 
-A message is in the spool before its hook is answered, and leaves it when the state file has it: no kill loses one.
-What stays out: the socket (host/unix_sockets), and what a message changes (reconcile). Called by the watcher."""
+A message is in the spool before its hook is answered, and leaves it when the state file has it: no kill loses one."""
 
 from __future__ import annotations
 

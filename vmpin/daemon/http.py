@@ -2,8 +2,8 @@
 
 Clients are not trusted: the head of a request is bounded in size and time, and connections are bounded in number and
 accepted at a bounded rate, so that a flood costs the loop some hundredths of a CPU; the kernel's backlog holds the
-others. A client that sends nothing, or does not read its answer, is dropped at its deadline. What stays out: what is
-answered (exporter). RFC 9112; no TLS, no keep-alive, no bodies. Called by exporter."""
+others. A client that sends nothing, or does not read its answer, is dropped at its deadline. RFC 9112; no TLS, no
+keep-alive, no bodies."""
 
 from __future__ import annotations
 

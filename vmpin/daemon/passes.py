@@ -1,7 +1,4 @@
-"""The watcher's passes: each is counted, and the guests, the rechecks and QMP queries follow it.
-
-What stays out: what a pass does (reconcile), and when one is made but for rechecks (watcher, which calls this).
-"""
+"""The watcher's passes: each is counted, and the guests, the rechecks and QMP queries follow it."""
 
 from __future__ import annotations
 

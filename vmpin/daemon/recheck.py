@@ -1,7 +1,6 @@
 """When sandboxes are reconciled again after a report on them: soon, and then ever more seldom.
 
-A VMM makes its vCPU threads, and hotplugs more, in the moments after the runtime called. What stays out: the pass
-itself. Called by passes, in the watcher's event loop."""
+A VMM makes its vCPU threads, and hotplugs more, in the moments after the runtime called."""
 
 from __future__ import annotations
 

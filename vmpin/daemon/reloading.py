@@ -1,6 +1,4 @@
-"""SIGHUP: the configuration is loaded again, and used where it is valid, but for keys that take a restart.
-
-What stays out: loading it (config.loading), and what follows from a value (reconciler). Called by the watcher."""
+"""SIGHUP: the configuration is loaded again, and used where it is valid, but for keys that take a restart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What the node's reporter sent last about its connection to the API server, until it is silent for too long.
 
-Kept for the doctor, the metrics and /readyz, where it does not count. What stays out: its form (kube.reporter_report).
-Called by watcher and control."""
+Kept for the doctor, the metrics and /readyz, where it does not count."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The watcher's run directory while it runs: the lock and the sockets in it are the watcher's own, or are made again.
 
 The directory may be removed (a clean-up of /run, `rm -rf`): the lock that is held then locks nothing any more, another
-watcher may start, and no hook and no command finds the sockets. What stays out: what is served (watcher) and what else
-is kept there (reconcile.state_store, sources.spool). Made by watcher."""
+watcher may start, and no hook and no command finds the sockets."""
 
 from __future__ import annotations
 

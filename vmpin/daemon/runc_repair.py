@@ -3,8 +3,7 @@
 It makes the CRI call UpdateContainerResources; where no CRI runtime answers, it uses NRI: the plugin reconnects, and
 the updates go into the answer to the runtime's Synchronize. It never uses NRI's UpdateContainers, which hangs runtimes
 (sources.nri.session.NriSession.register). A failed call is not repeated here: the next resync finds the container
-unchanged, with the CPUs it is to have by then. What stays out: which containers these are (reconcile.runc_drift).
-Owned by the watcher."""
+unchanged, with the CPUs it is to have by then."""
 
 from __future__ import annotations
 

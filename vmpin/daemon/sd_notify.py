@@ -1,4 +1,4 @@
-"""sd_notify(3): reports the service's state to systemd, where systemd asks for it. Called by daemon."""
+"""sd_notify(3): reports the service's state to systemd, where systemd asks for it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The watcher's tasks, by name: each is started again by itself when it fails, while the others go on.
-
-What stays out: what the tasks do. Used by watcher, task_table and run_directory, in the event loop."""
+"""The watcher's tasks, by name: each is started again by itself when it fails, while the others go on."""
 
 from __future__ import annotations
 

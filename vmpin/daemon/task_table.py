@@ -1,6 +1,4 @@
-"""The watcher's tasks, by the names that metrics and logs have.
-
-What stays out: starting, restarting and ending them (supervision), and what they do. Called by the watcher, once."""
+"""The watcher's tasks, by the names that metrics and logs have."""
 
 from __future__ import annotations
 

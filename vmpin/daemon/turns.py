@@ -1,5 +1,4 @@
-"""Long work in the watcher's loop, in short turns: hooks and events are answered in between. Called by the rest of
-daemon. What stays out: the work."""
+"""Long work in the watcher's loop, in short turns: hooks and events are answered in between."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """`vmpin watch`: keeps every VM's threads in place, on events of its sources and at each resync.
 
-The watcher owns the feeds, the tasks and the run directory, in one event loop. What stays out: what a pass does
-(reconcile) and what follows one (passes), hook messages and the state file (hook_intake), which tasks there are
-(task_table) and the restart of failed ones (supervision). Called by `vmpin watch`."""
+The watcher owns the feeds, the tasks and the run directory, in one event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""The demo: a real VM, real containers, the watcher, and masks read from /proc without vmpin's code.
-
-What stays out: the command line (cli/demo). Imported by cli.
-"""
+"""The demo: a real VM, real containers, the watcher, and masks read from /proc without vmpin's code."""

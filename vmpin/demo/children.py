@@ -2,7 +2,7 @@
 
 `Popen.poll` and waiting with a time-out take a lock and enter its `try` in two steps (CPython, subprocess._wait): an
 exception that a signal handler raises between them leaves the lock taken, and the next wait blocks for good. A pidfd
-takes no lock, and neither does waiting without a time-out in two steps. Called by the rest of demo.
+takes no lock, and neither does waiting without a time-out in two steps.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The demo's containers: crun creates them, each with its own namespaces and cgroup and the hook in its config.json.
 
-Their process sleeps; only their cpuset matters. Created by stage. What stays out: the VM (vm).
+Their process sleeps; only their cpuset matters.
 """
 
 import contextlib

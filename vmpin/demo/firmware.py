@@ -1,7 +1,6 @@
 """The 512 bytes of firmware that are the guest of `vmpin demo --noise`, as a ROM for QEMU: firmware.S assembled.
 
-A guest of our own needs no download, boots in a moment, and runs nothing but what is measured. Pure; called by
-probe_vm. What stays out: the layout of its memory (guest_memory).
+A guest of our own needs no download, boots in a moment, and runs nothing but what is measured. Pure.
 """
 
 _CODE = bytes.fromhex("""

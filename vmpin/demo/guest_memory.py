@@ -1,7 +1,6 @@
 """The mapped memory of a guest that runs firmware.S: modes are written and pairs of times read, without its exits.
 
-QEMU keeps the guest's memory in a memfd, which root can open through /proc/PID/fd. Called by noise_stage, noise_story
-and probe_vm. What stays out: what the numbers mean (worth).
+QEMU keeps the guest's memory in a memfd, which root can open through /proc/PID/fd.
 """
 
 import mmap

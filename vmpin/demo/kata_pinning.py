@@ -2,7 +2,7 @@
 
 Go: src/runtime/virtcontainers/sandbox.go, checkVCPUsPinning (where `enable_numa` is off, the default); runtime-rs:
 src/runtime-rs/crates/resource/src/cgroups/resource_inner.rs, check_vcpus_pinning. Both pin one to one where the number
-of vCPU threads is that of the CPUs of all containers together, and else nothing. Pure; called by noise_story.
+of vCPU threads is that of the CPUs of all containers together, and else nothing. Pure.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,4 @@
-"""The requirements of the demo: tools with their Debian packages, root, two CPUs.
-
-Called by cli/demo. What stays out: installing them (the Makefile does).
-"""
+"""The requirements of the demo: tools with their Debian packages, root, two CPUs."""
 
 import os
 import shutil

@@ -4,7 +4,7 @@
     pod noise, a VM of 3 vCPUs, two of them busy: one container in the shared pool
     pod plain, of runc: one busy container, whose cpuset confines it to the shared pool
 
-Created by cli/demo; leaving it removes everything. What stays out: the measurement (noise_story).
+Leaving it removes everything.
 """
 
 import contextlib

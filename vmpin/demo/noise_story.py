@@ -1,7 +1,6 @@
 """The measurement of `vmpin demo --noise`: one container's vCPU beside noise, under each placement in turn.
 
-In each round every set-up is measured, so that a change of the machine meanwhile meets all of them. Called by
-cli/demo. What stays out: the pods and what places them (noise_stage); what follows from the readings (worth).
+In each round every set-up is measured, so that a change of the machine meanwhile meets all of them.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A VM whose guest is firmware.S: its vCPUs are busy or sleep as the host writes into its memory.
 
-Its threads are those of the demo's VM (vm). Created by noise_stage. What stays out: what is measured (noise_story).
+Its threads are those of the demo's VM (vm).
 """
 
 from vmpin.demo.firmware import rom

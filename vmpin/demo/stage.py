@@ -1,7 +1,6 @@
 """The demo's part of the machine: its directory, VM, containers and watcher, with the output of the story.
 
-Created by cli/demo; leaving it removes everything: no process, container, cgroup or file stays. What stays out: the
-steps of the story (story).
+Leaving it removes everything: no process, container, cgroup or file stays.
 """
 
 from __future__ import annotations

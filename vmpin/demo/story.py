@@ -1,7 +1,4 @@
-"""The story of `vmpin demo`, step by step; each claim is checked against /proc before it is printed.
-
-Called by cli/demo. What stays out: the VM, the containers and the watcher of the demo (stage).
-"""
+"""The story of `vmpin demo`, step by step; each claim is checked against /proc before it is printed."""
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.demo.stage import Stage, same, wait_until

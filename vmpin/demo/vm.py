@@ -1,7 +1,6 @@
 """The demo's VM: a real QEMU with three vCPUs, an iothread and a disk, whose guest is the firmware, idle.
 
-It also reads the masks of the VM's threads from /proc, by thread names and without vmpin's code. Created by stage;
-probe_vm is one with another guest. What stays out: containers (containers).
+It also reads the masks of the VM's threads from /proc, by thread names and without vmpin's code.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The result of `vmpin demo --noise`: readings of one container's vCPU under each placement, and their summary.
 
-Pure; made by noise_story, shown by worth_report and worth_picture. What stays out: how it is measured.
+Pure.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """The result of `vmpin demo --noise` as an SVG that stands alone: a panel of bars for each figure.
 
 The three placements differ in lightness and are named beside each bar, so the picture can be read in grey; it brings a
-background, so a page may be light or dark. Pure; called by cli/demo. What stays out: the text (worth_report).
+background, so a page may be light or dark. Pure.
 """
 
 from html import escape

@@ -1,6 +1,6 @@
 """The result of `vmpin demo --noise` as text: a table of at most 80 columns, and notes.
 
-Pure; called by cli/demo. What stays out: the picture (worth_picture).
+Pure.
 """
 
 from vmpin.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth

@@ -1,6 +1,6 @@
 """Checks of the allocator: whether anything else gives out CPUs, and whether the scheduler counts as it does.
 
-Pure; called by checks.examine. What stays out: what was given (status)."""
+Pure."""
 
 from __future__ import annotations
 

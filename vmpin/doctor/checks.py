@@ -1,7 +1,6 @@
 """The table of all checks, in the order of the output: machine, sources, Kata, other writers of masks, vmpin.
 
-Pure. `examine` is called by the command line (`vmpin doctor`, `vmpin gather`), which also completes their names. What
-stays out: the checks themselves (the modules named *_checks)."""
+Pure."""
 
 from __future__ import annotations
 

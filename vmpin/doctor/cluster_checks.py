@@ -1,6 +1,6 @@
 """Checks of the sources of CPU assignments: the kubelet and NRI.
 
-Pure; called by checks.examine and hook_checks. What stays out: the OCI hook (hook_checks)."""
+Pure."""
 
 from __future__ import annotations
 

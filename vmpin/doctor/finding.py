@@ -1,6 +1,6 @@
 """The result of a check: its level, one sentence, the evidence and a remedy.
 
-Pure; made by the checks, printed by cli/doctor. What stays out: the table of checks (checks)."""
+Pure."""
 
 from __future__ import annotations
 

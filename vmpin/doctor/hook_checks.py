@@ -1,7 +1,6 @@
 """The check of vmpin's OCI hook: its registrations, the runtimes that read them, and its messages to the watcher.
 
-Pure; called by checks.examine and `vmpin install-hook`. What stays out: finding registrations
-(doctor.collect.hooks_found)."""
+Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks of Kata's configurations: settings that conflict with vmpin or limit it.
 
-Pure; called by checks.examine. What stays out: reading the configurations (runtime.kata_config)."""
+Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The check of VMs' networks and disks: threads that work far from them, and queues without a vCPU.
 
-Pure; called by checks.examine. What stays out: looking at the VMs (status.vm_networks)."""
+Pure."""
 
 from __future__ import annotations
 

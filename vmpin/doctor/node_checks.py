@@ -1,6 +1,6 @@
 """Checks of the machine: privileges and namespaces, kernel, CPUs and their isolation, cgroups.
 
-Pure; called by checks.examine. What stays out: reading them (doctor.collect)."""
+Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks of other programs that set masks or write cpusets, and of the kernel's process events.
 
-Pure; called by checks.examine. What stays out: finding the programs (host.daemons)."""
+Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks of vmpin itself: the watcher, its configuration and files, and the status of the sandboxes.
 
-Pure; called by checks.examine. What stays out: asking the watcher (cli.questions)."""
+Pure."""
 
 from __future__ import annotations
 

@@ -4,6 +4,5 @@ model, topology, events: the nouns. desired_state: what the sources reported. ku
 drift, proof, counters, facts, guest_report, pod_names: values that are measured or shown. terminal: text from outside
 made safe for one.
 
-Pure: no system call, no clock, no log. What stays out: which CPUs a thread may run on (placement), and everything that
-reads or acts. Imports bounded and cpuset alone. Every package may import it.
+Pure: no system call, no clock, no log.
 """

@@ -1,7 +1,6 @@
 """Contention: another program moves the same threads again and again.
 
-Pure. What stays out: why a thread had another mask (drift), and setting it again (pinning). Called by
-pinning.drift_tracker, which owns the one `Contention`; config.settings makes the rules.
+Pure.
 """
 
 import enum

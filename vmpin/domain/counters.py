@@ -2,8 +2,7 @@
 each sandbox its new threads.
 
 Pure: no clock, no lock (one thread counts, the same one reads). The reconciler owns them; procevents, sources and the
-daemon add to them. What stays out: the state of this moment (status.collector), and the metrics' names
-(status.prometheus). Used by most packages above it.
+daemon add to them.
 """
 
 from bisect import bisect_left

@@ -1,9 +1,7 @@
 """The desired state: sandboxes and their containers, as the sources reported them.
 
 Pure: `reduce` never mutates a state, and returns the very same one when an event changes nothing: its caller, the
-reconciler, then has nothing to place again. Events may be late, doubled or out of order. What stays out: what runs
-(vmm), which CPUs the kubelet assigned (kubelet_cpus), and where threads may run (placement). Called by
-reconcile.node_state, and read by placement and status.
+reconciler, then has nothing to place again. Events may be late, doubled or out of order.
 """
 
 from collections.abc import Mapping

@@ -7,9 +7,7 @@ binary/src/config.rs, also for the files and sockets of k3s, RKE2, k0s and Micro
 pkg/daemons/agent/agent_linux.go; k0s' page runtime.md and kata-deploy's kubelet_root_dir; canonical/microk8s
 microk8s-resources/default-args/kubelet; Talos pkg/machinery/constants and extensions
 container-runtime/kata-containers; OpenShift machine-config-operator templates (kubelet.service) and microshift
-pkg/node/kubelet.go. None of them moves NRI's socket from the default of containerd (internal/nri) and CRI-O. What
-stays out: other places that a program's flags name (sources.kubelet_flags, runtime.engines). Used by sources, runtime
-and doctor."""
+pkg/node/kubelet.go. None of them moves NRI's socket from the default of containerd (internal/nri) and CRI-O."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Drift: a thread lost the mask that it was given. Its cause.
 
-Pure. A cause is named only where the evidence shows it, as Linux keeps no record of which program set a mask. What
-stays out: gathering the evidence (pinning.drift_evidence, pinning.rival_writers), programs that set masks again and
-again (contention), and setting masks again (pinning). Loaded at the first repair, not for the first pass. Called by
-pinning; status.prometheus lists the causes.
+Pure. A cause is named only where the evidence shows it, as Linux keeps no record of which program set a mask. Loaded
+at the first repair, not for the first pass.
 """
 
 import enum

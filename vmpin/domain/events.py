@@ -1,8 +1,6 @@
 """Events: what a source reports. `desired_state.reduce` decides what an event changes, vmm what a claim does.
 
-Each is a fact with its source and its time; sending one twice, late or in the wrong order does no harm. What stays
-out: reading them (sources), and acting on them (reconcile). Used by desired_state, kubelet_cpus, the watcher,
-reconcile, sources and vmm.
+Each is a fact with its source and its time; sending one twice, late or in the wrong order does no harm.
 """
 
 import enum

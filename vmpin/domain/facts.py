@@ -1,8 +1,7 @@
 """Facts about a node, as plain data: the checks of `vmpin doctor` judge them, and `vmpin gather` packs them.
 
 None, "" and () mean that a thing was not found; `trouble` has the reason why it could not be read. Field names are
-JSON members of the bundle. What stays out: reading them (doctor.collect, host, runtime), and judging them (doctor).
-Made by doctor.collect, host.daemons and sources.kubelet_config.
+JSON members of the bundle.
 """
 
 from __future__ import annotations

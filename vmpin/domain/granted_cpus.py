@@ -1,7 +1,6 @@
 """What the allocator's ledger means for placement: which containers own which CPUs, and the pool.
 
-Pure. What stays out: the ledger (allocation), and where threads go (placement). Made by reconcile.cpu_allocator, read
-by placement.
+Pure.
 """
 
 from __future__ import annotations

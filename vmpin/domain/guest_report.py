@@ -1,7 +1,6 @@
 """What is reported of a guest: each container's state in it, how its agent is reached, and counters.
 
-Pure values, made by guests and shown by status. The guest is not trusted: its reports are shown, with limits, and
-change nothing on the host. What stays out: the connection to the guest and the map it is sent (guests).
+Pure values. The guest is not trusted: its reports are shown, with limits, and change nothing on the host.
 """
 
 from __future__ import annotations

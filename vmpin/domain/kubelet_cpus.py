@@ -2,9 +2,7 @@
 
 Pure. The kubelet decides which container owns a CPU; which CPUs a container really has is reported by its runtime and
 its cgroup. The static policy writes its checkpoint first (at admission), and the cpusets of running containers up to
-its reconcile period later (pkg/kubelet/cm/cpumanager: cpuManagerReconcilePeriod, 10 s). What stays out: reading the
-checkpoint (runtime.kubelet, sources.kubelet_checkpoint), and which source's cpuset counts
-(desired_state.authoritative_source). Called by reconcile, placement.rules, status and sources.
+its reconcile period later (pkg/kubelet/cm/cpumanager: cpuManagerReconcilePeriod, 10 s).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The nouns of the domain: sandboxes, containers, virtual machines and their threads.
 
-Plain frozen data, used everywhere. What stays out: where any of it was read (host, vmm, runtime), and every rule.
-Used by the rest of domain and most packages above it.
+Plain frozen data, used everywhere.
 """
 
 import enum

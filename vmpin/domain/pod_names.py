@@ -1,7 +1,6 @@
 """Names of pods and containers for a process, by its container's id, its pod's uid, or its sandbox.
 
-Pure, from the part `pods` of a status document. What stays out: parsing a cgroup's path (reports.residency). Called by
-status, reports and cli.
+Pure, from the part `pods` of a status document.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 Pure. A sample has a thread's total run time and its last CPU; the run time between two samples is booked to the CPU of
 the second. That is certain if the thread did not change CPUs in between, which the kernel counts, else an assumption:
-docs/proof.md. Durations are nanoseconds, times CLOCK_REALTIME in seconds. What stays out: sampling (host.schedstat,
-reports.residency.sampler) and the file (reports.residency.books_file). Filled by reports.residency.sampler, kept by
-reconcile.node_state, shown by status.
+docs/proof.md. Durations are nanoseconds, times CLOCK_REALTIME in seconds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Text from outside made safe for a terminal. Pure; used by every command that prints names of pods, threads or files.
-What stays out: printing (cli)."""
+"""Text from outside made safe for a terminal. Pure."""
 
 from __future__ import annotations
 

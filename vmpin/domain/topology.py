@@ -1,9 +1,7 @@
 """The topology of a node's CPUs: SMT siblings, shared caches, dies, sockets, NUMA nodes; which are online, which
 isolated, which of which kind; nodes of memory alone, and the nodes of devices.
 
-Plain data with cheap look-ups, the same for a real node (host.sysfs) and for one described in a scenario. What stays
-out: reading it from anywhere, which CPU a vCPU gets (placement.matching), and which a container (allocation). Called
-by most packages above it.
+Plain data with cheap look-ups, the same for a real node (host.sysfs) and for one described in a scenario.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """The network's side of a VM as plain data: links of a namespace, the VM's devices with their queues and vhost
-workers, and the path from each to the node's NIC.
-
-What stays out: reading links (host.links.netns) and descriptors (vmm.network_devices), and finding the path (network).
-Used by most packages above it.
-"""
+workers, and the path from each to the node's NIC."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 From the DaemonSet's pod template and the nodes' labels and taints, as its controller decides it: node selector,
 required node affinity, tolerations (k8s.io/component-helpers scheduling/corev1, and AddOrUpdateDaemonPodTolerations in
 k8s.io/kubernetes pkg/controller/daemon/util). The pods themselves are not read: that would take the right to see all
-pods of the cluster. What stays out: the requests (fleet_reading). Called by fleet_reading."""
+pods of the cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The nodes of a cluster as JSON, with the member names of NodePinning: `-o json` of status, map and verify.
 
-`version` is 1 as long as members are only added. What stays out: reading and judging (node_record, node_fleet).
-Called by cli.cluster.all_nodes."""
+`version` is 1 as long as members are only added."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Reads the NodePinnings of a cluster, page by page, and which nodes should have one.
 
 It makes one list of NodePinnings, and reads the DaemonSets with the reporter's labels and the nodes that they choose,
-where the user may list those: a right that is missing is named in `Fleet.unknown`. What stays out: the connection (the
-caller's `send`), and what is made of it (node_record, expected_nodes). Called by cli.cluster.all_nodes."""
+where the user may list those: a right that is missing is named in `Fleet.unknown`."""
 
 from __future__ import annotations
 

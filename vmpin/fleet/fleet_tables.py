@@ -1,6 +1,4 @@
-"""The nodes of a cluster as the lines of tables, and remarks in sentences: `vmpin status` and `vmpin verify`.
-
-What stays out: aligning and printing them (cli.output), JSON (fleet_document). Called by cli.cluster.all_nodes."""
+"""The nodes of a cluster as the lines of tables, and remarks in sentences: `vmpin status` and `vmpin verify`."""
 
 from __future__ import annotations
 

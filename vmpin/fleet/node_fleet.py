@@ -1,6 +1,5 @@
-"""The nodes of a cluster and their state by their objects, the most urgent first; and the verdict of `vmpin verify`.
-
-What stays out: reading them (fleet_reading, which makes this), and showing them (fleet_tables, fleet_document)."""
+"""The nodes of a cluster and their state by their objects, the most urgent first; and the verdict of `vmpin
+verify`."""
 
 from __future__ import annotations
 

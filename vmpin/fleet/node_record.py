@@ -1,8 +1,7 @@
 """A NodePinning as it was read from the API server, and what it shows of its node: stale, ready, in place.
 
 The schema holds for what is in it (config/helm/vmpin/crds), not that it makes sense: an object that cannot be read, or
-is larger than a reporter writes it, is a record that shows that. What stays out: which nodes should have one
-(expected_nodes). Called by fleet_reading; read by the tables, the document and the map of all nodes."""
+is larger than a reporter writes it, is a record that shows that."""
 
 from __future__ import annotations
 

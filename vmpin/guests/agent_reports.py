@@ -1,4 +1,4 @@
-"""What an agent reported, and why none did, as the status and the log show it. Pure; called by the rest of guests."""
+"""What an agent reported, and why none did, as the status and the log show it. Pure."""
 
 import errno
 from collections import Counter

@@ -2,8 +2,7 @@
 
 The newest map is sent at once; a map is complete, so none of the maps before it has to arrive. An agent that was
 restarted asks for it. What a guest sends is limited in size (protocol) and rate (limits); exceeding a limit ends the
-connection, and the next attempt comes later each time. Created and run by vm_guest. What stays out: sockets
-(transport), pauses between attempts (attempts), and what the map contains (vcpu_map).
+connection, and the next attempt comes later each time.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The pauses between attempts to reach a guest's agent, by what the attempt failed with.
 
-Called by agent_session and kata_session when they start; imports host.retry and with it tenacity, so not before there
-is a guest. What stays out: the loop itself (host.retry) and what an attempt does (the sessions)."""
+It loads tenacity (host.retry), so it is imported when there is a guest."""
 
 import logging
 

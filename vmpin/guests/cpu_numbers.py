@@ -1,4 +1,4 @@
-"""The guest's CPU number of each vCPU, as far as it can be derived from outside. Pure; called by guests.
+"""The guest's CPU number of each vCPU, as far as it can be derived from outside. Pure.
 
 Linux on x86 numbers the CPUs present at boot by APIC id, the boot CPU first. Hotpluggable CPUs have had their numbers
 from boot on, by APIC id, since 6.9 (arch/x86/kernel/cpu/topology.c: topology_init_possible_cpus); before that each

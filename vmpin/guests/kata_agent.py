@@ -5,8 +5,7 @@ but CPU.Cpus it writes the cpuset and leaves shares, quota, memory and devices a
 lifts a limit of pids when the call has none, kata-containers issue 13824. It did so at the container's creation, and
 no runtime of Kata's passes a limit on.) vmpin is one more client beside the runtime, for the duration of a few calls.
 Success means only that the call was made: an error while writing the cpuset is logged in the guest (rustjail/src/
-cgroups/fs/mod.rs), and a systemd older than 244 writes none. No methods but those in `METHODS` are called. Used by
-kata_session. What stays out: when to call, and retries (kata_session)."""
+cgroups/fs/mod.rs), and a systemd older than 244 writes none. No methods but those in `METHODS` are called."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 It connects only for the calls of one round. A round follows every change, and repeats now and then, because the
 runtime's own UpdateContainer makes the agent forget the CPUs that it should set again when a vCPU is plugged. Kata's
-agent confirms a call and no effect, so a container is reported as `sent` and never as `applied`. Created and run by
-vm_guest. What stays out: which guest CPU is which vCPU (cpu_numbers), and pauses after a failure (attempts).
+agent confirms a call and no effect, so a container is reported as `sent` and never as `applied`.
 """
 
 import asyncio

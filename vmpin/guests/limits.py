@@ -1,5 +1,4 @@
-"""Limits on what one guest may send, on the time that its messages take, and on what is logged of it. Called by
-agent_session."""
+"""Limits on what one guest may send, on the time that its messages take, and on what is logged of it."""
 
 import logging
 import time

@@ -1,8 +1,7 @@
 """The guests of the node's VMs: one VmGuest for each, with a task that runs its sessions. The owner of guests' maps.
 
-Called by the watcher (daemon): after each pass `update` finds the placements that have changed; the tasks do the rest.
-A guest that does not answer, or answers nonsense, does not delay the others. What stays out: a guest's map and its
-connections (vm_guest), and every change on the host."""
+After each pass `update` finds the placements that have changed; the tasks do the rest. A guest that does not answer,
+or answers nonsense, does not delay the others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The states of a session with a guest's agent, what both sessions have in common, and the errors that end one.
-
-Shared by agent_session and kata_session, and read by vm_guest. What stays out: what an agent reports of its containers
-(domain.guest_report)."""
+"""The states of a session with a guest's agent, what both sessions have in common, and the errors that end one."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto

@@ -1,5 +1,4 @@
-"""Small helpers for asyncio tasks: a light event, two coroutines that end together, and cancelling with waiting.
-Called by agent_session, session_state and vm_guest."""
+"""Small helpers for asyncio tasks: a light event, two coroutines that end together, and cancelling with waiting."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,7 +1,6 @@
 """The map that a guest is sent: the vCPUs that each of its containers may use, by hardware id.
 
-Pure; called by vm_guest. The map has no CPU numbers of the host unless configured. What stays out: sending it (the
-sessions), and the placement that it is derived from."""
+Pure. The map has no CPU numbers of the host unless configured."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,8 +1,7 @@
 """One VM's guest: derives its vCPU map, sends it to the guest's agent, and reports the result.
 
-The agent is vmpin's own where there is one, else Kata's, as `guest.via` sets. Created by manager, and imported when
-there is a VM: what it needs takes longer to load than the rest of the watcher. What stays out: which VMs there are,
-and the tasks that run this (manager)."""
+The agent is vmpin's own where there is one, else Kata's, as `guest.via` sets. Imported when there is a VM: what it
+needs takes longer to load than the rest of the watcher."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,4 @@
 """The kernel's interfaces: affinity, /proc, /sys, cgroups, the proc connector, inotify, schedstat, locks, sockets.
 
 Adapters: each takes its root path or socket as a parameter, and translates errno once. `affinity` alone sets masks.
-What stays out: what a process is (vmm) and which mask it gets (placement). Imports bounded, cpuset, domain, wire and
-errors alone; imported by all above.
 """

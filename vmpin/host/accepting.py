@@ -1,8 +1,7 @@
 """Accepting connections in an event loop, also while the process has no descriptor left for one.
 
 asyncio's own server (3.11) logs an error and a traceback for each place of its backlog then, and tries all of them
-again a second later, and more often each time: thousands of lines a second. Used by unix_sockets and daemon.http.
-What stays out: what is served.
+again a second later, and more often each time: thousands of lines a second.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A mask is set on a number, and the number may be another thread's by the time the system call runs. So the thread's own
 stat file is held open around it: an open file of /proc stays bound to the very task it was opened on, and once that
 task is dead reads fail with ESRCH, whichever thread has the number then. It is read before the mask is set, and again
-after it unless both took less than SOON. What stays out: which mask, and what a mask that came out smaller means (the
-cpuset cgroup trims it without an error). Called by pinning and procevents; reports and the demo read masks here.
+after it unless both took less than SOON. A mask may come out smaller than was asked for: the cpuset cgroup trims it
+without an error.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 memory, and the nodes of devices.
 
 A node that gives out no CPUs reads none of it. Everything degrades to what is known without it, and CPUs may come and
-go meanwhile. What stays out: which CPUs a container gets. Called by daemon.allocating and cli.planned.
+go meanwhile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When a report arrived: nanoseconds of CLOCK_BOOTTIME, by which reports are ordered.
 
 The wall clock is stepped (NTP, an operator, a resumed VM); this one goes on over restarts of the watcher, and starts
-again with the machine, as the state file does. /proc counts start times on it, too. Called by most packages above it.
+again with the machine, as the state file does. /proc counts start times on it, too.
 """
 
 from __future__ import annotations

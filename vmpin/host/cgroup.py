@@ -1,8 +1,6 @@
 """cpuset cgroups, version 1, 2 and both (hybrid): which CPUs a thread's cgroup leaves it. Read only.
 
-Everything answers None for what is not there: gone, hidden by a cgroup namespace, or not to be understood. What stays
-out: writing a cgroup (the runtime's and the kubelet's), and whose cgroup it is. Used by pinning, sources, reconcile,
-reports, doctor, demo and cli.
+Everything answers None for what is not there: gone, hidden by a cgroup namespace, or not to be understood.
 """
 
 import enum

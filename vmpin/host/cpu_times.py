@@ -1,8 +1,7 @@
 """What the kernel counts of each CPU since boot (/proc/stat): idle time, interrupts, the hypervisor's share.
 
 Idle time is exact where ticks stop when a CPU is idle, and is printed in steps of 10 ms. Time of interrupts is exact
-with CONFIG_IRQ_TIME_ACCOUNTING, else counted by ticks. Read only. What stays out: what they add up to (reports).
-Called by reports and demo.noise_stage.
+with CONFIG_IRQ_TIME_ACCOUNTING, else counted by ticks. Read only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Programs of the node by name: the kubelet, container runtimes, and daemons that set masks, with the configuration of
 two of those (tuned, irqbalance).
 
-Reads only; called by doctor.collect, sources, and pinning for tuned's profile. psutil reads the processes: it is
-imported there alone, as it takes 20 ms and 4 MB. What stays out: whether a program does harm (doctor).
+Reads only. psutil reads the processes: it is imported there alone, as it takes 20 ms and 4 MB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Other programs' configuration files, below a root: `/`, or where a pod has the node's file system mounted.
 
 A symbolic link is followed as the node would follow it, so none leads out of the root. What cannot be read is
-reported, and nothing is waited for. What stays out: what a file means. Called by daemons and most packages above it.
+reported, and nothing is waited for.
 """
 
 from __future__ import annotations

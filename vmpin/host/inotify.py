@@ -1,7 +1,7 @@
 """inotify(7): events of changed directories and files, instead of polling.
 
 The descriptor is for an event loop. No event is relied on: events are lost when the queue is full, and watches when
-there are too many, so a caller also reads from time to time. What stays out: what is watched. Called by daemon.feeds.
+there are too many, so a caller also reads from time to time.
 """
 
 from __future__ import annotations

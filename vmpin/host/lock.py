@@ -1,5 +1,4 @@
-"""One acting process a node: a lock on the run directory, which the kernel drops when its holder dies. Called by the
-command line, the watcher and reconcile. What stays out: the directory (daemon.run_directory)."""
+"""One acting process a node: a lock on the run directory, which the kernel drops when its holder dies."""
 
 from __future__ import annotations
 

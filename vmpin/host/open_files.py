@@ -1,8 +1,7 @@
 """Which descriptors of a process are one open file: duplicates (dup, fork, SCM_RIGHTS) share it.
 
 /proc shows a link and an fdinfo for each descriptor, alike for duplicates and for a file that was opened again; only
-kcmp(2) compares open files (kernel/kcmp.c, KCMP_FILE). What stays out: what the file is. Called by
-vmm.network_devices."""
+kcmp(2) compares open files (kernel/kcmp.c, KCMP_FILE)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The kernel's proc connector (linux/cn_proc.h): reports new programs, threads and their names as they appear.
 
 The descriptor is for an event loop. Events that come faster than they are read are lost, and the loss is reported; a
-resync makes up for it. What stays out: what an event means (procevents), and the messages' bytes (wire.proc_events).
-Used by procevents.feed.
+resync makes up for it.
 """
 
 from __future__ import annotations

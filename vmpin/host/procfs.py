@@ -1,7 +1,7 @@
 """/proc, read raw and cheaply: a pass over thousands of threads is made of these calls.
 
 Whatever has ended while it is read answers None or an empty list: vanishing is normal. Other errors (EPERM) are raised
-as they are. What stays out: what a process or thread means (vmm/). Used by host and most packages above it.
+as they are.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Opening regular files that another program may have put there: no FIFO that blocks, no device that acts, no symbolic
 link as the last part of a path, no more bytes than asked for; and the stamp by which an unchanged file is found.
 
-The directories on the way may be links: /var/run and the kubelet's directory are on many nodes. What stays out: files
-of the kernel (host/procfs), which are none of these. Called by files, lock and most packages above it.
+The directories on the way may be links: /var/run and the kubelet's directory are on many nodes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Repeated attempts at a peer across a socket or a network: tenacity's backoff, used in one way.
 
-`Backoff` computes the pauses, for a thread or a task with a loop of its own. `Attempts` is a task's whole loop. They
-are used by guests (their agents), sources (the container runtime) and reporter. Importing this module loads tenacity,
-and asyncio with it (some 50 ms): callers import it when the first connection is made, not when the watcher starts.
-What stays out: errors and log lines; and waiting for anything but a peer, such as a file or the next resync.
+`Backoff` computes the pauses, for a thread or a task with a loop of its own. `Attempts` is a task's whole loop.
+Importing this module loads tenacity, and asyncio with it (some 50 ms): callers import it when the first connection is
+made, not when the watcher starts. Only for peers: not for waiting for a file or the next resync.
 """
 
 from __future__ import annotations

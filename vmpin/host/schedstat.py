@@ -1,8 +1,7 @@
 """How long a thread ran and waited, where it was last, and how often it changed CPUs: what the kernel keeps of each.
 
 It reads three files a thread, of growing cost, so that most samples read the first alone, and a clock of a whole
-process, which shows whether any of its threads ran at all. Read only. What stays out: what it adds up to (proof). Used
-by reports and the demo.
+process, which shows whether any of its threads ran at all. Read only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The peers of unix sockets: their users and groups, as the kernel has them.
-
-What stays out: the sockets themselves (unix_sockets). Called by unix_sockets and daemon.task_table."""
+"""The peers of unix sockets: their users and groups, as the kernel has them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Answers on unix sockets that go on, part by part, until the peer or the server ends them.
-
-What stays out: what is sent (daemon.followers), and the server (unix_sockets, which calls this). Called by
-unix_sockets; its answers are made by daemon.control.
-"""
+"""Answers on unix sockets that go on, part by part, until the peer or the server ends them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """/sys/devices/system: the node's CPUs, cores, caches and memory nodes.
 
 Only the list of online CPUs must be there; all else degrades to what is known without it, because kernels,
-architectures and hypervisors leave out different parts. What stays out: sockets, kinds of cores and devices
-(allocator_topology), and what the topology is used for. Used by the rest of host and most packages above it.
+architectures and hypervisors leave out different parts.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Unix sockets of the watcher's: root's own, with limits on the size and the time of what is asked.
-
-What stays out: what is asked (hook and control servers in the watcher). Used by daemon and reconcile.teardown.
-"""
+"""Unix sockets of the watcher's: root's own, with limits on the size and the time of what is asked."""
 
 from __future__ import annotations
 

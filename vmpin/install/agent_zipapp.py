@@ -1,7 +1,6 @@
 """Packs the guest's agent into one file that any Python from 3.9 on runs: a zip archive with a first line.
 
-The same sources give the same bytes (with the same zlib). What stays out: how the file gets into a guest
-(guest/README.md). Called by `vmpin guest`."""
+The same sources give the same bytes (with the same zlib)."""
 
 import io
 import zipapp

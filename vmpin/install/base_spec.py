@@ -1,7 +1,6 @@
 """The hook in an OCI runtime spec, which containerd takes as a runtime handler's base spec.
 
-Pure: JSON objects in and out. What stays out: the files (`vmpin install-hook` reads and writes them) and containerd's
-configuration. Called by `vmpin install-hook` and the demo."""
+Pure: JSON objects in and out."""
 
 import copy
 from pathlib import Path

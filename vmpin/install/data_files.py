@@ -1,8 +1,7 @@
 """The paths of the files that are no Python modules: the hook, the guest's agent, configuration examples,
 the documentation.
 
-In a wheel they are under vmpin/data, in a checkout at the top of the repository (pyproject.toml moves them). What
-stays out: reading them. Called by hook_script, agent_zipapp and the command line."""
+In a wheel they are under vmpin/data, in a checkout at the top of the repository (pyproject.toml moves them)."""
 
 from pathlib import Path
 

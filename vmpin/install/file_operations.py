@@ -1,8 +1,6 @@
 """Writing and removing single files of a node's configuration, as operations that describe themselves.
 
-A file is written whole or not at all, and keeps the owner, mode and labels of the one that it replaces. What stays
-out: which files, and in which order (hooks_directory, `vmpin install-hook`). Called by these, hook_script and `vmpin
-install-service`."""
+A file is written whole or not at all, and keeps the owner, mode and labels of the one that it replaces."""
 
 import contextlib
 import errno

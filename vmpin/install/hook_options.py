@@ -1,7 +1,6 @@
 """How the OCI hook is registered: its stages, its command line, and the time limit that the runtime sets it.
 
-The defaults are those of the script (hooks/vmpin-hook), which is why they are left out of its command line. What stays
-out: the files (hook_script, hooks_directory, base_spec). Used by these, by `vmpin install-hook` and by the demo."""
+The defaults are those of the script (hooks/vmpin-hook), which is why they are left out of its command line."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The installed copy of the hook: its path, its first line, and whether a file or a registration is that copy's.
 
-A copy, because a registration that points into a venv which is gone stops every container from starting. What stays
-out: the hook itself (hooks/vmpin-hook) and its registrations (hooks_directory, base_spec). Called by base_spec,
-hooks_directory, the command line and demo."""
+A copy, because a registration that points into a venv which is gone stops every container from starting."""
 
 import os
 import re

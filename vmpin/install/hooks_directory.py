@@ -1,8 +1,7 @@
 """The hook in a hooks.d directory, which podman and CRI-O read: the script and one JSON registration for each stage.
 
 `plan_install` and `plan_remove` return operations in an order in which no registration ever points to a missing
-script. What stays out: containerd's base specs (base_spec), and the runtimes' own configuration, which is the
-operator's. Called by `vmpin install-hook` and the demo."""
+script."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """The text of the watcher's systemd unit for this installation, and whether a unit file is still as vmpin wrote it.
 
-Pure. What stays out: writing it, and systemd (`vmpin install-service`, which calls this)."""
+Pure."""
 
 import hashlib
 import re

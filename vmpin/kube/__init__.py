@@ -2,5 +2,4 @@
 NodeResourceTopology; as values and plain JSON.
 
 Pure: no clock, no connection; made from the lines of `follow` and from pods as the API server lists them. The way back
-is untrusted_pod: text about pods, for people, and asked_annotations: what pods ask of the allocator. What stays out:
-the connections, and when what is written (reporter). Imported by fleet, status and all above."""
+is untrusted_pod: text about pods, for people, and asked_annotations: what pods ask of the allocator."""

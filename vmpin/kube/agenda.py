@@ -1,8 +1,7 @@
 """What is to be written to the API server, and when: nothing twice, each kind at its own pace.
 
 Pure state: `observe` takes in the node's and the pods' state, `done` the result of a write, with both clocks: `now` is
-a steady one, `clock` CLOCK_REALTIME, both in seconds. What stays out: the requests' contents (pod_condition,
-node_pinning, …) and sending them (reporter.service, which calls this).
+a steady one, `clock` CLOCK_REALTIME, both in seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A request to the API server as a value: what it changes, and how it is logged.
-
-What stays out: sending it (reporter.api_server), and when. Called by the rest of kube, fleet and reporter."""
+"""A request to the API server as a value: what it changes, and how it is logged."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A member of the request that untrusted_pod makes: {"UID": {"KEY": "VALUE", …}, …}, whole texts of all pods of the node.
 A pod whose annotations are too long, or have no room, is left out: what is not there means nothing, and an empty
-object means that the pod has none. Both sides bound it. What stays out: which keys count, and what they do
-(allocation). Called by pod_record, daemon.allocator.live_annotations and reporter.pod_handover."""
+object means that the pod has none. Both sides bound it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Node object of the API server: its labels that are vmpin's, and the startup taint that vmpin removes.
-
-What stays out: the node's pinning (node_pinning), and when these are written (agenda). Called by the rest of kube
-and reporter."""
+"""The Node object of the API server: its labels that are vmpin's, and the startup taint that vmpin removes."""
 
 from __future__ import annotations
 

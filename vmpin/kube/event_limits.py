@@ -2,7 +2,7 @@
 
 An Event like one that exists raises its count. From the tenth text of a pod and reason on they become one, "combined
 from similar events", until ten minutes pass without one. A pod has 25 at once and then one in 300 s, the process 100
-at once and then one in 2 s. Pure: the clock is a parameter. What stays out: the objects (pod_event). Called by agenda.
+at once and then one in 2 s. Pure: the clock is a parameter.
 """
 
 from __future__ import annotations

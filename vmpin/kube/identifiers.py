@@ -1,5 +1,4 @@
-"""Names that vmpin has in a cluster, and other programs' names that it reads there. Used by the rest of kube, fleet
-and reporter. What stays out: requests (api_request)."""
+"""Names that vmpin has in a cluster, and other programs' names that it reads there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The NodePinning object: all that a node's watcher reports, for `kubectl get nodepinnings` and all nodes at a glance.
 
 Cut to a size, as etcd takes 1.5 MiB and every reader lists all nodes: first the details of sandboxes that are well go,
-then their lines, then those of others; what was cut is counted in it. The schema is config/helm/vmpin/crds. What stays
-out: when it is written (agenda). Called by agenda, topology_agenda and reporter, read by fleet."""
+then their lines, then those of others; what was cut is counted in it. The schema is config/helm/vmpin/crds."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ NFD, nri-plugins and koordlet write it, too, and its lists of zones and attribut
 whole, and another that writes them takes them over (manifests/crd.yaml has no list types). So vmpin writes zones only
 while managedFields names no other writer of zones, and else at most an annotation. Readers take zones `node-N` of type
 Node, and of a resource what is `available` (scheduler-plugins pkg/noderesourcetopology). Memory is left out: the
-watcher does not see how much of a zone's is free. What stays out: when it is written (topology_agenda). Called by
-agenda, topology_agenda and reporter."""
+watcher does not see how much of a zone's is free."""
 
 from __future__ import annotations
 

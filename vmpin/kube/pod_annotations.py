@@ -1,6 +1,6 @@
 """Annotations of a pod with its CPUs, for programs that read pods and no conditions: kubernetes.annotate.
 
-Nothing reads them back. What stays out: when they are written (agenda). Called by agenda and reporter.withdrawal."""
+Nothing reads them back."""
 
 from __future__ import annotations
 

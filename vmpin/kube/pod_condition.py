@@ -1,8 +1,7 @@
 """The state of a pod's CPUs, and the condition vmpin.io/CPUsPinned that shows it: True, False or Unknown.
 
 True: every thread of the pod's VM may run where the rules place it, and nowhere else. False: some thread may not, or
-another pod's may run on its CPUs. Unknown: not decided yet, or no watcher reports it. What stays out: when it is
-written (agenda), and Events (transitions). Called by the rest of kube, fleet and reporter."""
+another pod's may run on its CPUs. Unknown: not decided yet, or no watcher reports it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Events of pods as objects of the core API (v1), which `kubectl describe pod` shows.
-
-What stays out: which Events there are (transitions), and how many (event_limits). Called by agenda."""
+"""Events of pods as objects of the core API (v1), which `kubectl describe pod` shows."""
 
 from __future__ import annotations
 

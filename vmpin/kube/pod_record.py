@@ -1,7 +1,6 @@
 """Pods as the API server lists and watches them: the few members that the reporter needs of each.
 
-Raw JSON in, values out: a whole pod takes some 10 kB. What stays out: the requests (reporter.pod_watch). Called by
-the rest of kube and reporter."""
+Raw JSON in, values out: a whole pod takes some 10 kB."""
 
 from __future__ import annotations
 

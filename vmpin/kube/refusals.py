@@ -1,8 +1,5 @@
 """When a request that was forbidden, or whose resource is not there, is tried again: at first soon, as an API server
-that has just been started forbids everything until it has read its roles.
-
-What stays out: requests without an answer, which the reporter's loops repeat (reporter.loop_pauses). Called by
-agenda and topology_agenda."""
+that has just been started forbids everything until it has read its roles."""
 
 from __future__ import annotations
 

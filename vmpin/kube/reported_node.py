@@ -1,7 +1,7 @@
 """A node as its watcher reports it, from the lines of `follow`: the sandboxes of pods, and what concerns all.
 
-Names and texts in a line come from pods and images: they are cut to a length and hold nothing that steers a terminal.
-What stays out: the socket (reporter.status_stream). Called by reporter.status_stream, read by kube."""
+Names and texts in a line come from pods and images: they are cut to a length and hold nothing that steers a
+terminal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What a reporter sends its node's watcher about itself: why it does not reach the API server.
 
 One request on the status socket, for `vmpin doctor`. Its text comes from a process without rights on the node: both
-sides bound it, and nothing depends on it. What stays out: the connection (reporter.service), and keeping it
-(daemon.reporter_health)."""
+sides bound it, and nothing depends on it."""
 
 from __future__ import annotations
 

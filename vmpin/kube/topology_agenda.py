@@ -1,8 +1,7 @@
 """When the node's NodeResourceTopology is read and written: at each change of what it shows, and at each refresh.
 
 It is read before each write, as another program may write zones at any time. Pure state of one node: it is given what
-is so and how requests ended, as the agenda is, which calls it. What stays out: the requests (node_topology). Called by
-agenda."""
+is so and how requests ended, as the agenda is, which calls it."""
 
 from __future__ import annotations
 

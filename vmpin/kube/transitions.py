@@ -1,8 +1,7 @@
 """Events of a pod: what the difference between two states of its CPUs is worth.
 
 A pod's first good state is an Event, each change between states that last, a new reason while it is degraded, and
-threads that were put back. What stays out: how often (event_limits), and the objects (pod_event). Called by agenda
-and event_limits."""
+threads that were put back."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The reporter hands it to the watcher in one request for all pods in VMs, and `vmpin status` and `explain` show it. It
 decides nothing: nothing that places, pins or keeps a state imports this (tests/unit/test_floors.py). Both sides bound
-it, as the watcher does not trust the reporter. What stays out: the connections (reporter.pod_handover,
-daemon.handed_pods), which call this as status and cli do."""
+it, as the watcher does not trust the reporter."""
 
 from __future__ import annotations
 

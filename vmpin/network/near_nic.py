@@ -1,7 +1,6 @@
 """The NUMA node of a VM's NIC, as far as the node's own links show it: for policy.vhost: near.
 
-Pure. What stays out: the sandbox's namespace, which the watcher does not enter; reading links
-(host.links.node_links); where threads go (placement.rules). Called by vmm.vm_nics.
+Pure. The sandbox's own namespace is not looked at: the watcher enters none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Text about the network's side of a VM, from the member `network` of its sandbox in the status document.
 
-Pure; called by cli/text, status.explain, the map and the doctor. Names of interfaces are any bytes: what prints them
-escapes them. What stays out: finding it (status.vm_networks).
+Pure. Names of interfaces are any bytes: what prints them escapes them.
 """
 
 from __future__ import annotations

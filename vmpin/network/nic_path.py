@@ -3,8 +3,7 @@
 Followed as frames go that the VM sends: a tc redirect (mirred) first, then the bridge or bond that an interface is in,
 then its veth peer or the interface below; from a bridge its ports that lead out; in the node's namespace, where
 nothing else leads on, its default route. Each interface is visited once, so that loops end, and paths are bounded.
-What stays out: policy routing, eBPF and flow tables (Open vSwitch), which links do not show. Called by
-status.vm_networks and near_nic.
+Policy routing, eBPF and flow tables (Open vSwitch) are not followed, as links do not show them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Pure. The kernel makes a worker for each vhost device when its owner is set (VHOST_SET_OWNER), and names it after the
 process alone. QEMU sets the owner of a network device's queues, in their order, when it makes the -netdev; of vsock
 devices when it makes the -device, after every -netdev; of devices that are plugged in later then. Nothing in /proc
-names the device of a worker, so where the numbers do not fit, nothing is inferred. What stays out: reading
-descriptors and threads (vmm.network_devices). Called by status.vm_networks and vmm.network_devices.
+names the device of a worker, so where the numbers do not fit, nothing is inferred.
 """
 
 from __future__ import annotations

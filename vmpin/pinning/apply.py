@@ -1,7 +1,4 @@
-"""Carries out operations, one system call each; a thread that vanished is an outcome, not an error.
-
-Called by pinner and restoration. What stays out: which operations (plan), and what follows from an outcome (pinner).
-"""
+"""Carries out operations, one system call each; a thread that vanished is an outcome, not an error."""
 
 import enum
 import logging

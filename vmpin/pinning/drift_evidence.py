@@ -1,7 +1,6 @@
 """The evidence for the cause of drift: CPUs that were replugged, cgroups that were written, rival writers of masks.
 
-Gathered at the moment of a repair; what was found of each sandbox is kept for status. Called by the drift tracker
-(`explain_repairs`) and the reconciler. What stays out: judging the evidence (domain.drift), and the repair (pinner).
+Gathered at the moment of a repair; what was found of each sandbox is kept for status.
 """
 
 from __future__ import annotations

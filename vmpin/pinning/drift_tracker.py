@@ -1,8 +1,5 @@
 """Drift: separates operations that put threads back from those of a new placement, has the cause explained once they
-are put back, and leaves threads alone that another writer keeps moving.
-
-Called by the pinner. What stays out: setting masks (pinner), the cause (domain.drift), its evidence (drift_evidence).
-"""
+are put back, and leaves threads alone that another writer keeps moving."""
 
 from __future__ import annotations
 

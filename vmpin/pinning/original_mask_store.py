@@ -4,8 +4,7 @@ After the record of this boot was lost, the mask of a process that is older than
 original mask is not known then.
 
 Changed by the pinner (a process seen in a pass), the reconciler (a process that has just appeared, one that ended) and
-`restoration` (masks that were given back). Saved in the state file. What stays out: setting masks (restoration).
-Called by pinner, restoration and reconcile.node_state.
+`restoration` (masks that were given back). Saved in the state file.
 """
 
 import os

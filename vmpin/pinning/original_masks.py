@@ -1,7 +1,7 @@
 """The masks that threads had before vmpin set any, so that they can be restored.
 
 Pure. A thread created later inherits a mask that vmpin set, so its original mask is the one it would have inherited:
-that of its process's main thread. Used by original_mask_store, restoration and the state file.
+that of its process's main thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Pins threads: turns a placement into operations, carries them out, and keeps what the kernel made of each mask.
 
-Called by the reconciler, in a pass and for a new thread. What stays out: which CPUs a thread gets (placement), drift
-and its causes (drift_tracker), original masks (original_mask_store, restoration), and when passes happen (reconciler).
+In a pass, and for a new thread.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """The difference between what was decided and what the kernel shows, as operations that describe themselves.
 
-Pure: equal input gives the empty plan. What stays out: making the calls (apply) and reading masks (pinner). Called by
-the rest of pinning, reconcile and status.
+Pure: equal input gives the empty plan.
 """
 
 from collections.abc import Iterable

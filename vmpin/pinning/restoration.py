@@ -1,8 +1,7 @@
 """Gives threads their original masks back, and works out what that would change.
 
 A thread whose original mask is not known gets every CPU, as it would have without vmpin: its cgroup leaves what it
-allows. Called by the reconciler for sandboxes that are unpinned, excluded or left. What stays out: which ones
-(reconciler), and learning the masks (original_mask_store).
+allows. For sandboxes that are unpinned, excluded or left.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """Other programs on the node that set masks of threads, found by the processes that run and their configuration.
 
-Read only, and only for a repair or the doctor, as it reads every process's name. What stays out: Kata's own pinning
-(runtime.kata), and which rival caused a drift (domain.drift). Called by drift_evidence.
+Read only, and only for a repair or the doctor, as it reads every process's name.
 """
 
 import re

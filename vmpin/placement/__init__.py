@@ -3,7 +3,5 @@
 ownership: who owns each CPU of the node. policy: the operator's rules. rules: the sandbox mask, and every thread but
 the vCPUs, of a VM or of a sandbox without one yet. vcpus, matching: the vCPUs.
 
-Pure: the same input gives the same placement, and the previous placement is part of the input. What stays out: reading
-the node, and setting masks (pinning). Imports cpuset and domain alone. Imported by config (policies, scenarios),
-pinning, reconcile, guests, procevents, status, reports.
+Pure: the same input gives the same placement, and the previous placement is part of the input.
 """

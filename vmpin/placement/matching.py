@@ -4,7 +4,7 @@ Guest NUMA nodes stay together on one host node, and guest SMT siblings on the s
 CPUs allow: the guest's scheduler takes siblings for threads that share a core, and its memory policy takes a node for
 near memory. Among equals, ascending id to ascending CPU. Pairs that already hold only guide the rest.
 
-Pure. What stays out: how many vCPUs are pinned, and which (vcpus, which calls this). Called by vcpus.
+Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

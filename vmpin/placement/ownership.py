@@ -2,8 +2,7 @@
 
 Pure. Containers of runc pods count like those of VM sandboxes: their exclusive CPUs are theirs. Under the kubelet's
 static policy exclusive CPUs are those of its checkpoint (domain.kubelet_cpus), and the shared pool is its
-defaultCpuSet. What stays out: where threads go (rules). Called by reconcile.placement_cache and config.scenario;
-status shows the collisions.
+defaultCpuSet.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,7 @@
 """The operator's policy: where vCPUs and the other threads of a sandbox go.
 
 Values only; `rules` and `vcpus` apply them. The same keys are in the configuration file (config.settings) and in
-scenarios. Made by config, read by rules, vcpus and reconcile.
+scenarios.
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ the sandbox mask, E the sandbox's exclusive CPUs, P the shared pool and H the ho
 Whatever the policy, no thread is placed on another container's exclusive CPU, and by default none leaves S. No cpuset
 of a container confines the emulator, vhost and virtiofsd threads: Kata keeps them in the sandbox's cgroup or, with
 sandbox_cgroup_only=false, in one without limits (sandbox.go, kata_overhead). So each has a policy of its own.
-
-What stays out: which CPU belongs to which container (ownership), and which CPUs each vCPU gets (vcpus). Called by
-reconcile.placement_cache and config.scenario.
 """
 
 import enum

@@ -13,8 +13,7 @@ Where the rules come from:
 - The kubelet hands an init container's CPUs on to the next container of the pod: those have vCPUs in common
   (`CpuClaims.groups`).
 
-Pure. What stays out: the sandbox mask and the other threads (rules), which of equal CPUs a vCPU gets (matching).
-Called by rules.place.
+Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,7 @@
 """The proc-events feed: gives the kernel's proc connector events to the newborn placer, in the watcher's loop.
 
 It shares the loop's time between bursts of events and other work, and asks for passes over what the placer left to
-them. What stays out: the socket (host.proc_connector), the events' bytes (wire.proc_events) and what an event leads to
-(newborn_placer). Made and run by daemon.watcher.
+them.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the proc-events feed asks of passes. Filled by newborn_placer and named_vcpus for each batch, read by feed."""
+"""What the proc-events feed asks of passes."""
 
 from dataclasses import dataclass, field
 

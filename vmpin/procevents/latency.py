@@ -1,8 +1,7 @@
 """The placement-latency book: how long new threads could run outside their sandbox, and until they were in place.
 
 The newborn placer records every new thread as a value; a pass's results add the threads of which no event came. The
-book counts each thread once, in its sandbox's `NewbornCounts` and in the histograms of the counters. What stays out:
-placing threads (newborn_placer, reconcile). Called by newborn_placer.
+book counts each thread once, in its sandbox's `NewbornCounts` and in the histograms of the counters.
 """
 
 from __future__ import annotations

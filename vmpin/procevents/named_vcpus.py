@@ -1,7 +1,6 @@
 """Places a VMM's thread that its name shows to be a vCPU, ahead of the pass that identifies it.
 
-A thread chooses its own name, so a name moves a thread only where the pass will believe it, too. What stays out:
-identifying vCPUs (vmm.threads) and deciding their CPUs (placement). Called by newborn_placer.
+A thread chooses its own name, so a name moves a thread only where the pass will believe it, too.
 """
 
 from collections.abc import Container

@@ -11,8 +11,6 @@ default_vcpus and default_maxvcpus when they exceed runtime.NumCPU(), which Go r
 reads the calling thread's mask while the configuration is loaded (src/libs/kata-types/src/config/hypervisor/mod.rs,
 CpuInfo::adjust_config). Both happen before the VMM is executed, or Dragonball's first vCPU thread is created; the pass
 over the new VM then places the shim.
-
-What stays out: receiving the events and asking for the passes (feed), and counting (latency). Called by feed.
 """
 
 import logging

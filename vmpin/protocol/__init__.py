@@ -1,4 +1,3 @@
 """The messages between the watcher on the host and vmpin's agent in a guest: bytes in, messages out.
 
-Pure, standard library, Python 3.9: the guest's agent carries it. What stays out: connections (guests, guest/).
-Imported by guests, vmm (port numbers) and the agent."""
+Pure, standard library, Python 3.9: the guest's agent carries it."""

@@ -1,7 +1,6 @@
 """The frames between the host and the agent in a guest: `u32 big-endian length | UTF-8 JSON object`.
 
-Input is limited in length, depth, count and size of numbers. Called by guests on the host and by the agent's link.
-What stays out: the content of a message (messages, parsing)."""
+Input is limited in length, depth, count and size of numbers."""
 
 import json
 import re

@@ -1,7 +1,6 @@
 """The messages between the host and the agent in a guest, as types with their JSON form.
 
-A field that is None was absent or is unknown. Used by guests on the host and by the agent. What stays out: frames
-(frames), and reading messages (parsing)."""
+A field that is None was absent or is unknown."""
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 

@@ -2,7 +2,7 @@
 
 Every message has `"v": 1` and a `"type"`; a request has an `"id"`, which its answer repeats. Unknown fields are
 ignored; an unknown type or another version is answered with an error. Each end treats the other as hostile: input is
-limited, and texts are made printable. Used by guests on the host and by the agent. What stays out: sockets and clocks.
+limited, and texts are made printable.
 
     host -> agent   ping inventory map unpin subscribe
     agent -> host   pong inventory applied applied inventory; without a request: event applied need_map error

@@ -1,4 +1,4 @@
 """One pass over the node: state, placement, operations, masks; what is kept over a restart; leaving a node.
 
-It owns the desired state, ownership and placements. What stays out: tasks and sockets (daemon). Imported by all above.
+It owns the desired state, ownership and placements.
 """

@@ -1,7 +1,5 @@
-"""The files and kernel interfaces that a reconciler reads and writes, as one value, so that a test can put its own in.
-
-Made by `NodeState` from its configuration. What stays out: what is read through them (sources, pinning).
-"""
+"""The files and kernel interfaces that a reconciler reads and writes, as one value, so that a test can put its own
+in."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ The plugin's thread calls it for answers, the event loop for everything else; a 
 under it waits for nothing but the ledger's file. What no answer has carried (`decisions.due_updates`: CPUs that came
 back, updates that failed) is given by CRI calls from the loop (daemon.allocator.pool_updates): one made from within an
 answer would wait for itself. Such a call comes back as an UpdateContainer, which is decided on as any other: where its
-CPUs are still the container's it changes nothing, else it is corrected. What stays out: the decisions (allocation),
-the messages (sources.nri), and reading cgroups. Made by daemon.allocating; called by sources.nri and daemon.allocator.
+CPUs are still the container's it changes nothing, else it is corrected.
 """
 
 from __future__ import annotations

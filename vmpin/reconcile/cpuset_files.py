@@ -1,6 +1,6 @@
 """The cpuset.cpus files of the cgroups that containers' first processes and VMMs are in, by process.
 
-Kept by the reconciler; the watcher watches the files. What stays out: watching (daemon.feeds), and what a file has.
+The watcher watches these files.
 """
 
 from collections.abc import Container, Iterable

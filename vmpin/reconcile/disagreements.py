@@ -1,7 +1,5 @@
-"""The containers on whose CPUs the sources disagree for longer than a resync: logged once, shown as long as it lasts.
-
-Called by the reconciler at each resync. What stays out: comparing one container's reports (domain.kubelet_cpus).
-"""
+"""The containers on whose CPUs the sources disagree for longer than a resync: logged once, shown as long as it
+lasts."""
 
 import logging
 import time

@@ -1,6 +1,6 @@
 """Steps for one sandbox that must not stop the others: run, and logged once for each cause.
 
-Used by the reconciler for everything that is about a single VM. What stays out: what is done again, and when.
+For everything that is about a single VM.
 """
 
 import logging

@@ -2,8 +2,7 @@
 evidence that a VM has none.
 
 A watcher that starts without a state file meets VMs of which no source but the runtime reports the containers
-(runtime-rs): placed on the shared pool for the seconds before the list, an exclusive VM would leave its CPUs. Owned by
-node_state, asked by placement_cache. What stays out: the connection (daemon.feeds)."""
+(runtime-rs): placed on the shared pool for the seconds before the list, an exclusive VM would leave its CPUs."""
 
 import logging
 import time

@@ -1,9 +1,5 @@
 """Applies messages to the state of a node: hook messages from the watcher's socket and from the spool, and what the
-runtime reports over NRI.
-
-Called by the watcher, by the command line before a first pass, and by one_pass. What stays out: the socket and the
-spool's files (daemon, sources.spool), and what a message means (sources.hook_state).
-"""
+runtime reports over NRI."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What the allocator's ledger gives to containers, as placement follows it: the ledger in memory, and the one that is
-kept in the run directory, for a pass before the watcher's allocator exists, and for commands without a watcher.
-
-What stays out: the ledger's file (ledger_file) and its changes (cpu_allocator). Called by cpu_allocator, node_state.
-"""
+kept in the run directory, for a pass before the watcher's allocator exists, and for commands without a watcher."""
 
 from pathlib import Path
 

@@ -1,8 +1,7 @@
 """The ledger's file: the CPUs that the allocator has given out, in the state file's envelope, replaced as a whole.
 
 It lies in the run directory and is of one boot. A damaged one is set aside: the ledger is then rebuilt from what the
-runtime lists. What stays out: the ledger's text (allocation.texts.ledger_text), and when it is saved (cpu_allocator).
-Called by cpu_allocator, ledger_release and daemon.allocating.
+runtime lists.
 """
 
 from __future__ import annotations

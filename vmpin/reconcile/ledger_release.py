@@ -1,8 +1,7 @@
 """Switching the allocator off: shared containers get all online CPUs back, by CRI calls, and the ledger's file goes.
 
-Containers with CPUs of their own keep these until they end; they are named in the log. Called by the watcher when it
-starts with `allocate.mode` off or observe and finds a ledger, and by the teardown (`vmpin unpin --all`). What stays
-out: which containers are shared (allocation.live_change).
+Containers with CPUs of their own keep these until they end; they are named in the log. Due when the watcher starts
+with `allocate.mode` off or observe and finds a ledger, and at `vmpin unpin --all`.
 """
 
 from __future__ import annotations

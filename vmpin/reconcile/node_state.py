@@ -2,8 +2,7 @@
 
 Each part has one owner: the desired state this class (`reduce` alone replaces it), ownership and placements
 `PlacementCache`, masks `Pinner`, VMs the inventory, the files of CPU assignments `DiskSources`, guests' maps
-`guests.manager`. Everything outside reads through `NodeView`. What stays out: passes (reconciler), and when reports
-come (daemon). The base class of reconciler. Called by intake, reconciler and view.
+`guests.manager`. Everything outside reads through `NodeView`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` show then.
 
-Reads the state file and the spool; writes only when it acts, and then with the lock held. Called by the command line
-alone. What stays out: what the watcher does as well (intake, reconciler).
+Reads the state file and the spool; writes only when it acts, and then with the lock held.
 """
 
 import logging

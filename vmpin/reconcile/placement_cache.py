@@ -1,7 +1,4 @@
-"""The placements of all sandboxes, and the ownership they follow from; worked out again only for what changed.
-
-Owned by node_state, used by the reconciler in each pass. What stays out: the rules (placement), and what runs (vmm).
-"""
+"""The placements of all sandboxes, and the ownership they follow from; worked out again only for what changed."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set

@@ -1,9 +1,7 @@
 """Passes over a node: state, placement, operations, system calls, and the masks read back.
 
 `reconcile` makes true what concerns some sandboxes, `resync` everything, from what the runtimes and the kernel have
-now. Synchronous, and usable without a watcher (`vmpin reconcile`; read-only for `plan`, `status` and `verify`). Called
-by the daemon, the newborn placer and one_pass. What stays out: the state of the node (node_state), and when passes
-happen (daemon).
+now. Synchronous, and usable without a watcher (`vmpin reconcile`; read-only for `plan`, `status` and `verify`).
 """
 
 import contextlib

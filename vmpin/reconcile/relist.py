@@ -1,9 +1,7 @@
 """Decides when the runtime has to list everything again: a VM's cgroup was written, and NRI reported no change.
 
 Kata writes the sandbox's cgroup at every update. NRI reports an update that another plugin made in its own answer to
-Synchronize (balloons, whenever it connects) to no plugin; the runtime's next list has it. What stays out: making the
-list (sources.nri), and which of its CPUs count (sources.nri.cpuset_reports, domain.desired_state). Owned by the
-watcher.
+Synchronize (balloons, whenever it connects) to no plugin; the runtime's next list has it.
 
 A container that was reported and has not started yet explains a write as well, however long its creation takes: Kata
 writes the cgroup when its VM and the container's file system are ready, up to half a minute after CreateContainer on a

@@ -1,8 +1,7 @@
 """For how long the runtime has been at work on an NRI request: a container's creation, or an update of its CPUs.
 
 A request ends with the runtime's next report of the container. A failed update has no report, and neither has a
-creation that fails together with the connection; so a request ends after a time limit at the latest. What stays out:
-what follows from a request (domain.desired_state, placement.ownership). Called by node_state.
+creation that fails together with the connection; so a request ends after a time limit at the latest.
 """
 
 from vmpin.cpuset import CpuSet

@@ -1,7 +1,7 @@
 """Drift of runc containers (`policy.runc_repair`): those that the runtime is to give their CPUs back.
 
 A container counts only if its cgroup has had other CPUs than it was given for longer than a resync, so that an update
-under way is not mistaken for a drift. What stays out: asking the runtime (daemon.runc_repair, which calls this).
+under way is not mistaken for a drift.
 """
 
 import logging

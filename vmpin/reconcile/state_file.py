@@ -3,8 +3,7 @@
 It carries the containers that only hooks reported, the original masks, the previous one-to-one pairs, which nameless
 thread is which vCPU, the kubelet's last good checkpoint, and which sandboxes the operator suspended. It lies in /run
 and is of one boot. A damaged one is set aside, and everything is rebuilt from what runs: all but the original masks,
-which a second file has as well. Called by reconcile, doctor and reports. What stays out: when it is written
-(node_state), and its text (state_format).
+which a second file has as well.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The text of a state file: JSON, one entry a sandbox, and what it carries over a restart.
 
 Pure but for the clock. The keys are those of 0.1.0 and stay (`words`: reports, `held`: suspended, `before`: original
-masks). Used by the rest of reconcile. What stays out: the file, its checksum, and one that is damaged (state_file).
+masks).
 """
 
 import json

@@ -1,8 +1,7 @@
 """Keeps a reconciler's state over a restart: the state file, the notes for what cannot wait for it, and the original
 masks a second time, as they alone cannot be rebuilt from what runs.
 
-A failure is logged once, and everything else goes on. Made in adapters, called by NodeState. What stays out: what
-is kept (node_state), when (daemon), and the files' content (state_file).
+A failure is logged once, and everything else goes on.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """Leaves a node as it was without vmpin: original masks restored, and nothing left in the run directory.
 
-Called by the watcher (`watch.on_exit: unpin`) and by `vmpin unpin --all`. What stays out: guests' maps (guests),
-sandboxes that are excluded while the watcher runs (reconciler), and the hooks (install).
+For `watch.on_exit: unpin` and `vmpin unpin --all`.
 """
 
 import contextlib

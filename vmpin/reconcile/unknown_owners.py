@@ -3,7 +3,7 @@
 That is a finding once it lasts: the pod's VM is not placed on its CPUs if a source was lost (a state file, where OCI
 hooks are the only source), or the pod is not on this node and its CPUs lie idle. It is none while the kubelet admits a
 pod, or has yet to take back the CPUs of one that ended (up to 24 s were seen), nor for a runc pod that only NRI would
-report. Owned by node_state. What stays out: reading the checkpoint (sources.kubelet_checkpoint).
+report.
 """
 
 import logging

@@ -1,8 +1,6 @@
 """The read-only view of a node that everything outside this package gets: its VMs, placements, ownership and state.
 
-It shows what is so at the moment of the call, and nothing can be changed through it. Not in the domain, as it names
-the inventory's VMs (vmm) and placements (placement). What stays out: every change, which is its owner's (node_state;
-docs/architecture.md lists them). Taken by status, metrics, reports, guests, the newborn placer and the watcher.
+It shows what is so at the moment of the call, and nothing can be changed through it.
 """
 
 from __future__ import annotations

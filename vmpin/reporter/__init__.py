@@ -2,5 +2,4 @@
 
 Here live the connections (API server, status socket), their loops, and the process. Four threads: one follows the
 watcher, one watches the node's pods, one hands the watcher these pods' untrusted text, and the main one writes; no
-asyncio, as the kubernetes package has none that all of its versions share. The watcher never waits for any of it. What
-stays out: what is written, and when (kube); placing and pinning, of which nothing is imported. Only cli imports it."""
+asyncio, as the kubernetes package has none that all of its versions share. The watcher never waits for any of it."""

@@ -1,8 +1,7 @@
 """Whether the reporter reaches the API server: a file that is there while it does, for the readiness probe, and the
 reason while it does not, for the watcher.
 
-A file, as a pod without a port has no other probe, and one that starts Python for each answer is expensive. What stays
-out: the requests (pod_watch, service). Made by service."""
+A file, as a pod without a port has no other probe, and one that starts Python for each answer is expensive."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Only what is the same from the package's version 29 to the newest is used: its loaders of a configuration, its list
 calls with `_preload_content=False`, and the connection pool that it makes of a configuration (versions before 36
 cannot be made to send a server-side apply by a typed call). No typed models: raw JSON in and out. Every request has a
-time limit on this side, as a server that is frozen keeps none of its own. What stays out: what is asked, and when to
-ask again. Used by reporter and `vmpin status --all-nodes`."""
+time limit on this side, as a server that is frozen keeps none of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Reports to the node's watcher whether the API server is reached: at each change, and again while it is not.
-
-What stays out: the request's form (kube.reporter_report), and the exchange (status_request). Called by service."""
+"""Reports to the node's watcher whether the API server is reached: at each change, and again while it is not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Pauses of the reporter's loops: tenacity's backoff, in a thread that can be ended and woken. Called by the rest
-of reporter."""
+"""Pauses of the reporter's loops: tenacity's backoff, in a thread that can be ended and woken."""
 
 from __future__ import annotations
 

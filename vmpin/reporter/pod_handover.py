@@ -1,8 +1,7 @@
 """Hands the watcher what the API server has of the pods in its VMs, over its status socket, in a thread of its own.
 
 Sent after a change, to a watcher that has just come, and again from time to time, as the watcher drops what is not
-repeated. What stays out: what is handed over (kube.untrusted_pod, kube.asked_annotations), and what becomes of it
-(daemon.handed_pods, daemon.allocator). Called by service."""
+repeated."""
 
 from __future__ import annotations
 

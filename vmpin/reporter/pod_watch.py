@@ -2,8 +2,7 @@
 
 A watch begins at the version of the last event or bookmark, and ends at a random time, so that the nodes' watches are
 not renewed together. A version that the server has forgotten (410), or an end that it cannot serve in time (504), is
-followed by another list; any other error by a pause. What stays out: the requests (api_server), and what is kept of a
-pod (kube). Made by service."""
+followed by another list; any other error by a pause."""
 
 from __future__ import annotations
 

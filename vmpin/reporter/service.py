@@ -1,7 +1,4 @@
-"""The reporter's process: wakes at what changes, and writes what is due, one request at a time.
-
-What stays out: what is due (kube.agenda), the two loops that it is woken by (status_stream, pod_watch), what the
-watcher is sent (pod_handover), and taking all back (withdrawal). Called by `vmpin reporter`."""
+"""The reporter's process: wakes at what changes, and writes what is due, one request at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request to the watcher's status socket, and its answer. Called by link_report and pod_handover."""
+"""One request to the watcher's status socket, and its answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The watcher's reports, over `follow` on its status socket, in a thread of their own.
-
-What stays out: what a line holds (kube.reported_node), and what the watcher sends (daemon.followers). Called by
-pod_handover and service."""
+"""The watcher's reports, over `follow` on its status socket, in a thread of their own."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ the annotations of pods, with kubernetes.nrt NodeResourceTopology. Events expire
 
 It does so at SIGTERM for one node, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's
 reboot withdraw nothing. It does so for all nodes by `vmpin reporter --withdraw` in a Job after the chart was removed.
-What stays out: the masks, which are the watcher's (watch.on_exit). Called by service and cli.reporter."""
+Masks stay: they are the watcher's (watch.on_exit)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The audit: which processes may run, or ran, on exclusive CPUs of others.
 
-Pure: evaluates sampled threads (residency.thread_usage) against the owners (cpu_owners). Called by cli/audit. What
-stays out: sampling, the status document, and the output.
+Pure: evaluates sampled threads (residency.thread_usage) against the owners (cpu_owners).
 """
 
 import enum

@@ -1,6 +1,6 @@
 """The owners of exclusive CPUs, from the status document, with the processes that belong to them.
 
-Pure; called by the rest of reports and cli/audit. What stays out: the threads that run there (audit).
+Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

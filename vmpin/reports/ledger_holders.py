@@ -1,6 +1,6 @@
 """Which containers hold which CPUs by the allocator's ledger, for the map.
 
-Pure: from the report of `vmpin allocations`. What stays out: where the CPUs are drawn (map). Called by map and cli.
+Pure: from the report of `vmpin allocations`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Removes from a text what must not leave the node in a bug report, by lists of harmless names.
 
-A parameter or option that is on no list keeps its name and loses its value. Pure; called by reports.bundle,
-doctor.collect and cli.gather. What stays out: the choice of texts for a report (bundle).
+A parameter or option that is on no list keeps its name and loses its value. Pure.
 """
 
 import json

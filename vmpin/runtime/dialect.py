@@ -5,8 +5,7 @@ CRI-O's (and podman's) is …/ID/userdata (storage's overlay-containers), contai
 the keys of its own family are written after the author's, so the runtime's stand (containerd:
 internal/cri/annotations; CRI-O: server/container_create.go, and the kubelet's labels last), and keys of the other
 family are the author's. Only in the config of CRI-O's pause container do the author's annotations come last
-(server/sandbox_run_linux.go). What stays out: reading a hook's state (oci) and Kata's files (kata), which call this,
-as do the sources. Called by kata, oci, guests and sources.
+(server/sandbox_run_linux.go).
 """
 
 from collections.abc import Iterator, Mapping

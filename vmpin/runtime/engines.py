@@ -1,7 +1,4 @@
-"""The configurations of containerd, CRI-O and podman: runtime handlers, NRI, hook directories.
-
-Called by kata_default_vcpus and doctor.collect. What stays out: Kata's own configuration (kata_config), and requests
-to the engines."""
+"""The configurations of containerd, CRI-O and podman: runtime handlers, NRI, hook directories."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""JSON that other programs write: parsing with errors that name the file, and values below keys.
-
-What stays out: what is in it (oci, kata, kubelet, doctor.collect), which call this. Called by the rest of runtime and
-doctor.
-"""
+"""JSON that other programs write: parsing with errors that name the file, and values below keys."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, each container's live cpuset in it (virtcontainers/
 persist). runtime-rs writes `/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without
 containers. Both write in place (O_TRUNC): a reader may meet an empty or half file, and reads again, at once and then
-in each pass. Read at every resync (sources.disk). What stays out: whether the processes named are what they should be
-(vmm.inventory). Called by sources.disk and doctor.collect.
+in each pass. The pids in them are not believed here: vmm.inventory confirms them.
 """
 
 import os

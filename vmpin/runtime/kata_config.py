@@ -5,8 +5,7 @@ The container runtime names the file (ConfigPath, runtime_config_path), else a s
 (KATA_CONF_FILE, as kata-deploy installed them once), else the runtime takes the first of its default places. Go:
 pkg/containerd-shim-v2/create.go and pkg/katautils/config.go; Rust: runtimes/src/manager.rs and
 libs/kata-types/src/config (default.rs, drop_in.rs). Both follow links to the file, take the directory `config.d`
-beside it, and merge its files in the order of their names. Called by kata_default_vcpus and doctor.collect. What stays
-out: changes by a pod's annotations, and the meaning of a setting (doctor.kata_checks)."""
+beside it, and merge its files in the order of their names. Changes by a pod's annotations are not in it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """The vCPUs of a VM without those of its containers, by Kata's configuration: `default_vcpus`, and with runtime-rs'
 static sizing `overhead_vcpus`.
 
-What stays out: which file a runtime handler uses, and its drop-ins (kata_config); a pod's annotation, and what the VMM
-was started with (reconcile.vm_size).
-
 Sources: kata-containers src/runtime/pkg/katautils/config.go (defaultVCPUs), src/libs/kata-types/src/config/default.rs
-and hypervisor/mod.rs (CpuInfo), src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs. Called by
-daemon.allocating.
+and hypervisor/mod.rs (CpuInfo), src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs.
 """
 
 from __future__ import annotations

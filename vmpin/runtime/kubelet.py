@@ -2,9 +2,7 @@
 and the shared pool.
 
 Parses every shape there was (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod level
-resources, V2 since 1.17, and V1 before it, which named containers by their ids. Pure. What stays out: the file
-(sources.kubelet_checkpoint), and what exclusive means for a sandbox (placement.ownership). Called by
-sources.kubelet_checkpoint and doctor.collect.
+resources, V2 since 1.17, and V1 before it, which named containers by their ids. Pure.
 """
 
 from __future__ import annotations

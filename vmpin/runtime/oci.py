@@ -1,9 +1,7 @@
 """The state that an OCI runtime gives to a hook, the message in which the hook sends it, and the bundle it names.
 
 Parses every variant met: runc, crun, containerd, CRI-O, podman, and both Kata runtimes. A hook's state is not trusted
-in what can be looked up, and the only path of it that is opened is the bundle's config.json. What stays out: how the
-state arrives (the watcher's socket, sources.spool) and the process behind its pid (sources.pids). Called by
-daemon.hook_intake and sources.
+in what can be looked up, and the only path of it that is opened is the bundle's config.json.
 """
 
 import errno

@@ -1,7 +1,5 @@
-"""TOML files of other programs: reading one within bounds, merging one over another, and typed access to their values.
-
-What stays out: what is in them. Called by engines and kata_config.
-"""
+"""TOML files of other programs: reading one within bounds, merging one over another, and typed access to their
+values."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 list of the pods that run.
 
 Sources: k8s.io/cri-api pkg/apis/runtime/v1/api.proto. Fields that are left out mean "no change": the kubelet's CPU
-manager sends the cpuset alone, too (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). What stays out:
-which container gets which CPUs (reconcile.runc_drift, reconcile.cpu_allocator). Called by daemon and
-reconcile.ledger_release, in a thread, as a call blocks; doctor.collect looks for the sockets.
+manager sends the cpuset alone, too (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). A call blocks:
+the watcher makes it in a thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """The sources that are read as a whole at every resync: Kata's state, the containers' cgroups, and whether the
-containers that hooks reported still exist.
-
-What stays out: the files' formats (runtime.kata), and what follows from an event (domain.desired_state). Owned by the
-reconciler.
-"""
+containers that hooks reported still exist."""
 
 from __future__ import annotations
 

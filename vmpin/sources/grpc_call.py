@@ -1,8 +1,7 @@
 """One gRPC call to a unix socket of the node: the kubelet's PodResources, or the container runtime's CRI.
 
 The call blocks until its deadline at most. The first one loads grpc (some 70 ms and 15 MB). A failed one is not
-repeated here: callers make it again at the next resync, with what is true by then. What stays out: messages and their
-meaning (pod_resources, cri). Called by cri and pod_resources.
+repeated here: callers make it again at the next resync, with what is true by then.
 """
 
 from __future__ import annotations

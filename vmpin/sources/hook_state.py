@@ -1,8 +1,4 @@
-"""Turns a hook's state into events, with what can be looked up then: the bundle and the process behind the pid.
-
-What stays out: parsing the message (runtime.oci) and what follows from an event (domain.desired_state). Called by the
-reconciler with each message, from the socket or the spool.
-"""
+"""Turns a hook's state into events, with what can be looked up then: the bundle and the process behind the pid."""
 
 import logging
 import os

@@ -1,8 +1,7 @@
 """The kubelet's CPU manager checkpoint on disk, read again when it changed. Never written.
 
 The kubelet writes a file beside it and renames that (pkg/kubelet/util/store/filestore.go), so one opened file is one
-checkpoint, and a change shows as an event of its directory (daemon.feeds). What stays out: the format
-(runtime.kubelet). Owned by the reconciler.
+checkpoint, and a change shows as an event of its directory (daemon.feeds).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The kubelet's own configuration: its file, the drop-ins beside it, and its flags.
 
-Only keys that concern CPUs are kept: other parts of these files hold secrets. Called by doctor.collect and
-daemon.followers. What stays out: the checkpoint (runtime.kubelet), and where flags come from (kubelet_flags)."""
+Only keys that concern CPUs are kept: other parts of these files hold secrets."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Those of a kubelet by itself are on its command line. k3s and RKE2 (pkg/configfilearg/parser.go,
 pkg/daemons/config/types.go, GetArgs) take theirs from `kubelet-arg` in config.yaml and its drop-ins, then from their
-own command line; a drop-in's key replaces the one before, `key+` adds to it. kubelite (MicroK8s) has a file of them.
-Called by kubelet_config. What stays out: which of them concern CPUs (kubelet_config)."""
+own command line; a drop-in's key replaces the one before, `key+` adds to it. kubelite (MicroK8s) has a file of
+them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The process behind a pid that a runtime gave: a hook's state and an NRI event name one, of whichever process.
-
-What stays out: which processes are VMMs (vmm.recognition). Called by hook_state and nri.translation.
-"""
+"""The process behind a pid that a runtime gave: a hook's state and an NRI event name one, of whichever process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The kubelet's PodResources API: the containers that have exclusive CPUs, as the kubelet has them in memory.
 
 A second witness beside the checkpoint: it names pods by name, not by uid, and reports no changes by itself. The calls
-block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto). What stays out: the call (grpc_call), when it is made
-(daemon.feeds), and what follows. Called by daemon.feeds.
+block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The hook writes here when the watcher is away; the watcher writes here each message before it answers, and removes the
 file once the state file holds it. So a message, once accepted, survives a kill at any moment, and processing one twice
-does no harm. What stays out: what is in a message (runtime.oci). Used by the watcher and by a pass without one.
+does no harm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The watcher's description of itself for `vmpin doctor` and `gather`: version, configuration, sources, passes.
-
-What stays out: the sandboxes, which are the status document's. Called by daemon, prometheus and cli."""
+"""The watcher's description of itself for `vmpin doctor` and `gather`: version, configuration, sources, passes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The metrics of the allocator. Names of pods only where asked for; by cache only where a machine has more
 caches than NUMA nodes.
 
-What stays out: those of the watcher (prometheus). Called by prometheus, with `allocate.mode` not off.
+For `allocate.mode` other than off.
 """
 
 from __future__ import annotations

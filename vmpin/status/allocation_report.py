@@ -1,6 +1,6 @@
 """What `vmpin allocations` shows: each container's CPUs, why and since when; what is free, and what was refused.
 
-Pure. What stays out: deciding (allocation), and the socket (daemon.control). Called by daemon, reports and cli.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The status document of a node, from the view of the reconciler's state and the current masks in the kernel.
 
-Reads only; called by the control socket, survey and headcount, and by the command line without a watcher. What stays
-out: its shape (document)."""
+Reads only."""
 
 from __future__ import annotations
 

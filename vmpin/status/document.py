@@ -1,7 +1,7 @@
 """The status document as data: the basis of `vmpin status`, `explain` and `verify`.
 
-Pure. Every `actual` in it is a mask read from the kernel just now, and no verdict is better than the threads' masks.
-Called by collector, headcount and survey. What stays out: reading the kernel (collector), and the output (cli)."""
+Pure. Every `actual` in it is a mask read from the kernel just now, and no verdict is better than the threads'
+masks."""
 
 from __future__ import annotations
 

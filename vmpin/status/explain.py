@@ -1,6 +1,6 @@
 """Sentences that explain why each thread has its CPUs, from the status document.
 
-Pure; called by cli/explain and reports.bundle. What stays out: making the document (collector)."""
+Pure."""
 
 from __future__ import annotations
 

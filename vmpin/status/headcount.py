@@ -1,8 +1,7 @@
 """Counts of sandboxes and threads by verdict, role and place, from the masks in the kernel: for metrics.
 
-Reads like a status document, at less cost: no texts, and sandbox by sandbox, so that the caller (daemon.exporter) can
-do other work in between. What stays out: counts of events (domain.counters), and names of metrics (prometheus).
-Called by prometheus and daemon.exporter."""
+Reads like a status document, at less cost: no texts, and sandbox by sandbox, so that the caller can do other work in
+between."""
 
 from __future__ import annotations
 

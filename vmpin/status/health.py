@@ -1,7 +1,6 @@
 """Liveness and readiness of the watcher, from its last pass and the health of its sources.
 
-Pure. Alive: its last resync is recent enough. Ready: alive, and every needed source is up. Called by the exporter
-(/healthz, /readyz), the doctor and status. What stays out: collecting the facts and serving them (daemon.exporter)."""
+Pure. Alive: its last resync is recent enough. Ready: alive, and every needed source is up."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Which sandbox or container a person means by POD, NAMESPACE/POD, POD/CONTAINER, NAMESPACE/POD/CONTAINER, or by the
 first digits of the id of either.
 
-Pure. What stays out: where the names come from (the status document, the allocator's ledger). Called by the verbs that
-take one.
+Pure.
 """
 
 from __future__ import annotations

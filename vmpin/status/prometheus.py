@@ -1,8 +1,8 @@
 """The metrics for Prometheus: families made from counts, counters and the current state.
 
 docs/metrics.md explains every name; the alert rules and the dashboard in config/ use no others (a test checks that).
-No label names a pod or sandbox unless `metrics.per_sandbox` is set. Called by daemon.exporter. What stays out:
-counting (domain.counters, headcount) and HTTP (daemon). Imported only for metrics: prometheus_client takes 5 MB."""
+No label names a pod or sandbox unless `metrics.per_sandbox` is set. Imported only for metrics: prometheus_client takes
+5 MB."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The node in brief, for followers of its changes (daemon.followers): each VM sandbox without its threads.
 
 Made from the same entries as the status document, sandbox by sandbox, so that the caller can do other work in between.
-Sentences have pods and containers by name, as every reader cuts them to a length of its own. What stays out:
-finding what changed, and sending it (daemon.followers, which calls this)."""
+Sentences have pods and containers by name, as every reader cuts them to a length of its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The network's side of each VM of a status document, as the member `network` of its sandbox.
 
 Reads the VMMs' descriptors, and their network namespaces through a child process (host.links.netns): for commands that
-root runs (status -o wide, explain, map, doctor, gather), never for the watcher. What stays out: the path
-(network.nic_path), and the text about it (network.network_text). Called by the command line.
+root runs (status -o wide, explain, map, doctor, gather), never for the watcher.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which Linux a VM was started with, from the kernel image that QEMU was given.
 
-The guest is not asked: its answer need not be true. QEMU reads the file once, so it is believed only as long
-as it is the one from before the VM started. What stays out: what follows from it (guests.cpu_numbers). Called by
-guests.vm_guest.
+The guest is not asked: its answer need not be true. QEMU reads the file once, so it is believed only as long as it is
+the one from before the VM started.
 """
 
 import os

@@ -1,7 +1,6 @@
 """The ways into a guest, and the numbers that its vCPUs have there, as its VMM's command line gives them.
 
-Pure. What cannot be read is left out, never guessed: argv is not ours. What stays out: whether anything answers there,
-and connecting (guests.transport). Called by guests.
+Pure. What cannot be read is left out, never guessed: argv is not ours.
 """
 
 import re

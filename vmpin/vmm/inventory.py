@@ -2,9 +2,7 @@
 
 It is kept from pass to pass, so that a pass in which nothing changed lists each task directory and reads no more. A
 process is assigned to a sandbox by its command line, or by a claim (Kata's state, a hook) that its command line
-confirms; a bare pid is never believed. What stays out: finding the processes (process_table), what a VM is
-(virtual_machine), listing threads (thread_list), which thread is which (threads), masks (pinning), and what should be.
-Called by the reconciler, and read by others through its view.
+confirms; a bare pid is never believed.
 """
 
 import logging

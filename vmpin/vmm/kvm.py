@@ -1,8 +1,7 @@
 """vCPU threads as KVM itself shows them: in the KVM_RUN call, and in KVM's debugfs.
 
 Both name KVM's vcpu id, which for QEMU on x86 is the APIC id (qemu_cmdline.cpu_index turns it back). A VM that was
-never started (-S) is in neither: KVM learns the thread of a vCPU from its first KVM_RUN. What stays out: which answer
-is believed (threads). Called by threads.
+never started (-S) is in neither: KVM learns the thread of a vCPU from its first KVM_RUN.
 """
 
 import os

@@ -1,9 +1,7 @@
 """The network devices that a VMM has open, by its descriptors and QEMU's command line; and the disks.
 
 A tap's descriptor names its interface (/proc/PID/fdinfo, `iff`), a macvtap's device node its ifindex; each open file,
-whatever its descriptors, is a queue. A vhost-user device is found on QEMU's command line alone. What stays out: the
-interfaces' namespace (host.links.netns), the path from there (network.nic_path), and which worker serves which queue
-(network.vhost_order). Called by status and vm_nics.
+whatever its descriptors, is a queue. A vhost-user device is found on QEMU's command line alone.
 """
 
 from __future__ import annotations

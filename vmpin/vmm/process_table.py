@@ -2,8 +2,7 @@
 
 It is kept from pass to pass, so that a pass without new or ended processes lists /proc and reads little more. A
 process is recognized by its command line and what confirms it (recognition). That of a container's process is never
-believed, nor read beyond its beginning: its author can make it as long, and change it as often, as he likes. What
-stays out: which sandbox's VM a VMM is, and its threads (inventory, which owns this). Called by inventory and vm_nics.
+believed, nor read beyond its beginning: its author can make it as long, and change it as often, as he likes.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """Classifies a process by its command line: a VMM, one of a sandbox's helpers, or neither.
 
-Pure. What stays out: reading /proc, whether the sandbox exists, and Dragonball, which runs inside the shim and shows
-itself only by its threads (threads.py). Called by recognition, inventory, process_table and whatever is above vmm.
+Pure. Dragonball is not found here: it runs inside the shim and shows itself only by its threads (threads.py).
 """
 
 import re

@@ -1,9 +1,8 @@
 """Parts of QEMU's command line: the guest's CPU topology, the declared iothreads, the QMP sockets.
 
-Pure. The syntax is QEMU's own (util/keyval.c, util/qemu-option.c): options with one dash or two, `key=value`
-lists, `,,` for a comma in a value. What cannot be read is left out, never guessed: argv is not ours.
-What stays out: whether any of it is still true; QEMU can be changed over QMP after its start. Called by vmm,
-guests.vm_guest and reconcile.vm_size.
+Pure. The syntax is QEMU's own (util/keyval.c, util/qemu-option.c): options with one dash or two, `key=value` lists,
+`,,` for a comma in a value. What cannot be read is left out, never guessed: argv is not ours. It may no longer be
+true: QEMU can be changed over QMP after its start.
 """
 
 import re

@@ -2,8 +2,7 @@
 
 QMP serves one client at a time. A further one waits in the socket's queue, and closing it does not take it out of
 there: QEMU accepts the dead connection when the first client leaves. So the queue is read first, and a socket that is
-in use is left alone. What stays out: when to ask (threads.wants_qmp) and believing the answer (threads.identify).
-Called by the watcher and by a pass without one.
+in use is left alone.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ any user of the node. A process in a pid namespace of its own is a container's, 
 
 A program of any name may be Kata's VMM or file server (`path` and `virtio_fs_daemon` in its configuration). It counts
 where its arguments are those that Kata gives to one, and Kata's state, its parent or a descriptor of KVM shows that it
-is one. What stays out: what the words of a command line mean (processes), and which of several VMMs is a sandbox's
-(inventory). Called by process_table, inventory, sources.pids and reconcile.reconciler.
+is one.
 """
 
 from __future__ import annotations

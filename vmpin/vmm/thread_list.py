@@ -1,7 +1,4 @@
-"""The threads of one process as /proc lists them: read at little cost where nothing changed.
-
-What stays out: which thread is which (threads), and whose process it is (inventory, which calls this in each pass).
-"""
+"""The threads of one process as /proc lists them: read at little cost where nothing changed."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -1,7 +1,7 @@
 """Roles by the names of a VMM's threads.
 
-Pure, and free of cost: the name comes with the stat that is read for the start time anyway. What stays out:
-believing it (threads.py), for every thread can give itself any name. Called by threads and procevents.named_vcpus.
+Pure, and free of cost: the name comes with the stat that is read for the start time anyway. Every thread can give
+itself any name: threads.py decides which is believed.
 """
 
 import re

@@ -11,9 +11,6 @@ Strategies, tried in order until every vCPU is identified:
 QMP would be the plain way, and comes last all the same: QEMU serves one QMP client at a time, so a second one may
 disturb the shim of Kata. What was learned of a thread is handed in again and kept, because a vCPU that is busy for
 ever shows nothing. An answer is believed whole or not at all: names can be forged.
-
-What stays out: listing and reading the threads, and KVM's kernel threads (processes.kernel_thread_owner). Called by
-inventory, process_table and procevents.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A sandbox's virtual machine: its processes, their threads, and how far its vCPUs are identified.
 
 Plain data with states; `inventory` alone changes it, but for two marks that proc events set (`Process.mark_outdated`,
-`Process.young`) and QEMU's answer (`Vm.qmp`). What stays out: reading any of it (inventory), which thread is which
-(threads), and the masks (pinning). Made by inventory; read by pinning, guests and status.
+`Process.young`) and QEMU's answer (`Vm.qmp`).
 """
 
 import enum

@@ -1,8 +1,6 @@
 """The NUMA node of each VM's NIC, kept from pass to pass: for policy.vhost: near, and read only with that policy.
 
-Owned by reconcile.node_state; the reconciler has it read when a VM is new, and again once in ROUNDS passes, as
-bridges and routes may change. What stays out: reading (host.links.node_links, network_devices), deciding
-(network.near_nic).
+Read when a VM is new, and again once in ROUNDS passes, as bridges and routes may change.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The messages of Kata's agent that vmpin uses: kata-containers src/libs/protocols/protos/agent.proto, oci.proto,
-health.proto. The field numbers are the same in Kata 2.0 and every later version. Used by guests.kata_agent."""
+health.proto. The field numbers are the same in Kata 2.0 and every later version."""
 
 from typing import Final
 

@@ -1,8 +1,7 @@
 """NRI's multiplexer: several byte streams over one socket, as in containerd/nri pkg/net/multiplex.
 
 A frame is `u32 connection | u32 length | payload`, big-endian. Frames are not messages: a message may span several
-frames, and one frame may end a message and begin the next, so the payloads of a connection form a stream. Called by
-sources.nri. What stays out: the content of the streams (ttrpc), and sockets."""
+frames, and one frame may end a message and begin the next, so the payloads of a connection form a stream."""
 
 import struct
 

@@ -1,7 +1,7 @@
 """NRI's enums: its calls about pods and containers by number and name, and the states of containers.
 
 Sources: containerd/nri pkg/api/api.proto (enum Event, enum ContainerState, service Plugin). Apart from the messages
-(nri_messages), as these load the protobuf library. Used by the watcher, reconcile and sources."""
+(nri_messages), as these load the protobuf library."""
 
 import enum
 from collections.abc import Mapping

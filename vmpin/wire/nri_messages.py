@@ -2,8 +2,7 @@
 
 They are the same in every version of NRI so far (0.6 to 0.12), which only adds fields. `EventRequest` has the fields
 that RunPodSandboxRequest, PostStartContainerRequest, StopContainerRequest and so on have in common. Texts of images
-that only guide a choice are bytes here, the same on the wire: one that is no UTF-8 spoils no message. Used by
-sources.nri. What stays out: what they mean (session)."""
+that only guide a choice are bytes here, the same on the wire: one that is no UTF-8 spoils no message."""
 
 from typing import Final
 

@@ -2,7 +2,7 @@
 
 A datagram is `nlmsghdr | cn_msg | proc_event`, one message each, in the machine's own byte order (linux/netlink.h,
 linux/connector.h, linux/cn_proc.h). Also the classic BPF program that drops events of no interest before they reach
-the listener. Called by host.proc_connector and procevents. What stays out: the socket (host.proc_connector)."""
+the listener."""
 
 import struct
 from collections.abc import Collection

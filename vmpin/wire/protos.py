@@ -5,8 +5,7 @@ one of protobuf's scalars, `map` (string to string) or a message of the same tab
 are int32 here, which is the same on the wire. Fields that are not in the table are skipped; a message that is
 serialized again retains them.
 
-Importing this module loads the protobuf library (some 50 ms), so callers import it when they need it. Used by the
-other modules of wire and by sources. What stays out: the messages of one service (nri_messages, agent_messages)."""
+Importing this module loads the protobuf library (some 50 ms), so callers import it when they need it."""
 
 from typing import Any
 

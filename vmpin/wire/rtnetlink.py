@@ -2,8 +2,7 @@
 
 A message is `nlmsghdr`, a fixed part, and attributes, in the machine's own byte order (linux/netlink.h,
 linux/rtnetlink.h, linux/if_link.h, linux/net_namespace.h). For the watcher, whose loop cannot spare the quarter of a
-second that pyroute2 takes to load; commands read namespaces with that (host.links.netns_reader). Called by
-host.links.node_links. What stays out: the socket.
+second that pyroute2 takes to load; commands read namespaces with that (host.links.netns_reader).
 """
 
 from __future__ import annotations

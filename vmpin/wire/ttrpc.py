@@ -1,9 +1,8 @@
 """ttRPC, the small RPC of containerd and of Kata's agent: its frames, and the two messages of a call.
 
 A frame is `u32 length | u32 stream | u8 type | u8 flags | message`, big-endian (containerd/ttrpc PROTOCOL.md,
-channel.go); the message is protobuf (request.proto), its payload the caller's. Called by sources.nri and
-guests.kata_agent. What stays out: sockets, and ttRPC's streams of data (type 3), which none of the services called
-here has: they are skipped."""
+channel.go); the message is protobuf (request.proto), its payload the caller's. ttRPC's streams of data (type 3) are
+skipped: none of the services called here has them."""
 
 from __future__ import annotations
 

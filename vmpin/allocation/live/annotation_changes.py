@@ -2,8 +2,7 @@
 
 They are text of the pods' authors, by way of a process without rights on the node. So they decide nothing but what
 annotations decide at a container's creation: names, namespace, size and QoS class are the ledger's, and pods are found
-by the uid that the runtime has for them. Pure. What stays out: how the texts come (daemon.allocator), and the
-choice of CPUs (live_change). Called by daemon.allocator.live_annotations and reconcile.cpu_allocator.
+by the uid that the runtime has for them. Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,5 @@
 exact search for the best set and its runner-up, and the reason where there is no legal set. docs/allocation.md
 defines cost and legality.
 
-What stays out: which CPUs are free (ledger), which of them a container may have (eligibility), and what becomes of the
-set that is found (placing). Of its parent package it imports `cpu_request` and `refusal` alone. Imported by the other
-modules of allocation, by config's scenarios, and by status.
+Of its parent package it imports `cpu_request` and `refusal` alone.
 """

@@ -2,8 +2,7 @@
 
 docs/allocation.md defines the cost of a set, part by part, and which sets are legal. All parts but the distance add up
 over cores, caches and units (search_space); for the distance, numbers of touched units of each sort are tried by
-rising distance. What stays out: which CPUs are free (ledger), and why there is no set (shortage). Called by the rest
-of allocation, config's scenarios and status.
+rising distance.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ number is the better set.
 The parts of a cost (`CpuCost`) lie in fields, the first to compare in the highest; among them one that no cost shows,
 for the CPUs that a container would have to move to. Below them lies, taken away, a number with a bit for each CPU that
 may be taken, the lowest CPU in the highest: among sets of one size, the one with the lowest CPUs has the greatest.
-Used by search_space, best_set and config.scenario_allocation. What stays out: the search (best_set).
 """
 
 from __future__ import annotations

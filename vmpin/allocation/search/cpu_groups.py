@@ -1,8 +1,5 @@
 """The cores, caches and units of a machine as the search counts them. A unit is a NUMA node or, with alignment
-`socket`, a socket. Groups hold online CPUs alone; docs/allocation.md says what counts as which.
-
-What stays out: which CPUs are free (search_space). Called by best_set, search_space and shortage.
-"""
+`socket`, a socket. Groups hold online CPUs alone; docs/allocation.md says what counts as which."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tables of least costs, and how two of them are added: the min-plus convolution of a knapsack.
 
 Entry n of a table is what n CPUs cost at least. `LeastCosts` keeps the least, `TwoLeastCosts` the least two that
-differ, as `vmpin explain` needs them. Costs are whole numbers (CostCode). Used by search_space and best_set.
+differ, as `vmpin explain` needs them. Costs are whole numbers (CostCode).
 """
 
 from __future__ import annotations

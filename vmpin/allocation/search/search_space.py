@@ -4,7 +4,6 @@ units that have a cache in common, most often one unit alone.
 
 Entry n of a table is for n CPUs more than those that are kept. All parts of a cost add up so, but for the distance: it
 depends on how many units of each sort are touched, and therefore a linked group has a table for each such count.
-What stays out: distances themselves (best_set). Called by best_set and shortage.
 """
 
 from __future__ import annotations

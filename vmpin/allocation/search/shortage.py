@@ -1,4 +1,4 @@
-"""Why there is no legal set of CPUs, with the numbers that an operator needs. Called by best_set in that case."""
+"""Why there is no legal set of CPUs, with the numbers that an operator needs."""
 
 from __future__ import annotations
 

@@ -1,3 +1,2 @@
 """What is text: annotations, of vmpin's keys and of peers', a grant's own annotation, and the ledger's data. All but
-the last are written by others, or could be. What stays out: what follows from them. Imported by allocation, config,
-sources, reconcile and reporter."""
+the last are written by others, or could be."""

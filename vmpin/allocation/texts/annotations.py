@@ -2,8 +2,7 @@
 
 Each key counts in NRI's effective form: KEY/container.NAME for one container, KEY/pod and KEY for all of the pod, the
 first that is there. They are text of the pod's author: every value is checked, and an error names the key and the
-value. What stays out: the keys of peers (peer_annotations), and what a container may have (eligibility). Called by the
-rest of allocation.
+value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which annotations ask for CPUs, and whether those of a container are others than before.
-
-What stays out: what they mean (annotations, peer_annotations). Called by the rest of allocation and reporter.
-"""
+"""Which annotations ask for CPUs, and whether those of a container are others than before."""
 
 from __future__ import annotations
 

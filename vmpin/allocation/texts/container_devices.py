@@ -2,11 +2,9 @@
 
 Device plugins and CDI put device nodes into the list, and the SR-IOV network device plugin sets PCIDEVICE_<RESOURCE>
 to PCI addresses. The environment is the image's and the pod author's as well: an address in it decides only which of
-the CPUs that the container may have are preferred, as the annotation cpu-near does. What stays out: the devices' nodes
-(host.allocator_topology).
+the CPUs that the container may have are preferred, as the annotation cpu-near does.
 
-Sources: k8snetworkplumbingwg/sriov-network-device-plugin pkg/resources/server.go (getEnvs). Called by
-sources.nri.container_requests.
+Sources: k8snetworkplumbingwg/sriov-network-device-plugin pkg/resources/server.go (getEnvs).
 """
 
 from __future__ import annotations

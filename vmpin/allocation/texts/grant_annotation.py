@@ -2,7 +2,6 @@
 
 A pod's author may write this annotation, too. So it gives no CPUs: it shows how to read the cpuset that the runtime
 lists, which no pod can write, and only for what the container could have been given at its creation (synchronizing).
-Called by allocation.adopting and allocation.decisions. What stays out: the ledger's file (ledger_text).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The ledger as JSON data and back.
 
 What is read is checked as a whole: data that the ledger never makes is an error that names the place, the key and the
-value, and its file is then set aside. What stays out: the file and its envelope (reconcile). Called by
-reconcile.ledger_file.
+value, and its file is then set aside.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Keys, values and precedence are those of the peers' code: crane pkg/ensurance/cm/cpumanager, crane-scheduler
 pkg/plugins/noderesourcetopology, nri-plugins pkg/resmgr/cache and cmd/plugins, CMK intel/webhook.py. A value that the
-peer passes over is passed over here, with a note for the log: the pod starts as it did there. What stays out: keys
-without a counterpart, which change nothing (docs/migrate.md lists them). Called by annotations and asking_annotations.
+peer passes over is passed over here, with a note for the log: the pod starts as it did there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A wish as JSON data and back, for the ledger's file and the annotation of a grant.
 
-Only what differs from the default is there. What stays out: the data of grants (ledger_text, grant_annotation). Called
-by grant_annotation and ledger_text.
+Only what differs from the default is there.
 """
 
 from __future__ import annotations

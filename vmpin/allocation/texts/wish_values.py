@@ -1,7 +1,4 @@
-"""What reading annotations needs, of vmpin's keys and of peers' alike: NRI's effective form, and the error.
-
-What stays out: what the keys mean (annotations, peer_annotations). Called by the rest of allocation.
-"""
+"""What reading annotations needs, of vmpin's keys and of peers' alike: NRI's effective form, and the error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`vmpin allocations`: which container was given which CPUs.
-
-What stays out: the document (status.allocation_report). Called by main."""
+"""`vmpin allocations`: which container was given which CPUs."""
 
 import argparse
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
-"""What the watcher gives out, for the verbs that also show or check other things: `map`, `verify`, `audit`, `explain`.
-
-What stays out: the document (status.allocation_report). Called by these verbs, top and names.
-"""
+"""What the watcher gives out, for the verbs that also show or check other things: `map`, `verify`, `audit`,
+`explain`."""
 
 import contextlib
 import time

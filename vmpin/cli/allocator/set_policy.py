@@ -1,5 +1,4 @@
-"""`vmpin set`: other CPUs for a container that runs. Called by main. What stays out: deciding
-(allocation.live_change)."""
+"""`vmpin set`: other CPUs for a container that runs."""
 
 import argparse
 

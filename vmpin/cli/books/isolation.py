@@ -1,7 +1,4 @@
-"""`vmpin isolation`: what share of its exclusive CPUs' time a pod had for itself, and what took the rest.
-
-What stays out: the figures and their texts (reports.isolation), and keeping them (daemon). Called by main.
-"""
+"""`vmpin isolation`: what share of its exclusive CPUs' time a pod had for itself, and what took the rest."""
 
 import argparse
 import contextlib

@@ -1,7 +1,4 @@
-"""`vmpin status|verify|map --all-nodes`: every node of a cluster by its NodePinning.
-
-What stays out: the options (flags), reading and judging (fleet), drawing (reports.map), the connection
-(reporter.api_server). Called by these three verbs."""
+"""`vmpin status|verify|map --all-nodes`: every node of a cluster by its NodePinning."""
 
 from __future__ import annotations
 

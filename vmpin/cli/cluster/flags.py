@@ -1,6 +1,5 @@
-"""The options of `vmpin status|verify|map` for every node of a cluster, and their help; each of these verbs loads it.
-
-What stays out: what they do (all_nodes). Called by these verbs and main."""
+"""The options of `vmpin status|verify|map` for every node of a cluster, and their help; each of these verbs loads
+it."""
 
 import argparse
 from pathlib import Path

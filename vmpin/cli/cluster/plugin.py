@@ -1,7 +1,4 @@
-"""The name of this program: its own, or that of the kubectl plugin, which is the same program by another name.
-
-Called by main, and by the verbs whose help names the program.
-"""
+"""The name of this program: its own, or that of the kubectl plugin, which is the same program by another name."""
 
 import argparse
 import os

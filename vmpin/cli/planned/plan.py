@@ -1,5 +1,4 @@
-"""`vmpin plan`: the changes that vmpin would make, on this node or on one described in a file. Changes nothing. Called
-by main. What stays out: the pass (reconcile.one_pass), and scenarios (scenario_file)."""
+"""`vmpin plan`: the changes that vmpin would make, on this node or on one described in a file. Changes nothing."""
 
 import argparse
 import textwrap

@@ -1,6 +1,4 @@
-"""A scenario's file: read for the verbs, and drawn for `vmpin map --scenario`.
-
-Called by plan and cli.map. What stays out: the format and its placement (config.scenario), drawing (reports.map)."""
+"""A scenario's file: read for the verbs, and drawn for `vmpin map --scenario`."""
 
 from __future__ import annotations
 

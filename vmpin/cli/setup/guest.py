@@ -1,5 +1,4 @@
-"""`vmpin guest build`: the agent for the guest as one file. Called by main. What stays out: putting it into a guest.
-"""
+"""`vmpin guest build`: the agent for the guest as one file."""
 
 import argparse
 from pathlib import Path

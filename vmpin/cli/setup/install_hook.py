@@ -1,8 +1,4 @@
-"""`vmpin install-hook`: puts the OCI hook where podman, CRI-O or containerd find it.
-
-What stays out: the files themselves (vmpin/install/), and any runtime's own configuration, for which it prints what to
-add. Called by main.
-"""
+"""`vmpin install-hook`: puts the OCI hook where podman, CRI-O or containerd find it."""
 
 import argparse
 import json

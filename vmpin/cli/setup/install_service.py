@@ -1,7 +1,4 @@
-"""`vmpin install-service`: the watcher as a service of systemd.
-
-What stays out: the unit's text (install.service_unit), and its file (install.file_operations). Called by main.
-"""
+"""`vmpin install-service`: the watcher as a service of systemd."""
 
 import argparse
 import os

@@ -1,7 +1,4 @@
-"""The completion script for bash, without the package bash-completion. Pure; called by `vmpin completion bash`.
-
-What stays out: which words complete what (completed), and the names of this node (names).
-"""
+"""The completion script for bash, without the package bash-completion. Pure."""
 
 from collections.abc import Iterable, Sequence
 from shlex import join, quote

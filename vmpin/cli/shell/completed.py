@@ -1,9 +1,5 @@
 """What completes a value of the grammar: its metavar decides, so that a new verb's arguments are completed as they are
-named.
-
-What stays out: how a shell does it (bash_script, zsh_script, fish_script). Called by bash_script, fish_script and
-zsh_script.
-"""
+named."""
 
 from enum import StrEnum
 from typing import NamedTuple

@@ -1,8 +1,7 @@
 """`vmpin completion`: a script with which a shell completes vmpin's verbs, options, pods and sandboxes.
 
 It holds the grammar, which is read from the parsers that also make the help, and asks for pods and sandboxes when they
-are to be completed (names). What stays out: each shell's language (bash_script, zsh_script, fish_script). Called by
-main.
+are to be completed (names).
 """
 
 import argparse

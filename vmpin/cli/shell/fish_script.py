@@ -1,7 +1,4 @@
-"""The completion script for fish. Pure; called by `vmpin completion fish`.
-
-What stays out: which words complete what (completed), and the names of this node (names).
-"""
+"""The completion script for fish. Pure."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,6 @@
 """The command line as plain values, read from its parsers: what help has is then also in the hint for a wrong option.
 
-Pure but for reading argparse's parsers, whose lists of actions have no public names. What stays out: the verbs'
-parsers (each verb's module). Called by main, completed, manual and the scripts of the shells.
+Pure but for reading argparse's parsers, whose lists of actions have no public names.
 """
 
 import argparse

@@ -1,7 +1,5 @@
-"""`vmpin help` and `vmpin version`. The topics are the pages of docs/, which travel in the wheel, as do the schemas.
-
-What stays out: each command's own help (argparse, cli.common). Called by main, and by common for a topic.
-"""
+"""`vmpin help` and `vmpin version`. The topics are the pages of docs/, which travel in the wheel, as do the
+schemas."""
 
 import argparse
 import difflib

@@ -1,7 +1,7 @@
 """Descriptions and examples of the help at a given width: paragraphs are filled, and so is the second column of
 examples and lists of terms, so that no command is broken.
 
-Pure. What stays out: the options' part, which argparse lays out. Called by common.HelpFormatter and by manual.
+Pure.
 """
 
 import re

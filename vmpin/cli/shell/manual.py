@@ -1,7 +1,4 @@
-"""Manual pages in roff, of the same grammar as the help: vmpin.1, and one for each verb. Pure.
-
-What stays out: putting them into the wheel (hatch_build.py), and printing them (help, which calls this).
-"""
+"""Manual pages in roff, of the same grammar as the help: vmpin.1, and one for each verb. Pure."""
 
 import re
 

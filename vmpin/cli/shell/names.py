@@ -2,8 +2,7 @@
 
 The verb is hidden; whatever fails, it prints nothing and ends with 0, after two seconds at the latest. Names of pods
 are hostile: what a terminal cannot show, or what would be an option, is left out, and the shell's script quotes the
-rest. What stays out: the scripts (bash_script, zsh_script, fish_script), and the verbs' own words, which they hold.
-Called by main.
+rest.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""The path of this vmpin, for what has to start it again: a shell's completion, the systemd unit.
-
-What stays out: its name in texts (cluster.plugin). Called by completion and install_service.
-"""
+"""The path of this vmpin, for what has to start it again: a shell's completion, the systemd unit."""
 
 import os
 import shutil

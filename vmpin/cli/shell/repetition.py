@@ -1,7 +1,4 @@
-"""`--watch`: the output of a verb again and again, redrawn at a terminal and appended in a pipe, until Ctrl-C.
-
-What stays out: the outputs (each verb). Called by main for every verb that has the option.
-"""
+"""`--watch`: the output of a verb again and again, redrawn at a terminal and appended in a pipe, until Ctrl-C."""
 
 import argparse
 import contextlib

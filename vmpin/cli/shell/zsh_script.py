@@ -1,7 +1,4 @@
-"""The completion script for zsh: a function for each command. Pure; called by `vmpin completion zsh`.
-
-What stays out: which words complete what (completed), and the names of this node (names).
-"""
+"""The completion script for zsh: a function for each command. Pure."""
 
 from collections.abc import Sequence
 from shlex import join, quote

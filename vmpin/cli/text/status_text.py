@@ -1,7 +1,4 @@
-"""The status document as a person reads it: the table of sandboxes, and each sandbox in full.
-
-What stays out: asking for the document (status), and making it (vmpin/status). Called by status.
-"""
+"""The status document as a person reads it: the table of sandboxes, and each sandbox in full."""
 
 from __future__ import annotations
 

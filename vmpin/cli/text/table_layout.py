@@ -1,7 +1,6 @@
 """Tables as lines of a given width: cells are broken between words and after commas, never within a number.
 
-Where that is too wide, columns are left out or names are broken, and then the table is cut into several. Pure. What
-stays out: colours and printing (cli.output). Called by output.
+Where that is too wide, columns are left out or names are broken, and then the table is cut into several. Pure.
 """
 
 import re

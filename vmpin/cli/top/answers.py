@@ -1,7 +1,4 @@
-"""What the live view's keys ask for: explain, map, reconcile and help, as pages of text.
-
-What stays out: the sentences (status.explain), the drawing (reports.map), the pass (cli.act). Called by command.
-"""
+"""What the live view's keys ask for: explain, map, reconcile and help, as pages of text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`vmpin top --batch`: plain blocks or lines of JSON, one for each interval.
-
-What stays out: reading the node (feed), and the texts of cells (sheet). Called by command.
-"""
+"""`vmpin top --batch`: plain blocks or lines of JSON, one for each interval."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`vmpin top`: its arguments, and the choice between the live view and the batch.
-
-What stays out: both of them (live, batch). Called by main.
-"""
+"""`vmpin top`: its arguments, and the choice between the live view and the batch."""
 
 from __future__ import annotations
 

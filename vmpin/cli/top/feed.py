@@ -1,8 +1,7 @@
 """Reads the node for the live view and for the batch: the watcher's status, and samples of all threads.
 
 NodeReader does it once, at a call; UsageFeed calls it in a thread of its own, so that a slow watcher never holds up a
-key. The watcher is asked at most once a refresh, for what `vmpin status` asks. Called by command, live and batch. What
-stays out: the figures (reports.top).
+key. The watcher is asked at most once a refresh, for what `vmpin status` asks.
 """
 
 from __future__ import annotations

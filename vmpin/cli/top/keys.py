@@ -1,4 +1,4 @@
-"""Bytes from a terminal as names of keys. Pure. Called by terminal. What stays out: what a key does (view_state)."""
+"""Bytes from a terminal as names of keys. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The loop of the live view: keys and results of the feed change the state, and the changed lines are written.
-
-What stays out: each of its parts. Called by command.
-"""
+"""The loop of the live view: keys and results of the feed change the state, and the changed lines are written."""
 
 from __future__ import annotations
 

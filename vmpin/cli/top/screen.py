@@ -1,7 +1,4 @@
-"""A sheet as lines of a screen, and the changed ones of them as bytes for the terminal, with rich.
-
-What stays out: what is shown (sheet), and writing it (terminal). Called by live.
-"""
+"""A sheet as lines of a screen, and the changed ones of them as bytes for the terminal, with rich."""
 
 from __future__ import annotations
 

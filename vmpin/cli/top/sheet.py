@@ -1,7 +1,6 @@
 """What is on the screen as lines and rows: of the pods, of one pod's threads, of thieves, of a text.
 
-Pure: from the usage of a node and the state of the view. Texts of others are escaped here. What stays out: widths,
-colours and the terminal (screen). Called by screen, batch, live and answers.
+Pure: from the usage of a node and the state of the view. Texts of others are escaped here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The terminal in raw mode: keys, size, signals. What was there is given back on every way out.
-
-What stays out: what keys mean (keys, view_state) and what is drawn (screen). Called by live.
-"""
+"""The terminal in raw mode: keys, size, signals. What was there is given back on every way out."""
 
 from __future__ import annotations
 

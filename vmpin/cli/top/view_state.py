@@ -1,8 +1,7 @@
 """What the live view shows, and how a key changes that. Pure.
 
 A page lies on the page that it was opened from. What a key asks of the outside (explain, map, reconcile) is left in
-`State.request`, which the caller carries out. What stays out: the rows themselves (sheet). Called by live; read by
-screen and sheet.
+`State.request`, which the caller carries out.
 """
 
 from __future__ import annotations

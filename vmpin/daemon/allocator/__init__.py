@@ -1,4 +1,1 @@
-"""The allocator's tasks in the watcher: CRI calls for what no answer has carried, and changed annotations.
-
-What stays out: the allocator itself (daemon.allocating). Imported by daemon.allocating.
-"""
+"""The allocator's tasks in the watcher: CRI calls for what no answer has carried, and changed annotations."""

@@ -1,8 +1,7 @@
 """Ends the pods of the ledger whose end the runtime has not reported: their CPUs were held for ever.
 
 A containerd that is started again reports over NRI the end of no pod that was there before (containerd#8426; so does
-2.1). A pod all of whose containers have stopped is looked for in the runtime's own list after two resyncs. What stays
-out: what then becomes of the CPUs (allocation.decisions). Owned by Allocating.
+2.1). A pod all of whose containers have stopped is looked for in the runtime's own list after two resyncs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Keeps the annotations that the reporter handed over last, until it is silent for too long, and has the allocator decide
 on one container at a time, with pauses: neither a reporter that sends without end nor many pods that change at once
-hold up the watcher. What stays out: their form (kube.asked_annotations), for which containers and when
-(allocation.live), and the CRI calls (pool_updates). Owned by Allocating."""
+hold up the watcher."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 It makes the CRI call UpdateContainerResources; where no CRI runtime answers, it uses the answer to the runtime's next
 list, for which the plugin connects again. It never uses NRI's UpdateContainers, which hangs runtimes
-(sources.nri.session.NriSession.register), and makes no call from within an answer. What stays out: which CPUs
-(reconcile.cpu_allocator). Owned by Allocating.
+(sources.nri.session.NriSession.register), and makes no call from within an answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The watcher's answer to `vmpin isolation`: the report of every pod that has, or had, exclusive CPUs.
-
-What stays out: the report (reports.isolation.isolation_report), and the socket (control, which calls this).
-"""
+"""The watcher's answer to `vmpin isolation`: the report of every pod that has, or had, exclusive CPUs."""
 
 from __future__ import annotations
 

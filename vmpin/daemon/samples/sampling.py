@@ -1,7 +1,5 @@
 """Samples where threads run, and what was foreign on exclusive CPUs, in slices between which the loop's other work has
-its turn.
-
-What stays out: a sample (reports/residency, reports/isolation). Called by the watcher."""
+its turn."""
 
 from __future__ import annotations
 

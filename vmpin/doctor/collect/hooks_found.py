@@ -1,6 +1,4 @@
-"""The registrations of vmpin's OCI hook: in hook directories (podman, CRI-O), and in base specs (containerd).
-
-Called by node_facts. What stays out: registering it (install.hooks_directory)."""
+"""The registrations of vmpin's OCI hook: in hook directories (podman, CRI-O), and in base specs (containerd)."""
 
 from __future__ import annotations
 

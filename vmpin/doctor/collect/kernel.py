@@ -1,7 +1,7 @@
 """The running kernel, and a process's capabilities, namespaces and access to the proc connector.
 
 The connector is tested without subscribing: the kernel counts its subscribers, and one that comes and goes may cost
-another its events. psutil has no capabilities or namespaces. Called by node_facts. What stays out: any judgement."""
+another its events. psutil has no capabilities or namespaces."""
 
 from __future__ import annotations
 

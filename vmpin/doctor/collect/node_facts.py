@@ -1,6 +1,6 @@
 """All facts about a node that the doctor checks, collected from the adapters.
 
-Reads only. Called by cli/questions for `vmpin doctor` and `gather`. What stays out: vmpin's own files (own_facts)."""
+Reads only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """vmpin's own files on the node: the run directory, its lock, its spool, its state file.
 
-Reads only. Called by node_facts and cli/questions. What stays out: everything that is not vmpin's (node_facts)."""
+Reads only."""
 
 from __future__ import annotations
 

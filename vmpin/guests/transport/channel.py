@@ -1,7 +1,5 @@
-"""A way into a guest, the stream that it opens to a port there, and connecting to a Unix socket as a process sees it.
-
-Called by the other modules here, and read by vm_guest and the sessions. What stays out: each class of channel
-(hybrid_vsock, virtio_serial, vsock), and which there are (discovery)."""
+"""A way into a guest, the stream that it opens to a port there, and connecting to a Unix socket as a process sees
+it."""
 
 import asyncio
 import os

@@ -1,6 +1,4 @@
-"""Finds the channels into a VM's guest, from its VMM's command line and Kata's files about it.
-
-Called by vm_guest at each attempt. What stays out: whether an agent answers there (the sessions try them in turn)."""
+"""Finds the channels into a VM's guest, from its VMM's command line and Kata's files about it."""
 
 import os
 import re

@@ -1,8 +1,7 @@
 """Hybrid vsock: vsock for the guest, and for the host a Unix socket of the VMM on which the port is requested.
 
 Used by Firecracker, Cloud Hypervisor, Dragonball, and vhost-device-vsock for QEMU (firecracker/docs/vsock.md):
-`CONNECT 1024\\n` is answered with `OK <port of the host>\\n`, or closed if no process listens in the guest. Called
-by discovery. What stays out: finding the socket (discovery)."""
+`CONNECT 1024\\n` is answered with `OK <port of the host>\\n`, or closed if no process listens in the guest."""
 
 import asyncio
 import errno

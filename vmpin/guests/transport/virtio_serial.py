@@ -1,7 +1,7 @@
 """A virtio-serial port: QEMU's Unix socket on the host, a character device in the guest.
 
 It is a single stream without connections: the rest of an incomplete message of one client on the host precedes the
-messages of the next. QEMU serves one client at a time; a second one waits. Called by discovery and guests.vm_guest."""
+messages of the next. QEMU serves one client at a time; a second one waits."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock). Called by discovery and
-guests.vm_guest. What stays out: finding the CID (discovery)."""
+"""AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock)."""
 
 import asyncio
 import errno

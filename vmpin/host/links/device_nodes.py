@@ -1,7 +1,6 @@
 """The NUMA nodes of hardware: of NICs by their bus and name, of disks by their numbers; and the node's default route.
 
-Reads /sys and /proc. What stays out: which NIC or disk a VM uses (network, vmm.network_devices). Called by node_links
-and status.vm_networks.
+Reads /sys and /proc.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The links of network namespaces, read by a child process (`netns_reader`), with a deadline and a limit of size.
 
-Called by status.vm_networks in commands that root runs, never by the watcher: its unit has neither CAP_SYS_ADMIN nor
-the right to enter namespaces. What stays out: entering them (netns_reader), and what the links mean (network).
+For commands that root runs, never for the watcher: its unit has neither CAP_SYS_ADMIN nor the right to enter
+namespaces.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Standard input has the request, standard output the answer, both JSON (`netns` is the other end). It is a process of
 its own, so that no thread of vmpin's ever is in another namespace, and so that pyroute2 is loaded here alone. A
-namespace is entered by a descriptor that is opened first; then the start time shows that the pid was the VMM's. What
-stays out: what the links mean (network). Called by netns, as a program.
+namespace is entered by a descriptor that is opened first; then the start time shows that the pid was the VMM's.
 """
 
 from __future__ import annotations

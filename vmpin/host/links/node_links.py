@@ -1,8 +1,7 @@
 """The links of this process's own network namespace, and which of them lead into those of other processes.
 
 Enters no namespace and needs no capability: the kernel numbers the namespaces that links lead to, and gives the number
-of a process's (RTM_GETNSID). Called by vmm.vm_nics in the watcher, with policy.vhost: near. What stays out: the
-messages' bytes (wire.rtnetlink), and which NIC a VM uses (network.near_nic).
+of a process's (RTM_GETNSID). For policy.vhost: near.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
 Lists name what goes in, not what is left out: no environment of any process, no command line except of managed VMMs
 and their helpers (without secrets), no annotation, and of other programs' configurations only the keys that concern
-CPUs. What stays out: requests to the watcher and the journal (cli/gather). Imported by cli.
+CPUs.
 """

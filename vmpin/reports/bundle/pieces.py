@@ -1,6 +1,6 @@
 """The pieces of a report, with limits on their size, and the archive that they become.
 
-The same pieces at the same time give the same bytes. Called by report, vms and cli.gather.
+The same pieces at the same time give the same bytes.
 """
 
 import gzip

@@ -1,6 +1,6 @@
 """Puts the pieces of a bug report together: facts, findings, status, configuration, vmpin's own files, the node.
 
-Reads only; called by cli/gather. What stays out: the watcher's plan and the journal (cli/gather), VMs (vms).
+Reads only.
 """
 
 import os

@@ -1,7 +1,7 @@
 """For each managed VM: its processes, every thread as /proc shows it, and their cgroups up to the topmost.
 
-Reads only; called by report. psutil does not serve: it has neither a thread's name, state and mask nor the raw fields
-(schedstat, wchan, syscall, status) that a bug report needs. What stays out: other processes.
+Reads only. psutil does not serve: it has neither a thread's name, state and mask nor the raw fields (schedstat, wchan,
+syscall, status) that a bug report needs.
 """
 
 import os

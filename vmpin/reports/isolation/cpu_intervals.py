@@ -2,8 +2,7 @@
 
 Of each CPU the kernel counts the idle time, and of each thread the time that it ran. While a CPU was neither idle nor
 ran the owner's threads, something foreign had it: other threads, the kernel, interrupts. So no foreign thread is read
-for that. Pure; times are nanoseconds. What stays out: reading (isolation_observer) and sums (isolation_books). Called
-by isolation_observer.
+for that. Pure; times are nanoseconds.
 """
 
 from __future__ import annotations

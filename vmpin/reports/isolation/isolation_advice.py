@@ -1,4 +1,4 @@
-"""What to do about foreign work on exclusive CPUs, by its kind. Pure; used by the rest of this package."""
+"""What to do about foreign work on exclusive CPUs, by its kind. Pure."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ spent, and the foreign time of each CPU.
 
 Pure. Booked in nanoseconds, kept in milliseconds: what is left of a millisecond goes to the next minute. Minutes are
 those since boot (CLOCK_BOOTTIME), which no step of the system's clock changes. A minute without a reading is 0 in
-`watched`: not seen, and not clean. What stays out: readings (cpu_intervals), what the figures mean (isolation_shares),
-the file (isolation_file). Called by the rest of this package.
+`watched`: not seen, and not clean.
 """
 
 from __future__ import annotations

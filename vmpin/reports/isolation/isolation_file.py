@@ -3,7 +3,7 @@ line and its columns, then a checksum.
 
 It lies beside the state file, is of one boot, and is replaced as a whole: a kill at any moment leaves the old one or
 the new one. A damaged file is set aside, and the books start empty. It is written in steps, between which the
-watcher's loop has its turn. Called by isolation_keeper. What stays out: the times of writing.
+watcher's loop has its turn.
 """
 
 from __future__ import annotations

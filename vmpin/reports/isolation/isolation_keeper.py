@@ -1,7 +1,4 @@
-"""Keeps the books of isolation in their file: now and then in steps, and at the end at once.
-
-Owned by isolation_observer. What stays out: what is in the file (isolation_file).
-"""
+"""Keeps the books of isolation in their file: now and then in steps, and at the end at once."""
 
 from __future__ import annotations
 

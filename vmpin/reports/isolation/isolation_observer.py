@@ -1,8 +1,7 @@
 """Reads the exclusive CPUs of every pod at each round of the sampler, and books what was foreign there.
 
 Of a VM, the sampler reports the run time of each thread; of containers without a VM, their cgroups count it. An owner
-that only the kubelet reports has neither, and is not watched. Owned by the watcher (daemon/samples). What stays out:
-the arithmetic (cpu_intervals, isolation_books), the file (isolation_keeper), thieves' names (thief_visits).
+that only the kubelet reports has neither, and is not watched.
 """
 
 from __future__ import annotations

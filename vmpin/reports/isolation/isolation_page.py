@@ -1,7 +1,6 @@
 """The isolation report as one HTML page: it loads nothing, reads on a phone, and is printed on one page.
 
-Each colour comes with a pattern or a text, so that the page can be read without colours. Pure; called by cli. What
-stays out: the figures (isolation_report), and the sentences (isolation_text).
+Each colour comes with a pattern or a text, so that the page can be read without colours. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The isolation report of one owner of exclusive CPUs as data: shares, worst minute, thieves, what was not seen.
 
-Pure; called by daemon.samples and `vmpin isolation`. What stays out: the arithmetic (isolation_shares), and how it is
-shown (isolation_text, isolation_page).
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the books of an owner mean over a period: shares of its CPUs' time, with bounds, its worst minute, its thieves.
 
-Pure; milliseconds of CPU time but where another unit is given. What stays out: booking (isolation_books), and the
-texts (isolation_report). Called by isolation_report.
+Pure; milliseconds of CPU time but where another unit is given.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The isolation report as a person reads it, at 80 columns. Pure; called by cli and isolation_page. What stays out:
-the figures (isolation_report), and the HTML page (isolation_page)."""
+"""The isolation report as a person reads it, at 80 columns. Pure."""
 
 from __future__ import annotations
 

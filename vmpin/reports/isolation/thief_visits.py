@@ -1,9 +1,7 @@
 """Visits to the processes of the node that find which of them ran on exclusive CPUs of others, by name.
 
 A visit is made in slices. It costs one system call for each process; where foreign time was found since the last one,
-also the files of the threads of those processes that ran meanwhile, some hundred at a time. Reads only. What stays
-out: when a visit is made (isolation_observer), and how much foreign time there is, which needs no visit
-(cpu_intervals). Called by isolation_observer.
+also the files of the threads of those processes that ran meanwhile, some hundred at a time. Reads only.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
 """The map of a node's CPUs (node_map), its forms (text, svg, map_document), and maps of planned and other nodes.
 
-Pure. What stays out: reading the node (status, host.sysfs) and printing (cli). Imported by cli alone."""
+Pure."""

@@ -1,6 +1,6 @@
 """The map as data: what the drawings show, by their letters. docs/schemas/map.json describes each member.
 
-Pure. What stays out: the drawing (text, svg). Called by cli/map.
+Pure.
 """
 
 from typing import Any

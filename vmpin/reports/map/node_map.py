@@ -1,6 +1,6 @@
 """The map of a node: its CPUs by NUMA node, cache and core, with their owners and the threads of VMs on them.
 
-Pure: from the status document and the topology. Called by cli. What stays out: the forms of it (text, svg).
+Pure: from the status document and the topology.
 """
 
 import re

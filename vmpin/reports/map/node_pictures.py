@@ -1,7 +1,6 @@
 """The CPUs of other nodes: the map of one by its NodePinning, and a sign for each CPU of many.
 
-A NodePinning names no SMT siblings, and of a VM's threads the vCPUs alone. Pure; called by cli/cluster. What stays
-out: reading the objects (fleet), the map's own forms (text, svg)."""
+A NodePinning names no SMT siblings, and of a VM's threads the vCPUs alone. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A planned node in the form of a status document, for the map.
 
-Pure. What stays out: placing it (config.scenario). Called by cli.planned.scenario_file."""
+Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,8 +1,8 @@
 """The ground of a pod's CPUs on the map: a colour with a hatching, neither of which alone stands for a pod.
 
-Pure; used by svg. The five colours differ in lightness by steps, so that they differ in grey and for readers who see
-fewer colours; none is red, which stands for a collision, and none the shared pool's blue. Hatchings alternate with
-another period than colours, so that thirty pods have different grounds; the letter stands in each CPU besides.
+Pure. The five colours differ in lightness by steps, so that they differ in grey and for readers who see fewer colours;
+none is red, which stands for a collision, and none the shared pool's blue. Hatchings alternate with another period
+than colours, so that thirty pods have different grounds; the letter stands in each CPU besides.
 """
 
 from typing import Final, NamedTuple

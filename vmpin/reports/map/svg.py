@@ -1,6 +1,6 @@
 """The map as one SVG, or in an HTML page that loads no other resource, in light or dark colours.
 
-Pure; called by cli/map. What stays out: the arrangement of the CPUs (map) and the text form (text).
+Pure.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The map for a terminal: lines of texts, each with a style.
 
-Pure; called by cli/map. What stays out: printing (cli).
+Pure.
 """
 
 import re

@@ -1,5 +1,2 @@
 """Residency: where threads ran over time. Samples of VMs' threads with books that survive a restart, and samples of
-every thread of the machine for the audit.
-
-What stays out: the sums (domain.proof). Imported by daemon, reports and cli.
-"""
+every thread of the machine for the audit."""

@@ -1,7 +1,6 @@
 """The file with the books of run times, which survives a restart of the watcher: a header line, then a line a mark.
 
-It lies beside the state file and is of one boot. An invalid file is ignored, and the books start empty. Called by
-sampler. What stays out: the contents of the marks (domain.proof), and the times of writing (sampler).
+It lies beside the state file and is of one boot. An invalid file is ignored, and the books start empty.
 """
 
 import json

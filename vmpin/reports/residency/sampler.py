@@ -1,8 +1,7 @@
 """Samples the run times of all VMs' threads repeatedly, and books them by sandbox, role and place.
 
 It works in slices of a millisecond, so that the event loop is not blocked. A process of which no thread ran since the
-last round costs one system call. Owned by the watcher, which calls `turn`. What stays out: the schedule (daemon), the
-sums (domain.proof), the file (books_file).
+last round costs one system call.
 """
 
 import contextlib

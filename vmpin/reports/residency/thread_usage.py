@@ -1,7 +1,7 @@
 """Samples every thread of the machine over some seconds: its mask, and the CPUs on which it ran.
 
 The kernel has a thread's total run time and its last CPU, so the run time between two samples is booked to the CPU of
-the second. Reads only; called by cli/audit and top. What stays out: the owners of the CPUs (reports.audit).
+the second. Reads only.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Sampled processes and threads of the machine as values, from thread_usage to reports.audit.
 
-Pure. What stays out: sampling (thread_usage). Called by the rest of reports.
+Pure.
 """
 
 import re

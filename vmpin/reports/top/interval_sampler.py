@@ -1,8 +1,7 @@
 """Samples the run times of all threads of the machine, and returns what ran since the sample before.
 
 A process of which no thread ran costs one system call: its CPU clock has not moved. Of the others, each thread's
-schedstat is read, and its stat if it ran. Nothing is kept of what has ended. Reads only; called by cli.top. What stays
-out: whose CPUs they are (pod_usage).
+schedstat is read, and its stat if it ran. Nothing is kept of what has ended. Reads only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The pods of a node, their exclusive CPUs and threads, from the status document.
 
-Pure. Made once for each document; what is costly is looked up once and kept. What stays out: what ran (pod_usage).
-Called by pod_usage, cli.top.feed and cli.top.sheet.
+Pure. Made once for each document; what is costly is looked up once and kept.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 exclusive CPUs without being its own.
 
 Pure. A kernel thread that is bound to one CPU belongs to that CPU, as in the audit, and takes nothing from its owner.
-What stays out: sampling (interval_sampler), sorting and showing (cli.top). Called by usage_document and the command
-line.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What ran on the machine between two samples, as values, from interval_sampler to pod_usage. Pure. Called by the rest
-of reports.top and the command line. What stays out: sampling (interval_sampler)."""
+"""What ran on the machine between two samples, as values, from interval_sampler to pod_usage. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON object of `vmpin top -o json`, one for each interval. Pure; called by cli.top.batch."""
+"""The JSON object of `vmpin top -o json`, one for each interval. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,2 @@
 """The NRI plugin: its thread and connection (plugin, connect, stream), the protocol (session), the queue to the event
-loop (event_queue), and NRI's events (nri_events) into those of the domain (translation, cpuset_reports).
-
-What stays out: the bytes of ttRPC and of NRI's messages (wire). Imported by reconcile and daemon.
-"""
+loop (event_queue), and NRI's events (nri_events) into those of the domain (translation, cpuset_reports)."""

@@ -1,8 +1,6 @@
 """The calls of the runtime's whose answers may give containers CPUs, and the allocator that decides on them.
 
-Fail-open: what the allocator raises is logged, and the call answered as without one. What stays out: the decisions
-(allocation), the ledger's owner (reconcile.cpu_allocator), and the messages' fields (container_requests). Called by
-session; reconcile.cpu_allocator is the allocator.
+Fail-open: what the allocator raises is logged, and the call answered as without one.
 """
 
 from __future__ import annotations

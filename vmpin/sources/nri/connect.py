@@ -1,8 +1,5 @@
 """Connecting to NRI: over the runtime's socket, or over the connection with which the runtime starts the programs in
-its directory of plugins.
-
-What stays out: when to connect (plugin), and what is sent (session). Called by plugin and daemon.feeds.
-"""
+its directory of plugins."""
 
 from __future__ import annotations
 

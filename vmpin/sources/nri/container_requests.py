@@ -1,7 +1,5 @@
 """NRI's messages as the allocator takes them, and its answers as NRI's messages.
 
-What stays out: the decisions (allocation), and when they are made (call_answers). Called by session and call_answers.
-
 Sources: containerd/nri pkg/api/api.proto; pkg/adaptation/result.go (an empty CPU list means no change).
 """
 

@@ -3,8 +3,7 @@
 A list may be old: CRI-O keeps updates in memory, so after its own restart it lists the CPUs of creation. A process of
 the runtime's that has made or updated a container since its first list, or lists it with other CPUs than at first (as
 when another plugin changed them in its answer to Synchronize), has its CPUs in memory: its next lists are right. Those
-of containerd always are; only what is repaired (`cpus`) is not taken from a new process's list. What stays out: which
-source counts (domain.desired_state). Called by the reconciler with each event.
+of containerd always are; only what is repaired (`cpus`) is not taken from a new process's list.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The queue between the NRI plugin's thread and the event loop, bounded in number and bytes.
 
 On overflow everything in it is dropped: the runtime lists all pods and containers again to a plugin that reconnects.
-What stays out: the connection (plugin) and what an event means (translation). Filled by plugin, emptied by
-daemon.feeds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a container runtime reports over NRI, as plain values, and what is sent to it.
-
-What stays out: the messages that they came in (session) and what follows from them (translation). Used by the rest of
-nri, the watcher and reconcile.
-"""
+"""What a container runtime reports over NRI, as plain values, and what is sent to it."""
 
 from __future__ import annotations
 

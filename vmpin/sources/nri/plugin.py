@@ -2,8 +2,7 @@
 
 The runtime holds every pod and container until each plugin has answered, and drops a plugin that takes two seconds. So
 a thread does nothing but answer, and puts what is reported into a queue (event_queue) that the event loop takes from:
-no pass of the watcher's delays a container. What stays out: the protocol (session), where a connection comes from
-(connect), and what the events mean (translation). Made by the watcher (daemon.feeds).
+no pass of the watcher's delays a container.
 """
 
 from __future__ import annotations

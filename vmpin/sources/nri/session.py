@@ -2,7 +2,6 @@
 out.
 
 The runtime holds a container until each plugin has answered, so an answer comes before anything is made of the call.
-What stays out: sockets and threads (stream, plugin), and what an event means (translation). Used by the plugin.
 
 Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 """

@@ -1,7 +1,4 @@
-"""A non-blocking connection for one thread: wait for bytes, send what the kernel takes, keep the rest.
-
-What stays out: what the bytes mean (session) and where the connection comes from (connect). Used by the plugin.
-"""
+"""A non-blocking connection for one thread: wait for bytes, send what the kernel takes, keep the rest."""
 
 from __future__ import annotations
 

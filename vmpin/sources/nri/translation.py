@@ -1,7 +1,6 @@
 """Turns NRI's calls into events of the domain, with one `match` by verb.
 
-A pid that comes with an event is looked up in /proc, unless the state already holds the process behind it. What stays
-out: the messages (session), and what follows from an event (domain.desired_state). Called by the reconciler.
+A pid that comes with an event is looked up in /proc, unless the state already holds the process behind it.
 """
 
 from __future__ import annotations
