@@ -15,8 +15,8 @@ from allocating import machine
 from measure import Figure
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
-from vmpin.allocation.runtime_call import VmSize
 from vmpin.cpuset import CpuSet
+from vmpin.domain.runtime_call import VmSize
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.sources.nri.call_answers import CpuDecisions

@@ -14,8 +14,8 @@ from nri_peer import delivering
 from real_containerd import Containerd
 from waiting import PATIENCE, wait
 
-from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, VmSize
 from vmpin.cpuset import CpuSet
+from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, VmSize
 from vmpin.sources.nri.call_answers import CpuAnswer
 from vmpin.sources.nri.connect import connect_to
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, NriPod, PodEvent, Synced

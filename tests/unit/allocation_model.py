@@ -10,18 +10,19 @@ import json
 from collections.abc import Iterable, Mapping
 
 from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.decisions import due_updates, on_create, on_pod_end, on_remove, on_start, on_stop, on_update
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.live.annotation_changes import follow_annotations
 from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.pool_cpus import pool, with_written
-from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate
 from vmpin.allocation.spare_set import vcpus_of
 from vmpin.allocation.synchronizing import on_synchronize
 from vmpin.allocation.texts.ledger_text import from_data, to_data
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
 
 _RUNNING = ContainerState.RUNNING

@@ -18,10 +18,10 @@ from vmpin.allocation.allocation_options import AllocationOptions
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import Ledger
 from vmpin.allocation.pool_cpus import pool, target
-from vmpin.allocation.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.allocation.texts.ledger_text import from_data, to_data
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile

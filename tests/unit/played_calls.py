@@ -7,9 +7,9 @@ from typing import Any
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.decisions import on_create
 from vmpin.allocation.ledger import Ledger
-from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
 
 #: 8 CPUs, 4 cores, 2 nodes.

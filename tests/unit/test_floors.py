@@ -181,6 +181,12 @@ def test_no_import_at_the_top_goes_in_a_circle() -> None:
     assert not graph
 
 
+def test_no_source_imports_the_allocator() -> None:
+    """It is handed the runtime's calls as values of the domain, and answers with such."""
+    assert [(module, name) for module, path in MODULES.items() if top(module) == "sources" for name in own(path)
+            if top(name) == "allocation"] == []
+
+
 def test_the_search_for_cpus_needs_of_its_package_the_request_and_the_refusal_alone() -> None:
     names = {name for module, path in MODULES.items() if within(module, ["allocation.search"]) for name in own(path)}
     assert {name for name in names if top(name) == "allocation" and not within(name, ["allocation.search"])} == {

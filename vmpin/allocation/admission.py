@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.eligibility import (
     amount_after,
@@ -20,13 +21,13 @@ from vmpin.allocation.ledger import Grant, GrantState, Ledger, RefusedRequest
 from vmpin.allocation.placing import balanced, numa_node, placed, resized
 from vmpin.allocation.pool_cpus import with_written
 from vmpin.allocation.refusal import Refusal, RefusalKind
-from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.annotations import AskedCpus, asked
 from vmpin.allocation.texts.asking_annotations import asking_digest
 from vmpin.allocation.texts.wish_values import AnnotationError, shown
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 
 #: Devices without a node that a line of the log names.

@@ -18,13 +18,13 @@ from vmpin.allocation.ledger import CpuAmount, Grant, GrantState, Ledger
 from vmpin.allocation.placing import numa_node
 from vmpin.allocation.pool_cpus import pool
 from vmpin.allocation.refusal import Refusal
-from vmpin.allocation.runtime_call import RequestedContainer
 from vmpin.allocation.texts.annotations import AskedCpus, asked
 from vmpin.allocation.texts.asking_annotations import asking_digest
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, AnnotatedGrant, read_annotation
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerState, SandboxId
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 

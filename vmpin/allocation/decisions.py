@@ -9,15 +9,16 @@ from __future__ import annotations
 from vmpin.allocation.admission import about, admitted, missed, observed, overtaken, refused, stopped, with_amount
 from vmpin.allocation.adopting import adopted
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.placing import mems_of
 from vmpin.allocation.pool_cpus import all_updates, applied, shrinking, target, with_written
 from vmpin.allocation.refusal import Refusal
-from vmpin.allocation.runtime_call import Adjustment, Answer, RequestedContainer, SideUpdate
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY, annotation_of
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import Adjustment, RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
 
 

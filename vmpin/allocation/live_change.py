@@ -10,18 +10,19 @@ from collections.abc import Mapping
 
 from vmpin.allocation.admission import about, near_notes, observed
 from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
 from vmpin.allocation.eligibility import OWN, PolicyRuling, allowed_cpus, brings_cpus, near_nodes, query_of, ruling
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.placing import balanced, numa_node, room_for
 from vmpin.allocation.pool_cpus import all_updates
 from vmpin.allocation.refusal import Refusal
-from vmpin.allocation.runtime_call import Answer, SideUpdate
 from vmpin.allocation.search.best_set import best_cpus
 from vmpin.allocation.texts.annotations import AskedCpus, changed
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId
+from vmpin.domain.runtime_call import SideUpdate
 from vmpin.domain.topology import Topology
 
 

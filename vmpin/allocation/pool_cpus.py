@@ -13,10 +13,10 @@ from vmpin.allocation.cpu_request import CpuPolicy, CpuQuery
 from vmpin.allocation.eligibility import configured_groups
 from vmpin.allocation.ledger import Grant, Ledger, age
 from vmpin.allocation.refusal import Refusal
-from vmpin.allocation.runtime_call import SideUpdate
 from vmpin.allocation.search.best_set import best_cpus
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId
+from vmpin.domain.runtime_call import SideUpdate
 from vmpin.domain.topology import Topology
 
 _SHARED = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.INFRA})

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping
 from vmpin.allocation.admission import about, missed, observed, overtaken, refused, stopped, with_amount
 from vmpin.allocation.adopting import adopted
 from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.ledger import GrantState, Ledger
 from vmpin.allocation.pool_cpus import all_updates, applied, pool
 from vmpin.allocation.refusal import Refusal
-from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer
 from vmpin.allocation.spare_set import rebalanced
 from vmpin.cpuset import EMPTY, union
 from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.runtime_call import Listed, RequestedContainer
 from vmpin.domain.topology import Topology
 
 

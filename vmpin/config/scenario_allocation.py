@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from vmpin.allocation import decisions
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.cpu_request import CpuCost, CpuPolicy
 from vmpin.allocation.eligibility import query_of
 from vmpin.allocation.ledger import Grant, Ledger
@@ -17,13 +18,13 @@ from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.placing import room_for
 from vmpin.allocation.pool_cpus import applied, pool, target
 from vmpin.allocation.refusal import Refusal
-from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.search.best_set import best_part
 from vmpin.allocation.search.cost_code import cost_order
 from vmpin.config.allocate_settings import AllocateSettings
 from vmpin.config.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 
 #: Microseconds: the kubelet's (cpu.cfs_period_us).

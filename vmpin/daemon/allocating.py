@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from vmpin.allocation.admission import about
 from vmpin.allocation.allocation_options import AllocationMode
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.ledger import Grant
 from vmpin.allocation.pool_cpus import pool
-from vmpin.allocation.runtime_call import Answer
 from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.allocator.ended_pods import EndedPods
 from vmpin.daemon.allocator.pool_updates import PoolUpdates

@@ -17,14 +17,15 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 from vmpin.allocation import decisions, live_change
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.ledger import Ledger
 from vmpin.allocation.live.annotation_changes import follow_annotations
 from vmpin.allocation.pool_cpus import with_written
-from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.allocation.synchronizing import on_online_changed, on_synchronize
 from vmpin.cpuset import CpuSet
 from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.kept_grants import granted_by
 from vmpin.reconcile.ledger_file import LedgerFile

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from vmpin.allocation.runtime_call import VmSize
 from vmpin.bounded import parse_whole
 from vmpin.domain.model import SandboxId, VmmType
+from vmpin.domain.runtime_call import VmSize
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.nri.nri_events import NriPod

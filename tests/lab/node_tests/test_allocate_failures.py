@@ -14,9 +14,9 @@ from waiting import wait
 
 from lab.node_tests import allocating
 from lab.node_tests.allocating import NODE, POLICY, RESERVED, AllocatingNode, cgroup_cpus, whole
-from vmpin.allocation.runtime_call import SideUpdate
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
+from vmpin.domain.runtime_call import SideUpdate
 from vmpin.sources.nri.call_answers import CpuAnswer
 
 pytestmark = pytest.mark.release  # minutes

@@ -14,10 +14,10 @@ from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.decisions import due_updates
 from vmpin.allocation.ledger import GrantState
 from vmpin.allocation.pool_cpus import pool, target, with_written
-from vmpin.allocation.runtime_call import RequestedContainer
 from vmpin.allocation.synchronizing import on_online_changed
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 
 MACHINES = [

@@ -12,9 +12,9 @@ from vmpin.allocation.decisions import due_updates, on_create, on_pod_end, on_re
 from vmpin.allocation.ledger import MAX_REFUSED, GrantState
 from vmpin.allocation.live_change import release_pool, set_policy
 from vmpin.allocation.pool_cpus import pool
-from vmpin.allocation.runtime_call import SideUpdate
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import SideUpdate
 
 
 def test_an_exclusive_container_takes_its_cpus_from_the_shared_ones() -> None:

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from played_calls import EXCLUSIVE, MACHINE, ON, Played, a_container, cpus, listed
 
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.cpu_request import CpuPolicy
 from vmpin.allocation.decisions import on_create, on_remove
 from vmpin.allocation.ledger import Ledger
-from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer
 from vmpin.allocation.synchronizing import on_synchronize
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY
 from vmpin.allocation.texts.ledger_text import LedgerError, from_data, to_data
 from vmpin.cpuset import EMPTY
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer
 
 
 def claim(name: str, size: int, text: str, cpuset: str | None) -> RequestedContainer:

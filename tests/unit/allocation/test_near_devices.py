@@ -10,11 +10,11 @@ from played_calls import EXCLUSIVE, MACHINE, ON, Played, a_container, cpus
 
 from vmpin.allocation.decisions import on_create, on_update
 from vmpin.allocation.live_change import set_policy
-from vmpin.allocation.runtime_call import Listed
 from vmpin.allocation.synchronizing import on_synchronize
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY
 from vmpin.allocation.texts.ledger_text import from_data, to_data
 from vmpin.domain.model import ContainerId
+from vmpin.domain.runtime_call import Listed
 
 NEAR = {**EXCLUSIVE, "cpu-near.vmpin.io": "devices"}
 NEAR_DEVICE = {**EXCLUSIVE, "cpu-near.vmpin.io": "0000:3b:00.0"}

@@ -11,10 +11,10 @@ from vmpin.allocation.decisions import on_create, on_update
 from vmpin.allocation.ledger import Ledger
 from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.refusal import RefusalKind
-from vmpin.allocation.runtime_call import RequestedContainer
 from vmpin.allocation.texts.ledger_text import from_data, to_data
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 
 #: 8 CPUs, 4 cores, 2 nodes; CPU 0 is reserved.

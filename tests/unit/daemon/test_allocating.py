@@ -12,12 +12,12 @@ import pytest
 from trees import make_tree
 
 from vmpin.allocation.ledger import Ledger
-from vmpin.allocation.runtime_call import Listed, RequestedContainer
 from vmpin.config import loading
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.allocating import Allocating
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.nri_enums import Verb

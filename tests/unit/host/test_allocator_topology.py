@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
-from vmpin.allocation.texts.container_devices import container_devices
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.host.allocator_topology import allocator_topology, device_nodes
 from vmpin.host.sysfs import Sysfs
+from vmpin.sources.nri.container_devices import container_devices
 
 
 def cpus(text: str) -> CpuSet:

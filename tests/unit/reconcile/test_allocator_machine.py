@@ -28,10 +28,10 @@ from vmpin.allocation.allocation_options import (
     GroupRule,
     HonouredKeys,
 )
-from vmpin.allocation.runtime_call import RequestedContainer, VmSize
 from vmpin.allocation.texts.grant_annotation import GRANT_KEY
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 
 MACHINES = [

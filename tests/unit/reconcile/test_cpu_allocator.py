@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
-from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile

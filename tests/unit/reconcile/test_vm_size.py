@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.allocation.runtime_call import VmSize
 from vmpin.domain.model import SandboxId
+from vmpin.domain.runtime_call import VmSize
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile.vm_size import vcpus_of
 from vmpin.sources.nri.nri_events import NriPod

@@ -11,15 +11,16 @@ from collections.abc import Iterable, Mapping
 
 from vmpin.allocation.admission import about, refused
 from vmpin.allocation.allocation_options import AllocationOptions
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.eligibility import as_required, ruling
 from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.allocation.live_change import with_wish
 from vmpin.allocation.refusal import Refusal, RefusalKind
-from vmpin.allocation.runtime_call import Answer, RequestedContainer
 from vmpin.allocation.texts.annotations import AskedCpus, asked
 from vmpin.allocation.texts.asking_annotations import asking_digest
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.domain.model import ContainerId
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 
 #: Seconds between two decisions on one container, at the least. What is handed over meanwhile is replaced by what is

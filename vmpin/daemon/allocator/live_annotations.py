@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.live.annotation_changes import changed_containers, next_change
-from vmpin.allocation.runtime_call import Answer
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import ContainerId
 from vmpin.kube.asked_annotations import decoded_member

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate, VmSize
+from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.sources.nri.container_requests import adjustment_of, requested, updates_of
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import Verb

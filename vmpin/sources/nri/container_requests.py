@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from vmpin.allocation.runtime_call import Adjustment, RequestedContainer, SideUpdate, VmSize
-from vmpin.allocation.texts.container_devices import DeviceNode, container_devices
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.runtime_call import Adjustment, RequestedContainer, SideUpdate, VmSize
+from vmpin.sources.nri.container_devices import DeviceNode, container_devices
 from vmpin.sources.nri.nri_events import NriContainer, NriPod
 from vmpin.wire import nri_enums
 from vmpin.wire.nri_messages import MESSAGES

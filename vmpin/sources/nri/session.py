@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from vmpin.allocation.runtime_call import SideUpdate
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId, valid_id
+from vmpin.domain.runtime_call import SideUpdate
 from vmpin.errors import WireError
 from vmpin.host import boottime
 from vmpin.runtime.dialect import plain

@@ -13,17 +13,18 @@ from vmpin.allocation.allocation_options import (
     GroupRule,
     HonouredKeys,
 )
+from vmpin.allocation.answer import Answer
 from vmpin.allocation.decisions import due_updates, on_create, on_start
 from vmpin.allocation.ledger import Grant, Ledger
 from vmpin.allocation.live.annotation_changes import PAUSE, changed_containers, follow_annotations, next_change
 from vmpin.allocation.live_change import set_policy
 from vmpin.allocation.pool_cpus import applied
-from vmpin.allocation.runtime_call import Answer, Listed, RequestedContainer
 from vmpin.allocation.synchronizing import on_synchronize
 from vmpin.allocation.texts.asking_annotations import asking_digest, asks
 from vmpin.allocation.texts.ledger_text import from_data, to_data
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer
 from vmpin.domain.topology import Topology
 
 #: 8 CPUs, 4 cores, 2 nodes.

@@ -13,13 +13,13 @@ import pytest
 from cri_peer import CriServer
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
-from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.config import loading
 from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.allocator.ended_pods import EndedPods
 from vmpin.daemon.feeds import NriFeed
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile

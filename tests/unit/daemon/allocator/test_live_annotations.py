@@ -13,13 +13,13 @@ from newcomers import Machine
 
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.allocation.live.annotation_changes import PAUSE
-from vmpin.allocation.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.allocator.live_annotations import LiveAnnotations
 from vmpin.daemon.control import Control
 from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.errors import WireError
 from vmpin.host import unix_sockets

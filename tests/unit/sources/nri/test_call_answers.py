@@ -10,9 +10,9 @@ import pytest
 from nri_connected import Connected, begun
 from nri_peer import PATIENCE, NriRuntimes, container, pod
 
-from vmpin.allocation.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.sources.nri.call_answers import CpuAnswer
 from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, Disconnected, NriPod, PodEvent, Synced
 from vmpin.wire.nri_enums import CREATED, STOPPED, Verb

@@ -1,4 +1,4 @@
-"""What a call of the runtime shows of a container, and what a decision answers: plain values."""
+"""What a call of the runtime shows of a container, and what its answer can change: plain values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from vmpin.allocation.ledger import Ledger
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 
@@ -45,7 +44,7 @@ class RequestedContainer(NamedTuple):
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
     state: ContainerState = ContainerState.CREATED
     time_ns: int = 0  #: When the call came, CLOCK_REALTIME ns: "since when" of a new grant.
-    devices: Mapping[str, str] = MappingProxyType({})  #: As `container_devices` makes them.
+    devices: Mapping[str, str] = MappingProxyType({})  #: As `container_devices` (sources.nri) makes them.
 
 
 class Listed(NamedTuple):
@@ -69,15 +68,3 @@ class SideUpdate(NamedTuple):
 
     container: ContainerId
     cpus: CpuSet
-
-
-class Answer(NamedTuple):
-    """A decision. `ledger` is to be kept before the answer is sent. `updates` in their order: those that take CPUs
-    away come first. `refusal` is the error for the call, "" for none; the grants are then as before. `notes` are
-    lines for the log."""
-
-    ledger: Ledger
-    adjustment: Adjustment | None = None
-    updates: tuple[SideUpdate, ...] = ()
-    refusal: str = ""
-    notes: tuple[str, ...] = ()

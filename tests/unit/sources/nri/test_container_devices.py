@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.allocation.texts.container_devices import (
+from vmpin.sources.nri.container_devices import (
     MOST_ADDRESSES,
     MOST_NODES,
     DeviceNode,
