@@ -39,14 +39,15 @@ samples; other run time is booked to the CPU of the later sample. It begins with
 
 _EXITS = """\
 exit codes:
-  0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, or all are left alone (unpinned,
-     unmanaged, or off by policy), which the output reports
+  0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, or all are left alone because
+     they were unpinned or are off by policy, which the output reports
   1  drift, a collision, a container on other CPUs than vmpin has given it, several processes that may be one
      sandbox's VMM, a pod with exclusive CPUs of which no container is known, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
-  3  the check was impossible: sandboxes are known and none has a VMM that vmpin recognizes, the watcher does not
-     answer, or without one the required privileges are missing;
-     with --all-nodes, a node is stale, missing or not ready, or the API server does not answer
+  3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
+     unmanaged, or not placed yet), the watcher does not answer, or without one the required privileges are missing;
+     with --all-nodes, a node is stale, missing or not ready, has unmanaged pods alone, or the API server does not
+     answer
 
 """
 
@@ -87,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     unknown = found["node"]["unknown_owners"] if chosen is None else []
     good = (not drift and not collisions and not contested and not grants and not unknown
             and (past is None or elsewhere(past) <= tolerated))
-    if good and past is None and found["sandboxes"] and not threads:
+    if good and past is None and not any(thread["wanted"] is not None for _, thread in threads) and not all(
+            map(_left_by_operator, found["sandboxes"])):
         raise UnseenError(*_nothing(found["sandboxes"]))
     if args.output == "json":
         print_data({"version": VERSION, "ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
@@ -109,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             print_text(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, "
                        "because of the cpuset cgroup (CGROUP): vmpin explain POD")
     else:
-        said = _without_drift(len(found["sandboxes"]), [thread for _, thread in threads])
+        said = _without_drift(found["sandboxes"], [thread for _, thread in threads])
         print_text(said if grants is None else said.replace("nothing was", "no thread was"))
     _print_findings(titles, unmanaged, grants, contested)
     for owner in unknown:
@@ -151,24 +153,34 @@ def _status(config: Config, args: argparse.Namespace) -> tuple[Document, Mapping
     return found, names
 
 
+def _left_by_operator(sandbox: Document) -> bool:
+    """Whether a sandbox's threads are left alone because the operator wants that: unpinned, or off by policy."""
+    return bool(sandbox["threads"]) and sandbox["verdict"] == "off"
+
+
 def _nothing(sandboxes: Sequence[Document]) -> tuple[str, str]:
-    """Message and hint where no sandbox that is known has a VMM."""
-    reasons = dict.fromkeys(reason for sandbox in sandboxes for reason in sandbox["reasons"][:1])
-    return (f"none of {number_of(len(sandboxes), 'VM')} has a running VMM that vmpin recognizes: nothing was compared "
-            f"({'; '.join(list(reasons)[:3])})",
+    """Message and hint where sandboxes are known, and no thread of them can be compared."""
+    reasons = dict.fromkeys(reason for sandbox in sandboxes if not _left_by_operator(sandbox)
+                            for reason in sandbox["reasons"][:1])
+    vms, why = number_of(len(sandboxes), "VM"), "; ".join(list(reasons)[:3])
+    if any(sandbox["threads"] for sandbox in sandboxes):
+        return (f"no thread of {vms} has a mask to be compared with: nothing was compared ({why})",
+                "vmpin explain POD shows what is missing: a source of its containers, or a shared pool")
+    return (f"none of {vms} has a running VMM that vmpin recognizes: nothing was compared ({why})",
             "while a pod starts or ends this passes; vmpin status names each sandbox's reason")
 
 
-def _without_drift(sandboxes: int, threads: Sequence[Document]) -> str:
+def _without_drift(sandboxes: Sequence[Document], threads: Sequence[Document]) -> str:
     """The result without drift: on a node without VMs, or with VMs that are left alone, no thread was compared."""
-    left, vms = sum(thread["wanted"] is None for thread in threads), number_of(sandboxes, "VM")
+    left, vms = sum(thread["wanted"] is None for thread in threads), number_of(len(sandboxes), "VM")
     if not sandboxes:
         return "no VM sandbox runs on this node: nothing was compared"
     if not threads:
         return f"none of {vms} has a running VMM: nothing was compared"
     if left == len(threads):
-        return (f"all {number_of(left, 'thread')} of {vms} are left alone (unpinned, unmanaged, or off by policy): "
-                "nothing was compared")
+        why = ("unpinned, or off by policy" if all(map(_left_by_operator, sandboxes)) else
+               "unpinned, unmanaged, not placed yet, or off by policy")
+        return f"all {number_of(left, 'thread')} of {vms} are left alone ({why}): nothing was compared"
     return (f"all {number_of(len(threads), 'thread')} of {vms} are on their CPUs"
             + (f" ({left} of them are left alone)" if left else ""))
 

@@ -126,7 +126,7 @@ def why(node: FleetNode, now: float) -> str:
 def findings(fleet: Fleet) -> Iterator[str]:
     """Yield the sentences that `vmpin verify` ends with."""
     pods = sum(each.record.total for each in fleet.nodes)
-    current = sum(each.health.current and not each.record.hidden for each in fleet.nodes)
+    current = sum(each.judged for each in fleet.nodes)
     wrong = [pod for each in fleet.nodes for pod in each.record.pods if pod.misplaced]
     unmanaged = sum(pod.state == PinState.UNMANAGED for each in fleet.nodes for pod in each.record.pods)
     if unmanaged:

@@ -21,6 +21,12 @@ class FleetNode(NamedTuple):
     health: NodeHealth
 
 
+    @property
+    def judged(self) -> bool:
+        """Whether it can be said that all of its threads are, or are not, on their CPUs."""
+        return self.health.current and not self.record.hidden and self.record.compared
+
+
 class Fleet(NamedTuple):
     """As of `time` (seconds, UTC). `unknown` is why it is not known which nodes should have an object, "" where it is;
     `unchecked` is the same for a cluster that shows none: nothing was refused."""
@@ -39,7 +45,7 @@ class Fleet(NamedTuple):
     def verdict(self) -> int:
         """The exit code of `vmpin verify`: 3 where the check was impossible for any node, 1 where threads are
         misplaced or CPUs collide, else 0."""
-        if self.unknown or any(not each.health.current or each.record.hidden for each in self.nodes):
+        if self.unknown or not all(each.judged for each in self.nodes):
             return 3
         return int(any(each.record.collision_count or any(pod.misplaced for pod in each.record.pods)
                        for each in self.nodes))

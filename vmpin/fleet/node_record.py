@@ -133,6 +133,12 @@ class NodeRecord(NamedTuple):
         """Pods that are not in place, and of which it is not known whether threads are misplaced."""
         return self.lost + sum(not pod.good and pod.details is None for pod in self.pods)
 
+    @property
+    def compared(self) -> bool:
+        """False where each of its pods in VMs is unmanaged: no thread was compared with a placement."""
+        return len(self.pods) < self.total or not self.pods or any(
+            pod.state != PinState.UNMANAGED for pod in self.pods)
+
     def age(self, now: float) -> float:
         """Seconds since it was observed; negative where its clock is ahead."""
         return now - self.observed

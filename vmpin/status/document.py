@@ -163,7 +163,7 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
             return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` manages it again"]
         if unmanaged:
             return Verdict.WAITING if unmanaged == UNLISTED else Verdict.UNMANAGED, [unmanaged]
-        return Verdict.OFF, ["not yet placed"]
+        return Verdict.WAITING, ["not yet placed"]
     reasons = list(placement.reasons)
     verdict = placement.verdict
     wrong = [seen for seen in threads if not seen.ok]

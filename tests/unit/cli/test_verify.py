@@ -49,6 +49,10 @@ LOST = {"pod": "u-1", "cpus": "1", "here": False,
         "what": "the kubelet gives CPU 1 to pod u-1, of which no container is known (that pod is not on this node)"}
 
 
+#: A thread that no placement is for.
+LEFT = thread(None, "0-1")
+
+
 @contextmanager
 def watcher(run: Path, answer: bytes) -> Iterator[None]:
     """Answers every request so, on the control socket; b"" hangs up."""
@@ -95,8 +99,15 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a"), collisions=(collision("a", "b"),)), [], 1, "none of 1 VM has a running VMM: nothing was"),
     (status(sandbox("a"), sandbox("b", thread())), [], 0, "all 1 thread of 2 VMs are on their CPUs"),
     (status(sandbox("a", thread(), rivals=[7, 8])), [], 1, "CONTESTED: processes 7, 8 all name a as their VM"),
-    (status(sandbox("a", thread(None, "0-1"))), [], 0, "left alone (unpinned, unmanaged, or off by policy)"),
-    (status(sandbox("a", thread(None, "0-1"), verdict="unmanaged")), [], 0, "a is unmanaged: its threads keep their"),
+    (status(sandbox("a", LEFT, verdict="off")), [], 0, "are left alone (unpinned, or off by policy): nothing was"),
+    (status(sandbox("a", LEFT, verdict="unmanaged")), [], 3, "no thread of 1 VM has a mask to be compared with"),
+    (status(sandbox("a", LEFT, verdict="waiting")), ["a"], 3, "no thread of 1 VM has a mask to be compared with"),
+    (status(sandbox("a", LEFT, verdict="unmanaged"), sandbox("b", LEFT, verdict="off")), [], 3, "no thread of 2 VMs"),
+    (status(sandbox("a", verdict="off"), sandbox("b", LEFT, verdict="off")), [], 3, "no thread of 2 VMs has a mask"),
+    (status(sandbox("a", LEFT, verdict="unmanaged"), sandbox("b", thread())), [], 0, "a is unmanaged: its threads"),
+    (status(sandbox("a", LEFT, verdict="unmanaged"), collisions=(collision("a", "b"),)), [], 1,
+     "all 1 thread of 1 VM are left alone (unpinned, unmanaged, not placed yet, or off by policy): nothing was"),
+    (status(sandbox("a", LEFT, verdict="unmanaged"), unknown=(LOST,)), [], 1, "UNKNOWN OWNER: "),
     (status(sandbox("a", thread(), thread("1", "0-1"))), [], 1, "1 of 2 threads misplaced"),
     (status(sandbox("a", thread(), thread("0-1", "1") | {"cgroup": "1"})), [], 1,
      "1 of 2 threads: fewer CPUs than decided, or other ones"),

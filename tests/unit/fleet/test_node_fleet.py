@@ -50,8 +50,9 @@ WRONG, COLLIDING = record("wrong", entry("a", misplaced=1)), record("colliding",
     (fleet_of([record("a", age=700)], [], NOW), 3, "1 of 1 node cannot be judged"),
     (fleet_of([record("a", reports=False), WRONG], [], NOW), 3, "1 thread of 1 pod is misplaced"),
     (fleet_of([GOOD._replace(lost=1)], [], NOW), 3, "1 of 1 node cannot be judged"),
-    (fleet_of([record("a", entry("a", verdict="unmanaged"))], [], NOW), 0,
-     "all threads of 1 pod in VMs on 1 node are on their CPUs")])
+    (fleet_of([record("a", entry("a", verdict="unmanaged"))], [], NOW), 3, "1 of 1 node cannot be judged"),
+    (fleet_of([record("a", entry("a", verdict="unmanaged"), entry("b"))], [], NOW), 0,
+     "all threads of 2 pods in VMs on 1 node are on their CPUs")])
 def test_the_verdict_is_that_of_all(fleet: Fleet, verdict: int, last: str | None) -> None:
     assert fleet.verdict == verdict
     assert next(reversed([*findings(fleet)]), None) == last
