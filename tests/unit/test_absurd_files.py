@@ -19,8 +19,8 @@ from saved_states import BOOT, SAMPLE
 from vmpin.allocation.texts.grant_annotation import read_annotation
 from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.bounded import load_json
-from vmpin.cli.planned.scenario_file import load_scenario
-from vmpin.config import loading, scenario
+from vmpin.cli import scenario_file
+from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError
@@ -220,7 +220,7 @@ def test_a_scenario(tmp_path: Path) -> None:
 
     def load(raw: bytes) -> object:
         path.write_bytes(raw)
-        return scenario.load(path)
+        return scenario_file.load(path)
 
     document = ("topology:\n  online: 0-3\nshared_pool: 0-1\nsandboxes:\n  - id: pod\n    vcpus: 2\n    containers:\n"
                 "      - id: app\n        cpuset: 2-3\n")
@@ -233,7 +233,7 @@ def test_an_earlier_plan(tmp_path: Path) -> None:
 
     def load(raw: bytes) -> object:
         path.write_bytes(raw)
-        return scenario.load_previous(path)
+        return scenario_file.load_previous(path)
 
     plan = {"sandboxes": [{"id": "pod", "mask": "0-3", "vcpus": [{"id": 0, "cpus": "1", "container": "c1"}]}]}
     spoil(load, [*absurd_json(plan), *absurd_texts()], ConfigError)
@@ -318,4 +318,4 @@ def test_an_empty_scenario_is_none(text: str, tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="is empty: a scenario has"):
-        load_scenario(str(path))
+        scenario_file.load_scenario(path)

@@ -30,7 +30,7 @@ FLOORS = {
     "wire": 2, "placement": 2, "allocation": 2, "kube": 2, "network": 2,
     "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
-    "sources": 5, "pinning": 5, "demo": 5,
+    "sources": 5, "pinning": 5, "demo": 5, "scenario": 5,
     "reconcile": 6,
     "status": 7, "guests": 7,
     "procevents": 8, "reports": 8,
@@ -44,6 +44,9 @@ SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet",
               "network", "config.plain_yaml",
+              "scenario.node_scenario", "scenario.scenario_topology", "scenario.scenario_values",
+              "scenario.scenario_allocation", "scenario.scenario_events",
+              "scenario.scenario_pods",
               "demo.firmware", "demo.kata_pinning", "demo.worth", "demo.worth_picture", "demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.allocation_report", "status.pod_arguments", "install.service_unit",
@@ -83,7 +86,7 @@ NUMBERS_ELSEWHERE = {
         "reports.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition", "vmm.thread_list"),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
-        "config.plain_yaml", "config.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
+        "config.plain_yaml", "scenario.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
         "reports.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
     **dict.fromkeys((
         "cli.act", "cli.demo", "cli.gather", "cli.proof", "config.settings", "config.yaml_file",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit",
     "isolation": "books.isolation", "map": "map", "top": "top.command", "doctor": "doctor",
-    "gather": "gather", "plan": "planned.plan", "allocations": "allocator.allocations",
+    "gather": "gather", "plan": "plan", "allocations": "allocator.allocations",
     "set": "allocator.set_policy", "reconcile": "act", "unpin": "act", "config": "config",
     "install-hook": "setup.install_hook",
     "install-service": "setup.install_service", "guest": "setup.guest", "reporter": "reporter", "demo": "demo",

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cli.allocator.ledger_report import ledger_report
@@ -59,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if args.watch and args.output != "text" and args.file is None:
         raise UsageError(f"-o {args.output} is drawn once", "--watch goes with --file FILE, which it writes again")
     if args.scenario is not None:
-        from vmpin.cli.planned.scenario_file import planned_picture
-        show(planned_picture(args.scenario), args)
+        from vmpin.cli.scenario_file import planned_picture
+        show(planned_picture(Path(args.scenario)), args)
         return 0
     from vmpin.host.procfs import Procfs
     from vmpin.host.sysfs import Sysfs

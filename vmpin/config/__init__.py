@@ -1,1 +1,1 @@
-"""The configuration: its settings, their parsers and loading them in layers; and scenario files."""
+"""The configuration: its settings, their parsers and loading them in layers."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.cli import plan
 from vmpin.cli.main import VERBS, grammar, main
-from vmpin.cli.planned import plan
 from vmpin.cli.shell.help import pages
 
 ROOT = Path(__file__).parents[3]

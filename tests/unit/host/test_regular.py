@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.config import scenario, yaml_file
+from vmpin.cli import scenario_file
+from vmpin.config import yaml_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
@@ -243,6 +244,6 @@ def test_a_scenario_may_come_through_a_pipe(tmp_path: Path) -> None:
         finally:
             os._exit(0)
     try:
-        assert scenario.load(path).sandboxes == ()
+        assert scenario_file.load(path).sandboxes == ()
     finally:
         os.wait()

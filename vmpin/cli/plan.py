@@ -1,14 +1,13 @@
 """`vmpin plan`: the changes that vmpin would make, on this node or on one described in a file. Changes nothing."""
 
 import argparse
-import textwrap
 from pathlib import Path
 
 from vmpin.cli.common import Verbs, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import VERSION, print_data, print_text, table
 from vmpin.domain.pod_names import title_of, titled
-from vmpin.domain.terminal import number_of, printable
+from vmpin.domain.terminal import number_of
 from vmpin.errors import UsageError
 
 _ABOUT = """\
@@ -92,49 +91,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace) -> int:
-    from vmpin.cli.planned.scenario_file import load_scenario
-    from vmpin.config import scenario
-    previous = None if args.previous is None else scenario.load_previous(Path(args.previous))
-    read = load_scenario(args.scenario)
-    found: Document = {"version": VERSION, **scenario.place_scenario(read, previous).data()}
+    from vmpin.cli.scenario_file import load_previous, load_scenario
+    from vmpin.scenario.node_scenario import place_scenario
+    previous = None if args.previous is None else load_previous(Path(args.previous))
+    scenario = load_scenario(Path(args.scenario))
+    document: Document = {"version": VERSION, **place_scenario(scenario, previous).data()}
     events: list[Document] = []
-    if read.allocation is not None:
-        from vmpin.config.scenario_allocation import play
-        events = play(read.allocation).events
-        found["events"] = events
+    if scenario.allocation is not None:
+        from vmpin.scenario.scenario_allocation import play
+        events = document["events"] = play(scenario.allocation).events
     if args.output == "json":
-        print_data(found, "json")
+        print_data(document, "json")
     else:
-        _print_events(events)
-        if read.allocation is None or read.sandboxes:
-            _print(found)
+        from vmpin.cli.allocator import played_events
+        for event in events:
+            print(played_events.text(event))
+        if scenario.allocation is None or scenario.sandboxes:
+            _print(document)
     return 1 if any("refused" in event for event in events) else 0
 
 
-def _print_events(events: list[Document]) -> None:
-    for event in events:
-        container = f"{event['event']} {event['pod']}/{event['container']}"
-        if "refused" in event:
-            lines = [f"{container}: refused", event["refused"]]
-        elif event["event"] == "remove":
-            lines = [f"{container}: the pool is {event['pool'] or 'empty'}"]
-        else:
-            spare = f", spare {event['spare']}" if "spare" in event else ""
-            mems = f", memory of node {event['mems']}" if event.get("mems") else ""
-            lines = [f"{container}: CPUs {event['cpus']}{spare}{mems}"]
-            if "cost" in event:
-                lines.append("cost: " + ", ".join(f"{part} {count}" for part, count in event["cost"].items()))
-            lines += [f"note: {note}" for note in event.get("notes", ())]
-            lines.append(f"pool: {event['pool']}")
-        for line in lines:
-            indent = "" if line is lines[0] else "  "
-            if len(line) > 76:  # of long CPU lists, no number is broken
-                line = line.replace(",", ", ").replace(",  ", ", ")
-            print(textwrap.fill(printable(line), 80, initial_indent=indent, subsequent_indent=indent + "  "))
-
-
-def _print(found: Document) -> None:
-    for sandbox in found["sandboxes"]:
+def _print(document: Document) -> None:
+    for sandbox in document["sandboxes"]:
         print(f"sandbox {sandbox['id']}: {sandbox['verdict']}, mask {sandbox['mask'] or 'none'}")
         for reason in sandbox["reasons"]:
             print(f"  {reason}")
@@ -147,9 +125,9 @@ def _print(found: Document) -> None:
                  for container in sandbox["containers"]]
         table(["  THREAD", "CPUS", ""], rows)
         print()
-    for collision in found["collisions"]:
+    for collision in document["collisions"]:
         print(f"COLLISION on CPU {collision['cpu']}: {collision['what']}")
-    print(f"{number_of(found['moves'], 'vCPU')} moved")
+    print(f"{number_of(document['moves'], 'vCPU')} moved")
 
 
 def _cpus(text: str | None) -> str:

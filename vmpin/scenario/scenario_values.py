@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from vmpin.bounded import whole
 from vmpin.cpuset import CpuSet, CpuSetError
@@ -21,13 +20,14 @@ def _line(text: str) -> str:
 
 
 class ScenarioValues:
-    """Checks single values; each check raises ConfigError with the place `at` which a wrong one stands."""
+    """Checks single values; each check raises ConfigError with the place `at` which a wrong one stands.
+    :param source: the file's name, with which each error begins."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, source: str) -> None:
+        self._source = source
 
     def wrong(self, at: str, why: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {_line(at)}: {_line(why)}")
+        return ConfigError(f"{self._source}: {_line(at)}: {_line(why)}")
 
     def mapping(self, value: object, at: str, keys: Sequence[str] | None) -> dict[str, object]:
         """A mapping with no keys but `keys` (None: any)."""

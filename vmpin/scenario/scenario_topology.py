@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vmpin.bounded import parse_whole
-from vmpin.config.scenario_values import MAX_COUNT, ScenarioValues
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
+from vmpin.scenario.scenario_values import MAX_COUNT, ScenarioValues
 
 _KEYS = ("online", "cores", "caches", "sockets", "dies", "nodes", "distances", "kinds", "isolated", "devices")
 _KINDS = ("performance", "efficient")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from scenario_example import EXAMPLE
 
-from vmpin.config import scenario
+from vmpin.cli import scenario_file
 from vmpin.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ def refusal(tmp_path: Path, text: str | bytes) -> str:
     path = tmp_path / "node.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as caught:
-        scenario.load(path)
+        scenario_file.load(path)
     said = str(caught.value)
     assert said.startswith(f"{path}:")
     assert said.isprintable()
@@ -205,7 +205,7 @@ def test_what_is_no_scenario_at_all_is_refused_in_one_line(tmp_path: Path, text:
 
 def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
-        for read in (scenario.load, scenario.load_previous):
+        for read in (scenario_file.load, scenario_file.load_previous):
             with pytest.raises(ConfigError) as caught:
                 read(path)
             assert str(caught.value) == f"{path}: cannot be read: {why}"
@@ -233,7 +233,7 @@ def test_an_earlier_outcome_that_is_none_is_refused_in_one_line(tmp_path: Path, 
     path = tmp_path / "previous.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(ConfigError) as caught:
-        scenario.load_previous(path)
+        scenario_file.load_previous(path)
     said = str(caught.value)
     assert said.startswith(f"{path}: {why}")
     assert said.isprintable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +11,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmpin.config.scenario_events import (
+from vmpin.cpuset import CpuSet
+from vmpin.errors import ConfigError
+from vmpin.scenario.allocator_keys import read_options
+from vmpin.scenario.scenario_events import (
     ContainerCreated,
     ContainerRemoved,
     ScenarioEvent,
     WishChanged,
     read_events,
-    read_settings,
 )
-from vmpin.config.scenario_values import ScenarioValues
-from vmpin.cpuset import CpuSet
-from vmpin.errors import ConfigError
+from vmpin.scenario.scenario_values import ScenarioValues
 
-VALUES = ScenarioValues(Path("node.yaml"))
+VALUES = ScenarioValues("node.yaml")
 VALID = CpuSet.parse("0-15")
 
 
@@ -117,11 +116,11 @@ def test_what_makes_no_sense_is_refused_in_one_line(given_events: object, place:
 
 
 def test_the_settings_are_the_configurations() -> None:
-    found = read_settings(VALUES, {"reserved": 0, "groups": "db=1-2;web=3", "align": "cache", "mode": True,
-                                   "spread": False}, VALID)
-    assert (found.reserved, found.align, found.mode, found.spread, found.smt) == (
-        CpuSet((0,)), "cache", "on", "off", "prefer")
-    assert read_settings(VALUES, None, VALID).reserved == CpuSet()
+    options = read_options(VALUES, {"reserved": 0, "groups": "db=1-2;web=3", "align": "cache", "mode": True,
+                                    "spread": False}, VALID)
+    assert (options.reserved, options.align, options.mode, options.spread, options.smt, set(options.groups)) == (
+        CpuSet((0,)), "cache", "on", "", "prefer", {"db", "web"})
+    assert read_options(VALUES, None, VALID).reserved == CpuSet()
 
 
 @pytest.mark.parametrize(("given_settings", "why"), [
@@ -134,7 +133,7 @@ def test_the_settings_are_the_configurations() -> None:
 ])
 def test_settings_that_make_no_sense_are_refused(given_settings: object, why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"node.yaml: {why}")):
-        read_settings(VALUES, given_settings, VALID)
+        read_options(VALUES, given_settings, VALID)
 
 
 _SCALARS: st.SearchStrategy[Any] = st.one_of(
@@ -164,6 +163,6 @@ def refusal(read: Callable[[], object]) -> str:
 @given(st.one_of(_ANYTHING, st.lists(st.fixed_dictionaries({"create": _CREATIONS}), max_size=3)))
 def test_whatever_stands_there_is_read_or_refused_in_one_line(anything: Any) -> None:
     for said in (refusal(lambda: read_events(VALUES, anything, VALID)),
-                 refusal(lambda: read_settings(VALUES, anything, VALID))):
+                 refusal(lambda: read_options(VALUES, anything, VALID))):
         assert said.isprintable()
         assert len(said) < 1000

@@ -287,6 +287,6 @@ def test_what_makes_no_sense_is_an_error_of_the_scenario(tmp_path: Path, text: s
 
 
 def test_every_key_of_create_is_in_the_documentation() -> None:
-    from vmpin.config.scenario_events import CONTAINER_KEYS, POD_KEYS
+    from vmpin.scenario.scenario_events import CONTAINER_KEYS, POD_KEYS
     page = DOCS["allocation"]
     assert {*CONTAINER_KEYS, *POD_KEYS} <= set(re.findall(r"`(\w+)`", page[page.index("| key of `create` |"):]))

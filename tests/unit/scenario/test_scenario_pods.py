@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from vmpin.cli.main import main
-from vmpin.config.scenario_events import ContainerCreated
-from vmpin.config.scenario_pods import read_pods
-from vmpin.config.scenario_values import ScenarioValues
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError
+from vmpin.scenario.scenario_events import ContainerCreated
+from vmpin.scenario.scenario_pods import read_pods
+from vmpin.scenario.scenario_values import ScenarioValues
 
-VALUES = ScenarioValues(Path("node.yaml"))
+VALUES = ScenarioValues("node.yaml")
 VALID = CpuSet.parse("0-7")
 NODE = """
 topology: {online: "0-7", cores: ["0,4", "1,5", "2,6", "3,7"], nodes: {0: "0-1,4-5", 1: "2-3,6-7"}}

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vmpin.config.allocate_settings import AllocateSettings
-from vmpin.config.scenario_values import ScenarioValues
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import CpuSet
+from vmpin.scenario.scenario_values import ScenarioValues
 
 #: Annotations' short names: `policy` is `cpu-policy.vmpin.io`.
 WISHES = ("policy", "align", "smt", "kind", "near", "spare")
@@ -53,24 +52,6 @@ class WishChanged(NamedTuple):
 
 
 ScenarioEvent = ContainerCreated | ContainerRemoved | WishChanged
-
-
-def read_settings(values: ScenarioValues, given: object, valid: CpuSet) -> AllocateSettings:
-    """`allocate`, with the keys of the configuration. :param valid: the CPUs of the topology.
-    :raises ConfigError: with the place."""
-    keys = values.mapping({} if given is None else given, "allocate", AllocateSettings._fields)
-    parsed = {}
-    for key, setting in AllocateSettings._field_defaults.items():
-        value = keys.get(key, setting.default)
-        try:
-            parsed[key] = setting.parse(value)
-        except (ValueError, CpuSetError) as err:
-            raise values.wrong(f"allocate.{key}", f"{value!r:.80}: {err}") from err
-    settings = AllocateSettings(**parsed)
-    values.cpuset(str(settings.reserved), "allocate.reserved", valid)
-    for name, rule in settings.options.groups.items():
-        values.cpuset(str(rule.cpus), f"allocate.groups: {name}", valid)
-    return settings
 
 
 def read_events(values: ScenarioValues, given: object, valid: CpuSet,

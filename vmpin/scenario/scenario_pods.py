@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vmpin.config.scenario_events import (
+from vmpin.cpuset import CpuSet
+from vmpin.scenario.scenario_events import (
     CONTAINER_KEYS,
     MAX_EVENTS,
     POD_KEYS,
@@ -15,8 +16,7 @@ from vmpin.config.scenario_events import (
     read_pod,
     read_wishes,
 )
-from vmpin.config.scenario_values import ScenarioValues
-from vmpin.cpuset import CpuSet
+from vmpin.scenario.scenario_values import ScenarioValues
 
 #: Keys of `sandboxes`, whose CPUs another program gives out, and what stands here in their place.
 _OF_SANDBOXES = {"id": "container: NAME", "exclusive": "policy: exclusive", "state": "nothing: its containers run"}

@@ -8,13 +8,14 @@ from typing import Any
 
 from scenario_example import EXAMPLE
 
-from vmpin.config import scenario
+from vmpin.cli import scenario_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import UNMANAGED
 from vmpin.placement.vcpus import Previous
+from vmpin.scenario.node_scenario import Scenario, place_scenario
 
 OUTCOME = """
 {"sandboxes": [{"id": "pod-a", "mask": "0-3,8-9", "verdict": "pinned", "reasons": [],
@@ -30,10 +31,10 @@ def cpus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def load(tmp_path: Path, text: str, machine: Topology | None = None) -> scenario.Scenario:
+def load(tmp_path: Path, text: str, machine: Topology | None = None) -> Scenario:
     path = tmp_path / "node.yaml"
     path.write_text(text)
-    return scenario.load(path, machine)
+    return scenario_file.load(path, machine)
 
 
 def outcome(tmp_path: Path, text: str, previous: str | None = None) -> dict[str, Any]:
@@ -41,8 +42,8 @@ def outcome(tmp_path: Path, text: str, previous: str | None = None) -> dict[str,
     if previous is not None:
         path = tmp_path / "previous.json"
         path.write_text(previous)
-        before = scenario.load_previous(path)
-    found: dict[str, Any] = json.loads(json.dumps(scenario.place_scenario(load(tmp_path, text), before).data()))
+        before = scenario_file.load_previous(path)
+    found: dict[str, Any] = json.loads(json.dumps(place_scenario(load(tmp_path, text), before).data()))
     return found
 
 
@@ -75,7 +76,7 @@ def test_a_previous_outcome_keeps_pairs_that_nothing_else_asks_for(tmp_path: Pat
 def test_a_previous_outcome_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "previous.json"
     path.write_text(OUTCOME.replace('"0-1,8-9", "container"', 'null, "container"'))
-    assert scenario.load_previous(path) == {SandboxId("pod-a"): Previous(CpuSet.parse("0-3,8-9"), {
+    assert scenario_file.load_previous(path) == {SandboxId("pod-a"): Previous(CpuSet.parse("0-3,8-9"), {
         VcpuId(0): (None, None), VcpuId(1): (CpuSet.parse("2"), ContainerId("main")),
         VcpuId(2): (CpuSet.parse("3"), ContainerId("main"))})}
 
@@ -147,7 +148,7 @@ def test_little_need_be_said(tmp_path: Path) -> None:
     for text in ("", "# nothing\n", "{}", "sandboxes:\npolicy:\nshared_pool:\nhousekeeping:\ntopology:\n"):
         assert load(tmp_path, text, machine).sandboxes == ()
     one = load(tmp_path, "sandboxes: [{id: 7}]", machine)
-    assert scenario.place_scenario(one).data()["sandboxes"] == [{
+    assert place_scenario(one).data()["sandboxes"] == [{
         "id": "7", "mask": "", "verdict": "unmanaged", "reasons": [UNMANAGED], "vcpus": [], "iothreads": [],
         "vhost": None, "emulator": None, "containers": []}]
     assert one.node.topology is machine

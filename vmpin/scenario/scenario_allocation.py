@@ -20,12 +20,11 @@ from vmpin.allocation.pool_cpus import applied, pool, target
 from vmpin.allocation.refusal import Refusal
 from vmpin.allocation.search.best_set import best_part
 from vmpin.allocation.search.cost_code import cost_order
-from vmpin.config.allocate_settings import AllocateSettings
-from vmpin.config.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
+from vmpin.scenario.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 
 #: Microseconds: the kubelet's (cpu.cfs_period_us).
 _PERIOD = 100_000
@@ -34,7 +33,7 @@ _NAMES = {ContainerCreated: "create", ContainerRemoved: "remove", WishChanged: "
 
 class AllocationScenario(NamedTuple):
     machine: Topology
-    settings: AllocateSettings
+    options: AllocationOptions
     events: tuple[ScenarioEvent, ...]
 
 
@@ -63,7 +62,7 @@ class _PlayedNode:
         # A scenario need not name the one node of a machine without NUMA, which sysfs shows.
         self._machine = machine if machine.nodes else machine._replace(nodes={0: machine.all_cpus},
                                                                        memory_nodes=CpuSet((0,)))
-        self._options = scenario.settings.options._replace(mode=AllocationMode.ON)
+        self._options = scenario.options._replace(mode=AllocationMode.ON)
         self._ledger = Ledger()
         self._containers: dict[tuple[str, str], ContainerId] = {}
         self._mems: dict[ContainerId, CpuSet] = {}

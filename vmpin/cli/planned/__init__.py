@@ -1,1 +1,0 @@
-"""What vmpin would do: the verb `plan`, and nodes described in a file (scenarios) for it and for `map`."""

@@ -1,0 +1,60 @@
+"""A scenario's file: read for the verbs, and drawn for `vmpin map --scenario`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from vmpin.bounded import load_json
+from vmpin.config import yaml_file
+from vmpin.domain.model import SandboxId
+from vmpin.domain.topology import Topology
+from vmpin.errors import ConfigError, SourceError
+from vmpin.host.allocator_topology import allocator_topology
+from vmpin.host.sysfs import Sysfs
+from vmpin.placement.vcpus import Previous
+from vmpin.reports.map.node_map import Picture, picture
+from vmpin.reports.map.planned_node import planned_node
+from vmpin.scenario.node_scenario import Scenario, place_scenario
+from vmpin.scenario.scenario_reader import read_previous, read_scenario
+
+MAX_PLAN = 64 << 20  #: Bytes: a plan of a full node has some 2 MB.
+
+
+def load(path: Path, machine: Topology | None = None) -> Scenario:
+    """Read a scenario. :param machine: stands in for an absent topology. :raises ConfigError: in one line."""
+    return read_scenario(str(path), yaml_file.load(path, pipe=True), machine)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario; one without a topology is on this machine. :raises ConfigError: as `load`, or if empty."""
+    machine = None
+    with contextlib.suppress(SourceError):  # of no use to a scenario that has a topology
+        machine = allocator_topology(Sysfs())
+    document = yaml_file.load(path, pipe=True)
+    if not document:
+        raise ConfigError(f"{path}: is empty: a scenario has `sandboxes`, `pods` or `events`")
+    return read_scenario(str(path), document, machine)
+
+
+def load_previous(path: Path) -> dict[SandboxId, Previous]:
+    """Read an earlier output of `vmpin plan -o json`. :raises ConfigError: in one line."""
+    try:
+        data = load_json(yaml_file.read(path, MAX_PLAN, pipe=True))
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(f"{path}: not JSON: {err}") from err
+    yaml_file.check(path, data)
+    return read_previous(str(path), data)
+
+
+def planned_picture(path: Path) -> Picture:
+    """The node of a scenario, for the map; where CPUs are given out, by the ledger. :raises ConfigError: as above."""
+    scenario = load_scenario(path)
+    outcome = place_scenario(scenario)
+    ledger = None
+    if scenario.allocation is not None:
+        from vmpin.cli.allocator.played_events import ledger_after
+        from vmpin.scenario.scenario_allocation import play
+        ledger = ledger_after(play(scenario.allocation))
+    return picture(planned_node(outcome.data()["sandboxes"], scenario.node, outcome.own, outcome.collisions),
+                   scenario.node.topology, ledger, path.name)
