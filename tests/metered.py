@@ -28,7 +28,7 @@ from vmpin.daemon.exporter import Exporter
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import ContainerReport, GuestReport
-from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmmType, VmThread
+from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
@@ -38,6 +38,7 @@ from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.health import SourceHealth
+from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
 
 WEB = ContainerId("web")
@@ -79,7 +80,7 @@ class Node:
         for thread in found:
             self.cgroup(thread.id.tid, self.first if thread.id.tid == self.small else both)
         self.reconciler.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
-        self.reconciler.inventory.vms[self.id] = Vm(self.id, VmmType.QEMU, process, identified=True)
+        self.reconciler.inventory.vms[self.id] = Vm(self.id, QEMU, process, identified=True)
         self.reconciler.placements[self.id] = Placement(
             self.id, both, Verdict.PINNED, (), (VcpuPlacement(VcpuId(0), self.first),
                                                 VcpuPlacement(VcpuId(1), self.first)),

@@ -15,11 +15,12 @@ from need import lacking
 
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.proof import RunAccount
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
 
 SPIN = "while :; do :; done"
@@ -67,7 +68,7 @@ class Spinners:
     def meet(self, sandbox: SandboxId) -> Vm:
         pid = self.children[sandbox].pid
         main = thread_of(pid)
-        vm = Vm(sandbox, VmmType.QEMU, Process(pid, main.id, ThreadRole.EMULATOR, ["qemu"], threads={pid: main}))
+        vm = Vm(sandbox, QEMU, Process(pid, main.id, ThreadRole.EMULATOR, ["qemu"], threads={pid: main}))
         self.reconciler.inventory.vms[sandbox] = vm
         return vm
 

@@ -18,8 +18,8 @@ from measure import CannotMeasure, Figure, environment, median, process_ms, time
 from vms import Machine, compiled, kata_argv, sandbox_id
 
 from vmpin.cli.control_client import ask
-from vmpin.domain.model import VmmType
 from vmpin.vmm.processes import VmmProcess, classify
+from vmpin.vmm.qemu import QEMU
 
 #: Births between two starts of the watcher.
 _BLOCK = 50
@@ -127,7 +127,7 @@ def _naive(cpu: int) -> None:
     """What a simple tool does again and again."""
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error, OSError):
-            if isinstance(found := classify(process.info["cmdline"] or ()), VmmProcess) and found.type is VmmType.QEMU:
+            if isinstance(found := classify(process.info["cmdline"] or ()), VmmProcess) and found.type is QEMU:
                 for thread in process.threads():
                     os.sched_getaffinity(thread.id)
 

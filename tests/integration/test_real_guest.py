@@ -11,8 +11,8 @@ from shared_guest import SharedGuest
 from waiting import wait
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
+from vmpin.vmm import qemu
 from vmpin.vmm.processes import VmmProcess, classify
 from vmpin.vmm.threads import identify
 
@@ -42,7 +42,7 @@ def test_vmpin_takes_it_for_a_vmm_of_katas(guest: RealGuest) -> None:
     argv = Procfs().cmdline(guest.pid)
     found = classify(argv)
     assert isinstance(found, VmmProcess)
-    assert (found.type, found.sandbox) == (VmmType.QEMU, guest.sandbox)
+    assert (found.type, found.sandbox) == (qemu.QEMU, guest.sandbox)
     identified = identify(guest.pid, found.type, argv, guest.threads(), Procfs(), debugfs="/nonexistent")
     assert (identified.found_by, identified.complete, identified.vcpus) == ("names", True, guest.vcpus())
 

@@ -20,8 +20,9 @@ import pytest
 from need import need_root, need_unshare
 from real_qemu import Qemu, need_kvm
 
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
+from vmpin.vmm import qemu
 from vmpin.vmm.processes import VmmProcess, classify
 from vmpin.vmm.qemu_cmdline import guest_vcpus, iothread_ids, qmp_sockets
 from vmpin.vmm.qmp import ask, query
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="starts q
 
 def look(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
     more.setdefault("debugfs", "/nonexistent")
-    return identify(vm.pid, VmmType.QEMU, vm.argv, vm.threads(), procfs or Procfs(), **more)  # type: ignore[arg-type]
+    return identify(vm.pid, qemu.QEMU, vm.argv, vm.threads(), procfs or Procfs(), **more)  # type: ignore[arg-type]
 
 
 def look_until_complete(vm: Qemu, procfs: Procfs | None = None, **more: object) -> Identified:
@@ -55,7 +56,7 @@ def look_for_iothreads(vm: Qemu) -> set[int]:
 
 
 def asks_qmp(vm: Qemu, found: Identified) -> bool:
-    return wants_qmp(found.complete, bool(with_role(found, ThreadRole.IOTHREAD)), vm.argv)
+    return wants_qmp(qemu.QEMU, vm.argv, found.complete, bool(with_role(found, ThreadRole.IOTHREAD)))
 
 
 def with_role(found: Identified, role: ThreadRole) -> set[int]:
@@ -66,7 +67,7 @@ def test_process_is_classified_by_its_real_command_line() -> None:
     with Qemu() as vm:
         argv = Procfs().cmdline(vm.pid)
         assert argv == vm.argv
-        assert classify(argv) == VmmProcess(VmmType.QEMU, vm.sandbox)  # type: ignore[arg-type]
+        assert classify(argv) == VmmProcess(qemu.QEMU, vm.sandbox)  # type: ignore[arg-type]
 
 
 def test_named_threads_are_identified_by_their_names() -> None:
@@ -234,7 +235,7 @@ def test_socket_that_is_in_use_unseen_is_given_up(caplog: pytest.LogCaptureFixtu
 def test_a_qemu_that_is_late_is_asked_again(tmp_path: Path) -> None:
     """And the unread rest of the first question is not taken for another program's client."""
     with Qemu(debug_threads=False, qmp_sockets=1) as vm:
-        asked = Vm(SandboxId("a"), VmmType.QEMU,
+        asked = Vm(SandboxId("a"), qemu.QEMU,
                    Process(vm.pid, ThreadId(vm.pid, 0), ThreadRole.EMULATOR, list(vm.argv)))
         os.kill(vm.pid, signal.SIGSTOP)
         goes_on = threading.Timer(0.5, os.kill, (vm.pid, signal.SIGCONT))

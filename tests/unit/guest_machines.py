@@ -21,7 +21,7 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmmType, VmThread
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.guests.manager import GuestManager
 from vmpin.host.procfs import Procfs
@@ -29,6 +29,7 @@ from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.reconcile.view import NodeView
+from vmpin.vmm.firecracker import FIRECRACKER
 from vmpin.vmm.virtual_machine import Process, Vm
 
 POD = SandboxId("pod-a")
@@ -70,7 +71,7 @@ class Machine:
         threads = {tid: VmThread(ThreadId(tid, tid), ThreadRole.VCPU, f"fc_vcpu {number}", os.getpid(), VcpuId(number))
                    for number, tid in enumerate(range(100, 104))}
         process = Process(os.getpid(), ThreadId(os.getpid(), 1), ThreadRole.EMULATOR, ["firecracker"], threads=threads)
-        self.vm = Vm(POD, VmmType.FIRECRACKER, process, identified=True,
+        self.vm = Vm(POD, FIRECRACKER, process, identified=True,
                      vcpus=tuple(Vcpu(VcpuId(number)) for number in range(4)))
         self.view = SimpleNamespace(vms={POD: self.vm}, sandboxes={}, placements={}, proc=Procfs(),
                                     kata=lambda sandbox: None, config=self.config(**self.values))

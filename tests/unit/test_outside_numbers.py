@@ -20,7 +20,7 @@ from vmpin.cli.books import isolation as isolation_flags
 from vmpin.cli.top import command as top_flags
 from vmpin.config import values
 from vmpin.cpuset import MAX_CPU, CpuSet
-from vmpin.domain.model import SandboxId, VcpuId, VmmType
+from vmpin.domain.model import SandboxId, VcpuId
 from vmpin.domain.proof import _parsed
 from vmpin.errors import VmpinError
 from vmpin.fleet.node_record import record_of_pinning
@@ -33,11 +33,12 @@ from vmpin.runtime.kata import parse_go
 from vmpin.runtime.kubelet import parse_checkpoint
 from vmpin.runtime.oci import parse_message
 from vmpin.sources.nri.nri_events import NriPod
-from vmpin.vmm.guest_ports import guest_cid
+from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu
 from vmpin.vmm.processes import kernel_thread_owner
-from vmpin.vmm.qemu_cmdline import MAX_VCPUS, cpu_index, guest_vcpus, parse_smp
+from vmpin.vmm.qemu_cmdline import cpu_index, guest_vcpus, parse_smp
 from vmpin.vmm.thread_names import read_names
 from vmpin.vmm.threads import identify
+from vmpin.vmm.vmm_type import MAX_VCPUS
 
 QEMU = "qemu-system-x86_64"
 
@@ -69,13 +70,14 @@ def numa(text: str) -> Iterable[int | None]:
 
 def identified(text: str) -> Iterable[int]:
     argv = [QEMU, "-smp", f"cpus={text},maxcpus={text}"]
-    found = identify(7, VmmType.QEMU, argv, [(7, Stat(f"CPU {text}/KVM", "S", 1, 0, 1, 0))], Procfs("/nowhere"))
+    found = identify(7, qemu.QEMU, argv, [(7, Stat(f"CPU {text}/KVM", "S", 1, 0, 1, 0))], Procfs("/nowhere"))
     return [*found.vcpus.values(), *cpu_index(argv, [0, 1]).values()]
 
 
 def named(text: str) -> Iterable[int]:
-    return [vcpu for vmm, name in ((VmmType.QEMU, f"CPU {text}/KVM"), (VmmType.CLOUD_HYPERVISOR, f"vcpu{text}"),
-                                   (VmmType.FIRECRACKER, f"fc_vcpu {text}"), (VmmType.DRAGONBALL, f"db_vcpu{text}"))
+    return [vcpu for vmm, name in (
+        (qemu.QEMU, f"CPU {text}/KVM"), (cloud_hypervisor.CLOUD_HYPERVISOR, f"vcpu{text}"),
+        (firecracker.FIRECRACKER, f"fc_vcpu {text}"), (dragonball.DRAGONBALL, f"db_vcpu{text}"))
             for vcpu in read_names(vmm, 1, {2: Stat(name, "S", 1, 0, 1, 0)}).vcpus.values()]
 
 
@@ -152,8 +154,8 @@ PARSERS = [
     Parser("-smp", smp, MAX_VCPUS), Parser("-numa", numa, MAX_VCPUS),
     Parser("threads of a QEMU", identified, MAX_VCPUS),
     Parser("names of threads", named, MAX_VCPUS),
-    Parser("-device vhost-vsock", lambda text: [guest_cid([QEMU, "-device", f"vhost-vsock-pci,guest-cid={text}"])],
-           0xFFFFFFFE),
+    Parser("-device vhost-vsock",
+           lambda text: [qemu.guest_cid([QEMU, "-device", f"vhost-vsock-pci,guest-cid={text}"])], 0xFFFFFFFE),
     Parser("kernel threads", lambda text: [(kernel_thread_owner(f"vhost-{text}") or (None, None))[1]], 1 << 22),
     Parser("CPU lists", lambda text: [cpu for form in ("{}", "0-{}", "{}-{}", "0-7:1/{}")
                                       for cpu in _cpus(form.format(text, text))], MAX_CPU),

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.domain.model import ThreadId, VcpuId, VmmType
+from vmpin.domain.model import ThreadId, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
+from vmpin.vmm import qemu
 from vmpin.vmm.qmp import QmpAnswer
 from vmpin.vmm.threads import Identified, identify
+from vmpin.vmm.vmm_type import VmmType
 
 PID = 100
 RCU, IO, CPU0, CPU1 = 101, 102, 105, 106
@@ -31,7 +33,7 @@ class Fake:
 
     root: Path
     argv: list[str] = field(default_factory=lambda: [QEMU, "-smp", "2"])
-    vmm: VmmType = VmmType.QEMU
+    vmm: VmmType = qemu.QEMU
     stats: dict[int, Stat] = field(default_factory=dict)
     slept: list[float] = field(default_factory=list)
     #: What a thread's syscall file says from the first pause on.

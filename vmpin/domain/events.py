@@ -7,7 +7,7 @@ import enum
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, VmmType
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId
 
 
 class Source(enum.IntEnum):
@@ -113,9 +113,10 @@ Event = SandboxEvent | SandboxGone
 class VmmClaim(NamedTuple):
     """A source's claim that a process is a sandbox's VMM. It counts when `identity` (read when the claim was made) is
     still that process, or when its command line names the sandbox by its whole id, or the VM by `uuid` ("" for none):
-    never a part of either, as any process may have that. `type` is the kind of VMM, where the source has it."""
+    never a part of either, as any process may have that. `hypervisor` is the kind of VMM as Kata names it, "" where
+    the source does not have it."""
 
     pid: int
     uuid: str = ""
     identity: ThreadId | None = None
-    type: VmmType | None = None
+    hypervisor: str = ""

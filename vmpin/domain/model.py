@@ -77,14 +77,6 @@ class VmThread(NamedTuple):
         return self.id.tid == self.pid
 
 
-class VmmType(enum.StrEnum):
-    QEMU = "qemu"
-    CLOUD_HYPERVISOR = "cloud-hypervisor"
-    FIRECRACKER = "firecracker"
-    DRAGONBALL = "dragonball"
-    STRATOVIRT = "stratovirt"
-
-
 class Vcpu(NamedTuple):
     """A vCPU as the guest sees it; `core` and `node` are the guest's numbers, None where no source has them."""
 

@@ -13,7 +13,7 @@ from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
-from vmpin.domain.model import ContainerId, SandboxId, VcpuId, VmmType
+from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.cpu_numbers import GuestVcpus
 from vmpin.guests.kata_session import KataSession, KataWish
@@ -27,8 +27,7 @@ from vmpin.guests.vcpu_map import guest_map
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement
 from vmpin.vmm.guest_kernel import kernel_version
-from vmpin.vmm.guest_ports import guest_cid, hardware_ids
-from vmpin.vmm.qemu_cmdline import parse_smp
+from vmpin.vmm.hardware_ids import hardware_ids
 from vmpin.vmm.virtual_machine import Vm
 
 
@@ -54,7 +53,7 @@ class VmGuest:
         self.agent: AgentSession | None = None
         self.kata: KataSession | None = None
         self._address = GuestAddress(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
-        self.cid = guest_cid(vm.vmm.argv)
+        self.cid = vm.type.channels.cid(vm.vmm.argv)
         self._proc = proc
         self._rival = rival
         #: Set at every change of a session: for `run`, and for any number of tasks in `unpin_result`.
@@ -83,7 +82,7 @@ class VmGuest:
     def _kernel(self) -> tuple[int, int] | None:
         if platform.machine() != "x86_64":
             return None  # cpu_numbers derives CPU numbers from it for x86 only
-        return kernel_version(self._address.argv, self._address.pid, self.vmm.starttime)
+        return kernel_version(self.vm.type.kernels(self._address.argv), self._address.pid, self.vmm.starttime)
 
     def update(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:
         """Derive the map from the placement and give it to the sessions. Without a placement the guest keeps the last
@@ -218,11 +217,11 @@ def guest_vcpus(vm: Vm, hw: dict[VcpuId, int]) -> GuestVcpus:
     threads = sorted((thread.id.starttime, thread.id.tid, thread.vcpu) for thread in vm.vmm.threads.values()
                      if thread.vcpu is not None)
     arrived = {vcpu: hw[vcpu] for _, _, vcpu in threads if vcpu in hw}
-    if vm.type is VmmType.QEMU:
-        smp = parse_smp(vm.vmm.argv)
-        return GuestVcpus(arrived, smp.cpus, smp.maxcpus)
-    # Cloud Hypervisor and Dragonball plug vCPUs in ascending order, the others plug none.
-    return GuestVcpus(arrived, len(arrived), len(arrived))
+    start = vm.type.start(tuple(vm.vmm.argv))
+    # Where the command line does not have the slots, vCPUs are plugged in ascending order (Cloud Hypervisor,
+    # Dragonball), or not at all.
+    return GuestVcpus(arrived, start.vcpus, start.slots) if start.slots else (
+        GuestVcpus(arrived, len(arrived), len(arrived)))
 
 
 def _boots(state: SandboxState | None) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.counters import NewbornCounts
-from vmpin.domain.model import SandboxId, ThreadRole, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadRole, VmThread
 from vmpin.host import affinity
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.placement.rules import Placement
@@ -199,12 +199,12 @@ class LatencyBook:
 
 def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:
     """Whether a thread was created in a shim before its VMM ran. The shim keeps its mask until then (newborn_placer),
-    so its being outside does not count. Dragonball's VMM is the shim, and runs from its first vCPU on."""
+    so its being outside does not count. A library's VMM (Dragonball) is the shim, and runs from its first vCPU on."""
     if vm is None:
         return False
     if thread.role is ThreadRole.SHIM:
         return thread.id.starttime <= vm.vmm.id.starttime
-    if vm.type is not VmmType.DRAGONBALL or thread.role is ThreadRole.VCPU:
+    if not vm.type.library_thread or thread.role is ThreadRole.VCPU:
         return False
     vcpus = [each.id.starttime for each in vm.vmm.threads.values() if each.role is ThreadRole.VCPU]
     return bool(vcpus) and thread.id.starttime <= min(vcpus)

@@ -30,8 +30,8 @@ from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.procevents.named_vcpus import NamedVcpuPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
-from vmpin.vmm.threads import is_dragonball
 from vmpin.vmm.virtual_machine import Process, Vm
+from vmpin.vmm.vmms import library_with
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
 logger = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ class NewbornPlacer:
             vm, process = followed
             if process is vm.vmm:
                 self._named_vcpus.place(event, vm, follow_up)
-        elif is_dragonball([event.name]) and event.process in self._view.helper_pids:
+        elif library_with([event.name]) is not None and event.process in self._view.helper_pids:
             # A shim whose VM is a library's is the VMM from its first vCPU's name on.
             follow_up.relevant = True
             self._reconciler.inspect_process(event.process)

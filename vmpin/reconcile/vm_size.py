@@ -1,8 +1,9 @@
 """How many vCPUs a VM has without those of its containers, as the allocator needs it at a container's creation.
 
 Kata boots the VM with `default_vcpus` before it creates any container, and plugs in the containers' vCPUs later, up to
-`maxcpus`; so what QEMU was started with is that number. For other VMMs it is read from the pod's annotation, or else
-from Kata's configuration. With static sizing (static_sandbox_resource_mgmt) the VM boots with all vCPUs, and `maxcpus`
+`maxcpus`; so the vCPUs on a VMM's command line (QEMU's) are that number. Where it has none, the number is the pod's
+annotation, or else that of Kata's configuration. With static sizing (static_sandbox_resource_mgmt) the VM boots with
+all vCPUs, and `maxcpus`
 is their number (rounded up to whole NUMA nodes of the guest, where it has several): the containers' CPUs make it no
 larger. runtime-rs (4.1) then adds a part of a vCPU (`overhead_vcpus`, 0.2) to their sum before it rounds up.
 
@@ -15,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vmpin.bounded import parse_whole
-from vmpin.domain.model import SandboxId, VmmType
+from vmpin.domain.model import SandboxId
 from vmpin.domain.runtime_call import VmSize
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.nri.nri_events import NriPod
 from vmpin.vmm.processes import VmmProcess, classify, classify_by_arguments, is_vms
-from vmpin.vmm.qemu_cmdline import MAX_VCPUS, option_values, parse_smp
+from vmpin.vmm.vmm_type import MAX_VCPUS
 
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
 
@@ -37,9 +38,9 @@ def vcpus_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
     if not (named_for_kata(pod.handler) or known(pod.id) or _is_vms(argv, pod.pid, proc)):
         return VmSize()
     found = classify(argv) or classify_by_arguments(argv)
-    if argv and isinstance(found, VmmProcess) and found.type is VmmType.QEMU and option_values(argv, "smp"):
-        smp = parse_smp(argv)
-        return VmSize(True, smp.cpus, smp.maxcpus)
+    start = found.type.start(tuple(argv)) if isinstance(found, VmmProcess) else None
+    if start is not None and start.slots:
+        return VmSize(True, start.vcpus, start.slots)
     part = overhead(pod.handler)
     if part is not None:  # of the pod's annotation nothing is left then
         return VmSize(True, 0, part=part)

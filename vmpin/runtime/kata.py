@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuLists, CpuSetError
-from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, VmmType, valid_id
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
 from vmpin.host.procfs import names_in
 from vmpin.host.regular import Stamp, lasting_stamp, read_regular, stamp
@@ -25,10 +25,6 @@ from vmpin.runtime.json_files import dig, parse_object, pid_of
 MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 24_576, 512
 #: Seconds for which a file may be half written before that counts: a busy node may take as long to write it.
 SETTLING = 1.0
-
-#: VMMs by the names that Kata's Go runtime has for them (virtcontainers/hypervisor.go).
-_VMM_TYPES = {"qemu": VmmType.QEMU, "clh": VmmType.CLOUD_HYPERVISOR, "firecracker": VmmType.FIRECRACKER,
-              "stratovirt": VmmType.STRATOVIRT}
 
 
 class KataSandbox(NamedTuple):
@@ -45,7 +41,7 @@ class KataSandbox(NamedTuple):
     pins_vcpus: bool  #: Kata's own pinning is on: two writers of the same masks.
     #: How Kata reaches its agent: vsock://CID:1024 or hvsock://PATH:1024; "" where it is not kept.
     agent_url: str = ""
-    vmm_type: VmmType | None = None  #: None where it is not known.
+    hypervisor: str = ""  #: The kind of VMM as Kata names it (virtcontainers/hypervisor.go), "" where it is not known.
 
 
 #: Parses a state file: its sandbox, its bytes, and when it was written.
@@ -179,6 +175,10 @@ def _url(value: object) -> str:
     return value if isinstance(value, str) and len(value) <= 4096 else ""
 
 
+def _hypervisor(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= 64 else ""
+
+
 def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str = "") -> KataSandbox:
     """Parse persist.json of the Go runtime; the keys are Go's field names.
     :param written: when the file was written, CLOCK_REALTIME ns.
@@ -217,7 +217,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
     vmm = dig(state, "HypervisorState")
     return KataSandbox(sid, "kata-go", pid_of(dig(vmm, "Pid")), tuple(containers), pod, str(dig(vmm, "UUID") or ""),
                        written, dig(state, "Config", "EnableVCPUsPinning") is True,
-                       _url(dig(state, "AgentState", "URL")), _VMM_TYPES.get(str(dig(vmm, "Type"))))
+                       _url(dig(state, "AgentState", "URL")), _hypervisor(dig(vmm, "Type")))
 
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:

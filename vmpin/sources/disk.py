@@ -90,7 +90,7 @@ class DiskSources:
                  for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
         for kata in self.sandboxes.values():
             if kata.vmm_pid:
-                found[kata.id] = named(VmmClaim, (kata.vmm_pid, kata.uuid, None, kata.vmm_type))
+                found[kata.id] = named(VmmClaim, (kata.vmm_pid, kata.uuid, None, kata.hypervisor))
         return found
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:

@@ -194,7 +194,7 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
 def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus],
              wide: bool, guest: GuestData | None) -> dict[str, object]:
     """The document's entry of one sandbox. :param wide: also read the VMM's cgroup."""
-    vmm = None if vm is None else {"type": vm.type.value, "pid": vm.vmm.pid,
+    vmm = None if vm is None else {"type": vm.type.name, "pid": vm.vmm.pid,
                                        "starttime": vm.vmm.id.starttime}
     # One reason for all threads that their cgroup refuses.
     notes = view.refusals(sandbox.id, {seen.thread.id for seen in threads if seen.barred})

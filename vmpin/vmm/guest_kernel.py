@@ -1,7 +1,7 @@
-"""Which Linux a VM was started with, from the kernel image that QEMU was given.
+"""Which Linux a VM was started with, from the kernel image that its VMM was given.
 
-The guest is not asked: its answer need not be true. QEMU reads the file once, so it is believed only as long as it is
-the one from before the VM started.
+The guest is not asked: its answer need not be true. The VMM reads the file once, so it is believed only as long as it
+is the one from before the VM started.
 """
 
 import os
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from vmpin.host.procfs import began
-from vmpin.vmm.qemu_cmdline import option_values
 
 #: Bytes: the size limit of a kernel image, how much of it is searched at a time, and of that again with the next part.
 _MOST, _PART, _OVERLAP = 512 << 20, 1 << 20, 64
@@ -24,10 +23,10 @@ _MAGIC, _MAGIC_AT, _TEXT_AT = b"HdrS", 0x202, 0x20E
 _known: dict[tuple[int, int, int, int], tuple[int, int] | None] = {}
 
 
-def kernel_version(argv: Sequence[str], pid: int, starttime: int) -> tuple[int, int] | None:
-    """Return the version of QEMU's `-kernel`, its first two numbers; None when it cannot be read from the file.
-    :param pid: whose view the path is of. :param starttime: when that process began (clock ticks since boot)."""
-    paths = option_values(argv, "kernel")
+def kernel_version(paths: Sequence[str], pid: int, starttime: int) -> tuple[int, int] | None:
+    """Return the version of a VM's kernel, its first two numbers; None when it cannot be read from the file.
+    :param paths: of the kernel: of several it is not known which counts. :param pid: whose view they are of.
+    :param starttime: when that process began (clock ticks since boot)."""
     if len(paths) != 1 or not paths[0] or "\0" in paths[0]:
         return None
     path = f"/proc/{pid}/root{paths[0]}" if paths[0].startswith("/") else f"/proc/{pid}/cwd/{paths[0]}"

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from vmpin.domain.events import VmmClaim
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuState, VcpuThreads, VmmType, VmThread, named
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuState, VcpuThreads, VmThread, named
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, ProcessTable
@@ -260,10 +260,10 @@ class VmInventory:
         """VMs whose threads only QMP can identify, and that were not asked yet about the threads they have."""
         needing = []
         for vm in self.vms.values():
-            if vm.type is not VmmType.QEMU or not vm.vmm.stats:
+            if vm.type.qmp_sockets is None or not vm.vmm.stats:
                 continue
             if vm.qmp_need is QmpNeed.UNDECIDED:  # to read hundreds of command lines costs as much as a pass
-                needed = vmm_threads.wants_qmp(vm.vcpus_identified, bool(vm.iothreads), vm.vmm.argv)
+                needed = vmm_threads.wants_qmp(vm.type, vm.vmm.argv, vm.vcpus_identified, bool(vm.iothreads))
                 vm.qmp_need = QmpNeed.NEEDED if needed else QmpNeed.NOT_NEEDED
             if vm.qmp_need is QmpNeed.NEEDED and vm.qmp_asked != frozenset(vm.vmm.stats):
                 needing.append(vm)

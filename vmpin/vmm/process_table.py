@@ -9,11 +9,12 @@ import logging
 from collections.abc import Mapping
 
 from vmpin.domain.events import VmmClaim
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.processes import HelperProcess, VmmProcess, kernel_thread_owner
 from vmpin.vmm.recognition import ClaimedVmm, Found, Impostor, claims_by_pid, recognize
-from vmpin.vmm.threads import is_dragonball
+from vmpin.vmm.vmm_type import VmmType
+from vmpin.vmm.vmms import library_with
 
 logger = logging.getLogger(__name__)
 
@@ -126,8 +127,8 @@ class ProcessTable:
         identity, process, argv = found
         if isinstance(process, VmmProcess):
             process = self._whole(identity, process)
-        elif process.role is ThreadRole.SHIM and self._runs_dragonball(pid):
-            process = VmmProcess(VmmType.DRAGONBALL, process.sandbox)
+        elif process.role is ThreadRole.SHIM and (vmm := self._vmm_within(pid)) is not None:
+            process = VmmProcess(vmm, process.sandbox)
         self._drop_but(self.vmms if isinstance(process, VmmProcess) else self.helpers, number)
         if isinstance(process, VmmProcess):
             self.vmms[number] = (identity, process, argv)
@@ -154,7 +155,7 @@ class ProcessTable:
                  if name is not None and name.startswith(vmm.sandbox)]
         return vmm._replace(sandbox=max(whole, key=len)) if whole else vmm
 
-    def _runs_dragonball(self, pid: str) -> bool:
-        """Dragonball is a library: its VM lives in the shim's own process."""
+    def _vmm_within(self, pid: str) -> VmmType | None:
+        """The VMM that a shim runs in its own process, None where that is another's."""
         stats = (self.proc.thread_stat(pid, tid) for tid in self.proc.tids(pid))
-        return is_dragonball(stat.comm for stat in stats if stat is not None)
+        return library_with(stat.comm for stat in stats if stat is not None)

@@ -1,48 +1,26 @@
 """Parts of QEMU's command line: the guest's CPU topology, the declared iothreads, the QMP sockets.
 
-Pure. The syntax is QEMU's own (util/keyval.c, util/qemu-option.c): options with one dash or two, `key=value` lists,
-`,,` for a comma in a value. What cannot be read is left out, never guessed: argv is not ours. It may no longer be
-true: QEMU can be changed over QMP after its start.
+Pure. What cannot be read is left out, never guessed: argv is not ours. It may no longer be true: QEMU can be changed
+over QMP after its start.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from vmpin.bounded import load_json, parse_whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import Vcpu, VcpuId
+from vmpin.vmm.arguments import keyvals, option_values
+from vmpin.vmm.vmm_type import MAX_VCPUS, host_machine
 
-#: More vCPUs than any QEMU machine type takes; and as many NUMA nodes as it takes (include/system/numa.h, MAX_NODES).
-MAX_VCPUS, _MAX_NODES = 8192, 128
+#: As many NUMA nodes as QEMU takes (include/system/numa.h, MAX_NODES).
+_MAX_NODES = 128
 _PROGRAM = r"qemu-(?:.+-)?system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
 #: What QEMU reads as a switch that is on.
 ON = frozenset(("on", "yes", "true", "y"))
-
-
-def option_values(argv: Sequence[str], *names: str) -> list[str]:
-    """Return the values after `-name` or `--name`, in order."""
-    wanted = _dashed(names)
-    return [value for arg, value in pairwise(argv) if arg in wanted]
-
-
-@lru_cache(maxsize=64)
-def _dashed(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(dashes + name for name in names for dashes in ("-", "--"))
-
-
-def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
-    """`a,k=v,flag` as pairs: a first item without `=` is the value of `implied`, a later one means `on`."""
-    pairs = []
-    for at, part in enumerate(_split(text)):
-        key, equals, value = part.partition("=")
-        if not equals:
-            key, value = (implied, part) if at == 0 else (part, "on")
-        pairs.append((key, value))
-    return pairs
 
 
 def options_of(value: str, implied: str) -> dict[str, str]:
@@ -151,9 +129,7 @@ def architecture(argv: Sequence[str]) -> str:
     named = re.match(_PROGRAM, argv[0].rpartition("/")[2] if argv else "")
     if named is not None:
         return named[1]
-    import platform  # takes a millisecond to load, and few programs need it
-
-    return platform.machine()
+    return host_machine(argv)
 
 
 def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
@@ -281,21 +257,3 @@ def _cpus(pairs: Iterable[tuple[str, str]]) -> CpuSet:
             except CpuSetError:
                 continue
     return cpus
-
-
-def _split(text: str) -> list[str]:
-    """Split at single commas; doubled ones become one comma of the value."""
-    if ",," not in text:
-        return text.split(",") if text else []
-    parts, part, at = [], "", 0
-    while at < len(text):
-        if text[at] != ",":
-            part += text[at]
-        elif text[at + 1:at + 2] == ",":
-            part += ","
-            at += 1
-        else:
-            parts.append(part)
-            part = ""
-        at += 1
-    return [*parts, part]

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from vmpin.domain.model import VcpuId
-from vmpin.vmm.qemu_cmdline import qmp_sockets
 
 if TYPE_CHECKING:
     from qemu.qmp import QMPClient
@@ -46,7 +45,7 @@ async def ask(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> bool:
     """Query a VM's QMP sockets in turn and keep the answer in `vm.qmp`; True when there was one. Each thread set is
     asked about once."""
     vm.qmp_asked = frozenset(vm.vmm.stats)
-    for path in qmp_sockets(vm.vmm.argv):
+    for path in () if vm.type.qmp_sockets is None else vm.type.qmp_sockets(vm.vmm.argv):
         vm.qmp = await _repeated(path, vm.vmm.pid, deadlines)
         if vm.qmp is not None:
             return True

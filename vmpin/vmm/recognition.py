@@ -32,8 +32,8 @@ from vmpin.vmm.processes import (
     may_be,
     may_be_file_server,
     named_by_kata,
-    vmm_sandbox,
 )
+from vmpin.vmm.vmms import is_cut_id, named_in_kata
 
 #: A process of a sandbox: its main thread, classification and command line.
 Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
@@ -95,9 +95,10 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
 def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId, argv: list[str]) -> VmmProcess | None:
     """The VMM that Kata's state names by its pid and kind, whatever its command line; with the sandbox where that
     names the same."""
-    if claimed is None or claimed.claim.type is None or claimed.claim.identity not in (None, identity):
+    vmm = None if claimed is None else named_in_kata(claimed.claim.hypervisor)
+    if claimed is None or vmm is None or claimed.claim.identity not in (None, identity):
         return None
-    found = VmmProcess(claimed.claim.type, vmm_sandbox(claimed.claim.type, argv))
+    found = VmmProcess(vmm, vmm.sandbox(argv))
     same = named_by_kata(found, argv, claimed.sandbox, "")
     return found if same else found._replace(sandbox=None)
 
@@ -156,7 +157,7 @@ def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: Sandbo
         found = classify(proc.cmdline(parent, above)) if may_be(above) else None
         if found is not None and is_shim(found):
             whole = found.sandbox or ""
-            return (sandbox == whole or VmmProcess.is_beginning(sandbox, whole)) and not foreign_uid(proc, parent)
+            return (sandbox == whole or is_cut_id(sandbox, whole)) and not foreign_uid(proc, parent)
         stat = proc.stat(parent) if above == beginning else None
         if stat is None:
             return False

@@ -10,29 +10,19 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from vmpin.bounded import parse_whole
-from vmpin.domain.model import ThreadRole, VcpuId, VmmType
+from vmpin.domain.model import ThreadRole, VcpuId
 from vmpin.host.procfs import Stat
-from vmpin.vmm.qemu_cmdline import MAX_VCPUS
+from vmpin.vmm.vmm_type import MAX_VCPUS, VmmType
 
 # Linux 6.4 and newer run vhost's workers and KVM's huge page recovery inside the VMM's own thread group.
 _ANY = r"|(?P<vhost>vhost-[0-9]+$)|(?P<kvm>kvm-nx-lpage)|(?P<own>iou-)"
-_QEMU = r"CPU (?P<vcpu>[0-9]{1,5})/[A-Z]+$|IO (?P<io>.+)"
-_PATTERN = {
-    VmmType.QEMU: _QEMU,
-    VmmType.STRATOVIRT: _QEMU,
-    VmmType.CLOUD_HYPERVISOR: r"vcpu(?P<vcpu>[0-9]{1,5})$",
-    VmmType.FIRECRACKER: r"fc_vcpu (?P<vcpu>[0-9]{1,5})$",
-    VmmType.DRAGONBALL: r"db_vcpu(?P<vcpu>[0-9]{1,5})$",
-}
-
-#: The iothread in which QEMU runs its own monitors. For libvirt, and here, iothreads are the declared ones.
-MONITOR = "mon_iothread"
 
 Role = tuple[ThreadRole, VcpuId | None]
 EMULATOR: Role = (ThreadRole.EMULATOR, None)
 IOTHREAD: Role = (ThreadRole.IOTHREAD, None)
 _BY_GROUP: dict[str, Role] = {
-    "io": IOTHREAD, "vhost": (ThreadRole.VHOST, None), "kvm": (ThreadRole.KVM, None), "own": EMULATOR}
+    "io": IOTHREAD, "monitor": EMULATOR, "vhost": (ThreadRole.VHOST, None), "kvm": (ThreadRole.KVM, None),
+    "own": EMULATOR}
 
 
 class Names(NamedTuple):
@@ -45,37 +35,43 @@ class Names(NamedTuple):
     unnamed: list[int]
     #: Those whose name has no role.
     other: list[int]
+    #: Those named as the VMM's monitors.
+    monitors: list[int]
 
 
 def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Iterable[str] = ()) -> Names:
     """Sort the threads of process `pid` by their names; `iothreads` are the declared ids."""
-    pattern = _PATTERN[vmm]
+    pattern = vmm.thread_names
     process = stats[pid].comm if pid in stats else ""
-    names = Names({}, {}, [], [])
-    roles, vcpus, unnamed, other = names
+    names = Names({}, {}, [], [], [])
+    roles, vcpus, unnamed, other, monitors = names
     for tid, stat in stats.items():
         comm = stat.comm
         role = EMULATOR
-        group, vcpu = _group(pattern, comm)
+        group, text, vcpu = _read_name(pattern, comm)
         if vcpu is not None:
             vcpus[tid] = vcpu
         elif group is None:
             if tid != pid:
                 (unnamed if comm == process else other).append(tid)
-        elif comm != f"IO {MONITOR}" or MONITOR in iothreads:
+        else:
             role = _BY_GROUP[group]
+            if group == "monitor":
+                monitors.append(tid)
+                role = IOTHREAD if text in iothreads else EMULATOR
         roles[tid] = role
     return names
 
 
 @lru_cache(maxsize=1024)
-def _group(pattern: str, comm: str) -> tuple[str | None, VcpuId | None]:
-    """The group of the pattern that a name matches, and the number of a vCPU's name: thousands of threads have a few
-    different names."""
-    found = re.match(pattern + _ANY, comm)
-    if found is None:
-        return None, None
-    if found.lastgroup != "vcpu":
-        return found.lastgroup, None
-    vcpu = parse_whole(found["vcpu"], MAX_VCPUS - 1)
-    return (None, None) if vcpu is None else ("vcpu", VcpuId(vcpu))
+def _read_name(pattern: str, comm: str) -> tuple[str | None, str, VcpuId | None]:
+    """The group of the pattern that a name matches, its text, and the number of a vCPU's name: thousands of threads
+    have a few different names."""
+    match = re.match(pattern + _ANY, comm)
+    if match is None or match.lastgroup is None:
+        return None, "", None
+    text = match[match.lastgroup]
+    if match.lastgroup != "vcpu":
+        return match.lastgroup, text, None
+    vcpu = parse_whole(text, MAX_VCPUS - 1)
+    return (None, "", None) if vcpu is None else ("vcpu", text, VcpuId(vcpu))

@@ -18,14 +18,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from vmpin.domain.model import ThreadId, ThreadRole, VcpuId, VmmType
+from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
 from vmpin.vmm import kvm
-from vmpin.vmm.qemu_cmdline import cpu_index, has_qmp, iothread_ids, option_values, parse_smp, qmp_sockets
-from vmpin.vmm.thread_names import IOTHREAD, MONITOR, read_names
+from vmpin.vmm.thread_names import IOTHREAD, read_names
+from vmpin.vmm.vmm_type import VmmType
 
 if TYPE_CHECKING:
     from vmpin.vmm.qmp import QmpAnswer
@@ -89,22 +88,12 @@ def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tupl
     return Identified(roles, found_by, complete)
 
 
-def is_dragonball(comms: Iterable[str]) -> bool:
-    """Whether a shim with threads of these names runs its VM (Dragonball) in its own process."""
-    return any(comm.startswith("db_vcpu") for comm in comms)
-
-
-def wants_qmp(vcpus_identified: bool, iothreads_identified: bool, argv: Sequence[str]) -> bool:
+def wants_qmp(vmm: VmmType, argv: Sequence[str], vcpus_identified: bool, iothreads_identified: bool) -> bool:
     """Whether asking QMP is worth it: something is not identified, and there is a socket that is not Kata's."""
-    return not (vcpus_identified and (iothreads_identified or not iothread_ids(argv))) and bool(qmp_sockets(argv))
-
-
-@lru_cache(maxsize=1024)
-def _promised(argv: tuple[str, ...]) -> tuple[int, tuple[str, ...], int]:
-    """How many vCPUs QEMU started with, its iothreads, and how many vCPUs it has room for, 0 where the command line
-    does not have that."""
-    smp = parse_smp(argv)
-    return smp.cpus, iothread_ids(argv), smp.maxcpus if option_values(argv, "smp") else 0
+    if vmm.qmp_sockets is None or (
+            vcpus_identified and (iothreads_identified or not vmm.start(tuple(argv)).iothreads)):
+        return False
+    return bool(vmm.qmp_sockets(argv))
 
 
 class _Vm:
@@ -115,11 +104,8 @@ class _Vm:
                  ended: Collection[VcpuId]) -> None:
         self.pid, self.argv, self.stats, self.procfs = pid, argv, stats, procfs
         self.debugfs, self.sleep, self.qmp = debugfs, sleep, qmp
-        self.qemu = vmm is VmmType.QEMU
-        #: vCPUs there must be at least, for no one unplugs those QEMU started with; and the iothreads it was given.
-        #: Where those of all its slots are known there is no other.
-        self.least, self.declared, self.slots = _promised(tuple(argv)) if self.qemu else (1, (), 0)
-        self.names = read_names(vmm, pid, stats, self.declared)
+        self.vmm, self.start = vmm, vmm.start(tuple(argv))
+        self.names = read_names(vmm, pid, stats, self.start.iothreads)
         self.vcpus: dict[int, VcpuId] = {}
         self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
         #: On a CPU when kvm_run sampled.
@@ -161,13 +147,14 @@ class _Vm:
             return False
         if self.qmp is not None and self.qmp.vcpus and self.qmp.vcpus.keys() <= self.vcpus.keys():
             return True
-        if self.slots and sum(vcpu < self.slots for vcpu in self.vcpus.values()) == self.slots:
+        slots = self.start.slots
+        if slots and sum(vcpu < slots for vcpu in self.vcpus.values()) == slots:
             return True
         if self.suspects():
             expected = set(self.by_index(self.fds()).values())
             if expected:
                 return expected - self.gone <= set(self.vcpus.values())
-        return len(self.vcpus) >= self.least
+        return len(self.vcpus) >= self.start.vcpus
 
     def fds(self) -> dict[int, int]:
         """KVM's vcpu ids by descriptor, read once and only when needed."""
@@ -176,22 +163,20 @@ class _Vm:
         return self._fds
 
     def by_index(self, found: Mapping[int, int]) -> dict[int, VcpuId]:
-        """KVM's vcpu ids as QEMU counts."""
-        if not self.qemu:
-            return {key: VcpuId(number) for key, number in found.items()}
-        index = cpu_index(self.argv, found.values())
-        return {key: index[number] for key, number in found.items() if number in index}
+        """KVM's vcpu ids as the VMM counts its vCPUs."""
+        vcpus = self.vmm.vcpus_of_kvm_ids(self.argv, found.values())
+        return {key: vcpus[number] for key, number in found.items() if number in vcpus}
 
     def all_iothreads(self) -> Collection[int]:
         """Return the iothreads identified by QMP or before; failing that, by the order in which QEMU made them."""
-        if not self.declared:
+        declared = self.start.iothreads
+        if not declared:
             return self.iothreads
         named = {tid for tid, role in self.names.roles.items() if role is IOTHREAD}
-        missing = len(self.declared) - len(named | self.iothreads)
+        missing = len(declared) - len(named | self.iothreads)
         if missing < 1:
             return self.iothreads
-        shown = any(stat.comm == f"IO {MONITOR}" for stat in self.stats.values())
-        monitors = 1 if has_qmp(self.argv) and not shown else 0
+        monitors = 1 if self.start.monitor_thread and not self.names.monitors else 0
         return self.iothreads | _by_order(self.procfs, self.pid, self.stats, self.suspects(), self.vcpus, missing,
                                          monitors)
 

@@ -8,9 +8,9 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmThread
 from vmpin.host.procfs import Stat
-from vmpin.vmm.qemu_cmdline import guest_vcpus
+from vmpin.vmm.vmm_type import VmmType
 
 if TYPE_CHECKING:
     from vmpin.vmm.qmp import QmpAnswer
@@ -111,9 +111,7 @@ class Vm:
 
     def guest_vcpus(self, ids: Sequence[VcpuId]) -> tuple[Vcpu, ...]:
         """vCPUs as the guest sees them."""
-        if self.type is VmmType.QEMU:
-            return guest_vcpus(self.vmm.argv, ids)
-        return tuple(Vcpu(number) for number in ids)
+        return self.type.guest_vcpus(self.vmm.argv, ids)
 
     def main_of(self, thread: VmThread) -> ThreadId:
         """The main thread of a thread's process: itself for a kernel thread."""

@@ -12,9 +12,9 @@ from lab.node_tests.guest import Guest
 from lab.node_tests.machines import PATIENCE, NestedVm, until
 from lab.variant import Kernel, Variant
 from vmpin.domain.events import VmmClaim
-from vmpin.domain.model import SandboxId, ThreadRole, VcpuId, VmmType
+from vmpin.domain.model import SandboxId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
-from vmpin.vmm import kvm, qmp
+from vmpin.vmm import kvm, qemu, qmp
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids
 from vmpin.vmm.thread_names import read_names
@@ -59,7 +59,7 @@ def named() -> Iterator[NestedVm]:
 
 def identify_threads(vm: NestedVm, procfs: Procfs | None = None, debugfs: str = NOWHERE,
          answer: qmp.QmpAnswer | None = None) -> Identified:
-    return identify(vm.pid, VmmType.QEMU, vm.argv, vm.threads(), procfs or Procfs(), debugfs=debugfs, qmp=answer)
+    return identify(vm.pid, qemu.QEMU, vm.argv, vm.threads(), procfs or Procfs(), debugfs=debugfs, qmp=answer)
 
 
 def asked(vm: NestedVm) -> qmp.QmpAnswer:
@@ -84,7 +84,7 @@ def own_roles(vm: NestedVm) -> dict[int, ThreadRole]:
 
 
 def test_names_alone_identify_every_role(named: NestedVm) -> None:
-    found = read_names(VmmType.QEMU, named.pid, dict(named.threads()), iothread_ids(named.argv))
+    found = read_names(qemu.QEMU, named.pid, dict(named.threads()), iothread_ids(named.argv))
     assert found.vcpus == named.vcpus()
     identified = identify_threads(named, Hidden(calls=True, fds=True))
     assert (identified.found_by, identified.complete) == ("names", True)

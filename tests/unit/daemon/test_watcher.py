@@ -27,13 +27,14 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.supervision import SupervisedTasks
 from vmpin.daemon.watcher import Watcher
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.errors import ConfigError, LockHeldError
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.spool import Spool
+from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
 
 
@@ -367,7 +368,7 @@ def test_vcpus_are_missed_once_the_vmm_has_more_than_its_first_thread(
             vmm = Process(pid, ThreadId(pid, 1), ThreadRole.EMULATOR, ["qemu"])
             vmm.stats.update({number: stat for number in range(threads) if (stat := Procfs().stat(pid)) is not None})
             caplog.clear()
-            watcher.passes.report_unidentified(Vm(SandboxId("a"), VmmType.QEMU, vmm, identified=False, vcpus=()))
+            watcher.passes.report_unidentified(Vm(SandboxId("a"), QEMU, vmm, identified=False, vcpus=()))
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())

@@ -22,6 +22,7 @@ from vmpin.guests.cpu_numbers import GuestVcpus, cpu_view, guest_cpu_numbers
 from vmpin.guests.kata_agent import online_cpus
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.guest_kernel import kernel_version, version_in
+from vmpin.vmm.qemu import QEMU
 
 OLD, NEW = (6, 8), (6, 9)
 
@@ -112,16 +113,16 @@ def test_the_kernel_is_that_which_the_vmm_was_given(tmp_path: Path) -> None:
     time.sleep(0.05)
     with process(tmp_path) as (pid, began):
         for path in str(image), "vmlinux":
-            assert kernel_version(["qemu", "-kernel", path, "-append", "quiet"], pid, began) == (6, 12)
+            assert kernel_version(QEMU.kernels(["qemu", "-kernel", path, "-append", "quiet"]), pid, began) == (6, 12)
         for path in "", "none", str(tmp_path), str(fifo), "empty", "a\0b":
-            assert kernel_version(["qemu", "-kernel", path], pid, began) is None
-        assert kernel_version(["qemu"], pid, began) is None
-        assert kernel_version(["qemu", "-kernel", str(image), "-kernel", "other"], pid, began) is None
+            assert kernel_version(QEMU.kernels(["qemu", "-kernel", path]), pid, began) is None
+        assert kernel_version(QEMU.kernels(["qemu"]), pid, began) is None
+        assert kernel_version(QEMU.kernels(["qemu", "-kernel", str(image), "-kernel", "other"]), pid, began) is None
         # Another one, put there since: what the VM has is not known.
         time.sleep(0.05)
         image.write_bytes(VMLINUX)
-        assert kernel_version(["qemu", "-kernel", str(image)], pid, began) is None
-    assert kernel_version(["qemu", "-kernel", str(image)], pid, began) is None
+        assert kernel_version(QEMU.kernels(["qemu", "-kernel", str(image)]), pid, began) is None
+    assert kernel_version(QEMU.kernels(["qemu", "-kernel", str(image)]), pid, began) is None
 
 
 # The metrics

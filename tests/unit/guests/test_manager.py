@@ -15,10 +15,11 @@ from guest_machines import POD, QUICK, Machine, changed, run, running
 from guest_peer import Agent, until
 
 from vmpin.config.timeouts import Timeouts
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VcpuState, VmmType, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VcpuState, VmThread
 from vmpin.guests.manager import GuestManager
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.protocol.messages import Unpin
+from vmpin.vmm.qemu import QEMU
 
 
 def test_vmpins_agent_comes_first_and_is_sent_each_change(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
     argv = ["/usr/bin/qemu-system-x86_64", "-smp", "2,cores=1,threads=1,sockets=8,maxcpus=8"]
     vmm = changed(node.vm.vmm, argv=argv, threads={**threads, 700: threads[500]._replace(
         id=ThreadId(700, 1), role=ThreadRole.EMULATOR, vcpu=None)})
-    found = guest_vcpus(changed(node.vm, type=VmmType.QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6,
+    found = guest_vcpus(changed(node.vm, type=QEMU, vmm=vmm), {VcpuId(number): number for number in (0, 1, 6,
     7)})
     assert ([*found.hw], found.boot, found.most, found.plugged) == ([1, 0, 7, 6], 2, 8, [7, 6])
     assert guest_vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
@@ -230,7 +231,7 @@ def test_a_cid_that_two_claim_belongs_to_neither(tmp_path: Path) -> None:
         node = Machine(tmp_path, {"guest_via": "off"})
         argv = ["qemu-system-x86_64", "-smp", "4", "-device", "vhost-vsock-pci,guest-cid=77"]
         pods = [SandboxId("pod-a"), SandboxId("pod-b")]
-        vms = {pod: changed(node.vm, sandbox=pod, type=VmmType.QEMU, vmm=changed(node.vm.vmm, argv=argv))
+        vms = {pod: changed(node.vm, sandbox=pod, type=QEMU, vmm=changed(node.vm.vmm, argv=argv))
                for pod in pods}
         node.view.config = node.config()
 

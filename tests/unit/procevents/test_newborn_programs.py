@@ -27,9 +27,9 @@ from newcomers import (
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import SandboxSeen, SuspensionChanged
-from vmpin.domain.model import VmmType
 from vmpin.host.procfs import Procfs
 from vmpin.procevents.newborn_placer import NewbornPlacer
+from vmpin.vmm.dragonball import DRAGONBALL
 from vmpin.wire.proc_events import Comm, Event, Exec, Fork
 
 pytest_plugins = ["given_unit"]
@@ -275,7 +275,7 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
         tid = shim.ask("vcpu", "0")
         follow_up = machine.take(Comm(time.monotonic_ns(), tid, shim.pid, "db_vcpu0"))
         assert follow_up.started == {sandbox("a")}
-        assert machine.reconciler.inventory.vms[sandbox("a")].type is VmmType.DRAGONBALL
+        assert machine.reconciler.inventory.vms[sandbox("a")].type is DRAGONBALL
         assert {mask(int(each)) for each in os.listdir(f"/proc/{shim.pid}/task")} == {machine.pool}
 
 

@@ -12,18 +12,19 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole
 from vmpin.domain.topology import Topology
 from vmpin.placement.rules import UNMANAGED, PlacementRequest
 from vmpin.reconcile import placement_cache
 from vmpin.reconcile.placement_cache import PlacementCache
+from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
 
 
 def vm(sandbox: SandboxId, pid: int) -> Vm:
-    return Vm(sandbox, VmmType.QEMU, Process(pid, ThreadId(pid, 1), ThreadRole.EMULATOR, ["qemu-system-x86_64"]))
+    return Vm(sandbox, QEMU, Process(pid, ThreadId(pid, 1), ThreadRole.EMULATOR, ["qemu-system-x86_64"]))
 
 
 def fail(sandbox: SandboxId, err: Exception) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import MAX_REGIONS, CpuSet
-from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, VmmType
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.errors import SourceError
 from vmpin.runtime.dialect import KATA_BUNDLE
 from vmpin.runtime.kata import (
@@ -103,7 +103,7 @@ def test_the_go_runtimes_state_has_vmm_containers_and_pod(disk: Disk) -> None:
             Container(ContainerId("c1"), "app", CpuSet.parse("2-3")),
             Container(ContainerId("c2"))),
         Pod("shop", "web-0", "uid-1"), "0a8b0c0e-1111-4222-8333-444455556666", AGO, False,
-        "vsock://77:1024", VmmType.QEMU)}
+        "vsock://77:1024", "qemu")}
     assert disk.complaints == []
 
 

@@ -11,8 +11,9 @@ from need import need_root, need_tool
 from trees import make_tree
 
 from vmpin.domain.events import VmmClaim
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs
+from vmpin.vmm import cloud_hypervisor, firecracker, qemu
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import MAX_IMPOSTORS, ROUNDS
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, classify_by_arguments
@@ -61,7 +62,7 @@ def inventory(root: Path, claims: dict[SandboxId, VmmClaim] | None = None, round
     "/usr/bin/qemu-virtiofs-system-x86_64", "/opt/kata/bin/qemu-system-x86_64-snp-experimental", "qemu-kvm-9.1",
     "/usr/bin/qemu-system-s390x", "/usr/bin/qemu-system-ppc64", "/usr/libexec/qemu-kvm", "kvm"])
 def test_qemu_has_many_names(program: str) -> None:
-    assert classify([program, "-name", f"sandbox-{SID}"]) == VmmProcess(VmmType.QEMU, SandboxId(SID))
+    assert classify([program, "-name", f"sandbox-{SID}"]) == VmmProcess(qemu.QEMU, SandboxId(SID))
 
 
 @pytest.mark.parametrize("program", ["qemu-img", "qemu-nbd", "qemu-ga", "qemu-storage-daemon", "qemu-x86_64",
@@ -71,9 +72,10 @@ def test_what_only_begins_like_qemu_is_none(program: str) -> None:
 
 
 @pytest.mark.parametrize(("argv", "found"), [
-    (ODD, VmmProcess(VmmType.QEMU, SandboxId(SID))),
-    (["vmm", "--api-socket", f"/run/kata/{SID}/ch-api.sock"], VmmProcess(VmmType.CLOUD_HYPERVISOR, SandboxId(SID))),
-    (["vmm", "--api-sock", f"/run/vc/vm/{SID}/root/fc.sock"], VmmProcess(VmmType.FIRECRACKER, SandboxId(SID))),
+    (ODD, VmmProcess(qemu.QEMU, SandboxId(SID))),
+    (["vmm", "--api-socket", f"/run/kata/{SID}/ch-api.sock"],
+     VmmProcess(cloud_hypervisor.CLOUD_HYPERVISOR, SandboxId(SID))),
+    (["vmm", "--api-sock", f"/run/vc/vm/{SID}/root/fc.sock"], VmmProcess(firecracker.FIRECRACKER, SandboxId(SID))),
     (SERVER, HelperProcess(ThreadRole.VIRTIOFSD, SandboxId(SID))),
     (VIRTIOFSD, HelperProcess(ThreadRole.VIRTIOFSD, SandboxId(SID))),
     (["vmm", "-name", "guest=web"], None), (["vmm", "--api-socket", "/run/other.sock"], None), (["vmm"], None),
@@ -94,23 +96,23 @@ def test_a_vmm_of_any_name_counts_where_something_shows_it(tmp_path: Path, evide
     claims = {SandboxId(SID if evidence == "claim" else "other"): VmmClaim(100)} if "claim" in evidence else {}
     vms = inventory(tmp_path, claims).vms
     assert set(vms) == ({SID} if counts else set())
-    assert not counts or vms[SandboxId(SID)].type is VmmType.QEMU
+    assert not counts or vms[SandboxId(SID)].type is qemu.QEMU
 
 
 @pytest.mark.parametrize(("fds", "counts"), [(("anon_inode:kvm-vcpu:0",), True), (("/dev/null",), False)])
 def test_a_claimed_vmm_that_names_nothing_counts_with_kvm(tmp_path: Path, fds: tuple[str, ...], counts: bool) -> None:
     """Its pid alone may be another process's by now."""
     process(tmp_path, 100, ["/usr/local/bin/vmm", "--config", "/x"], fds=fds)
-    vms = inventory(tmp_path, {SandboxId(SID): VmmClaim(100, type=VmmType.CLOUD_HYPERVISOR)}).vms
-    assert {vm.sandbox: vm.type for vm in vms.values()} == ({SID: VmmType.CLOUD_HYPERVISOR} if counts else {})
+    vms = inventory(tmp_path, {SandboxId(SID): VmmClaim(100, hypervisor="clh")}).vms
+    assert {vm.sandbox: vm.type for vm in vms.values()} == ({SID: cloud_hypervisor.CLOUD_HYPERVISOR} if counts else {})
 
 
 @pytest.mark.parametrize(("id_", "counts"), [(SID[:32], True), (SID, True), (SID[1:33], False)])
 def test_a_claimed_firecracker_of_any_name_is_known_by_its_id(tmp_path: Path, id_: str, counts: bool) -> None:
     """Before it has opened KVM, too: Kata gives it the beginning of the sandbox's id."""
     process(tmp_path, 100, ["/usr/local/bin/vmm", "--id", id_, "--config-file", "/fcConfig.json"])
-    vms = inventory(tmp_path, {SandboxId(SID): VmmClaim(100, type=VmmType.FIRECRACKER)}).vms
-    assert {vm.sandbox: vm.type for vm in vms.values()} == ({SID: VmmType.FIRECRACKER} if counts else {})
+    vms = inventory(tmp_path, {SandboxId(SID): VmmClaim(100, hypervisor="firecracker")}).vms
+    assert {vm.sandbox: vm.type for vm in vms.values()} == ({SID: firecracker.FIRECRACKER} if counts else {})
 
 
 def test_a_vmm_of_any_name_from_katas_factory_has_the_claimed_uuid(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_vmm_of_any_name_is_recognized_at_its_exec(tmp_path: Path) -> None:
     process(tmp_path, 50, SHIM)
     process(tmp_path, 100, ODD, parent=50)
     found = VmInventory(Procfs(tmp_path))
-    assert found.inspect(100) == (ThreadId(100, 100), VmmProcess(VmmType.QEMU, SandboxId(SID)), ODD)
+    assert found.inspect(100) == (ThreadId(100, 100), VmmProcess(qemu.QEMU, SandboxId(SID)), ODD)
     assert found.assign({}) == {SID}
 
 

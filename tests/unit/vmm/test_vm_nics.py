@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmmType
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.process_table import ROUNDS
+from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
 from vmpin.vmm.vm_nics import VmNics
 
@@ -26,7 +27,7 @@ def vm(sandbox: SandboxId, late: int = 0) -> Vm:
     stat = Procfs().thread_stat(os.getpid(), os.getpid())
     assert stat is not None
     main = ThreadId(os.getpid(), stat.starttime + late)
-    return Vm(sandbox, VmmType.QEMU, Process(main.tid, main, ThreadRole.EMULATOR, []))
+    return Vm(sandbox, QEMU, Process(main.tid, main, ThreadRole.EMULATOR, []))
 
 
 def test_with_another_policy_nothing_is_read_or_loaded(nics: VmNics, monkeypatch: pytest.MonkeyPatch) -> None:

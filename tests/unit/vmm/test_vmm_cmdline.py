@@ -7,15 +7,15 @@ from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.domain.model import Vcpu, VcpuId, VmmType
+from vmpin.domain.model import Vcpu, VcpuId
 from vmpin.host.procfs import Procfs, Stat
+from vmpin.vmm import qemu
+from vmpin.vmm.arguments import keyvals, option_values
 from vmpin.vmm.qemu_cmdline import (
     Smp,
     cpu_index,
     guest_vcpus,
     iothread_ids,
-    keyvals,
-    option_values,
     parse_smp,
     qmp_sockets,
 )
@@ -119,7 +119,7 @@ def test_no_loop_is_as_long_as_maxcpus(text: str) -> None:
 
     assert effort(read) < 0.5
     threads = [(7, Stat("CPU 0/KVM", "S", 1, 0, 1, 0))]
-    assert effort(lambda: identify(7, VmmType.QEMU, argv, threads, Procfs("/nowhere"))) < 0.5
+    assert effort(lambda: identify(7, qemu.QEMU, argv, threads, Procfs("/nowhere"))) < 0.5
 
 
 @given(st.tuples(*[st.integers(1, 5)] * 4), st.integers(0, 300))

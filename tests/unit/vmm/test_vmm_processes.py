@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from vmpin.domain.model import ThreadRole, VmmType
+from vmpin.domain.model import ThreadRole
 from vmpin.host.procfs import Stat
+from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu, stratovirt, vmms
 from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
 from vmpin.vmm.thread_names import read_names
+from vmpin.vmm.vmm_type import VmmType
 
 SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"
 
-QEMU, CLH = VmmType.QEMU, VmmType.CLOUD_HYPERVISOR
-FC, STRATO = VmmType.FIRECRACKER, VmmType.STRATOVIRT
+QEMU, CLH = qemu.QEMU, cloud_hypervisor.CLOUD_HYPERVISOR
+FC, STRATO = firecracker.FIRECRACKER, stratovirt.STRATOVIRT
 
 VMMS = [
     (f"/opt/kata/bin/qemu-system-x86_64 -name sandbox-{SID} -m 2G", QEMU, SID),
@@ -50,10 +52,10 @@ def test_vmm_and_its_sandbox_are_read_from_the_command_line(line: str, vmm: VmmT
     assert classify(argv) == VmmProcess(vmm, sandbox)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("vmm", VmmType)
+@pytest.mark.parametrize("vmm", vmms.VMMS)
 def test_every_vmm_has_a_command_line_above_and_names_of_threads(vmm: VmmType) -> None:
     """Dragonball runs inside the shim and has no command line."""
-    assert vmm is VmmType.DRAGONBALL or any(each is vmm and sandbox for _, each, sandbox in VMMS)
+    assert vmm is dragonball.DRAGONBALL or any(each is vmm and sandbox for _, each, sandbox in VMMS)
     stats = {1: Stat("vmm", "S", 1, 0, 7, 0), 2: Stat("other", "S", 1, 0, 7, 0)}
     assert set(read_names(vmm, 1, stats).roles) == {1, 2}
 

@@ -8,35 +8,37 @@ import pytest
 import vmm_trees
 from vmm_trees import CPU0, CPU1, IO, PID, QEMU, RCU, Fake, by_thread, kvm_run
 
-from vmpin.domain.model import ThreadId, ThreadRole, VcpuId, VmmType
+from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
-from vmpin.vmm.threads import Identified, is_dragonball
+from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu, stratovirt
+from vmpin.vmm.threads import Identified
+from vmpin.vmm.vmm_type import VmmType
 
 unnamed = vmm_trees.unnamed
 
 NAMES = [
-    (VmmType.QEMU, "CPU 0/KVM", ThreadRole.VCPU, 0),
-    (VmmType.QEMU, "CPU 255/TCG", ThreadRole.VCPU, 255),
-    (VmmType.QEMU, "ALL CPUs/TCG", ThreadRole.EMULATOR, None),
-    (VmmType.QEMU, "CPU x/KVM", ThreadRole.EMULATOR, None),
-    (VmmType.QEMU, "CPU 1234567/KVM", ThreadRole.EMULATOR, None),
-    (VmmType.QEMU, "IO iothread0", ThreadRole.IOTHREAD, None),
-    (VmmType.QEMU, "IO mon_iothread", ThreadRole.EMULATOR, None),
-    (VmmType.QEMU, "worker", ThreadRole.EMULATOR, None),
-    (VmmType.QEMU, "vcpu0", ThreadRole.EMULATOR, None),
-    (VmmType.QEMU, "vhost-100", ThreadRole.VHOST, None),
-    (VmmType.QEMU, "vhost-user", ThreadRole.EMULATOR, None),
-    (VmmType.QEMU, "kvm-nx-lpage-re", ThreadRole.KVM, None),
-    (VmmType.QEMU, "iou-sqp-100", ThreadRole.EMULATOR, None),
-    (VmmType.STRATOVIRT, "CPU 3/KVM", ThreadRole.VCPU, 3),
-    (VmmType.CLOUD_HYPERVISOR, "vcpu3", ThreadRole.VCPU, 3),
-    (VmmType.CLOUD_HYPERVISOR, "vcpu3x", ThreadRole.EMULATOR, None),
-    (VmmType.CLOUD_HYPERVISOR, "_disk0_q0", ThreadRole.EMULATOR, None),
-    (VmmType.CLOUD_HYPERVISOR, "vhost-100", ThreadRole.VHOST, None),
-    (VmmType.FIRECRACKER, "fc_vcpu 3", ThreadRole.VCPU, 3),
-    (VmmType.FIRECRACKER, "fc_api", ThreadRole.EMULATOR, None),
-    (VmmType.DRAGONBALL, "db_vcpu3", ThreadRole.VCPU, 3),
-    (VmmType.DRAGONBALL, "tokio-runtime-w", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "CPU 0/KVM", ThreadRole.VCPU, 0),
+    (qemu.QEMU, "CPU 255/TCG", ThreadRole.VCPU, 255),
+    (qemu.QEMU, "ALL CPUs/TCG", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "CPU x/KVM", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "CPU 1234567/KVM", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "IO iothread0", ThreadRole.IOTHREAD, None),
+    (qemu.QEMU, "IO mon_iothread", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "worker", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "vcpu0", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "vhost-100", ThreadRole.VHOST, None),
+    (qemu.QEMU, "vhost-user", ThreadRole.EMULATOR, None),
+    (qemu.QEMU, "kvm-nx-lpage-re", ThreadRole.KVM, None),
+    (qemu.QEMU, "iou-sqp-100", ThreadRole.EMULATOR, None),
+    (stratovirt.STRATOVIRT, "CPU 3/KVM", ThreadRole.VCPU, 3),
+    (cloud_hypervisor.CLOUD_HYPERVISOR, "vcpu3", ThreadRole.VCPU, 3),
+    (cloud_hypervisor.CLOUD_HYPERVISOR, "vcpu3x", ThreadRole.EMULATOR, None),
+    (cloud_hypervisor.CLOUD_HYPERVISOR, "_disk0_q0", ThreadRole.EMULATOR, None),
+    (cloud_hypervisor.CLOUD_HYPERVISOR, "vhost-100", ThreadRole.VHOST, None),
+    (firecracker.FIRECRACKER, "fc_vcpu 3", ThreadRole.VCPU, 3),
+    (firecracker.FIRECRACKER, "fc_api", ThreadRole.EMULATOR, None),
+    (dragonball.DRAGONBALL, "db_vcpu3", ThreadRole.VCPU, 3),
+    (dragonball.DRAGONBALL, "tokio-runtime-w", ThreadRole.EMULATOR, None),
 ]
 
 
@@ -78,7 +80,7 @@ def test_number_claimed_twice_discredits_all_names(unnamed: Fake) -> None:
 
 
 def test_kernels_worker_is_no_vcpu_whatever_its_name(tmp_path: Path) -> None:
-    fake = Fake(tmp_path, argv=["firecracker"], vmm=VmmType.FIRECRACKER)
+    fake = Fake(tmp_path, argv=["firecracker"], vmm=firecracker.FIRECRACKER)
     fake.thread(PID, "firecracker")
     fake.thread(RCU, "fc_vcpu 0", flags=PF_USER_WORKER)
     assert by_thread(fake.identify()) == {}
@@ -191,11 +193,6 @@ def test_vmm_without_names_and_descriptors_is_unknown(tmp_path: Path) -> None:
 
 def test_no_threads_are_no_roles(tmp_path: Path) -> None:
     assert Fake(tmp_path).identify() == Identified({}, "none", False)
-
-
-def test_a_shim_with_vcpu_threads_is_dragonball() -> None:
-    assert is_dragonball(["containerd-shim", "db_vcpu0"])
-    assert not is_dragonball(["containerd-shim", "tokio-runtime-w"])
 
 
 def test_where_every_slot_has_its_vcpu_no_descriptor_is_looked_for(tmp_path: Path,

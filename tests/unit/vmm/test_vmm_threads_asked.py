@@ -9,6 +9,7 @@ import vmm_trees
 from vmm_trees import CPU0, CPU1, FUTEX, IO, PID, PPOLL, QEMU, RCU, UNNAMED, Fake, by_thread, kvm_run
 
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
+from vmpin.vmm import qemu
 from vmpin.vmm.qmp import QmpAnswer, read_answer
 from vmpin.vmm.threads import wants_qmp
 
@@ -149,4 +150,4 @@ SOCKET = ["-qmp", "unix:/x,server=on"]
     (True, True, [QEMU, *SOCKET, "-object", "iothread,id=a"], False),
 ])
 def test_qmp_is_wanted_only_for_what_is_unknown(vcpus: bool, iothreads: bool, argv: list[str], wanted: bool) -> None:
-    assert wants_qmp(vcpus, iothreads, argv) is wanted
+    assert wants_qmp(qemu.QEMU, argv, vcpus, iothreads) is wanted

@@ -2,22 +2,22 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin.bounded import parse_whole
-from vmpin.domain.model import SandboxId, VmmType
+from vmpin.domain.model import SandboxId
 from vmpin.guests.transport.channel import Channel, socket_id
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import Vsock
 from vmpin.host.procfs import Procfs
 from vmpin.protocol.parsing import SERIAL
-from vmpin.vmm.guest_ports import api_socket, daemon_uds, guest_cid, serial_socket, vhost_user_vsock
+from vmpin.vmm.arguments import keyvals, long_options
+from vmpin.vmm.vmm_type import GuestPlace, VmmType
 
 _AGENT_URL = re.compile(r"(hvsock|vsock)://(.{1,4096}):([0-9]{1,10})", re.ASCII)
-_CID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,30 @@ class GuestAddress:
 def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
     """The channels into a VM's guest, those with ports first: Kata's agent can be reached over them as well.
     :param kata_go, kata_rs: the state directories of Kata's two runtimes."""
+    ways = vm.type.channels
     found: list[Channel] = []
-    if vm.type in (VmmType.QEMU, VmmType.STRATOVIRT):
-        # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
-        cid = guest_cid(vm.argv)
-        if cid is not None:
-            found.append(Vsock(cid))
-        elif (device := vhost_user_vsock(vm.argv)) is not None:
-            found += _of_daemon(device, proc)
-        found = found or [*_of_url(vm)]
-        if (path := serial_socket(vm.argv, SERIAL)) is not None:
-            found.append(VirtioSerial(path, vm.pid))
-    else:
-        sockets = set()
-        for way in (*_of_url(vm), *_hybrid(vm, kata_go, kata_rs)):
-            which = socket_id(way.path, way.pid) if isinstance(way, HybridVsock) else (0, 0)
-            if which is not None and which not in sockets:
-                sockets.add(which)
-                found.append(way)
+    # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
+    cid = ways.cid(vm.argv)
+    if cid is not None:
+        found.append(Vsock(cid))
+    elif (device := ways.vsock_daemon(vm.argv)) is not None:
+        found += _of_daemon(device, proc)
+    found = found or [*_recorded_or_hybrid(vm, GuestPlace(vm.sandbox, vm.argv, kata_go, kata_rs))]
+    if (path := ways.serial(vm.argv, SERIAL)) is not None:
+        found.append(VirtioSerial(path, vm.pid))
     return found
+
+
+def _recorded_or_hybrid(vm: GuestAddress, place: GuestPlace) -> Iterator[HybridVsock | Vsock]:
+    """The channel that Kata's files name, and the hybrid sockets that exist, each once."""
+    hybrid = (HybridVsock(socket.path, vm.pid if socket.in_jail else os.getpid(), vm.pid)
+              for socket in vm.type.channels.hybrid(place))
+    sockets = set()
+    for channel in (*_of_url(vm), *hybrid):
+        which = socket_id(channel.path, channel.pid) if isinstance(channel, HybridVsock) else (0, 0)
+        if which is not None and which not in sockets:
+            sockets.add(which)
+            yield channel
 
 
 def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
@@ -65,29 +70,6 @@ def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
         yield Vsock(cid)
 
 
-def _hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterable[HybridVsock]:
-    """The sockets on which Kata's runtimes let their VMMs listen, as paths of this process or of a jailed VMM: named
-    in virtcontainers/clh.go and fc.go, and in runtime-rs's hypervisor/src/ch, firecracker and utils.rs."""
-    me = os.getpid()
-    if vm.type is VmmType.DRAGONBALL:
-        yield HybridVsock(str(kata_rs / vm.sandbox / "root" / "kata.hvsock"), me, vm.pid)
-        return
-    api = api_socket(vm.argv)
-    if vm.type is VmmType.CLOUD_HYPERVISOR:
-        # Beside its API's socket: the directory has the name of the sandbox or of a VM from Kata's factory.
-        beside = [Path(api).parent] if api else []
-        for place in (*beside, kata_go / "vm" / vm.sandbox, kata_rs / vm.sandbox):
-            for name in ("clh.sock", "ch-vm.sock"):
-                yield HybridVsock(str(place / name), me, vm.pid)
-    elif vm.type is VmmType.FIRECRACKER:
-        # Its API's socket is in `run` of the same directory, which is the root in a jail.
-        yield HybridVsock(str(Path(api or "/run/firecracker.socket").parent.parent / "kata.hvsock"), vm.pid, vm.pid)
-        for place in (kata_go / "firecracker" / vm.sandbox[:32] / "root", kata_go / "vm" / vm.sandbox,
-                      kata_rs / vm.sandbox, kata_rs / vm.sandbox / "root",
-                      kata_rs / "firecracker" / vm.sandbox / "root"):
-            yield HybridVsock(str(place / "kata.hvsock"), me, vm.pid)
-
-
 def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
     """The channel of the vhost-device-vsock that serves this device. Reads every process's command line."""
     for pid in proc.pids():
@@ -95,3 +77,16 @@ def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
         # A process in a pid namespace of its own is a program in a container, whatever its command line is.
         if uds is not None and not proc.nested(pid):
             yield HybridVsock(uds, int(pid), int(pid))
+
+
+def daemon_uds(argv: Sequence[str], socket: str) -> str | None:
+    """Where vhost-device-vsock takes connections for the guest that it serves over `socket`; None when this is not the
+    command line of such a daemon."""
+    if not argv or not argv[0].rpartition("/")[2].startswith("vhost-device-vsock"):
+        return None
+    for _, value in long_options(argv, "--vm"):  # several guests in one daemon: guest-cid=3,socket=…,uds-path=…
+        pairs = dict(keyvals(value, "guest-cid"))
+        if pairs.get("socket") == socket and pairs.get("uds-path"):
+            return pairs["uds-path"]
+    given = dict(long_options(argv, "--socket", "--uds-path"))
+    return given.get("--uds-path") or None if given.get("--socket") == socket else None

@@ -17,13 +17,19 @@ import pytest
 from guest_peer import Talk, serving
 from need import lacking
 
-from vmpin.domain.model import SandboxId, VmmType
+from vmpin.domain.model import SandboxId
 from vmpin.guests.transport.channel import Channel, NotListening, open_unix
-from vmpin.guests.transport.discovery import GuestAddress, find_channels
+from vmpin.guests.transport.discovery import GuestAddress, daemon_uds, find_channels
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import Vsock
 from vmpin.host.procfs import Procfs
+from vmpin.vmm.cloud_hypervisor import CLOUD_HYPERVISOR
+from vmpin.vmm.dragonball import DRAGONBALL
+from vmpin.vmm.firecracker import FIRECRACKER
+from vmpin.vmm.qemu import QEMU
+from vmpin.vmm.stratovirt import STRATOVIRT
+from vmpin.vmm.vmm_type import VmmType
 
 ME = os.getpid()
 POD = SandboxId("pod-a")
@@ -187,16 +193,16 @@ def ways(vmm_type: VmmType, argv: list[str], tmp_path: Path, url: str = "") -> l
 def test_qemus_command_line_comes_before_katas_state(tmp_path: Path) -> None:
     argv = ["qemu-system-x86_64", "-device", "vhost-vsock-pci,guest-cid=77", "-chardev",
             "socket,id=c0,path=/run/x.sock,server=on", "-device", "virtserialport,chardev=c0,name=org.vmpin.agent.0"]
-    found = ways(VmmType.QEMU, argv, tmp_path, "vsock://78:1024")
+    found = ways(QEMU, argv, tmp_path, "vsock://78:1024")
     assert found == [Vsock(77), VirtioSerial("/run/x.sock", ME)]
-    assert ways(VmmType.QEMU, argv[:1], tmp_path, "vsock://78:1024") == [Vsock(78)]
-    assert ways(VmmType.QEMU, argv[:1], tmp_path) == []
+    assert ways(QEMU, argv[:1], tmp_path, "vsock://78:1024") == [Vsock(78)]
+    assert ways(QEMU, argv[:1], tmp_path) == []
 
 
 @pytest.mark.parametrize("url", ["vsock://2:1024", "vsock://4294967295:1024", "vsock://x:1024", "vsock://٣:1024",
                                  "hvsock://relative:1024", "hvsock:///a\0b:1024", "tcp://1.2.3.4:1", "vsock://77", ""])
 def test_an_address_of_katas_that_makes_no_sense_is_left_out(url: str, tmp_path: Path) -> None:
-    assert ways(VmmType.QEMU, ["qemu-system-x86_64"], tmp_path, url) == []
+    assert ways(QEMU, ["qemu-system-x86_64"], tmp_path, url) == []
 
 
 @pytest.fixture
@@ -207,10 +213,10 @@ def short() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("vmm_type", "path"), [
-    (VmmType.CLOUD_HYPERVISOR, "vc/vm/pod-a/clh.sock"), (VmmType.CLOUD_HYPERVISOR, "kata/pod-a/ch-vm.sock"),
-    (VmmType.FIRECRACKER, "vc/firecracker/pod-a/root/kata.hvsock"), (VmmType.FIRECRACKER, "vc/vm/pod-a/kata.hvsock"),
-    (VmmType.FIRECRACKER, "kata/pod-a/kata.hvsock"), (VmmType.FIRECRACKER, "kata/firecracker/pod-a/root/kata.hvsock"),
-    (VmmType.DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
+    (CLOUD_HYPERVISOR, "vc/vm/pod-a/clh.sock"), (CLOUD_HYPERVISOR, "kata/pod-a/ch-vm.sock"),
+    (FIRECRACKER, "vc/firecracker/pod-a/root/kata.hvsock"), (FIRECRACKER, "vc/vm/pod-a/kata.hvsock"),
+    (FIRECRACKER, "kata/pod-a/kata.hvsock"), (FIRECRACKER, "kata/firecracker/pod-a/root/kata.hvsock"),
+    (DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
 ])
 def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, short: Path) -> None:
     place = short / path
@@ -227,9 +233,9 @@ def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, sh
 
 @pytest.mark.parametrize(("vmm_type", "argv", "path"), [
     # A VM from Kata's factory, and one of a rootless Kata.
-    (VmmType.CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "{}/vm/other/clh-api.sock"], "vm/other/clh.sock"),
-    (VmmType.CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "path={}/u/ch-api.sock"], "u/ch-vm.sock"),
-    (VmmType.FIRECRACKER, ["firecracker", "--api-sock={}/pod/run/fc.sock"], "pod/kata.hvsock"),
+    (CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "{}/vm/other/clh-api.sock"], "vm/other/clh.sock"),
+    (CLOUD_HYPERVISOR, ["cloud-hypervisor", "--api-socket", "path={}/u/ch-api.sock"], "u/ch-vm.sock"),
+    (FIRECRACKER, ["firecracker", "--api-sock={}/pod/run/fc.sock"], "pod/kata.hvsock"),
 ])
 def test_a_vmm_listens_beside_its_api(vmm_type: VmmType, argv: list[str], path: str, tmp_path: Path) -> None:
     argv = [arg.format(tmp_path) for arg in argv]
@@ -244,23 +250,34 @@ def test_a_vmm_listens_beside_its_api(vmm_type: VmmType, argv: list[str], path: 
 
 def test_stratovirts_command_line_is_qemus(tmp_path: Path) -> None:
     argv = ["stratovirt", "-device", "vhost-vsock-pci,id=vsock-9,bus=pcie.0,addr=0x3,guest-cid=9,vhostfd=7"]
-    assert ways(VmmType.STRATOVIRT, argv, tmp_path) == [Vsock(9)]
+    assert ways(STRATOVIRT, argv, tmp_path) == [Vsock(9)]
 
 
 def test_the_daemon_of_a_vhost_user_vsock_is_found(tmp_path: Path) -> None:
     argv = ["qemu-system-x86_64", "-chardev", f"socket,id=vv,path={tmp_path}/vd.sock", "-device",
             "vhost-user-vsock-pci,chardev=vv"]
-    assert ways(VmmType.QEMU, argv, tmp_path) == []
+    assert ways(QEMU, argv, tmp_path) == []
     with subprocess.Popen(["vhost-device-vsock", "-c", "input()", "--socket", f"{tmp_path}/vd.sock", "--uds-path",
                            "vm4.vsock"], executable=sys.executable, stdin=subprocess.PIPE) as daemon:
         assert daemon.stdin is not None
         until = time.monotonic() + 120
-        while not (found := ways(VmmType.QEMU, argv, tmp_path)) and time.monotonic() < until:
+        while not (found := ways(QEMU, argv, tmp_path)) and time.monotonic() < until:
             time.sleep(0.01)
         assert found == [HybridVsock("vm4.vsock", daemon.pid, daemon.pid)]
         daemon.stdin.write(b"\n")
         daemon.stdin.close()
         daemon.wait(120)
+
+
+def test_where_a_daemon_takes_connections_is_on_its_command_line() -> None:
+    daemon = ["/usr/bin/vhost-device-vsock", "--guest-cid", "4", "--socket", "vd.sock", "--uds-path=vm4.vsock"]
+    assert daemon_uds(daemon, "vd.sock") == "vm4.vsock"
+    assert daemon_uds(daemon, "other.sock") is None
+    assert daemon_uds(["/bin/sh", *daemon[1:]], "vd.sock") is None
+    assert daemon_uds(["vhost-device-vsock", "--socket", "vd.sock", "--uds-path"], "vd.sock") is None
+    many = ["vhost-device-vsock", "--vm", "guest-cid=3,socket=a,uds-path=ua",
+            "--vm", "guest-cid=4,socket=b,uds-path=ub"]
+    assert daemon_uds(many, "b") == "ub"
 
 
 @pytest.mark.parametrize(("inside", "found"), [("", [HybridVsock("vm4.vsock", 4000, 4000)]), ("\t1", [])])
@@ -272,5 +289,5 @@ def test_a_daemon_in_a_container_is_none_of_the_vms(tmp_path: Path, inside: str,
     (tmp_path / "4000/status").write_text(f"Name:\tvhost-device-vs\nNSpid:\t4000{inside}\n")
     (tmp_path / "4000/cmdline").write_text("\0".join(
         ["vhost-device-vsock", "--socket", "/run/vd.sock", "--uds-path", "vm4.vsock"]) + "\0")
-    assert find_channels(GuestAddress(POD, VmmType.QEMU, ME, argv), Procfs(tmp_path), tmp_path / "vc",
+    assert find_channels(GuestAddress(POD, QEMU, ME, argv), Procfs(tmp_path), tmp_path / "vc",
                          tmp_path / "kata") == found

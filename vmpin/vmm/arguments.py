@@ -1,0 +1,96 @@
+"""A VMM's or helper's command line: options with one dash or two, lists of `key=value`, and what Kata writes in them.
+
+Pure. The syntax is QEMU's (util/keyval.c, util/qemu-option.c): `,,` is a comma in a value. A command line is its
+process's own claim: what cannot be read is left out, never guessed.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from vmpin.domain.model import SandboxId, valid_id
+
+# Anywhere in an argument: Kata writes paths bare, after `path=` and in comma lists, and a rootless Kata puts
+# $XDG_RUNTIME_DIR in front.
+_RUN_DIRECTORY = r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/"
+_SHARED_DIRECTORY = r"/sandboxes/([^/,=]+)(?:[/,]|$)"
+
+
+def option_values(argv: Sequence[str], *names: str) -> list[str]:
+    """Return the values after `-name` or `--name`, in order."""
+    wanted = _dashed(names)
+    return [value for arg, value in pairwise(argv) if arg in wanted]
+
+
+@lru_cache(maxsize=64)
+def _dashed(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(dashes + name for name in names for dashes in ("-", "--"))
+
+
+def long_options(argv: Sequence[str], *names: str) -> Iterator[tuple[str, str]]:
+    """The options of these names, each with its value, as `--name=value` or `--name value`."""
+    for at, arg in enumerate(argv):
+        name, equals, value = arg.partition("=")
+        if name in names:
+            yield name, value if equals else "".join(argv[at + 1:at + 2])
+
+
+def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
+    """`a,k=v,flag` as pairs: a first item without `=` is the value of `implied`, a later one means `on`."""
+    pairs = []
+    for at, part in enumerate(_split(text)):
+        key, equals, value = part.partition("=")
+        if not equals:
+            key, value = (implied, part) if at == 0 else (part, "on")
+        pairs.append((key, value))
+    return pairs
+
+
+def _split(text: str) -> list[str]:
+    """Split at single commas; doubled ones become one comma of the value."""
+    if ",," not in text:
+        return text.split(",") if text else []
+    parts, part, at = [], "", 0
+    while at < len(text):
+        if text[at] != ",":
+            part += text[at]
+        elif text[at + 1:at + 2] == ",":
+            part += ","
+            at += 1
+        else:
+            parts.append(part)
+            part = ""
+        at += 1
+    return [*parts, part]
+
+
+def sandbox_id(text: str) -> SandboxId | None:
+    """A text as a sandbox's id; None for one that cannot be one."""
+    return SandboxId(text) if valid_id(text) else None
+
+
+def run_directory_sandbox(argv: Iterable[str]) -> SandboxId | None:
+    """The sandbox of the first path below Kata's run directory; None where there is none."""
+    return _by_pattern(argv, _RUN_DIRECTORY)
+
+
+def served_sandbox(argv: Sequence[str]) -> SandboxId | None:
+    """The sandbox whose shared directory, or else whose runtime's directory, is in the arguments."""
+    return _by_pattern(argv, _SHARED_DIRECTORY) or _by_pattern(argv, _RUN_DIRECTORY)
+
+
+def _by_pattern(argv: Iterable[str], pattern: str) -> SandboxId | None:
+    for arg in argv:
+        for match in re.finditer(pattern, arg):
+            if sandbox := sandbox_id(match[1]):
+                return sandbox
+    return None
+
+
+def socket_path(argv: Sequence[str], option: str) -> str | None:
+    """The path that an option gives for a socket, bare or as `path=`; None where it gives a descriptor or nothing."""
+    for _, value in long_options(argv, option):
+        path = value.removeprefix("path=")
+        return path if path and "\0" not in path and not path.startswith("fd=") else None
+    return None

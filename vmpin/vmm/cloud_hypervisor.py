@@ -1,0 +1,35 @@
+"""Cloud Hypervisor. It is configured over its API, so its command line has little more than that API's socket.
+
+Kata has it listen for its guest beside that socket: the directory has the name of the sandbox, or of a VM from Kata's
+factory (virtcontainers/clh.go; runtime-rs: hypervisor/src/ch).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vmpin.domain.model import SandboxId
+from vmpin.vmm.arguments import long_options, run_directory_sandbox, socket_path
+from vmpin.vmm.vmm_type import GuestChannels, GuestPlace, HybridSocket, VmmType
+
+
+def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:
+    return run_directory_sandbox(argv) if any(long_options(argv, "--api-socket")) else None
+
+
+def _hybrid_sockets(place: GuestPlace) -> Iterator[HybridSocket]:
+    api = socket_path(place.argv, "--api-socket")
+    beside = [Path(api).parent] if api else []
+    for directory in (*beside, place.kata_go / "vm" / place.sandbox, place.kata_rs / place.sandbox):
+        for name in ("clh.sock", "ch-vm.sock"):
+            yield HybridSocket(str(directory / name))
+
+
+CLOUD_HYPERVISOR = VmmType(
+    name="cloud-hypervisor",
+    kata_name="clh",
+    program=r"cloud-hypervisor(?:[-_.].*)?",
+    beginnings=("cloud-h",),
+    thread_names=r"vcpu(?P<vcpu>[0-9]{1,5})$",
+    sandbox_by_arguments=_sandbox_by_arguments,
+    channels=GuestChannels(hybrid=_hybrid_sockets),
+)

@@ -1,0 +1,45 @@
+"""Firecracker. Kata's Go shim gives it the beginning of the sandbox's id, and may start it in a jail.
+
+Sources: virtcontainers/fc.go; runtime-rs: hypervisor/src/firecracker.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vmpin.domain.model import SandboxId
+from vmpin.vmm.arguments import long_options, option_values, run_directory_sandbox, sandbox_id, socket_path
+from vmpin.vmm.vmm_type import GuestChannels, GuestPlace, HybridSocket, VmmType
+
+_ID_LENGTH = 32
+
+
+def _sandbox(argv: Sequence[str]) -> SandboxId | None:
+    return sandbox_id("".join(option_values(argv, "id")[-1:])) or run_directory_sandbox(argv)
+
+
+def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:
+    return run_directory_sandbox(argv) if any(long_options(argv, "--api-sock")) else None
+
+
+def _hybrid_sockets(place: GuestPlace) -> Iterator[HybridSocket]:
+    # Its API's socket is in `run` of the same directory, which is the root in a jail.
+    api = socket_path(place.argv, "--api-sock") or "/run/firecracker.socket"
+    yield HybridSocket(str(Path(api).parent.parent / "kata.hvsock"), in_jail=True)
+    sandbox, go, rs = place.sandbox, place.kata_go, place.kata_rs
+    for directory in (go / "firecracker" / sandbox[:_ID_LENGTH] / "root", go / "vm" / sandbox, rs / sandbox,
+                      rs / sandbox / "root", rs / "firecracker" / sandbox / "root"):
+        yield HybridSocket(str(directory / "kata.hvsock"))
+
+
+FIRECRACKER = VmmType(
+    name="firecracker",
+    kata_name="firecracker",
+    # Not firecracker-containerd and firecracker-ctr, which are no VMMs.
+    program=r"firecracker(?!-c)(?:[-_.].*)?",
+    beginnings=("firecracker",),
+    thread_names=r"fc_vcpu (?P<vcpu>[0-9]{1,5})$",
+    sandbox=_sandbox,
+    sandbox_by_arguments=_sandbox_by_arguments,
+    id_length=_ID_LENGTH,
+    channels=GuestChannels(hybrid=_hybrid_sockets),
+)
