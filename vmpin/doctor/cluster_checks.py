@@ -75,14 +75,14 @@ def _broken_checkpoint(facts: NodeFacts, point: Checkpoint, evidence: Sequence[s
 
 def _static_policy(facts: NodeFacts, point: Checkpoint, evidence: Sequence[str]) -> CheckResult:
     if facts.kubelet.pid is None and facts.sees:
-        return warn("a checkpoint of the static policy exists, and no kubelet runs: CPUs "
-                    f"{point.exclusive or 'none'} stay exclusive by it",
+        stay = f"CPUs {point.exclusive} stay" if point.exclusive else "no CPU is"
+        return warn(f"a checkpoint of the static policy exists, and no kubelet runs: {stay} exclusive by it",
                     "start the kubelet; on a node without one, set watch.kubelet: false", *evidence)
     if point.trouble:
         return warn(f"the static policy's checkpoint is inconsistent: {point.trouble}",
                     "CPUs exclusive to two pods are a fault of the kubelet: restart the younger pod", *evidence)
-    return ok(f"static policy: CPUs {point.exclusive or 'none'} exclusive, {point.shared_pool or 'none'} shared",
-              *evidence)
+    exclusive = f"CPUs {point.exclusive}" if point.exclusive else "no CPU is"
+    return ok(f"static policy: {exclusive} exclusive, {point.shared_pool or 'none'} shared", *evidence)
 
 
 def _kubelet_evidence(facts: NodeFacts) -> Iterable[str]:

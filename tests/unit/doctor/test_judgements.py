@@ -23,7 +23,7 @@ from doctor_facts import (
     verdict,
 )
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.doctor.finding import Level
 from vmpin.doctor.service_checks import WAITING
 from vmpin.domain.facts import (
@@ -93,7 +93,12 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
         3, {"cpuManagerPolicy": FoundSetting("none", "/c.yaml")}, directory="/data/k", reached=False)),
      "warn", "no CPU manager"),
     ("kubelet", facts(checkpoint=Checkpoint("/k", trouble="is empty")), "bad", "is empty"),
-    ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig()), "warn", "no kubelet runs"),
+    ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig()), "warn",
+     "no kubelet runs: CPUs 2-3 stay exclusive by it"),
+    ("kubelet", facts(checkpoint=replace(STATIC, exclusive=EMPTY), kubelet=KubeletConfig()), "warn",
+     "no kubelet runs: no CPU is exclusive by it"),
+    ("kubelet", facts(checkpoint=replace(STATIC, exclusive=EMPTY)), "ok",
+     "static policy: no CPU is exclusive, 0-1 shared"),
     ("kubelet", facts(checkpoint=STATIC, kubelet=KubeletConfig(), sees=False), "ok", "static policy"),
     ("kubelet", facts(checkpoint=None, status={"sources": {"kubelet": {
         "stale": True, "written": "2026-11-22T13:41:00Z", "second_witness": "PodResources lists the same CPUs"}}}),
