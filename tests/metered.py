@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.domain.topology import Topology
+from vmpin.feature import WatcherPart
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import CpuClaims, ownership
@@ -54,6 +55,7 @@ class Node:
     flags: dict[str, str] = field(default_factory=dict)
     restarts: Counter[str] = field(default_factory=Counter)
     resynced: float = field(default_factory=time.monotonic)
+    parts: Mapping[str, WatcherPart] = field(default_factory=dict)
     sources: list[SourceHealth] = field(default_factory=lambda: [SourceHealth("hook", True, True)])
     report: GuestReport | None = None
     allocator: AllocatorView | None = None

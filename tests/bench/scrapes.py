@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench_node import Node
@@ -19,6 +19,7 @@ from vmpin.daemon.exporter import Exporter
 from vmpin.domain.counters import Counters
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
+from vmpin.feature import WatcherPart
 from vmpin.reconcile.view import NodeView
 from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.health import SourceHealth
@@ -32,6 +33,7 @@ class _Watched:
     counters: Counters = field(default_factory=Counters)
     restarts: Counter[str] = field(default_factory=Counter)
     resynced: float = field(default_factory=time.monotonic)
+    parts: Mapping[str, WatcherPart] = field(default_factory=dict)
 
     def source_health(self) -> Iterable[SourceHealth]:
         return ()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.root
 
 #: Commands that print documents, of a watcher with any VM; PODARG stands for one.
 COMMANDS = [
-    "status", "status PODARG", "status --network", "status --direct", "map", "explain PODARG", "verify",
+    "status", "status PODARG", "status --inspect", "status --direct", "map", "explain PODARG", "verify",
     "verify PODARG", "verify --since 1h", "audit --seconds 0", "isolation --all", "top --batch --count 2 --delay 0.5",
     "doctor", "gather --dry-run", "plan", "config", "unpin PODARG --dry-run", "unpin --every --dry-run", "reconcile",
     "unpin PODARG", "status", "reconcile PODARG"]

@@ -62,7 +62,7 @@ def test_status_wide_shows_the_device_and_its_way(story: Story) -> None:
 
 
 def test_status_network_has_it_as_data(story: Story) -> None:
-    (sandbox,) = json.loads(story("status", "--network", "-o", "json", "--direct"))["sandboxes"]
+    (sandbox,) = json.loads(story("status", "--inspect", "-o", "json", "--direct"))["sandboxes"]
     (device,) = sandbox["network"]["devices"]
     assert (device["kind"], device["queues"], device["vhost"], device["workers"]) == ("tap", 2, 0, [])
     assert [hop["name"].rstrip("0123456789") if hop["name"].startswith("veth") else hop["name"]
@@ -133,7 +133,7 @@ def test_a_macvtap_is_found_by_its_descriptor(tmp_path: Path) -> None:
         script = [*need_unshare("--mount"), "sh", "-ec", _WITH_MACVTAP, "sh", str(tmp_path / "dev")]
         with Qemu(program=pod.argv(*script, need_tool("qemu-system-x86_64"))) as vm:
             node.show(vm.pid)
-            (sandbox,) = json.loads(Story(node, vm, tmp_path)("status", "--network", "-o", "json", "--direct"))[
+            (sandbox,) = json.loads(Story(node, vm, tmp_path)("status", "--inspect", "-o", "json", "--direct"))[
                 "sandboxes"]
     (device,) = sandbox["network"]["devices"]
     assert (device["kind"], device["name"], device["queues"], device["vhost"]) == ("macvtap", "", 1, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vmpin.config import loading as config
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.checks import CHECKS
+from vmpin.doctor.checks import all_checks
 from vmpin.doctor.finding import CheckResult
 from vmpin.domain.facts import (
     Checkpoint,
@@ -76,7 +76,7 @@ def sandbox(name: str = "a", **changes: Any) -> dict[str, Any]:
 
 
 def verdict(name: str, found: NodeFacts) -> CheckResult:
-    check = next(check for check in CHECKS if check.name == name)
+    check = next(check for check in all_checks() if check.name == name)
     return check.judge(found)
 
 

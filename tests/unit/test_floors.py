@@ -25,25 +25,27 @@ ROOT = Path(__file__).parents[2]
 
 #: A package imports packages of lower floors alone, and none of its own floor. A module at the root counts as one.
 FLOORS = {
-    "bounded": 0, "cpuset": 0, "log": 0,
+    "bounded": 0, "cpuset": 0, "feature": 0, "log": 0,
     "errors": 1, "domain": 1, "protocol": 1,
-    "wire": 2, "placement": 2, "allocation": 2, "kube": 2, "network": 2,
+    "wire": 2, "placement": 2, "allocation": 2, "kube": 2,
     "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
     "sources": 5, "pinning": 5, "demo": 5, "scenario": 5,
     "reconcile": 6,
     "status": 7, "guests": 7,
     "procevents": 8, "reports": 8,
-    "daemon": 9, "doctor": 9, "reporter": 9,
-    "cli": 10,
+    "doctor": 9, "reporter": 9,
+    "features": 10,
+    "daemon": 11,
+    "cli": 12,
 }
 #: All that may be at the root of the package: what the hook or the guest needs there, or everything.
-AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "log"}
+AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log"}
 #: What is shared with the guest: the standard library alone, Python 3.9.
 SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
-PURE_PARTS = ("bounded", "cpuset", "errors", "domain", "protocol", "wire", "placement", "allocation", "kube", "fleet",
-              "network", "config.plain_yaml",
+PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement", "allocation",
+              "kube", "fleet", "config.plain_yaml",
               "scenario.node_scenario", "scenario.scenario_topology", "scenario.scenario_values",
               "scenario.scenario_allocation", "scenario.scenario_events",
               "scenario.scenario_pods",
@@ -60,8 +62,11 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "domain", "protocol", "wire", "plac
               "reports.top.usage_document", "cli.top.keys", "cli.top.view_state", "cli.top.sheet",
               "cli.shell.help_layout",
               "doctor.checks", "doctor.allocation_checks",
+              "features.network.near_nic", "features.network.network_text", "features.network.nic_path",
+              "features.network.vhost_order", "features.network.vm_network", "features.network.rtnetlink",
+              "features.network.network_checks",
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
-              "doctor.network_checks", "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
+              "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
         "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct",
@@ -70,12 +75,12 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "cli.top.screen", "cli.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus", "status.allocation_metrics"},
-           "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"host.links.netns_reader"},
+           "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "vmm.qmp", "reconcile.one_pass",
          "procevents.feed", "guests", "daemon"}
-PROCESSES = {"install.file_operations", "install.hook_script", "host.links.netns"}
+PROCESSES = {"install.file_operations", "install.hook_script", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
     "bounded": "bounded itself",
@@ -83,7 +88,8 @@ NUMBERS_ELSEWHERE = {
         "host", "doctor.collect.kernel", "doctor.collect.own_facts", "guests.transport.discovery",
         "pinning.restoration",
         "procevents.newborn_placer", "reports.bundle.vms", "reports.isolation.thief_visits", "reports.residency",
-        "reports.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition", "vmm.thread_list"),
+        "reports.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition", "vmm.thread_list",
+        *(f"features.network.{name}" for name in ("device_nodes", "netns", "netns_reader", "rtnetlink"))),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
         "config.plain_yaml", "scenario.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
@@ -94,8 +100,9 @@ NUMBERS_ELSEWHERE = {
         "domain.terminal", "fleet.fleet_document", "fleet.node_fleet", "guests.kata_agent", "kube.agenda",
         "kube.event_limits", "kube.topology_agenda", "reports.isolation.isolation_observer", "reports.map.svg",
         "sources.nri.container_requests", "wire"), "it is a number already"),
-    **dict.fromkeys(("cli.questions", "doctor.hook_checks", "doctor.service_checks", "status.vm_networks", "demo",
-                     "cli.shell.names"), "the program's own answer, or its own start"),
+    **dict.fromkeys(("cli.questions", "doctor.hook_checks", "doctor.service_checks",
+                     "features.network.vm_networks", "demo", "cli.shell.names"),
+                    "the program's own answer, or its own start"),
 }
 
 MODULES = {".".join(path.relative_to(ROOT / "vmpin").with_suffix("").parts).removesuffix(".__init__"): path
@@ -106,11 +113,22 @@ def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_bytes()))
 
 
+#: The seam has the types of all floors in the signatures of its parts, and imports none of them when it runs.
+SEAM = ROOT / "vmpin" / "feature.py"
+
+
+def _run_time_nodes(path: Path) -> Iterator[ast.AST]:
+    """The nodes of a module, without what it imports for types alone."""
+    for node in ast.parse(path.read_bytes()).body:
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield from ast.walk(node)
+
+
 @cache
 def imports(path: Path) -> frozenset[str]:
     """Every module named in an import, also within functions: `vmpin.x` for `from vmpin import x`."""
     found = set()
-    for node in nodes(path):
+    for node in nodes(path) if path != SEAM else _run_time_nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -154,9 +172,32 @@ def test_every_package_has_a_floor_and_the_root_does_not_grow() -> None:
     assert {path.stem for path in (ROOT / "vmpin").glob("*.py")} == AT_THE_ROOT
 
 
+def floor(module: str) -> int:
+    """A feature's verbs stand beside the command line's own, and use what these share."""
+    return FLOORS["cli"] + 1 if ".verbs" in module and top(module) == "features" else FLOORS[top(module)]
+
+
 def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
-            if top(name) != top(module) and FLOORS[top(name)] >= FLOORS[top(module)]] == []
+            if top(name) != top(module) and floor(name) >= floor(module) and module != "feature"] == []
+
+
+def feature_of(module: str) -> str:
+    return module.split(".")[1] if module.startswith("features.") else ""
+
+
+def test_the_core_names_no_feature_and_no_feature_another() -> None:
+    """The seam alone reaches them, by their names in vmpin/features/__init__.py."""
+    assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
+            if feature_of(name) and feature_of(name) != feature_of(module)] == []
+
+
+def test_a_manifest_loads_the_seam_alone() -> None:
+    """Every command imports each manifest."""
+    assert [(module, ast.unparse(node)) for module, path in MODULES.items() if module.endswith(".manifest")
+            for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.Import | ast.ImportFrom)
+            and not ast.unparse(node).startswith(("from vmpin.feature import", "from __future__", "from typing",
+                                                  "from collections.abc"))] == []
 
 
 def test_no_two_modules_share_a_name() -> None:
@@ -199,9 +240,9 @@ def test_the_search_for_cpus_needs_of_its_package_the_request_and_the_refusal_al
 def test_what_is_pure_imports_nothing_that_acts() -> None:
     pure = {module: path for module, path in MODULES.items() if within(module, PURE_PARTS)}
     assert [(module, package) for module, path in pure.items() for package in sorted(outer(path) - PURE)
-            if module not in OUTSIDE.get(package, ())] == []
+            if module not in OUTSIDE.get(package, ()) and (module, package) != ("feature", "importlib")] == []
     assert [(module, name) for module, path in pure.items() for name in sorted(own(path))
-            if not within(name, PURE_PARTS)] == []
+            if not within(name, PURE_PARTS) and module != "feature"] == []
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, SHARED)])

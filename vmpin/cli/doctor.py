@@ -12,7 +12,7 @@ from pathlib import Path
 from vmpin.cli.common import Verbs, node_root, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document
 from vmpin.cli.output import Line, print_data, print_styled
-from vmpin.doctor.checks import CHECKS, examine
+from vmpin.doctor.checks import all_checks, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import printable
@@ -52,8 +52,9 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "dim"}
 
 
 def add_parser(verbs: Verbs) -> None:
-    width = max(len(check.name) for check in CHECKS)
-    checks = "".join(f"  {check.name:{width}}  {check.about}\n" for check in CHECKS)
+    table = all_checks()
+    width = max(len(check.name) for check in table)
+    checks = "".join(f"  {check.name:{width}}  {check.about}\n" for check in table)
     parser = verb(verbs, "doctor", "check this node, and print problems with their remedies (exit 1 on bad)", run,
                   about=_ABOUT, epilog=f"{_LEVELS}\nchecks:\n{checks}\n{_EXAMPLES}")
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these (default: all)")
@@ -121,7 +122,7 @@ def _folded(head: Line, sentence: str, style: str, columns: int) -> list[Line]:
 
 def _refuse_unknown(names: Sequence[str]) -> None:
     """Refuse a name that is neither a check's nor a prefix of one. :raises UsageError:"""
-    all_names = [check.name for check in CHECKS]
+    all_names = [check.name for check in all_checks()]
     for name in names:
         if not any(each == name or each.startswith(f"{name}-") for each in all_names):
             near = difflib.get_close_matches(name, all_names, 1)

@@ -11,7 +11,7 @@ from vmpin.cli.output import VERSION, print_data, print_text
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages
-from vmpin.host.procfs import Procfs
+from vmpin.feature import inspect_vms
 from vmpin.status.pod_arguments import Meant, the_one_meant
 
 _EXAMPLES = """\
@@ -67,8 +67,7 @@ def _of_sandbox(config: Config, found: Document, meant: Meant) -> list[str]:
     entry = entry_of(found, meant)
     if meant.container:
         return container_sentences(found, entry, meant.container)
-    from vmpin.status.vm_networks import add_networks
-    add_networks([entry], Procfs(config.paths.proc), str(config.paths.sys))
+    inspect_vms(config, [entry])
     return sentences(found, entry)
 
 

@@ -119,12 +119,22 @@ def _verb(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def verb_modules() -> dict[str, str]:
+    """The module of each verb, those of features among them."""
+    from vmpin.feature import features
+
+    modules = {verb: f"vmpin.cli.{module}" for verb, module in VERBS.items()}
+    for feature in features():
+        modules.update(feature.verbs)
+    return modules
+
+
 def _refuse_unknown(arguments: Sequence[str]) -> None:
     """Refuse a command that does not exist: argparse would list them all, and guess none. :raises UsageError:"""
     verb = _verb(arguments)
-    if verb is not None and verb not in VERBS:
+    if verb is not None and verb not in VERBS and verb not in (every := verb_modules()):
         from vmpin.cli.shell.help import did_you_mean
-        raise UsageError(f"there is no command {verb!r}", did_you_mean(verb, VERBS, "`vmpin --help` lists them"))
+        raise UsageError(f"there is no command {verb!r}", did_you_mean(verb, every, "`vmpin --help` lists them"))
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -198,8 +208,9 @@ def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog=name)
     # Only the verb's own module is loaded if the verb is evident: a short command starts in half the time.
     verb = _verb(arguments)
-    for module in dict.fromkeys(VERBS.values()) if verb is None else [VERBS[verb]]:
-        importlib.import_module(f"vmpin.cli.{module}").add_parser(verbs)
+    own = [f"vmpin.cli.{VERBS[verb]}"] if verb in VERBS else None
+    for module in own or (dict.fromkeys(verb_modules().values()) if verb is None else [verb_modules()[verb]]):
+        importlib.import_module(module).add_parser(verbs)
     return parser
 
 

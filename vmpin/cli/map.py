@@ -17,6 +17,7 @@ from vmpin.cli.control_client import status_document
 from vmpin.cli.output import Line, plain_lines, print_styled
 from vmpin.domain.terminal import printable
 from vmpin.errors import UsageError
+from vmpin.feature import inspect_vms
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
@@ -63,13 +64,11 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.cli.scenario_file import planned_picture
         show(planned_picture(Path(args.scenario)), args)
         return 0
-    from vmpin.host.procfs import Procfs
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map.node_map import picture
-    from vmpin.status.vm_networks import add_networks
     config = usable_config(args)
     found = status_document(config, None, direct=args.direct)
-    add_networks(found["sandboxes"], Procfs(config.paths.proc), str(config.paths.sys))
+    inspect_vms(config, found["sandboxes"])
     show(picture(found, Sysfs(config.paths.sys).topology(), _ledger(config, args.direct), os.uname().nodename), args)
     return 0
 

@@ -10,9 +10,9 @@ from vmpin.doctor.collect.node_facts import collect_facts
 from vmpin.doctor.collect.own_facts import lock_holder, unit
 from vmpin.domain.facts import NodeFacts, WatcherFacts
 from vmpin.errors import UsageError, VmpinError, WatcherError
+from vmpin.feature import inspect_vms
 from vmpin.host.procfs import Procfs
 from vmpin.status.about import version
-from vmpin.status.vm_networks import add_networks
 
 
 def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:
@@ -64,5 +64,5 @@ def ask_status(config: Config, watcher: WatcherFacts) -> tuple[Document, str]:
 
 
 def _with_networks(config: Config, found: Document) -> Document:
-    add_networks(found["sandboxes"], Procfs(config.paths.proc), str(config.paths.sys))
+    inspect_vms(config, found["sandboxes"])
     return found

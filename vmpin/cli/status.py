@@ -8,6 +8,7 @@ from vmpin.cli.cluster.plugin import about_this_node
 from vmpin.cli.common import Verbs, direct_flag, output_flag, sandbox_argument, usable_config, verb, watch_flag
 from vmpin.cli.control_client import ask_raw, only, read_status, status_document
 from vmpin.cli.output import print_data
+from vmpin.feature import inspect_vms
 
 _EXAMPLES = """\
 examples:
@@ -16,7 +17,7 @@ examples:
   vmpin status shop              one sandbox, by its pod: also demo/shop, or -n demo shop
   vmpin status 5f2c -o yaml      by the first digits of its id; everything
   vmpin status --watch           every two seconds; -w 10: every ten
-  vmpin status --network -o json  also each VM's network devices, and their paths to the NIC (root)
+  vmpin status --inspect -o json  also what root finds out about each VM's devices (docs/network.md)
 
 IN PLACE counts the threads whose mask is the decided one. In -o wide, WANTED is the mask that the rules give a thread,
 ACTUAL the mask read from the kernel just now. Verdicts: pinned (each
@@ -32,8 +33,8 @@ def add_parser(verbs: Verbs) -> None:
     sandbox_argument(parser, "only this one")
     output_flag(parser, ("table", "wide", "json", "yaml"))
     direct_flag(parser)
-    parser.add_argument("--network", action="store_true", help=about_this_node(
-        "also look at the network of each VM, as -o wide does (as root: docs/network.md)"))
+    parser.add_argument("--inspect", action="store_true", help=about_this_node(
+        "also inspect the devices of each VM, as -o wide does (as root: docs/network.md)"))
     watch_flag(parser)
     cluster.add_flags(parser)
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.cli.cluster import all_nodes
         return all_nodes.status(args)
     config = usable_config(args)
-    if args.output == "json" and args.sandbox is None and not args.network and not sys.stdout.isatty():
+    if args.output == "json" and args.sandbox is None and not args.inspect and not sys.stdout.isatty():
         # The watcher's answer is the document: it is passed on without parsing thousands of threads.
         raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)
         if raw is None:
@@ -57,10 +58,8 @@ def run(args: argparse.Namespace) -> int:
     names = names_of(found)
     if args.sandbox is not None:
         found["sandboxes"] = [only(found, args.sandbox, args.namespace)]
-    if args.network or args.output == "wide":
-        from vmpin.host.procfs import Procfs
-        from vmpin.status.vm_networks import add_networks
-        add_networks(found["sandboxes"], Procfs(config.paths.proc), str(config.paths.sys))
+    if args.inspect or args.output == "wide":
+        inspect_vms(config, found["sandboxes"])
     if args.output in ("json", "yaml"):
         print_data(found, args.output)
     elif args.sandbox is not None and args.output != "wide":

@@ -10,6 +10,7 @@ from vmpin.config.settings import BY_KEY, SECTIONS, SETTINGS, Config, with_value
 from vmpin.config.table_entry import Setting
 from vmpin.cpuset import CpuSetError
 from vmpin.errors import ConfigError
+from vmpin.feature import features, present
 
 DEFAULT_FILE = Path("/etc/vmpin/vmpin.yaml")
 
@@ -94,6 +95,9 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
     for key, sources in given.items():
         parsed[key], origins[key] = _strongest(key, sources, refuse)
     config = with_values(parsed, origins)
+    for check in present(feature.check_config for feature in features()):
+        if (fault := check(config)) is not None:
+            refuse(fault)
     if config.allocate.live_annotations and not config.kubernetes.watch_pods:
         refuse(ConfigError("allocate.live_annotations is on and kubernetes.watch_pods is off: changed annotations "
                            "come with the pods' data that the reporter hands over",

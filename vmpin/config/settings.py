@@ -17,6 +17,7 @@ from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.errors import ConfigError
+from vmpin.feature import features, present
 from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 
 
@@ -214,8 +215,9 @@ class LogSettings(NamedTuple):
 
 
 class Config(NamedTuple):
-    """The effective configuration, by section. `origin` has for every key where its value came from, `rules` the
-    placement rules of section `policy`. `errors` are the faults of the parts that were left out, for a command that
+    """The effective configuration, by section. `of_features` has the sections that features add, by name: a feature
+    reads its own. `origin` has for every key where its value came from, `rules` the placement rules of section
+    `policy`. `errors` are the faults of the parts that were left out, for a command that
     sets no masks by it (`loading.load_usable`): with any, no watcher would start."""
 
     paths: PathSettings
@@ -229,6 +231,7 @@ class Config(NamedTuple):
     kubernetes: KubernetesSettings
     allocate: AllocateSettings
     log: LogSettings
+    of_features: Mapping[str, Any]
     origin: Mapping[str, str]
     rules: Policy
     errors: tuple[ConfigError, ...] = ()
@@ -236,8 +239,12 @@ class Config(NamedTuple):
     @property
     def values(self) -> dict[str, object]:
         """Return every value by its key, in the order of the table."""
-        return {setting.key: getattr(getattr(self, section), name)
+        return {setting.key: getattr(self.section(section), name)
                 for setting, (section, name) in zip(SETTINGS, _PLACES, strict=True)}
+
+    def section(self, name: str) -> Any:
+        """The values of a section, a feature's or one of the core's."""
+        return self.of_features[name] if name in self.of_features else getattr(self, name)
 
     @property
     def contention_rules(self) -> ContentionRules:
@@ -249,11 +256,15 @@ class Config(NamedTuple):
         return {key: {"value": to_plain(value), "from": self.origin[key]} for key, value in self.values.items()}
 
 
-SECTIONS: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
+_OF_CORE: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
                                   "watch": WatchSettings, "drift": DriftSettings, "proof": ProofSettings,
                                   "guest": GuestSettings, "metrics": MetricsSettings,
                                   "kubernetes": KubernetesSettings, "allocate": AllocateSettings,
                                   "log": LogSettings}
+_OF_FEATURES: dict[str, type[Any]] = {
+    name: fields for sections in present(feature.sections for feature in features())
+    for name, fields in sections().items()}
+SECTIONS = _OF_CORE | _OF_FEATURES
 _PLACES = [(section, name) for section, fields in SECTIONS.items() for name in fields._fields]
 #: Every key, in the order of `vmpin config`.
 SETTINGS: tuple[Setting, ...] = tuple(
@@ -263,10 +274,12 @@ BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 def with_values(parsed: Mapping[str, object], origin: Mapping[str, str]) -> Config:
     """A configuration of parsed values. :param parsed: every key's; of one origin each."""
-    sections = {section: fields._make(parsed[f"{section}.{name}"] for name in fields._fields)
-                for section, fields in SECTIONS.items()}
+    def sections(classes: Mapping[str, type[Any]]) -> dict[str, Any]:
+        return {section: fields._make(parsed[f"{section}.{name}"] for name in fields._fields)
+                for section, fields in classes.items()}
+
     rules = Policy.of({name: parsed[f"policy.{name}"] for name in Policy._fields})
-    return Config(**sections, origin=origin, rules=rules)
+    return Config(**sections(_OF_CORE), of_features=sections(_OF_FEATURES), origin=origin, rules=rules)
 
 
 def to_plain(value: object) -> object:

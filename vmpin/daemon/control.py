@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Awaitable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from vmpin.bounded import load_json, real
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
+from vmpin.feature import SocketRequest, added_members, status_of
 from vmpin.host.socket_streams import Stream
 from vmpin.kube import reporter_report, untrusted_pod
 from vmpin.status import collector
@@ -36,6 +38,8 @@ class Control:
     def __init__(self, watcher: Watcher, reading: bool = False) -> None:
         self._watcher = watcher
         self._reading = reading
+        self._of_features = {name: request for part in watcher.parts.values()
+                             for name, request in part.requests.items()}
 
     async def answer(self, raw: bytes, uid: int) -> bytes | Stream:
         """Answer one request: a JSON object with `op`, and with `sandbox` where it is about a single one."""
@@ -46,10 +50,8 @@ class Control:
             operation = request["op"]
             if operation in HANDED and self._reading:
                 return self._take(operation, request, large)
-            if operation not in READING and self._reading:
-                raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
-            if operation not in READING and uid not in (0, os.geteuid()):
-                raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
+            of_feature = self._of_features.get(operation)
+            self._admit(operation, of_feature, uid)
             name = request.get("sandbox")
             only = None if name is None else SandboxId(str(name))
             if only is not None and only not in self._watcher.view.sandboxes:
@@ -58,6 +60,8 @@ class Control:
                 return self._watcher.followers.stream(request.get("kubelet") is True)
             if operation == "status":
                 return self._status(request, only)
+            if of_feature is not None:
+                return await _answered(of_feature.answer(request, only))
             if (long := self._long(str(operation), request)) is not None:
                 return _encoded(await long) + b"\n"
             answer = self._answer(str(operation), request, only)
@@ -69,6 +73,19 @@ class Control:
         except VmpinError as err:
             answer = {"error": str(err), "hint": err.hint}
         return _encoded(answer) + b"\n"
+
+    def _admit(self, operation: str, of_feature: SocketRequest | None, uid: int) -> None:
+        """Check who asks, and where. :raises WatcherError: where this socket, or this user, gets no such answer."""
+        if of_feature is not None and of_feature.handed:
+            if not self._reading:
+                raise WatcherError(f"{operation}: not answered on this socket", "send it to the status socket")
+            return
+        if operation in READING or (of_feature is not None and of_feature.reading):
+            return
+        if self._reading:
+            raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
+        if uid not in (0, os.geteuid()):
+            raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
 
     def _long(self, operation: str, request: dict[str, object]) -> Awaitable[dict[str, object]] | None:
         """An answer during which the watcher goes on with its other work; None where the operation has none."""
@@ -100,9 +117,11 @@ class Control:
         take 20 MB as objects, and 3 MB as text."""
         self._watcher.reconciler.refresh()
         nri, proc_events = self._watcher.feeds()
+        parts = self._watcher.parts
         found = collector.document(self._watcher.view, os.getpid(), only, nri, request.get("wide") is True,
                                   self._watcher.guests.data, proc_events, request.get("pods") is True, _encoded,
-                                  self._watcher.handed_pods.data)
+                                  self._watcher.handed_pods.data, partial(added_members, parts),
+                                  status_of(parts))
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
@@ -142,6 +161,13 @@ class Control:
             touched = reconciler.all_sandboxes() if only is None else [only]
             return collector.unpinning(view, touched, reconciler.restoring(touched), watcher.guests.managed(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
+
+
+async def _answered(answer: dict[str, Any] | Awaitable[dict[str, Any]] | Stream) -> bytes | Stream:
+    """A feature's answer as it is sent."""
+    if isinstance(answer, AsyncGenerator):
+        return answer
+    return _encoded(answer if isinstance(answer, dict) else await answer) + b"\n"
 
 
 def _encoded(data: dict[str, object]) -> bytes:

@@ -24,6 +24,7 @@ from vmpin.daemon.turns import in_turns
 from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
+from vmpin.feature import WatcherPart
 from vmpin.host import unix_sockets
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
@@ -48,6 +49,7 @@ class ExportedWatcher(Protocol):
     resynced: float
     restarts: Counter[str]
     counters: Counters
+    parts: Mapping[str, WatcherPart]
 
     def source_health(self) -> Iterable[SourceHealth]: ...
 
@@ -127,7 +129,7 @@ class Exporter:
                                      len(asyncio.all_tasks()), watcher.view.config.metrics.per_sandbox,
                                      watcher.following(), watcher.foreign_seconds(),
                                      watcher.foreign_by_sandbox() if watcher.view.config.metrics.per_sandbox else {},
-                                     watcher.allocator_view())
+                                     watcher.allocator_view(), watcher.parts.values())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

@@ -46,6 +46,8 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
     if config.watch.kubelet:
         sources["podresources"] = partial(poll_pod_resources, config, watcher.reconciler.pod_resources,
                                           watcher.timeouts)
+    for part in watcher.parts.values():
+        sources.update(part.tasks)
     if watcher.nri is not None:
         sources["nri"] = watcher.nri.run
     if watcher.allocating is not None:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from vmpin.daemon.samples.sampling import Sampling
 from vmpin.daemon.supervision import SupervisedTasks
 from vmpin.daemon.task_table import tasks_of
 from vmpin.domain.model import SandboxId
+from vmpin.feature import WatcherPart, features, present
 from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
 from vmpin.procevents.feed import ProcEventsFeed
@@ -77,7 +78,12 @@ class Watcher:
             from vmpin.daemon.allocating import Allocating
 
             self.allocating = Allocating(reconciler, lambda: self.nri, timeouts)
+        #: What features do in it, by the feature's name; none of those that are switched off.
+        self.parts: Mapping[str, WatcherPart] = {
+            feature.name: part for feature in features()
+            if feature.watch is not None and (part := feature.watch(self)) is not None}
         decisions = None if self.allocating is None else self.allocating.allocator
+        decisions = decisions or next(present(part.decider for part in self.parts.values()), None)
         self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decisions) if wants_nri(config) else None
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
@@ -108,6 +114,8 @@ class Watcher:
             self.reconciler.judge_drift_after(self.nri.unread)
         if self.allocating is not None:
             self.allocating.check()
+        for begin in present(part.begin for part in self.parts.values()):
+            begin()
         self.hooks.take_spool()
         if self.hooks.kept:
             self._resync.set()  # what came since the first pass does not wait for the clock
@@ -132,6 +140,8 @@ class Watcher:
             directory.close()
             if directory.ousted is None:
                 self.sampling.close()
+                for end in present(part.end for part in self.parts.values()):
+                    end()
         if directory.ousted is not None:
             raise directory.ousted
         if not unpinned:
@@ -144,6 +154,8 @@ class Watcher:
     def _passed(self) -> None:
         self.followers.touch()
         self.sampling.touch()
+        for after_pass in present(part.after_pass for part in self.parts.values()):
+            after_pass()
 
     async def _end_tasks(self, directory: RunDirectory) -> bool:
         """End the tasks, the guests' last: with `watch.on_exit` unpin they are given their masks back, too.
@@ -189,7 +201,11 @@ class Watcher:
                     self.reconciler.nri_connected(False)
         if self.allocating is not None:
             self.allocating.take()
+        for before_events in present(part.before_events for part in self.parts.values()):
+            before_events()
         touched, lost = take_nri(self.reconciler, events)
+        for after_events in present(part.after_events for part in self.parts.values()):
+            after_events(events)
         if self.allocating is not None:
             self.allocating.started(events)
         if lost and self.nri is not None:
@@ -263,6 +279,8 @@ class Watcher:
             self._repair.begin()
             if self.allocating is not None:
                 self.allocating.resynced()
+            for after_resync in present(part.after_resync for part in self.parts.values()):
+                after_resync()
             if self._relist.due() and self.nri is not None:
                 self.nri.request_list()
 
@@ -276,7 +294,8 @@ class Watcher:
     def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
         return (*source_health(self.view, self.nri, self.proc_events, self._tasks.names, self._tasks.failing),
-                *self.reporter_health.source_health())
+                *self.reporter_health.source_health(),
+                *(source for health in present(part.health for part in self.parts.values()) for source in health()))
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""

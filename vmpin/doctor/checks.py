@@ -11,13 +11,13 @@ from vmpin.doctor import (
     cluster_checks,
     hook_checks,
     kata_checks,
-    network_checks,
     node_checks,
     rival_checks,
     service_checks,
 )
 from vmpin.doctor.finding import Check, CheckResult, Finding, unknown
 from vmpin.domain.facts import NodeFacts
+from vmpin.feature import features, present
 
 CHECKS = (
     Check("privileges", "the capabilities of the watcher, or of this command", node_checks.privileges),
@@ -51,15 +51,18 @@ CHECKS = (
     Check("vcpu-threads", "whether the VMs' vCPU threads are identified", service_checks.vcpu_threads),
     Check("guests", "whether the guests' agents answer", service_checks.guests),
     Check("sandboxes", "misplaced threads, and degraded sandboxes", service_checks.sandboxes),
-    Check("network", "vhost workers and iothreads far from their NIC or disk; queues without a vCPU",
-          network_checks.network),
     Check("collisions", "exclusive CPUs that others may use", service_checks.collisions))
+
+
+def all_checks() -> tuple[Check, ...]:
+    """The core's checks, then those of features."""
+    return (*CHECKS, *(check for checks in present(feature.checks for feature in features()) for check in checks()))
 
 
 def examine(facts: NodeFacts, only: Iterable[str] = ()) -> list[Finding]:
     """The findings of the checks. :param only: names, or prefixes of names (kata: all of Kata's); () for all."""
     wanted = tuple(only)
-    return [Finding(check.name, _judge(check, facts)) for check in CHECKS
+    return [Finding(check.name, _judge(check, facts)) for check in all_checks()
             if not wanted or any(check.name == name or check.name.startswith(f"{name}-") for name in wanted)]
 
 

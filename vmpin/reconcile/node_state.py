@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
+from vmpin.feature import features, present
 from vmpin.host import lock
 from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
@@ -34,6 +35,7 @@ from vmpin.reconcile.cpuset_files import CpusetFiles
 from vmpin.reconcile.disagreements import SourceDisagreements
 from vmpin.reconcile.failures import Failures
 from vmpin.reconcile.first_list import FirstList
+from vmpin.reconcile.nic_nodes import NicNodes, NoNics, numa_node_of
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_format import SavedState
@@ -43,7 +45,6 @@ from vmpin.sources.disk import DiskSources
 from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
-from vmpin.vmm.vm_nics import VmNics
 
 if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
@@ -78,11 +79,12 @@ class NodeState:
         self.unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
         self._watches = False
         self.requests = RuntimeRequests()
-        self.nics = VmNics(self.proc, str(config.paths.sys))
+        finder = next(present(feature.nic_nodes for feature in features()), None)
+        self.nics: NicNodes = NoNics() if finder is None else finder(self.proc, str(config.paths.sys))
         self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
         self.placement_cache = PlacementCache(
             config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous,
-            self.nics.numa_node, self.first_list)
+            partial(numa_node_of, self.nics), self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         if config.allocate.mode == "on":
             from vmpin.reconcile.kept_grants import kept_grants

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
     from vmpin.domain.proof import ResidencyLedger
+    from vmpin.domain.vm_nic import NearNic
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
-    from vmpin.network.near_nic import NearNic
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Node, Ownership

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import compare_with_pod_resources
-from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadRole, VmThread
+from vmpin.domain.model import ContainerId, Pod, SandboxId, VmThread
 from vmpin.domain.proof import Proof
+from vmpin.feature import features, present
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.pinning.apply import Outcome, Result
@@ -45,7 +47,9 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
              guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
              proc_events: dict[str, object] | None = None, pods: bool = False,
              entry: Callable[[dict[str, object]], object] = lambda data: data,
-             untrusted: Callable[[Pod | None], dict[str, object] | None] = lambda pod: None) -> dict[str, object]:
+             untrusted: Callable[[Pod | None], dict[str, object] | None] = lambda pod: None,
+             members: Callable[[SandboxId], Mapping[str, object]] = lambda sandbox: {},
+             of_features: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:
     """The status document. `only` leaves other sandboxes out, but not the collisions with them.
     :param nri: the state of the connection to the runtime, from the watcher.
     :param guest: the reports from guests, from the watcher.
@@ -53,7 +57,8 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
     :param pods: also name the pods and containers of the node, including runc's.
-    :param untrusted: what the API server has of a pod, from the watcher; text of the pod's author, for people."""
+    :param untrusted: what the API server has of a pod, from the watcher; text of the pod's author, for people.
+    :param members: what features of the watcher add to a sandbox's entry. :param of_features: and to the document."""
     sandboxes = []
     hook = view.counters.last_hook_at
     last = None if hook is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + hook)
@@ -63,7 +68,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
             made = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))
-            sandboxes.append(entry({**made, "untrusted": untrusted(sandbox.pod)}))
+            sandboxes.append(entry({**made, "untrusted": untrusted(sandbox.pod), **members(sandbox.id)}))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership, with_unknown_owners(collisions, view.unknown_owners),
@@ -72,7 +77,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
                                   "disputed": view.counters.disputed, "last": last},
                         "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
-            "sandboxes": sandboxes, **({"pods": _pods(view)} if pods else {})}
+            "features": dict(of_features), "sandboxes": sandboxes, **({"pods": _pods(view)} if pods else {})}
 
 
 def shown(view: NodeView) -> list[SandboxState]:
@@ -210,11 +215,19 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         guest, view.unmanaged.get(sandbox.id, ""), boottime.wall_offset(), view.granted,
                         rivals=view.contested.get(sandbox.id, ()),
                         absent=_why_absent(view, sandbox.id) if vm is None else "",
-                        near=None if vm is None else near_decision(view, vm),
+                        **_of_features(view, vm),
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         birth=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),
                         proof=account.data() if wide and account is not None else None)
+
+
+def _of_features(view: NodeView, vm: Vm | None) -> dict[str, Any]:
+    """The members that features add."""
+    members: dict[str, Any] = {}
+    for members_of in present(feature.members for feature in features()):
+        members |= members_of(view, vm)
+    return members
 
 
 def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
@@ -301,13 +314,3 @@ def _operation(operation: SetAffinity) -> dict[str, object]:
     return {"sandbox": operation.sandbox, "tid": thread.id.tid, "role": thread.role.value, "vcpu": thread.vcpu,
             "cpus": str(operation.cpus), "was": str(operation.was), "what": operation.describe()}
 
-
-def near_decision(view: NodeView, vm: Vm) -> dict[str, object] | None:
-    """The NIC that policy.vhost: near goes by, and whether the vhost workers are placed at it; None with another
-    policy."""
-    nic, placement = view.nics.get(vm.vmm.id), view.placements.get(vm.sandbox)
-    if nic is None:
-        return None
-    cpus = None if placement is None else placement.cpus_for(ThreadRole.VHOST, None)
-    there = EMPTY if nic.numa_node is None else view.node.topology.nodes.get(nic.numa_node, EMPTY)
-    return {**nic._asdict(), "placed": "near" if cpus and cpus <= there else "apart"}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vmpin.cpuset import CpuSet, union
+from vmpin.feature import features, present
 from vmpin.kube.untrusted_pod import untrusted_sentences
-from vmpin.network.network_text import network_sentences
 
 
 def container_sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: str) -> list[str]:
@@ -25,8 +25,13 @@ def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[s
     """The sentences of one sandbox: VM, containers, mask, threads, problems, and untrusted text about its pod."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
-            *network_sentences(sandbox.get("network")), *_trouble(document, sandbox),
+            *_of_features(sandbox), *_trouble(document, sandbox),
             *untrusted_sentences(sandbox.get("untrusted"))]
+
+
+def _of_features(sandbox: Mapping[str, Any]) -> Iterable[str]:
+    for sentences_of in present(feature.sentences for feature in features()):
+        yield from sentences_of(sandbox)
 
 
 def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:

@@ -22,6 +22,7 @@ from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import ResidencyLedger, RunAccount
 from vmpin.domain.terminal import label_text
+from vmpin.feature import WatcherPart, present
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
@@ -58,6 +59,7 @@ class ScrapeData(NamedTuple):
     #: The same of each owner of exclusive CPUs.
     foreign_by_sandbox: Mapping[SandboxId, Mapping[int, float]] = MappingProxyType({})
     allocator: AllocatorView | None = None  #: With `allocate.mode` observe or on.
+    parts: Iterable[WatcherPart] = ()  #: What features do in the watcher.
 
 
 class NodeCollector(Collector):
@@ -88,6 +90,8 @@ class NodeCollector(Collector):
             from vmpin.status.allocation_metrics import allocation_families  # few nodes give out CPUs themselves
 
             yield from allocation_families(self.facts.allocator, self.facts.per_sandbox)
+        for metrics in present(part.metrics for part in self.facts.parts):
+            yield from metrics(self.facts)
         yield from self._process.collect()
 
 

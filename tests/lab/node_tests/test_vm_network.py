@@ -117,6 +117,6 @@ def near_is_the_nics_node(vm: NestedVm, kata: Kata, vmpin: Vmpin) -> None:
 
 
 def only_device(vmpin: Vmpin, vm: NestedVm) -> dict[str, Any]:
-    (sandbox,) = vmpin.json("status", vm.sandbox, "--network")["sandboxes"]
+    (sandbox,) = vmpin.json("status", vm.sandbox, "--inspect")["sandboxes"]
     (device,) = sandbox["network"]["devices"]
     return dict(device)

@@ -62,7 +62,7 @@ def test_the_data_of_a_picture_has_what_is_drawn(tmp_path: Path, capsys: pytest.
     assert (cpus[0]["kind"], cpus[0]["owners"], cpus[0]["floating"]) == ("shared", [], 4)
     assert {owner["letter"]: owner["cpus"] for owner in found["owners"]} == {"A1": "4-5", "A2": "6"}
     assert found["guests"][1] == {"letter": "b", "title": "pod-a", "verdict": "floating", "mask": "0-1",
-                                  "floating": ["vCPUs 0-1, vhost, emulator on 0-1"], "network": ""}
+                                  "floating": ["vCPUs 0-1, vhost, emulator on 0-1"], "notes": []}
     file = tmp_path / "map.json"
     assert drawn(PLACED, tmp_path, capsys, "-o", "json", "--file", str(file)) == ""
     assert json.loads(file.read_text()) == found

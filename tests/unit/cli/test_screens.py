@@ -27,7 +27,7 @@ from vmpin.cli.allocator import allocations
 from vmpin.cli.cluster import all_nodes
 from vmpin.cli.main import main
 from vmpin.cli.text.table_layout import Block, blocks_of, broken, lines_of
-from vmpin.status import vm_networks
+from vmpin.features.network import vm_networks
 
 GOLDEN = Path(__file__).parent / "golden"
 SCREENS = {

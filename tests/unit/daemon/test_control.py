@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 from newcomers import Machine, sandbox
@@ -13,6 +14,7 @@ from newcomers import Machine, sandbox
 from vmpin.daemon.control import Control
 from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.model import SandboxId
+from vmpin.feature import WatcherPart
 from vmpin.status import collector
 
 pytest_plugins = ["given_unit"]
@@ -22,6 +24,7 @@ class StandIn:
     """As much of a watcher as a status takes; its reconciler is real."""
 
     about = None
+    parts: ClassVar[Mapping[str, WatcherPart]] = {}
 
     def __init__(self, machine: Machine) -> None:
         self.reconciler = machine.reconciler

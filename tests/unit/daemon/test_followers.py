@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.control import Control
 from vmpin.daemon.followers import MAX_FOLLOWERS, MAX_WAITING, Followers
 from vmpin.errors import WatcherError
+from vmpin.feature import WatcherPart
 from vmpin.host import socket_peers, unix_sockets
 from vmpin.host.socket_peers import Peer
 from vmpin.status.health import SourceHealth
@@ -33,6 +34,7 @@ class Watched:
         self.view = machine.reconciler.view
         self.resynced = float("inf")
         self.sources: tuple[SourceHealth, ...] = ()
+        self.parts: Mapping[str, WatcherPart] = {}
         self.given: dict[str, object] | None = None
         # No line without a change, and no pause after one.
         self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=beat))

@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from newcomers import Machine, sandbox
@@ -18,6 +19,7 @@ from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.model import Pod, SandboxId
+from vmpin.feature import WatcherPart
 from vmpin.host import unix_sockets
 from vmpin.kube import untrusted_pod
 from vmpin.kube.untrusted_pod import PodResize, UntrustedPod, encode
@@ -33,6 +35,7 @@ class Watched:
     """As much of a watcher as takes pods' data and shows it; its reconciler is real."""
 
     about, allocating, stopping = None, None, False
+    parts: ClassVar[Mapping[str, WatcherPart]] = {}
 
     def __init__(self, machine: Machine, timeouts: Timeouts = AT_ONCE) -> None:
         self.reconciler = machine.reconciler

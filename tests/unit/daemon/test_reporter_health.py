@@ -25,7 +25,7 @@ class Given:
         self.health = ReporterHealth(clock=lambda: self.now)
 
     def ask(self, raw: bytes, reading: bool = True) -> Any:
-        watcher = cast(Watcher, SimpleNamespace(reporter_health=self.health))
+        watcher = cast(Watcher, SimpleNamespace(reporter_health=self.health, parts={}))
         answer = asyncio.run(Control(watcher, reading).answer(raw, 64750))
         assert isinstance(answer, bytes)
         return json.loads(answer)

@@ -12,7 +12,7 @@ from doctor_facts import containerd, facts, handler, kata, status, verdict
 
 from vmpin.cli.doctor import text
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.checks import CHECKS, examine
+from vmpin.doctor.checks import all_checks, examine
 from vmpin.doctor.finding import Level, several
 from vmpin.doctor.service_checks import WAITING
 from vmpin.domain.facts import (
@@ -149,7 +149,7 @@ def test_the_status_of_another_version_costs_the_checks_that_need_it_alone(docum
 
 
 @pytest.mark.parametrize(("names", "chosen"), [
-    ((), [check.name for check in CHECKS]), (("kata",), ["kata", "kata-pinning", "kata-vcpus", "kata-cgroup",
+    ((), [check.name for check in all_checks()]), (("kata",), ["kata", "kata-pinning", "kata-vcpus", "kata-cgroup",
                                                           "kata-guest"]),
     (("kubelet-options", "nri"), ["kubelet-options", "nri"]), (("kat",), [])])
 def test_checks_are_chosen_by_name_or_its_beginning(names: tuple[str, ...], chosen: list[str]) -> None:
@@ -157,14 +157,14 @@ def test_checks_are_chosen_by_name_or_its_beginning(names: tuple[str, ...], chos
 
 
 def test_names_of_checks_are_distinguished() -> None:
-    names = [check.name for check in CHECKS]
+    names = [check.name for check in all_checks()]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in names)
 
 
 def test_the_manual_has_every_check_and_no_other() -> None:
     manual = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text().partition("## The checks")[2]
-    assert re.findall(r"^\| `([a-z-]+)` \|", manual, re.MULTILINE) == [check.name for check in CHECKS]
+    assert re.findall(r"^\| `([a-z-]+)` \|", manual, re.MULTILINE) == [check.name for check in all_checks()]
 
 
 def test_several_names_are_some_and_a_number() -> None:

@@ -30,7 +30,7 @@ from vmpin.reporter.api_server import ApiServer
 
 
 def status(args: argparse.Namespace) -> int:
-    _refuse(args, "sandbox", "direct", "watch", "network")
+    _refuse(args, "sandbox", "direct", "watch", "inspect")
     fleet = _read(args, everything=args.output != "table")
     if args.output in ("json", "yaml"):
         return _print_document(fleet, args.output)

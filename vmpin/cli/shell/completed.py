@@ -41,8 +41,8 @@ def completed(one: Option | Argument) -> Completed:
     if one.metavar in _BY_METAVAR:
         return Completed(_BY_METAVAR[one.metavar])
     if one.metavar == "CHECK":
-        from vmpin.doctor.checks import CHECKS
-        return Completed(WordSource.WORDS, tuple(check.name for check in CHECKS))
+        from vmpin.doctor.checks import all_checks
+        return Completed(WordSource.WORDS, tuple(check.name for check in all_checks()))
     if one.metavar == "TOPIC":
         from vmpin.cli.main import VERBS
         from vmpin.cli.shell.help import pages

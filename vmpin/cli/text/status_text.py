@@ -11,6 +11,7 @@ from vmpin.cli.output import VERDICTS, print_text, table
 from vmpin.cli.proof import COLUMNS, counts, row
 from vmpin.domain.pod_names import with_names
 from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
+from vmpin.feature import features, present
 
 #: How many processes that pose as a sandbox's are listed: any user can start as many as he may have.
 _MOST_IMPOSTORS = 5
@@ -151,7 +152,7 @@ def _print_sandbox(sandbox: Document, title: str, now: datetime, names: Mapping[
         print_text(with_names(reason, names))
     if drift := sandbox["drift"]:
         print_text(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}")
-    _print_network(sandbox)
+    _print_features(sandbox)
     _print_untrusted(sandbox)
     if wrong := [thread for thread in threads if not thread["ok"]]:
         _print_threads(wrong)
@@ -177,14 +178,13 @@ def _print_untrusted(sandbox: Document) -> None:
             print_text(sentence, "  ")
 
 
-def _print_network(sandbox: Document) -> None:
-    """Print what was found of the sandbox's network, if it was read."""
-    if network := sandbox.get("network"):
-        from vmpin.network.network_text import COLUMNS as NETWORK_COLUMNS
-        from vmpin.network.network_text import rows
-        if network["devices"]:
-            table(NETWORK_COLUMNS, rows(network))
-        for text in (*([f"network {network['why']}"] if network["why"] else []), *network["warnings"]):
+def _print_features(sandbox: Document) -> None:
+    """Print what features add to a sandbox."""
+    for tables in present(feature.tables for feature in features()):
+        for titles, rows in tables(sandbox):
+            table(titles, rows)
+    for lines in present(feature.lines for feature in features()):
+        for text in lines(sandbox):
             print_text(text, "  ")
 
 
@@ -195,25 +195,12 @@ def _print_threads(threads: list[Document]) -> None:
          "yes" if thread["ok"] else "no"] for thread in threads], VERDICTS)
 
 
-def near_sentence(near: Document) -> str:
-    """The decision of policy.vhost: near."""
-    node, why = near["numa_node"], near["why"]
-    if near.get("placed") == "near":
-        return f"vhost workers are near: on NUMA node {node} of the NIC ({why})"
-    if node is None:
-        return f"vhost workers are placed as by apart, not near: the NIC's NUMA node is not known ({why})"
-    return (f"vhost workers are placed as by apart, not near: none of their CPUs is on NUMA node {node} of the NIC "
-            f"({why})")
-
-
 def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]) -> None:
     print()
     of = f" of {pod_name(sandbox['pod'])}" if sandbox["pod"] else ""
     print_text(f"sandbox {sandbox['id']}{of}")
     for reason in sandbox["reasons"]:
         print_text(with_names(reason, names), "  ")
-    if near := sandbox.get("near"):
-        print_text(near_sentence(near), "  ")
     if sandbox["containers"]:
         table(["CONTAINER", "NAME", "CPUSET", "EXCLUSIVE", "BY", "VCPUS", "GUEST", "SOURCE", "SINCE", "OTHERS"], [
             [short_id(container["id"]), container["name"] or "-", container["cpuset"] or "-",
@@ -233,7 +220,7 @@ def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]
         print_text(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}", "  ")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
-    _print_network(sandbox)
+    _print_features(sandbox)
     _print_untrusted(sandbox)
     if sandbox["threads"]:
         _print_threads(sandbox["threads"])

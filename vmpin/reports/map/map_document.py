@@ -22,7 +22,7 @@ def map_document(picture: Picture) -> dict[str, Any]:
                                                      for cores in caches]} for name, caches in picture.nodes],
             "owners": [_owner(owner) for owner in picture.owners],
             "guests": [{"letter": guest.letter, "title": guest.title, "verdict": guest.verdict, "mask": guest.mask,
-                        "floating": list(guest.floats), "network": guest.network} for guest in picture.guests],
+                        "floating": list(guest.floats), "notes": list(guest.notes)} for guest in picture.guests],
             "collisions": list(picture.alarms()), "notes": list(picture.notes)}
 
 

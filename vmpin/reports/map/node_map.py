@@ -13,7 +13,7 @@ from typing import Any
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
-from vmpin.network.network_text import summary
+from vmpin.feature import features, present
 from vmpin.reports.ledger_holders import LedgerMap
 
 #: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
@@ -56,7 +56,7 @@ class MapGuest:
     mask: str
     #: Threads that may run on more CPUs than one: "vCPUs 0-1, 5 emulator on 0-1,7".
     floats: tuple[str, ...]
-    network: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def letter(self) -> str:
@@ -66,7 +66,7 @@ class MapGuest:
     def legend(self) -> str:
         """The text for the legend. Without a mask it is not placed, but its threads are still on CPUs."""
         parts = [f"{self.title}: {self.verdict}" + f", on {self.mask}" * bool(self.mask), *self.floats]
-        return "; ".join([*parts, f"network {self.network}"] if self.network else parts)
+        return "; ".join([*parts, *self.notes])
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,12 @@ def _claims(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
         many[0].get("kind", "unseen"), cpus) for (sandbox, cpus), many in together.items()]
 
 
+def _notes(sandbox: Mapping[str, Any]) -> tuple[str, ...]:
+    """A few words of each feature about a sandbox, where it has any."""
+    legends = present(feature.legend for feature in features())
+    return tuple(printable(text) for legend in legends if (text := legend(sandbox)))
+
+
 def _guests(vms: Sequence[Mapping[str, Any]], pods: Mapping[str, int],
             ) -> tuple[tuple[MapGuest, ...], dict[int, list[str]], Counter[int]]:
     """(the guests by letter, the pinned threads by CPU, the number of floating threads by CPU)."""
@@ -263,5 +269,5 @@ def _guests(vms: Sequence[Mapping[str, Any]], pods: Mapping[str, int],
                 floats.append(f"{', '.join(roles)} on {mask}")
                 floating.update(dict.fromkeys(mask, len(there)))
         guests.append(MapGuest(pods[sandbox["id"]], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
-                               sandbox["mask"] or "", tuple(floats), printable(summary(sandbox.get("network")))))
+                               sandbox["mask"] or "", tuple(floats), _notes(sandbox)))
     return tuple(guests), pinned, floating

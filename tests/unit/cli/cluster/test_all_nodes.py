@@ -52,7 +52,7 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("words", [
-    ["status", "5f2c"], ["status", "--direct"], ["status", "--network"], ["status", "--watch"],
+    ["status", "5f2c"], ["status", "--direct"], ["status", "--inspect"], ["status", "--watch"],
     ["verify", "5f2c"], ["map", "-w", "9"],
     ["verify", "--since", "1h"], ["verify", "-w"], ["map", "--direct"]])
 @pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop"], ["-l", "vmpin.io/pool=a"],

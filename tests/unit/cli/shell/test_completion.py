@@ -16,7 +16,7 @@ from typed_shell import VMPIN, TypedShell, answering_watcher, pod, typed_shell
 from vmpin.cli.main import VERBS, grammar
 from vmpin.cli.shell.completed import leaves
 from vmpin.config.settings import BY_KEY
-from vmpin.doctor.checks import CHECKS
+from vmpin.doctor.checks import all_checks
 
 #: Each begins and ends in a way of its own, and would create the file `made` if a shell ran any of it.
 HOSTILE = ("e1 $(touch made)end1", "e2`touch made`end2", "e3;touch made;end3", "e4'\"'$(touch made)end4",
@@ -145,7 +145,7 @@ def test_every_verb_option_and_choice_of_the_parsers_is_offered(shell: str, tmp_
     assert set(offered(made, "vmpin", "")) >= set(VERBS)
     assert offered(made, "vmpin", "--config", "x", "comp") == ["completion"]
     assert set(offered(made, "vmpin", "--set", "")) == {f"{key}=" for key in BY_KEY}
-    assert set(offered(made, "vmpin", "doctor", "")) == {check.name for check in CHECKS}
+    assert set(offered(made, "vmpin", "doctor", "")) == {check.name for check in all_checks()}
     assert {"placement", "status"} <= set(offered(made, "vmpin", "help", ""))
     for path, command in leaves(grammar()):
         whole = [name for option in command.options for name in option.names if name.startswith("--")]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from vmpin.cli.text.status_text import near_sentence, print_one, print_status
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cli.text.status_text import print_one, print_status
 from vmpin.domain.pod_names import names_of
 from vmpin.domain.terminal import human_age, number_of, short_id, with_ages
-from vmpin.network.near_nic import NearNic
-from vmpin.status import collector
 
 ID, OTHER = "5f2c" * 16, "77aa" * 16
 NODE: dict[str, Any] = {"online": "0-127", "shared_pool": "0-63", "pool_known": True, "unknown_owners": [],
@@ -103,20 +99,6 @@ def test_a_sentence_has_ages_in_place_of_time_stamps() -> None:
     assert with_ages("over NRI (since 2026-01-02T02:57:55.120Z), since vcpu 2", now) == (
         "over NRI (6m9s ago), since vcpu 2")
     assert with_ages("since 2026-01-02T03:04:05Z", now) == "0s ago"
-
-
-@pytest.mark.parametrize(("nic", "cpus", "text"), [
-    (NearNic(1, "tap5 leads to b"), CpuSet.parse("4-5"), "are near: on NUMA node 1 of the NIC (tap5 leads to b)"),
-    (NearNic(1, "tap5 leads to b"), CpuSet.parse("2"), "as by apart, not near: none of their CPUs is on NUMA node 1"),
-    (NearNic(None, "several"), CpuSet.parse("2"), "not near: the NIC's NUMA node is not known (several)"),
-    (NearNic(1, "b"), EMPTY, "as by apart"), (NearNic(7, "b"), CpuSet.parse("4"), "as by apart")])
-def test_the_decision_of_near_is_a_sentence(nic: NearNic, cpus: CpuSet, text: str) -> None:
-    placement = SimpleNamespace(cpus_for=lambda role, vcpu: cpus)
-    view = SimpleNamespace(nics={1: nic}, placements={"a": placement}, node=SimpleNamespace(
-        topology=SimpleNamespace(nodes={0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")})))
-    vm = SimpleNamespace(vmm=SimpleNamespace(id=1), sandbox="a")
-    assert text in near_sentence(cast("Any", collector.near_decision(cast("Any", view), cast("Any", vm))))
-    assert collector.near_decision(cast("Any", SimpleNamespace(nics={}, placements={})), cast("Any", vm)) is None
 
 
 def test_one_thing_is_no_plural() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from newcomers import Machine
@@ -22,6 +22,7 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.errors import WireError
+from vmpin.feature import WatcherPart
 from vmpin.host import unix_sockets
 from vmpin.kube import untrusted_pod
 from vmpin.kube.asked_annotations import encoded_member
@@ -170,6 +171,7 @@ class Watched:
     """As much of a watcher as the status socket takes; its reconciler and its allocator are real."""
 
     about, stopping = None, False
+    parts: ClassVar[Mapping[str, WatcherPart]] = {}
 
     def __init__(self, machine: Machine, live: LiveAnnotations | None) -> None:
         self.reconciler, self.view, self.guests = machine.reconciler, machine.reconciler.view, self

@@ -1,0 +1,141 @@
+"""The seam between the core and its features.
+
+A feature is a folder, `vmpin/features/NAME`, with everything that is its own. Its `manifest.py` has the value
+FEATURE: a `Feature` of optional parts, each a plain value or a function. The core calls the parts and names no
+feature; a feature imports the core and no other feature. `vmpin/features/__init__.py` lists the names.
+
+Every command imports the manifests, so a manifest imports nothing but this module at its top, and each function
+imports what it needs when it is called. For the same reason the parts are named tuples: the first dataclass of a
+process costs more than all manifests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Coroutine
+
+    from prometheus_client.core import Metric
+
+    from vmpin.config.settings import Config
+    from vmpin.daemon.watcher import Watcher
+    from vmpin.doctor.finding import Check
+    from vmpin.domain.model import SandboxId
+    from vmpin.errors import ConfigError
+    from vmpin.host.socket_streams import Stream
+    from vmpin.reconcile.nic_nodes import NicNodes
+    from vmpin.reconcile.view import NodeView
+    from vmpin.sources.nri.nri_events import NriEvent
+    from vmpin.status.health import SourceHealth
+    from vmpin.status.prometheus import ScrapeData
+    from vmpin.vmm.virtual_machine import Vm
+
+#: An entry of `sandboxes` in the status document, or a part of it.
+Document = Mapping[str, Any]
+NONE: Mapping[str, Any] = MappingProxyType({})
+T = TypeVar("T")
+
+
+class SocketRequest(NamedTuple):
+    """A request of the control socket.
+
+    :param answer: (the request, its sandbox or None) → the JSON object, or a coroutine or stream of it.
+    :param reading: it changes nothing: it is answered on the status socket too, to members of watch.status_group.
+    :param handed: it is answered on the status socket alone."""
+
+    answer: Callable[[dict[str, Any], SandboxId | None], dict[str, Any] | Awaitable[dict[str, Any]] | Stream]
+    reading: bool = False
+    handed: bool = False
+
+
+class WatcherPart(NamedTuple):
+    """What a feature does in a running watcher, in its event loop. A feature that is switched off makes none."""
+
+    #: Tasks by name, as metrics and logs have it; one that fails is started again.
+    tasks: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = NONE
+    requests: Mapping[str, SocketRequest] = NONE
+    #: Decides on the runtime's NRI calls, in the thread of NRI.
+    decider: Any = None
+    #: Called once, before any source reports.
+    begin: Callable[[], None] | None = None
+    #: Called before, and after, the state takes in events of NRI.
+    before_events: Callable[[], None] | None = None
+    after_events: Callable[[Sequence[NriEvent]], None] | None = None
+    #: Called after each pass, and after each resync.
+    after_pass: Callable[[], None] | None = None
+    after_resync: Callable[[], None] | None = None
+    #: Called once, when the watcher ends and still owns the run directory.
+    end: Callable[[], None] | None = None
+    #: The feature's member of `features` in the status document, and in what clients that follow the node are sent
+    #: (None: nothing).
+    status: Callable[[], Document] | None = None
+    brief: Callable[[], Document | None] | None = None
+    #: Further members of a sandbox's entry in the status document.
+    members: Callable[[SandboxId], Document] | None = None
+    health: Callable[[], Iterable[SourceHealth]] | None = None
+    metrics: Callable[[ScrapeData], Iterable[Metric]] | None = None
+
+
+class Feature(NamedTuple):
+    """The parts of a feature. A part that it does not have is None, or empty."""
+
+    name: str
+    #: The sections of the configuration that are its own: name → a class as those of `vmpin.config.settings`.
+    sections: Callable[[], Mapping[str, type[Any]]] | None = None
+    #: What is wrong with a configuration of which each value by itself is right; None for nothing.
+    check_config: Callable[[Config], ConfigError | None] | None = None
+    #: The modules of its verbs, with `add_parser` and `run`.
+    verbs: Mapping[str, str] = NONE
+    watch: Callable[[Watcher], WatcherPart | None] | None = None
+    #: Finds the NUMA nodes of VMs' NICs, for policy.vhost: near. (/proc, the path of /sys) → the finder.
+    nic_nodes: Callable[[Any, str], NicNodes] | None = None
+    #: Further members of a sandbox's entry in the status document, from the state and the kernel alone.
+    members: Callable[[NodeView, Vm | None], Document] | None = None
+    #: Adds what a command that root runs finds out about VMs to their entries of a status document.
+    inspect: Callable[[Config, Sequence[dict[str, Any]]], None] | None = None
+    #: Tables (titles, rows) and lines about a sandbox's entry, for `vmpin status`.
+    tables: Callable[[Document], Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]] | None = None
+    lines: Callable[[Document], Iterable[str]] | None = None
+    #: Sentences about a sandbox's entry, for `vmpin explain`.
+    sentences: Callable[[Document], Iterable[str]] | None = None
+    #: A few words about a sandbox's entry, for the legend of `vmpin map`; "" for nothing.
+    legend: Callable[[Document], str] | None = None
+    #: Checks of the doctor.
+    checks: Callable[[], Sequence[Check]] | None = None
+
+
+@cache
+def features() -> tuple[Feature, ...]:
+    """Every feature of this installation, in the order of `vmpin.features.NAMES`."""
+    from vmpin.features import NAMES
+
+    return tuple(import_module(f"vmpin.features.{name}.manifest").FEATURE for name in NAMES)
+
+
+def present(parts: Iterable[T | None]) -> Iterator[T]:
+    """Pick the optional parts that there are: `for begin in present(part.begin for part in parts)`."""
+    return (part for part in parts if part is not None)
+
+
+def inspect_vms(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:
+    """Have each feature add what it finds out about VMs to their entries of a status document."""
+    for inspect in present(feature.inspect for feature in features()):
+        inspect(config, sandboxes)
+
+
+def added_members(parts: Mapping[str, WatcherPart], sandbox: SandboxId) -> dict[str, Any]:
+    """The members that features of a watcher add to a sandbox's entry in the status document."""
+    members: dict[str, Any] = {}
+    for members_of in present(part.members for part in parts.values()):
+        members |= members_of(sandbox)
+    return members
+
+
+def status_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:
+    """The member `features` of the status document."""
+    return {name: part.status() for name, part in parts.items() if part.status is not None}
