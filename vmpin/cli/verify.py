@@ -29,8 +29,9 @@ _ABOUT = """\
 Compare the mask of each thread in the kernel with its placement, now: through the watcher if one runs, else without
 one. A thread with other CPUs, or with fewer, is drift; an exclusive CPU that threads of another container may use is a
 collision (with SANDBOX: only collisions of this sandbox). Several VMMs that name one sandbox, of which nothing shows
-which is its own, are a finding too. Where vmpin gives out the CPUs (allocate.mode: on), the
-watcher also compares the cgroup of each container that is in no VM with what it was given.
+which is its own, are a finding too, and a pod with exclusive CPUs of which no container is known (SANDBOX names it by
+its uid). Where vmpin gives out the CPUs (allocate.mode: on), the watcher also compares the cgroup of each container
+that is in no VM with what it was given.
 
 With --since 24h also where the threads ran in that time, from the watcher's samples (proof.sample_seconds); at most
 --tolerate percent of the run time may have been elsewhere. CERTAIN is run time without a change of CPU between two
@@ -75,17 +76,17 @@ def run(args: argparse.Namespace) -> int:
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
-    found, names = _status(config, args)
+    found, names, lost = _status(config, args)
     threads = [(sandbox["id"], thread) for sandbox in found["sandboxes"] for thread in sandbox["threads"]]
     drift = [(sandbox, thread) for sandbox, thread in threads if not thread["ok"]]
-    chosen = None if args.sandbox is None else found["sandboxes"][0]["id"]
+    chosen = None if args.sandbox is None else lost["pod"] if lost is not None else found["sandboxes"][0]["id"]
     collisions = [collision for collision in found["node"]["collisions"]
                   if chosen is None or chosen in collision["sandboxes"]]
     unmanaged = [sandbox["id"] for sandbox in found["sandboxes"] if sandbox["verdict"] == "unmanaged"]
-    past = None if since is None else proof(config, chosen, since)
+    past = None if since is None or lost is not None else proof(config, chosen, since)
     grants = misplaced_grants(config, args.direct, chosen)
     contested = _contested(found["sandboxes"])
-    unknown = found["node"]["unknown_owners"] if chosen is None else []
+    unknown = found["node"]["unknown_owners"] if chosen is None else [] if lost is None else [lost]
     good = (not drift and not collisions and not contested and not grants and not unknown
             and (past is None or elsewhere(past) <= tolerated))
     if good and past is None and not any(thread["wanted"] is not None for _, thread in threads) and not all(
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         if held:
             print_text(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, "
                        "because of the cpuset cgroup (CGROUP): vmpin explain POD")
-    else:
+    elif lost is None:
         said = _without_drift(found["sandboxes"], [thread for _, thread in threads])
         print_text(said if grants is None else said.replace("nothing was", "no thread was"))
     _print_findings(titles, unmanaged, grants, contested)
@@ -142,15 +143,18 @@ def _print_findings(titles: Mapping[str, str], unmanaged: Sequence[str], grants:
                    "their VM, and nothing shows which is its VMM")
 
 
-def _status(config: Config, args: argparse.Namespace) -> tuple[Document, Mapping[str, str]]:
-    """The status document with the chosen sandboxes, and the names of all, which collisions may be with."""
+def _status(config: Config, args: argparse.Namespace) -> tuple[Document, Mapping[str, str], Document | None]:
+    """The status document with the chosen sandboxes; the names of all, which collisions may be with; and the chosen
+    pod where it is none of them, but one with exclusive CPUs of which no container is known."""
     found = status_document(config, None, direct=args.direct)
-    names = names_of(found)
+    names, lost = names_of(found), None
     if args.sandbox is not None:
-        found["sandboxes"] = [only(found, args.sandbox, args.namespace)]
+        # No source has its name: it is known by the uid that the kubelet's checkpoint has.
+        lost = next((owner for owner in found["node"]["unknown_owners"] if owner["pod"] == args.sandbox), None)
+        found["sandboxes"] = [] if lost is not None else [only(found, args.sandbox, args.namespace)]
     if found["watcher"] is None:
         refuse_blind(config)
-    return found, names
+    return found, names, lost
 
 
 def _left_by_operator(sandbox: Document) -> bool:

@@ -60,6 +60,9 @@ DISTRIBUTIONS = (
                  configurations=("/var/lib/microshift/resources/kubelet/config/config.yaml",),
                  engine="/etc/crio/crio.conf", socket=_CRIO, kata="/usr/share/kata-containers/defaults"))
 
+#: The programs that are a kubelet, or have one in them.
+KUBELETS = ("kubelet", *(each.program for each in DISTRIBUTIONS if each.program))
+
 
 def with_program(program: str) -> Distribution | None:
     """The distribution that has a kubelet in this program; None for any other, also the kubelet itself."""

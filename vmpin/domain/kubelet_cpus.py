@@ -167,23 +167,38 @@ def unreported_assignments(state: DesiredState, kubelet: CpuManagerState | None)
     return {key: cpus for key, cpus in left.items() if cpus}
 
 
+def orphaned(kubelet: CpuManagerState) -> str:
+    """Describe a checkpoint that no kubelet keeps: it lists pods until one runs again, also those that are gone."""
+    from datetime import UTC, datetime  # 2 ms of every command's start, for a rare sentence
+
+    try:
+        when = f", written {datetime.fromtimestamp(kubelet.written / 1e9, UTC):%Y-%m-%dT%H:%M:%SZ},"
+    except (OverflowError, ValueError, OSError):
+        when = ""  # any time can be given to a file
+    return f"no kubelet runs, and the checkpoint{when if kubelet.written else ''} may be out of date"
+
+
 class UnknownOwner(NamedTuple):
-    """A pod and its exclusive CPUs. `here`: the kubelet has the pod's directory on this node."""
+    """A pod and its exclusive CPUs. `here`: the kubelet has the pod's directory on this node. `doubt`: why the
+    checkpoint may be out of date, "" where a kubelet keeps it."""
 
     pod: str
     cpus: CpuSet
     here: bool
+    doubt: str = ""
 
     @property
     def where(self) -> str:
-        """Describe where the pod is."""
-        return "that pod is on this node" if self.here else "that pod is not on this node"
+        """Describe where the pod is, and the doubt."""
+        where = "that pod is on this node" if self.here else "that pod is not on this node"
+        return f"{where}; {self.doubt}" if self.doubt else where
 
     @property
     def what(self) -> str:
         """Describe the finding."""
         noun = "CPU" if len(self.cpus) == 1 else "CPUs"
-        return (f"the kubelet gives {noun} {self.cpus} to pod {printable(self.pod)}, of which no container is known "
+        giver = "the kubelet's checkpoint" if self.doubt else "the kubelet"
+        return (f"{giver} gives {noun} {self.cpus} to pod {printable(self.pod)}, of which no container is known "
                 f"({self.where})")
 
 

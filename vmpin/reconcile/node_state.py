@@ -19,7 +19,7 @@ from vmpin.domain.counters import Counters, NewbornCounts
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
 from vmpin.domain.events import Event
 from vmpin.domain.granted_cpus import GrantedCpus
-from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.kubelet_cpus import CpuManagerState, orphaned
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.reconcile.view import NodeView
     from vmpin.runtime.oci import HookState
+    from vmpin.sources.kubelet_process import KubeletProcess
     from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class NodeState:
         self.leaving: set[SandboxId] = set()
         self.changed = self.kubelet != saved.kubelet
 
-    # These three are made when they are used first: to load them takes 3 ms of a starting watcher's first pass.
+    # These are made when they are used first: to load them takes 3 ms of a starting watcher's first pass.
 
     @cached_property
     def view(self) -> NodeView:
@@ -125,6 +126,12 @@ class NodeState:
         from vmpin.sources.nri.cpuset_reports import NriCpusetReports
 
         return NriCpusetReports()
+
+    @cached_property
+    def _kubelet_process(self) -> KubeletProcess:
+        from vmpin.sources.kubelet_process import KubeletProcess
+
+        return KubeletProcess(self.proc)
 
     @cached_property
     def ledger(self) -> ResidencyLedger:
@@ -225,7 +232,16 @@ class NodeState:
         nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
                        for sandbox in map(self.state.sandboxes.get, self.inventory.vms) if sandbox is not None)
         patience = RESYNCS * self.config.watch.resync_seconds if self._watches else 0.0
-        self.unknown_owners.compare(self.state, self.kubelet, nameless, self.sources.nri, patience)
+        self.unknown_owners.compare(self.state, self.kubelet, nameless, self.sources.nri, patience,
+                                    doubt=self.checkpoint_doubt)
+
+    def checkpoint_doubt(self) -> str:
+        """Why a static checkpoint may be out of date, "" for no reason: no kubelet runs that would keep it. For a
+        finding that rests on it: the answer may take a look at every process."""
+        kubelet = self.kubelet
+        if kubelet is None or not kubelet.static or self.disagreements.resources is not None:
+            return ""  # an answer of PodResources is the kubelet's
+        return orphaned(kubelet) if self._kubelet_process.runs() is False else ""
 
     def nri_connected(self, listed: bool) -> None:
         """Take in whether the runtime has listed its containers over NRI, and the connection is up."""

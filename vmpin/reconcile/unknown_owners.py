@@ -9,6 +9,7 @@ report.
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from vmpin.domain.desired_state import DesiredState
@@ -36,12 +37,13 @@ class UnknownOwners:
         self.lasting: dict[str, UnknownOwner] = {}
 
     def compare(self, state: DesiredState, kubelet: CpuManagerState | None, nameless_vm: bool, listed: bool,
-                patience: float, now: float | None = None) -> None:
+                patience: float, now: float | None = None, doubt: Callable[[], str] = lambda: "") -> None:
         """Look again for pods without a container, and log those that are new.
         :param nameless_vm: whether a VM runs of which neither a container nor the pod is known.
         :param listed: whether the runtime has listed its containers over NRI: then no VM's are unknown to it.
         :param patience: how long (s) a pod is unknown before that counts.
-        :param now: CLOCK_MONOTONIC in seconds."""
+        :param now: CLOCK_MONOTONIC in seconds.
+        :param doubt: returns why the checkpoint may be out of date, "" for nothing; called only for a finding."""
         now = time.monotonic() if now is None else now
         unknown = unknown_pods(state, kubelet)
         self._since = {uid: self._since.get(uid, now) for uid in unknown}
@@ -54,6 +56,7 @@ class UnknownOwners:
                 continue  # it is created or ends just now, or is a runc pod of which nothing is reported
             if not owner.here and patience < SETTLING and self._settles(kubelet):
                 continue
+            owner = owner._replace(doubt=doubt())
             self.lasting[uid] = owner
             if before.get(uid) != owner and patience:  # a command without a watcher shows it itself
                 logger.warning("%s", owner.what)

@@ -145,6 +145,11 @@ class NodeView:
         """The pods that the kubelet gives CPUs, and of which no container has been known for too long, by uid."""
         return self._node_state.unknown_owners.lasting
 
+    def checkpoint_doubt(self) -> str:
+        """Why the kubelet's static checkpoint may be out of date, "" for no reason. For a finding that rests on it:
+        the answer may take a look at every process."""
+        return self._node_state.checkpoint_doubt()
+
     def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
         """Return the placement of the processes of a sandbox that has just begun; None when they are left alone."""
         return self._node_state.placement_cache.at_exec(sandbox, self._node_state.state)

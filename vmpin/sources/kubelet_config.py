@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from vmpin.domain.distributions import DISTRIBUTIONS, with_program
+from vmpin.domain.distributions import DISTRIBUTIONS, KUBELETS, with_program
 from vmpin.domain.facts import FoundSetting, KubeletConfig
 from vmpin.host.daemons import Program, programs
 from vmpin.host.files import Files
@@ -20,7 +20,6 @@ KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": 
         "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
         "memory-manager-policy": "memoryManagerPolicy"}
 _KIND = "KubeletConfiguration"
-_PROGRAMS = ("kubelet", *(each.program for each in DISTRIBUTIONS if each.program))
 #: Directories in a directory of drop-ins are walked, too (cmd/kubelet/app/server.go, mergeKubeletConfigurations).
 _DEEPEST = 5
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
@@ -29,14 +28,14 @@ ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPU
 def running_kubelet(proc: Procfs) -> dict[str, str]:
     """Read the keys that concern NUMA zones from the running kubelet's configuration. {} where no kubelet is found, or
     not all of its files can be read. Reads the command line of every process: for a thread of its own."""
-    found = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, _PROGRAMS))
+    found = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, KUBELETS))
     readable = found.pid is not None and not found.trouble
     return {key: text for key in ZONE_KEYS if readable and (text := found.text(key))}
 
 
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
     """The configuration of the running kubelet, else of the files at the usual places."""
-    program = next((each for each in programs if each.name in _PROGRAMS), None)
+    program = next((each for each in programs if each.name in KUBELETS), None)
     trouble: list[str] = []
     flags = kubelet_flags(files, program, trouble)
     settings: dict[str, FoundSetting] = {}

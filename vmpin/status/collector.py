@@ -34,7 +34,7 @@ from vmpin.status.document import (
     pod_data,
     sandbox_data,
     trespasses,
-    with_unknown_owners,
+    with_doubts,
 )
 from vmpin.vmm.virtual_machine import Vm
 
@@ -71,7 +71,8 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
             sandboxes.append(entry({**made, "untrusted": untrusted(sandbox.pod), **members(sandbox.id)}))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
-            "node": node_data(view.node, view.ownership, with_unknown_owners(collisions, view.unknown_owners),
+            "node": node_data(view.node, view.ownership,
+                              with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt),
                               _owners(view), _disagreements(view), _impostors(view), view.unknown_owners.values()),
             "sources": {"nri": nri, "kubelet": _kubelet(view), "births": proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},

@@ -5,7 +5,7 @@ masks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -229,13 +229,21 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
             "collisions": [collision._asdict() for collision in collisions]}
 
 
-def with_unknown_owners(collisions: Iterable[Collision], unknown: Mapping[str, UnknownOwner]) -> list[Collision]:
-    """The collisions, sorted; those with pods of which no container is known say so.
-    :param unknown: those pods by uid."""
-    return sorted(collision if owner is None else collision._replace(
-        what=f"{collision.what} (of pod {printable(owner.pod)} no container is known: {owner.where})")
-                  for collision in collisions
-                  for owner in [next((unknown[each] for each in collision.sandboxes if each in unknown), None)])
+def with_doubts(collisions: Collection[Collision], unknown: Mapping[str, UnknownOwner],
+                doubt: Callable[[], str]) -> list[Collision]:
+    """The collisions, sorted; those with pods of which no container is known, and those that rest on a checkpoint that
+    may be out of date, say so.
+    :param unknown: those pods by uid.
+    :param doubt: returns why the checkpoint may be out of date, "" for nothing; called only if there is a collision.
+    """
+    doubted = doubt() if collisions else ""
+    made = []
+    for collision in collisions:
+        owner = next((unknown[each] for each in collision.sandboxes if each in unknown), None)
+        why = doubted if owner is None else (
+            f"of pod {printable(owner.pod)} no container is known: {owner._replace(doubt=doubted).where}")
+        made.append(collision._replace(what=f"{collision.what} ({why})") if why else collision)
+    return sorted(made)
 
 
 def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatus]) -> list[Collision]:

@@ -112,6 +112,8 @@ def _state(facts: ScrapeData) -> Iterator[Metric]:
                  "role", "place")
     yield _gauge("vmpin_collisions", "CPUs on which work other than the owner's may run, as listed by vmpin "
                  "status.", count.collisions)
+    yield _gauge("vmpin_unknown_owners", "Pods with exclusive CPUs of which no container is known, as listed by vmpin "
+                 "status.", len(view.unknown_owners))
     yield _gauge("vmpin_disagreements", "Containers for which the sources have reported different CPUs for longer "
                  "than a resync.", len(view.disagreements))
     yield _gauge("vmpin_cpus", "Online CPUs of the node, and how many of them are owned by one container, shared, or "

@@ -13,7 +13,7 @@ from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import sandbox_entry, shown, visited
-from vmpin.status.document import trespasses, with_unknown_owners
+from vmpin.status.document import trespasses, with_doubts
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData
@@ -41,11 +41,12 @@ class Survey:
         collisions += find_collisions(view.ownership, {sandbox.id for sandbox in listing})
         names = _names(view)  # pods may have come since
         node, own = view.node, view.ownership
+        collisions = with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt)
         self.node = {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
                      "housekeeping": str(node.housekeeping), "topology": _topology(node.topology),
                      "trouble": view.checkpoint.trouble,
                      "collisions": [{**collision._asdict(), "what": with_names(collision.what, names)}
-                                    for collision in with_unknown_owners(collisions, view.unknown_owners)]}
+                                    for collision in collisions]}
 
 
 def brief(entry: Mapping[str, Any], suspended: bool, names: Mapping[str, str]) -> dict[str, object]:

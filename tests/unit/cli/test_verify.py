@@ -114,6 +114,10 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), [], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), unknown=(LOST,)), [], 1, f"UNKNOWN OWNER: {LOST['what']}"),
     (status(sandbox("a", thread(), thread()), unknown=(LOST,)), ["a"], 0, "all 2 threads of 1 VM"),
+    (status(sandbox("a", thread()), unknown=(LOST, LOST | {"pod": "u-2"})), ["u-1"], 1,
+     f"UNKNOWN OWNER: {LOST['what']}"),
+    (status(unknown=(LOST,), collisions=(collision("u-1", "b"),)), ["u-1", "--since", "1h"], 1, "COLLISION on CPU 3:"),
+    (status(sandbox("a", thread()), unknown=(LOST,)), ["u-2"], 2, "no VM sandbox 'u-2' is on this node"),
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("c", "b"),)), ["a"], 0, GOOD),
     (status(sandbox("a", thread())), ["b"], 2, "no VM sandbox 'b' is on this node"),
@@ -123,6 +127,7 @@ def test_what_was_looked_at(tmp_path: Path, found: dict[str, Any], args: list[st
     with watcher(tmp_path, json.dumps(found).encode()):
         done = verify(tmp_path, *args)
         assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+        assert done.stdout.count("UNKNOWN OWNER") <= 1
         if code < 2:
             done = verify(tmp_path, *args, "-o", "json")
             assert (done.returncode, json.loads(done.stdout)["ok"]) == (code, code == 0)

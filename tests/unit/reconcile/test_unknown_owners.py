@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubelet_processes import proc_tree, process
 from newcomers import Machine, sandbox
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
-from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, unknown_pods
+from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
 from vmpin.domain.model import Pod, SandboxId
 from vmpin.placement.ownership import Collision
 from vmpin.reconcile.unknown_owners import RESYNCS, UnknownOwners
+from vmpin.sources.kubelet_process import KubeletProcess
 from vmpin.status import collector
-from vmpin.status.document import with_unknown_owners
+from vmpin.status.document import with_doubts
+from vmpin.status.survey import Survey
 
 pytest_plugins = ["given_unit"]
 UID = "11111111-0000-0000-0000-000000000001"
@@ -110,9 +113,38 @@ def test_a_collision_with_such_a_pod_says_where_it_is() -> None:
     found = [Collision(2, (SandboxId("s"), SandboxId("t")), "exclusive to a"),
              Collision(1, (SandboxId(UID), SandboxId("s")), "exclusive to app of u, but 6 threads of s may run there")]
     owner = UnknownOwner(UID, CpuSet((1,)), False)
-    assert [each.what for each in with_unknown_owners(found, {UID: owner})] == [
+    assert [each.what for each in with_doubts(found, {UID: owner}, lambda: "")] == [
         f"exclusive to app of u, but 6 threads of s may run there (of pod {UID} no container is known: that pod is "
         "not on this node)", "exclusive to a"]
+
+
+DOUBT = "no kubelet runs, and the checkpoint, written 2026-11-26T05:00:00Z, may be out of date"
+
+
+def test_without_a_kubelet_every_collision_says_so_and_without_collisions_no_process_is_read() -> None:
+    """Each rests on the checkpoint, which is out of date then."""
+    assert orphaned(KUBELET._replace(written=1795669200 * 10**9)) == DOUBT
+    assert orphaned(KUBELET) == "no kubelet runs, and the checkpoint may be out of date"
+    assert orphaned(KUBELET._replace(written=2**63)).startswith("no kubelet runs, and the checkpoint")
+    found = [Collision(2, (SandboxId("s"), SandboxId("t")), "exclusive to a"), Collision(1, (SandboxId(UID),), "b")]
+    owner = UnknownOwner(UID, CpuSet((1,)), False)
+    assert [each.what for each in with_doubts(found, {UID: owner}, lambda: DOUBT)] == [
+        f"b (of pod {UID} no container is known: that pod is not on this node; {DOUBT})", f"exclusive to a ({DOUBT})"]
+    asked: list[str] = []
+    assert with_doubts([], {}, lambda: asked.append("") or "") == []  # type: ignore[func-returns-value]
+    assert asked == []
+
+
+def test_an_unknown_owner_is_logged_again_once_no_kubelet_runs(tmp_path: Path,
+                                                             caplog: pytest.LogCaptureFixture) -> None:
+    owners = UnknownOwners(tmp_path)
+    caplog.set_level(logging.WARNING)
+    for now, doubt in ((100.0, ""), (130.0, ""), (140.0, DOUBT), (150.0, DOUBT)):
+        owners.compare(EMPTY_STATE, KUBELET, False, True, 30.0, now, lambda doubt=doubt: doubt)  # type: ignore[misc]
+    assert caplog.messages == [
+        f"{TEXT} (that pod is not on this node)",
+        f"the kubelet's checkpoint gives CPU 1 to pod {UID}, of which no container is known (that pod is not on this "
+        f"node; {DOUBT})"]
 
 
 def node_of(machine: Machine) -> dict[str, Any]:
@@ -152,3 +184,29 @@ def test_a_watcher_waits_for_some_resyncs(machine: Machine) -> None:
     for _ in range(RESYNCS + 1):
         machine.resync()  # however fast they follow each other
     assert node_of(machine)["unknown_owners"] == []
+
+
+def test_a_node_without_a_kubelet_is_seen_in_its_collisions_unless_podresources_answers(machine: Machine) -> None:
+    """The line of a VM that reaches a listed pod's CPU names the checkpoint as what may be wrong."""
+    directory, proc = machine.path / "kubelet", machine.path / "proc"
+    directory.mkdir()
+    checkpoint = directory / "cpu_manager_state"
+    checkpoint.write_text(json.dumps({
+        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {UID: {"app": str(machine.other)}},
+        "checksum": 0}))
+    os.utime(checkpoint, (1795669200, 1795669200))
+    machine.configure()
+    machine.vmm("a")  # on both CPUs; nothing is set
+    machine.reconciler.resync(act=False)
+    machine.reconciler.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    (what,) = (each["what"] for each in node_of(machine)["collisions"])
+    assert what.endswith(DOUBT + ")")
+    survey = Survey()
+    assert [*survey.take(machine.reconciler.view, lambda sandbox: None)]
+    assert survey.node["collisions"][0]["what"].endswith(DOUBT + ")")  # type: ignore[index]
+    machine.reconciler.pod_resources({})
+    assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]
+    machine.reconciler.pod_resources(None)
+    process(proc, 77, "/usr/bin/kubelet --config=x")
+    machine.reconciler.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]

@@ -1,0 +1,47 @@
+"""Whether a kubelet runs, by the node's processes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from kubelet_processes import proc_tree, process
+
+from vmpin.host.procfs import Procfs
+from vmpin.sources.kubelet_process import PAUSE, KubeletProcess
+
+
+@pytest.mark.parametrize(("command", "runs"), [
+    ("/usr/bin/kubelet|--config=/var/lib/kubelet/config.yaml", True), ("kubelet", True),
+    ("/usr/local/bin/k3s server", True), ("/snap/microk8s/1/kubelite|--kubelet-args-file=x", True),
+    ("/usr/bin/microshift|run", True), ("/usr/bin/kubelet-proxy", False), ("sh|-c|kubelet", False)])
+def test_it_is_known_by_its_program_also_where_it_is_a_part_of_one(tmp_path: Path, command: str, runs: bool) -> None:
+    process(tmp_path, 20, command)
+    assert KubeletProcess(proc_tree(tmp_path)).runs() is runs
+
+
+def test_it_is_remembered_until_it_ends_and_looked_for_now_and_then(tmp_path: Path) -> None:
+    kubelet = KubeletProcess(proc_tree(tmp_path))
+    assert kubelet.runs(100.0) is False
+    process(tmp_path, 20, "kubelet")
+    assert kubelet.runs(100.0 + PAUSE / 2) is False  # nothing is read again so soon
+    assert kubelet.runs(100.0 + PAUSE) is True
+    shutil.rmtree(tmp_path / "1")  # from here on the walk would not see anything
+    assert kubelet.runs(101.0 + PAUSE) is True
+    process(tmp_path, 1, "/sbin/init")
+    process(tmp_path, 20, "sh", starttime=200)  # its number is another's
+    assert kubelet.runs(102.0 + PAUSE) is False
+    process(tmp_path, 30, "kubelet", state="Z")
+    assert kubelet.runs(200.0) is False
+
+
+def test_what_cannot_be_seen_is_not_called_absent(tmp_path: Path) -> None:
+    """A container's process of that name may be the node's kubelet (Talos), or its author's wish."""
+    process(tmp_path, 20, "kubelet", namespace="pid:[2]")
+    assert KubeletProcess(proc_tree(tmp_path)).runs() is None
+    process(tmp_path, 30, "kubelet")
+    assert KubeletProcess(proc_tree(tmp_path)).runs() is True
+    shutil.rmtree(tmp_path / "1")
+    assert KubeletProcess(Procfs(tmp_path)).runs() is None
+    assert KubeletProcess(Procfs(tmp_path / "none")).runs() is None

@@ -1,0 +1,67 @@
+"""Whether a kubelet runs on the node, by itself or in a distribution's program (k3s, MicroK8s' kubelite).
+
+A checkpoint outlives its kubelet: without one nobody takes CPUs back. Asked only for a finding that rests on the
+checkpoint, as the answer may read the beginning of every process's command line."""
+
+from __future__ import annotations
+
+import time
+
+from vmpin.domain.distributions import KUBELETS
+from vmpin.host.procfs import Procfs
+
+_NAMES = frozenset(name.encode() for name in KUBELETS)
+#: For so long (s) the processes are not read again after none was a kubelet.
+PAUSE = 10.0
+
+
+class KubeletProcess:
+    """The kubelet among the processes below `proc`, remembered while it runs."""
+
+    def __init__(self, proc: Procfs) -> None:
+        self._proc = proc
+        #: Its pid and start time.
+        self._known: tuple[str, int] | None = None
+        #: The last answer of all processes, and when none was a kubelet (CLOCK_MONOTONIC, seconds).
+        self._last: bool | None = None
+        self._looked = float("-inf")
+
+    def runs(self, now: float | None = None) -> bool | None:
+        """Whether one runs; None where that cannot be seen: in another pid namespace than the node's, or where a
+        container's process has a kubelet's name. It may be the node's kubelet (Talos), or anything.
+        :param now: CLOCK_MONOTONIC in seconds."""
+        now = time.monotonic() if now is None else now
+        if self._known is not None and self._starttime(self._known[0]) == self._known[1]:
+            return True
+        if now - self._looked < PAUSE:
+            return self._last
+        self._known = None
+        try:
+            self._last = self._look()
+        except OSError:
+            self._last = None
+        self._looked = float("-inf") if self._last else now
+        return self._last
+
+    def _look(self) -> bool | None:
+        """Read every process; remember the kubelet."""
+        if self._proc.nested("self") is not False or not self._proc.beginning(1):
+            return None
+        contained = False
+        for pid in self._proc.pids():
+            program = self._proc.beginning(pid).partition(b"\0")[0].partition(b" ")[0]
+            if program.rpartition(b"/")[2] not in _NAMES:
+                continue
+            starttime = self._starttime(pid)
+            if starttime is None:
+                continue
+            if self._proc.nested(pid) is False:
+                self._known = pid, starttime
+                return True
+            contained = True
+        return None if contained else False
+
+    def _starttime(self, pid: str) -> int | None:
+        """When a process began; None once it has ended, waited for or not."""
+        stat = self._proc.stat(pid)
+        return None if stat is None or stat.state in "ZX" else stat.starttime
