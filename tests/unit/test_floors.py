@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.install import data_files
+from vmpin.vmm.vmms import VMMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -270,6 +271,29 @@ def test_what_comes_from_outside_stays_in_its_place() -> None:
 def test_tasks_and_processes_stay_in_their_place(package: str, places: set[str]) -> None:
     found = {module for module, path in MODULES.items() if package in outer(path)}
     assert [module for module in found if top(module) not in ("cli", "demo") and not within(module, places)] == []
+
+
+def test_nothing_but_the_table_names_a_vmm() -> None:
+    vmms = {name for name in own(MODULES["vmm.vmms"]) if name != "vmm.vmm_type"}
+    assert {"vmm.qemu", "vmm.cloud_hypervisor", "vmm.firecracker", "vmm.dragonball"} <= vmms
+    assert {module for module, path in MODULES.items() if own(path) & vmms} - vmms == {"vmm.vmms"}
+    # QEMU's command line names its network devices, too.
+    assert {module.rpartition(".")[2] for module, path in MODULES.items() if "vmm.qemu_cmdline" in own(path)} == {
+        "qemu", "network_devices"}
+
+
+def test_nothing_branches_on_the_type_of_a_vmm() -> None:
+    """What differs between VMMs is a field of VmmType."""
+    names = {text for vmm in VMMS for text in (vmm.name, vmm.kata_name) if text}
+
+    def names_a_vmm(operand: ast.expr) -> bool:
+        return (chain(operand)[-1:] == ["type"] or chain(operand)[-2:] == ["type", "name"]
+                or any(isinstance(node, ast.Constant) and node.value in names for node in ast.walk(operand)))
+
+    assert [(module, node.lineno) for module, path in MODULES.items() if FLOORS[top(module)] >= FLOORS["vmm"]
+            for node in nodes(path) if isinstance(node, ast.Compare | ast.Match)
+            and any(map(names_a_vmm, [node.left, *node.comparators] if isinstance(node, ast.Compare)
+                        else [node.subject]))] == []
 
 
 def test_one_module_alone_sets_masks() -> None:

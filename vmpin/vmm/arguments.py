@@ -9,12 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
+from vmpin.bounded import parse_whole
 from vmpin.domain.model import SandboxId, valid_id
 
 # Anywhere in an argument: Kata writes paths bare, after `path=` and in comma lists, and a rootless Kata puts
 # $XDG_RUNTIME_DIR in front.
 _RUN_DIRECTORY = r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/"
 _SHARED_DIRECTORY = r"/sandboxes/([^/,=]+)(?:[/,]|$)"
+#: include/uapi/linux/vm_sockets.h: 0 to 2 are the hypervisor, this machine and the host; the last one is "any".
+_FIRST_GUEST_CID, _ANY_CID = 3, 0xFFFFFFFF
 
 
 def option_values(argv: Sequence[str], *names: str) -> list[str]:
@@ -86,6 +89,11 @@ def _by_pattern(argv: Iterable[str], pattern: str) -> SandboxId | None:
             if sandbox := sandbox_id(match[1]):
                 return sandbox
     return None
+
+
+def vsock_cid(text: str) -> int | None:
+    """A text as a guest's vsock address; None for one that cannot be one."""
+    return parse_whole(text, _ANY_CID - 1, _FIRST_GUEST_CID)
 
 
 def socket_path(argv: Sequence[str], option: str) -> str | None:

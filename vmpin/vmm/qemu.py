@@ -4,9 +4,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from vmpin.bounded import parse_whole
 from vmpin.domain.model import SandboxId
-from vmpin.vmm.arguments import keyvals, option_values, sandbox_id
+from vmpin.vmm.arguments import keyvals, option_values, sandbox_id, vsock_cid
 from vmpin.vmm.qemu_cmdline import (
     ON,
     architecture,
@@ -22,8 +21,6 @@ from vmpin.vmm.qemu_cmdline import (
 )
 from vmpin.vmm.vmm_type import GuestChannels, VmmType, VmStart
 
-#: include/uapi/linux/vm_sockets.h: 0 to 2 are the hypervisor, this machine and the host; the last one is "any".
-_FIRST_GUEST_CID, _ANY_CID = 3, 0xFFFFFFFF
 _VSOCK = r"vhost-vsock-(?:pci|ccw|device)(?:-(?:non-)?transitional)?"
 _VHOST_USER_VSOCK = r"vhost-user-vsock-(?:pci|device)(?:-(?:non-)?transitional)?"
 
@@ -50,7 +47,7 @@ def _start(argv: tuple[str, ...]) -> VmStart:
 def guest_cid(argv: Sequence[str]) -> int | None:
     """The guest's vsock address, from `-device vhost-vsock-…,guest-cid=N`."""
     for device in _devices(argv):
-        cid = parse_whole(device.get("guest-cid", ""), _ANY_CID - 1, _FIRST_GUEST_CID)
+        cid = vsock_cid(device.get("guest-cid", ""))
         if cid is not None and re.fullmatch(_VSOCK, device.get("driver", "")):
             return cid
     return None

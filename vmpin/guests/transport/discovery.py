@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmpin.bounded import parse_whole
 from vmpin.domain.model import SandboxId
 from vmpin.guests.transport.channel import Channel, socket_id
 from vmpin.guests.transport.hybrid_vsock import HybridVsock
@@ -14,7 +13,7 @@ from vmpin.guests.transport.virtio_serial import VirtioSerial
 from vmpin.guests.transport.vsock import Vsock
 from vmpin.host.procfs import Procfs
 from vmpin.protocol.parsing import SERIAL
-from vmpin.vmm.arguments import keyvals, long_options
+from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
 from vmpin.vmm.vmm_type import GuestPlace, VmmType
 
 _AGENT_URL = re.compile(r"(hvsock|vsock)://(.{1,4096}):([0-9]{1,10})", re.ASCII)
@@ -66,7 +65,7 @@ def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
         return
     if match[1] == "hvsock" and match[2].startswith("/") and "\0" not in match[2]:
         yield HybridVsock(match[2], os.getpid(), vm.pid)
-    elif match[1] == "vsock" and (cid := parse_whole(match[2], 0xFFFFFFFE, 3)) is not None:
+    elif match[1] == "vsock" and (cid := vsock_cid(match[2])) is not None:
         yield Vsock(cid)
 
 
