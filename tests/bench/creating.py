@@ -19,7 +19,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.runtime_call import VmSize
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
-from vmpin.sources.nri.call_answers import CpuDecisions
+from vmpin.sources.nri.decider import CpuDecider
 from vmpin.sources.nri.nri_events import NriCounters
 from vmpin.sources.nri.session import NriSession
 from vmpin.wire import mux, nri_messages, ttrpc
@@ -34,8 +34,8 @@ EXCLUSIVE = 15
 class _Runtime:
     """The runtime's side of one session, in the same thread."""
 
-    def __init__(self, decisions: CpuDecisions | None) -> None:
-        self._session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0, decisions)
+    def __init__(self, decider: CpuDecider | None) -> None:
+        self._session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0, decider)
         self._stream = -1
         self._call("Configure", MESSAGES["ConfigureRequest"](runtime_name="bench", runtime_version="1"))
         self._call("Synchronize", MESSAGES["SynchronizeRequest"](pods=[], containers=[]))
@@ -66,12 +66,9 @@ class _Runtime:
         data = mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Call(
             self._stream, nri_messages.PLUGIN_SERVICE, method, message.SerializeToString())))
         begin = time.thread_time()  # CPU time: what else the machine does is no part of it, and nothing is waited for
-        items = self._session.feed(data)
-        answer = next(items)
+        [answered] = self._session.feed(data)
         took = (time.thread_time() - begin) * 1000
-        assert isinstance(answer, bytes)
-        for _ in items:
-            pass
+        assert answered.answer
         return took
 
 

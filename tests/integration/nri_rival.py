@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nri_peer import delivering
 from real_containerd import Containerd
 from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, VmSize
-from vmpin.sources.nri.call_answers import CpuAnswer
+from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer
 from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.decider import CpuAnswer
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, NriPod, PodEvent, Synced
 from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.wire.nri_enums import Verb
@@ -46,20 +46,17 @@ class Rival:
     def release(self) -> None:
         self._go.set()
 
-    def vcpus_of(self, pod: NriPod) -> VmSize:
-        return VmSize()
-
-    def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
+    def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None) -> CpuAnswer:
         if verb is not Verb.CREATE or container.pod != POD:
             return CpuAnswer()
         self.asked_for.append(container.id)
         self._go.wait(PATIENCE)
         return self.answer
 
-    def listed(self, listed: Listed) -> CpuAnswer:
+    def synchronize(self, listed: Listed, pods: Sequence[NriPod]) -> CpuAnswer:
         return CpuAnswer()
 
-    def happened(self, event: PodEvent | ContainerEvent) -> None:
+    def record(self, event: PodEvent | ContainerEvent) -> None:
         """It keeps no account."""
 
 
@@ -69,7 +66,7 @@ def rival(containerd: Containerd, index: str, answer: CpuAnswer) -> Iterator[Riv
     events: list[NriEvent] = []
     made = Rival(answer)
     plugin = NriPlugin(connect_to(containerd.nri_socket), delivering(events.append), name="rival", index=index,
-                       decisions=made)
+                       decider=made)
     plugin.start()
     try:
         wait(lambda: any(isinstance(event, Synced) for event in events), lambda: f"not connected: {events}")

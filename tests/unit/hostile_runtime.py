@@ -92,7 +92,7 @@ class HostileRuntime:
             for container in self.changed & self.own.keys():
                 del self.own[container]
         listed = Listed(frozenset(self.pods), tuple(self.containers.values()))
-        answer = self.allocator.listed(listed)
+        answer = self.allocator.synchronize(listed)
         self._apply(answer.updates)
         self.learn()
 
@@ -121,7 +121,7 @@ class HostileRuntime:
             self.containers[asked.id] = asked
             return
         before = self.ledger.grants
-        answer = self.allocator.asked(Verb.CREATE, asked)
+        answer = self.allocator.decide(Verb.CREATE, asked)
         if kill.at == "after":
             self.kill()
             self.containers[asked.id] = asked
@@ -153,7 +153,7 @@ class HostileRuntime:
         if self.allocator is None or kill.at == "before":
             self.kill()
         else:
-            answer = self.allocator.asked(Verb.UPDATE, new._replace(cpuset=None))
+            answer = self.allocator.decide(Verb.UPDATE, new._replace(cpuset=None))
             if kill.at == "after":
                 self.own.pop(container, None)  # the ledger has it resized, the runtime does not
                 self.kill()
@@ -172,7 +172,7 @@ class HostileRuntime:
         if self.allocator is None or kill.at == "before":
             self.kill()
             return
-        answer = self.allocator.asked(Verb.STOP, gone._replace(state=ContainerState.STOPPED))
+        answer = self.allocator.decide(Verb.STOP, gone._replace(state=ContainerState.STOPPED))
         if kill.at == "after":
             self.kill()
             return
@@ -187,7 +187,7 @@ class HostileRuntime:
         gone = self.pods.pop(sandbox)
         if reported and self.allocator is not None:
             for verb in (Verb.STOP_POD, Verb.REMOVE_POD):
-                self.allocator.happened(PodEvent(verb, _nri_pod(gone), 1))
+                self.allocator.record(PodEvent(verb, _nri_pod(gone), 1))
         self.learn()
 
     def end_unreported(self) -> None:
@@ -245,7 +245,7 @@ class HostileRuntime:
             one = self.containers.get(update.container)
             if one is not None:
                 asked = one._replace(shares=None, quota=None, period=None, cpuset=update.cpus)
-                answer = self.allocator.asked(Verb.UPDATE, asked)
+                answer = self.allocator.decide(Verb.UPDATE, asked)
                 self._write(SideUpdate(update.container, update.cpus))
                 self._apply(answer.updates)
             self.allocator.given(update)
@@ -256,7 +256,7 @@ class HostileRuntime:
 
     def _event(self, verb: Verb, one: RequestedContainer) -> None:
         if self.allocator is not None:
-            self.allocator.happened(ContainerEvent(verb, _nri_pod(self.pods[one.sandbox]), NriContainer(
+            self.allocator.record(ContainerEvent(verb, _nri_pod(self.pods[one.sandbox]), NriContainer(
                 one.id, one.sandbox, one.name, RUNNING, None, {}, 0, ""), 1))
 
     def _apply(self, updates: Sequence[SideUpdate], kill: Kill | None = None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nri_peer import PATIENCE, NriRuntime, NriRuntimes, delivering, pod
 
-from vmpin.sources.nri.call_answers import CpuDecisions
+from vmpin.sources.nri.decider import CpuDecider
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import NriEvent, Synced
 from vmpin.sources.nri.plugin import NriPlugin
@@ -20,12 +20,12 @@ class Connected:
 
     def __init__(self, runtimes: NriRuntimes, waiting: NriQueue | None = None,
                  rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT,
-                 decisions: CpuDecisions | None = None) -> None:
+                 decider: CpuDecider | None = None) -> None:
         self.facts: queue.Queue[NriEvent] = queue.Queue()
         self.states: queue.Queue[tuple[bool, str]] = queue.Queue()
         self.plugin = NriPlugin(runtimes.connect, waiting or delivering(self.facts.put), rest=rest,
                                 on_state=lambda up, text: self.states.put((up, text)), max_unsent=max_unsent,
-                                decisions=decisions)
+                                decider=decider)
 
     def fact(self) -> NriEvent:
         return self.facts.get(timeout=PATIENCE)

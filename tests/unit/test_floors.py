@@ -100,7 +100,7 @@ NUMBERS_ELSEWHERE = {
         "daemon.samples.isolation_answers", "reporter.api_server",
         "domain.terminal", "fleet.fleet_document", "fleet.node_fleet", "guests.kata_agent", "kube.agenda",
         "kube.event_limits", "kube.topology_agenda", "reports.isolation.isolation_observer", "reports.map.svg",
-        "sources.nri.container_requests", "wire"), "it is a number already"),
+        "sources.nri.call_decoding", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.questions", "doctor.hook_checks", "doctor.service_checks",
                      "features.network.vm_networks", "demo", "cli.shell.names"),
                     "the program's own answer, or its own start"),

@@ -27,7 +27,7 @@ from vmpin.status.health import SourceHealth
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
     from vmpin.procevents.feed import ProcEventsFeed
-    from vmpin.sources.nri.call_answers import CpuDecisions
+    from vmpin.sources.nri.decider import CpuDecider
     from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ class NriFeed:
     The plugin's thread puts events into its queue and wakes the loop, which takes all that wait in one call.
     :param take: called in the loop with all events that waited, and when the first of them came (time.perf_counter()).
     :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
-    :param decisions: gives out CPUs, in the plugin's thread; None: nothing does."""
+    :param decider: gives out CPUs, in the plugin's thread; None: nothing does."""
 
     def __init__(self, config: Config, take: Callable[[list[NriEvent], float], None], ended: Callable[[], None],
-                 timeouts: Timeouts = TIMEOUTS, decisions: CpuDecisions | None = None) -> None:
-        self._config, self._timeouts, self._decisions = config, timeouts, decisions
+                 timeouts: Timeouts = TIMEOUTS, decider: CpuDecider | None = None) -> None:
+        self._config, self._timeouts, self._decider = config, timeouts, decider
         self._take, self._ended = take, ended
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
@@ -73,7 +73,7 @@ class NriFeed:
             if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        given = (nri.from_environment(self._new_queue(loop), on_end, decisions=self._decisions) if started_by_runtime
+        given = (nri.from_environment(self._new_queue(loop), on_end, decider=self._decider) if started_by_runtime
                  else None)
         self.plugin = given or self._connecting(loop, "vmpin")
         plugins = [self.plugin]
@@ -102,7 +102,7 @@ class NriFeed:
         from vmpin.sources.nri.plugin import NriPlugin
 
         return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state,
-                         decisions=self._decisions)
+                         decider=self._decider)
 
     def request_list(self) -> None:
         """Have the runtime list its containers again, where it can: a new connection begins with that."""

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 from vmpin.allocation import decisions, live_change
 from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
@@ -29,7 +29,7 @@ from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, Vm
 from vmpin.domain.topology import Topology
 from vmpin.reconcile.kept_grants import granted_by
 from vmpin.reconcile.ledger_file import LedgerFile
-from vmpin.sources.nri.call_answers import CpuAnswer
+from vmpin.sources.nri.decider import CpuAnswer
 from vmpin.sources.nri.nri_events import ContainerEvent, NriPod, PodEvent
 from vmpin.wire.nri_enums import Verb
 
@@ -64,12 +64,9 @@ class CpuAllocator:
 
     # The runtime's calls, in the plugin's thread
 
-    def vcpus_of(self, pod: NriPod) -> VmSize:
-        """Return whether a pod is a VM and of which size, as `CpuDecisions` asks."""
-        return self._vcpus_of(pod)
-
-    def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
+    def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None = None) -> CpuAnswer:
         """Decide on CREATE, UPDATE or STOP. What is granted is in the file before this returns."""
+        container = _sized(container, VmSize() if pod is None else self._vcpus_of(pod))
         with self._lock:
             ledger = self._current()
             if ledger is None:
@@ -85,8 +82,11 @@ class CpuAllocator:
             self._keep(answer)
             return CpuAnswer(answer.adjustment, answer.updates, answer.refusal)
 
-    def listed(self, listed: Listed) -> CpuAnswer:
+    def synchronize(self, listed: Listed, pods: Sequence[NriPod] = ()) -> CpuAnswer:
         """Take in the runtime's list, with which the ledger begins, or is corrected."""
+        sizes = {pod.id: self._vcpus_of(pod) for pod in pods}
+        listed = listed._replace(containers=tuple(_sized(container, sizes.get(container.sandbox, VmSize()))
+                                                  for container in listed.containers))
         with self._lock:
             if self._suspended:
                 return _NOTHING
@@ -95,7 +95,7 @@ class CpuAllocator:
             self._keep(answer)
             return CpuAnswer(updates=answer.updates)
 
-    def happened(self, event: PodEvent | ContainerEvent) -> None:
+    def record(self, event: PodEvent | ContainerEvent) -> None:
         """Take in an event whose answer can carry nothing."""
         with self._lock:
             ledger = self._current()
@@ -283,3 +283,8 @@ class CpuAllocator:
         """The present ledger; None before the runtime's first list."""
         with self._lock:
             return self._ledger
+
+
+def _sized(container: RequestedContainer, vm: VmSize) -> RequestedContainer:
+    """A request of a container in a VM of this size."""
+    return container._replace(vm=True, vm_vcpus=vm.vcpus, vm_most=vm.most, vm_part=vm.part) if vm.vm else container

@@ -73,7 +73,7 @@ def test_containers_that_came_with_a_cpuset_of_another_plugin_are_named(tmp_path
     reconciler = on_a_node(tmp_path)
     made = Allocating(reconciler, lambda: None, TIMEOUTS)
     assert made.data()["foreign"] == []
-    made.allocator.listed(Listed(frozenset((SandboxId("pod"),)), ()))
-    made.allocator.asked(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod"), "main", "shop", "db",
+    made.allocator.synchronize(Listed(frozenset((SandboxId("pod"),)), ()))
+    made.allocator.decide(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod"), "main", "shop", "db",
                                                          cpuset=CpuSet((CPUS.first,))))
     assert made.data()["foreign"] == ["shop/db/main"]

@@ -25,7 +25,7 @@ SEVERAL = {
     ("vmpin/demo/guest_memory.py", "count"), ("vmpin/demo/worth_picture.py", "at.rounds"),
     ("vmpin/domain/guest_report.py", "len(cpus)"), ("vmpin/placement/vcpus.py", "wants"),
     ("vmpin/runtime/kata.py", "len(configs)"),
-    ("vmpin/placement/vcpus.py", "len(groups) + for_shared"), ("vmpin/sources/nri/session.py", "self._listed"),
+    ("vmpin/placement/vcpus.py", "len(groups) + for_shared"), ("vmpin/sources/nri/call_decoding.py", "self._listed"),
     ("vmpin/allocation/search/shortage.py", "widths[0]"),
     ("vmpin/allocation/search/shortage.py", "', '.join(map(str, widths))")}
 

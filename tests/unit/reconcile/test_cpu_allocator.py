@@ -19,7 +19,7 @@ from vmpin.domain.topology import Topology
 from vmpin.reconcile.cpu_allocator import CpuAllocator
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.state_file import MAX_BYTES
-from vmpin.sources.nri.call_answers import CpuAnswer
+from vmpin.sources.nri.decider import CpuAnswer
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import RUNNING, Verb
 
@@ -69,7 +69,7 @@ class Runtime:
         """A new connection."""
         listed = Listed(frozenset(self.sandboxes), tuple(
             box.asked._replace(cpuset=box.cpus) for box in self.boxes.values() if box.exists))
-        for _ in self.applied(self.allocator.listed(listed)):
+        for _ in self.applied(self.allocator.synchronize(listed)):
             pass
 
     def applied(self, answer: CpuAnswer) -> Iterator[str]:
@@ -84,7 +84,7 @@ class Runtime:
         """From the request to the report that it runs, step by step."""
         asked = self.box(name, size)
         yield "asked"
-        answer = self.allocator.asked(Verb.CREATE, asked)
+        answer = self.allocator.decide(Verb.CREATE, asked)
         assert not answer.refusal
         yield "answered"
         yield from self.applied(answer)
@@ -100,14 +100,14 @@ class Runtime:
     def remove(self, name: str) -> Iterator[str]:
         box = self.boxes[ContainerId(name)]
         asked = box.asked._replace(state=ContainerState.STOPPED)
-        answer = self.allocator.asked(Verb.STOP, asked)
+        answer = self.allocator.decide(Verb.STOP, asked)
         del self.boxes[ContainerId(name)]
         yield "stopped"
         yield from self.applied(answer)
         self.event(Verb.REMOVE, asked)
         yield "removed"
         self.sandboxes.discard(asked.sandbox)
-        self.allocator.happened(PodEvent(Verb.REMOVE_POD, pod(asked.sandbox), 1))
+        self.allocator.record(PodEvent(Verb.REMOVE_POD, pod(asked.sandbox), 1))
         yield "ended"
         yield from self.by_cri()
 
@@ -117,7 +117,7 @@ class Runtime:
             container, cpus = update
             yield f"{container} begun"
             box = self.boxes[container]
-            answer = self.allocator.asked(Verb.UPDATE, box.asked._replace(cpuset=cpus, shares=None))
+            answer = self.allocator.decide(Verb.UPDATE, box.asked._replace(cpuset=cpus, shares=None))
             self.boxes[container] = box._replace(cpus=dict(answer.updates).get(container, cpus))
             yield from self.applied(answer)
             self.check()
@@ -125,7 +125,7 @@ class Runtime:
             self.allocator.given(update)
 
     def event(self, verb: Verb, asked: RequestedContainer) -> None:
-        self.allocator.happened(ContainerEvent(verb, pod(asked.sandbox), NriContainer(
+        self.allocator.record(ContainerEvent(verb, pod(asked.sandbox), NriContainer(
             asked.id, asked.sandbox, asked.name, RUNNING, None, {}, 0, ""), 1))
 
     # What has to be so at any moment
@@ -235,7 +235,7 @@ def test_the_grant_is_in_the_file_before_the_answer(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     runtime.list()
     asked = runtime.box("one", 2)
-    answer = runtime.allocator.asked(Verb.CREATE, asked)
+    answer = runtime.allocator.decide(Verb.CREATE, asked)
     assert answer.adjustment is not None
     body = json.loads(runtime.path.read_bytes())["body"]
     assert body["boot_id"] == "boot"
@@ -280,7 +280,7 @@ def test_a_refusal_leaves_the_grants_as_they_were(tmp_path: Path) -> None:
     runtime.list()
     list(runtime.create("one", 4))
     before = runtime.allocator.ledger()
-    answer = runtime.allocator.asked(Verb.CREATE, runtime.box("two", 4))
+    answer = runtime.allocator.decide(Verb.CREATE, runtime.box("two", 4))
     after = runtime.allocator.ledger()
     assert (answer.adjustment, answer.updates, "4" in answer.refusal) == (None, (), True)
     assert before is not None
@@ -303,7 +303,7 @@ def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path:
     runtime.list()
     near = {POLICY: "exclusive", "cpu-near.vmpin.io/container.main": " devices"}
     asked = runtime.box("one", 2)._replace(pod_annotations=near, devices={"c226:128": "/dev/gpu", "c1:3": "/dev/null"})
-    answer = runtime.allocator.asked(Verb.CREATE, asked)
+    answer = runtime.allocator.decide(Verb.CREATE, asked)
     assert answer.adjustment is not None
     assert asked_for == [{"c226:128", "c1:3", "devices"}]
     kept = LedgerFile(runtime.path, "boot").load()
@@ -311,7 +311,7 @@ def test_the_devices_of_a_creation_and_of_a_list_are_resolved_and_kept(tmp_path:
     assert (kept.grants[asked.id].near, kept.grants[asked.id].cpus) == (CpuSet((1,)), CpuSet((4, 5)))
     # Another container was created without vmpin: the list shows it, and its devices.
     missed = runtime.box("two", 2)._replace(pod_annotations=near, devices={"c226:128": "/dev/gpu"})
-    runtime.allocator.listed(Listed(frozenset(runtime.sandboxes), (
+    runtime.allocator.synchronize(Listed(frozenset(runtime.sandboxes), (
         asked._replace(cpuset=answer.adjustment.cpus, devices={}), missed)))
     ledger = runtime.allocator.ledger()
     assert ledger is not None
@@ -339,7 +339,7 @@ def test_growth_rides_in_the_answer_to_the_next_stop(tmp_path: Path) -> None:
     while next(steps) != "ended":
         pass
     assert runtime.allocator.pause() == 0.0
-    answer = runtime.allocator.asked(Verb.STOP, runtime.box("side"))
+    answer = runtime.allocator.decide(Verb.STOP, runtime.box("side"))
     assert dict(answer.updates) == {"shared": ONLINE}
     assert runtime.allocator.pause() is None
 
@@ -362,8 +362,8 @@ def test_observing_decides_and_answers_nothing(tmp_path: Path) -> None:
     runtime.allocator = runtime.made(AllocationMode.OBSERVE)
     runtime.list()
     asked = runtime.box("one", 2)
-    assert runtime.allocator.asked(Verb.CREATE, asked) == CpuAnswer()
-    assert runtime.allocator.asked(Verb.CREATE, runtime.box("two", 7)) == CpuAnswer()
+    assert runtime.allocator.decide(Verb.CREATE, asked) == CpuAnswer()
+    assert runtime.allocator.decide(Verb.CREATE, runtime.box("two", 7)) == CpuAnswer()
     ledger = runtime.allocator.ledger()
     assert ledger is not None
     assert len(ledger.grants[asked.id].cpus) == 2
@@ -375,12 +375,12 @@ def test_suspended_it_answers_nothing_until_the_next_list(tmp_path: Path) -> Non
     runtime = Runtime(tmp_path)
     runtime.list()
     runtime.allocator.suspend("the kubelet does")
-    assert runtime.allocator.asked(Verb.CREATE, runtime.box("one", 2)) == CpuAnswer()
+    assert runtime.allocator.decide(Verb.CREATE, runtime.box("one", 2)) == CpuAnswer()
     assert runtime.allocator.granted() is None
     runtime.allocator.suspend("")
-    assert runtime.allocator.asked(Verb.CREATE, runtime.box("two", 2)) == CpuAnswer()
+    assert runtime.allocator.decide(Verb.CREATE, runtime.box("two", 2)) == CpuAnswer()
     runtime.list()
-    assert runtime.allocator.asked(Verb.CREATE, runtime.box("three", 2)).adjustment is not None
+    assert runtime.allocator.decide(Verb.CREATE, runtime.box("three", 2)).adjustment is not None
 
 
 def test_a_cpu_that_goes_offline_and_comes_back_is_still_its_containers(tmp_path: Path) -> None:
@@ -398,3 +398,17 @@ def test_a_cpu_that_goes_offline_and_comes_back_is_still_its_containers(tmp_path
     list(runtime.by_cri())
     assert runtime.boxes[ContainerId("one")].cpus == own
     runtime.settled()
+
+
+def test_a_request_has_the_size_of_its_pods_vm(tmp_path: Path) -> None:
+    allocator = CpuAllocator(MACHINE, options(), LedgerFile(tmp_path / "ledger.json", "boot"),
+                             lambda pod: VmSize(True, 1, 9, 200))
+    sandbox = SandboxId("pod-vm")
+    asked = RequestedContainer(ContainerId("old"), sandbox, "old", state=ContainerState.RUNNING)
+    allocator.synchronize(Listed(frozenset((sandbox,)), (asked,)), [pod(sandbox)])
+    allocator.decide(Verb.CREATE, asked._replace(id=ContainerId("new"), name="new"), pod(sandbox))
+    ledger = allocator.ledger()
+    assert ledger is not None
+    assert {(grant.vm, grant.vm_vcpus, grant.vm_most, grant.vm_part) for grant in ledger.grants.values()} == {
+        (True, 1, 9, 200)}
+    assert len(ledger.grants) == 2

@@ -26,7 +26,7 @@ from vmpin.sources.nri.stream import MAX_UNSENT, NriStream
 
 if TYPE_CHECKING:
     from vmpin.host.retry import Backoff
-    from vmpin.sources.nri.call_answers import CpuDecisions
+    from vmpin.sources.nri.decider import CpuDecider
     from vmpin.sources.nri.session import NriSession
 
 logger = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ class NriPlugin:
     :param once: end with the first connection, as a plugin that the runtime started does.
     :param rest: called with the seconds between two attempts, in place of waiting until then or until `stop`.
     :param max_unsent: bytes of answers that the runtime may leave unread.
-    :param decisions: as for NriSession.
+    :param decider: as for NriSession.
     :raises ConfigError: for a name or index that no runtime takes."""
 
     def __init__(self, connect: Callable[[], socket.socket], queue: NriQueue, name: str = "vmpin", index: str = "90",
                  on_state: Callable[[bool, str], None] = lambda up, text: None, once: bool = False,
                  rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT,
-                 decisions: CpuDecisions | None = None) -> None:
+                 decider: CpuDecider | None = None) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name) or not re.fullmatch(r"[0-9]{2}", index):
             raise ConfigError(f"NRI plugin {name!r} with index {index!r}: a name is made of A-Za-z0-9_.+-, an index "
                               "is two digits")
@@ -74,7 +74,7 @@ class NriPlugin:
         self.can_reconnect = not once
         self._rest = rest or self._wait
         self._max_unsent = max_unsent
-        self._decisions = decisions
+        self._decider = decider
         self._backoff: Backoff | None = None
         self._lock = threading.Lock()
         #: The CPUs that wait for the runtime's next list.
@@ -138,7 +138,7 @@ class NriPlugin:
                     self._reconnecting.clear()
                 stream = NriStream(connection, self._wake, self._max_unsent)
                 session = NriSession(self.name, self.index, self.counters, self._odd, updates, stream.peer_pid,
-                                     self._decisions)
+                                     self._decider)
                 try:
                     return self._serve(stream, session)
                 finally:
@@ -176,20 +176,15 @@ class NriPlugin:
         return session.ending()
 
     def _process(self, stream: NriStream, session: NriSession, data: bytes) -> bool:
-        """Queue the session's events and send its answers, each after the events of its call: what the runtime does
-        upon an answer is never seen by a pass that could not have known of the call (`NriQueue.sandboxes`).
-        :returns: False when the queue has overflowed."""
-        answer = b""
-        try:
-            for item in session.feed(data):
-                if isinstance(item, bytes):
-                    stream.send(answer)
-                    answer = item
-                elif not self.queue.put(item):
-                    self.counters.overflows += 1
-                    return False
-        finally:
-            stream.send(answer)
+        """Queue the events of each call, then send its answer. :returns: False when the queue has overflowed."""
+        for answer, events in session.feed(data):
+            try:
+                queued = all(map(self.queue.put, events))
+            finally:
+                stream.send(answer)
+            if not queued:
+                self.counters.overflows += 1
+                return False
         return True
 
     def _run(self) -> None:
@@ -253,11 +248,11 @@ class NriPlugin:
 
 def from_environment(queue: NriQueue, on_state: Callable[[bool, str], None],
                      environ: MutableMapping[str, str] = os.environ,
-                     decisions: CpuDecisions | None = None) -> NriPlugin | None:
+                     decider: CpuDecider | None = None) -> NriPlugin | None:
     """The plugin that the runtime itself has started, with its connection; it ends with that. None when this process
     is none. :raises ConfigError: see `connect.inherited`."""
     found = inherited(environ)
     if found is None:
         return None
     connection, name, index = found
-    return NriPlugin(lambda: connection, queue, name, index, on_state, once=True, decisions=decisions)
+    return NriPlugin(lambda: connection, queue, name, index, on_state, once=True, decider=decider)

@@ -53,7 +53,7 @@ class Node:
         self.main = RequestedContainer(
             MAIN, POD, "main", "shop", "web", "uid", pod_annotations={"cpu-policy.vmpin.io": "exclusive"},
             shares=2048, quota=200_000, period=100_000, state=ContainerState.RUNNING)
-        self.allocator.listed(Listed(frozenset((POD,)), (self.main,)))
+        self.allocator.synchronize(Listed(frozenset((POD,)), (self.main,)))
         self.runtime = Runtime(path / "cri.sock")
         self.lists = self.ended = 0
         nri = NriFeed(loading.load(None, {}, {}), lambda events, since: None, lambda: None)
@@ -72,7 +72,7 @@ class Node:
         return self.runtime.asked
 
     def stop(self) -> None:
-        self.allocator.asked(Verb.STOP, self.main)
+        self.allocator.decide(Verb.STOP, self.main)
 
     def refresh(self) -> int:
         """:returns: how many grants there are then."""
@@ -110,7 +110,7 @@ def test_a_pod_that_runs_holds_its_cpus_for_its_next_container(node: Node) -> No
 def test_a_container_that_comes_meanwhile_keeps_the_pod(node: Node) -> None:
     node.stop()
     node.refresh()
-    node.runtime.meanwhile = lambda: node.allocator.asked(Verb.CREATE, node.main._replace(id=ContainerId("next")))
+    node.runtime.meanwhile = lambda: node.allocator.decide(Verb.CREATE, node.main._replace(id=ContainerId("next")))
     node.refresh()
     assert (node.ended, node.allocator.idle_pods()) == (0, frozenset())
 

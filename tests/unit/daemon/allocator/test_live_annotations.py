@@ -52,7 +52,7 @@ class Node:
         """vmpin starts, or starts again."""
         self.allocator = CpuAllocator(MACHINE, AllocationOptions(self.mode, CpuSet((0,))),
                                       LedgerFile(self.path, "boot"), lambda pod: VmSize())
-        self.allocator.listed(self.listed)
+        self.allocator.synchronize(self.listed)
         self.live = LiveAnnotations(self.allocator, self._count, now=lambda: self.time)
 
     def _count(self) -> None:
@@ -143,7 +143,7 @@ def test_while_nothing_is_given_out_a_change_waits(tmp_path: Path) -> None:
     assert node.hand(a=EXCLUSIVE) == 0
     assert node.live.pause() is None
     node.allocator.suspend("")
-    node.allocator.listed(node.listed)
+    node.allocator.synchronize(node.listed)
     assert node.steps() == 1
 
 

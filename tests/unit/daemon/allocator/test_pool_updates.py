@@ -35,7 +35,7 @@ class Node:
     def __init__(self, path: Path, cri: Path | None = None, timeouts: Timeouts = TIMEOUTS) -> None:
         self.allocator = CpuAllocator(MACHINE, AllocationOptions(AllocationMode.ON, CpuSet((0,))),
                                       LedgerFile(path, "boot"), lambda pod: VmSize())
-        self.allocator.listed(Listed(frozenset((POD,)), (RequestedContainer(
+        self.allocator.synchronize(Listed(frozenset((POD,)), (RequestedContainer(
             MAIN, POD, "main", "shop", "web", "uid",
             pod_annotations={"cpu-policy.vmpin.io": "exclusive"}, shares=2048, quota=200_000,
             period=100_000, state=ContainerState.RUNNING),)))

@@ -1,9 +1,10 @@
-"""The calls that CPUs may be given with, over a connection of the test's own: what the allocator gets of them, and
-what the runtime gets of its decisions."""
+"""The calls that CPUs may be given with, over a connection of the test's own: what the decider gets of them, and what
+the runtime gets of its answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,37 +13,40 @@ from nri_peer import PATIENCE, NriRuntimes, container, pod
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState
-from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate, VmSize
-from vmpin.sources.nri.call_answers import CpuAnswer
+from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
+from vmpin.sources.nri.call_decoding import POD_VERBS
+from vmpin.sources.nri.decider import CpuAnswer
+from vmpin.sources.nri.nri_calls import CALLS, DECIDED
 from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, Disconnected, NriPod, PodEvent, Synced
-from vmpin.wire.nri_enums import CREATED, STOPPED, Verb
+from vmpin.sources.nri.session import EVENTS
+from vmpin.wire.nri_enums import CREATED, METHODS, STOPPED, Verb, mask
 from vmpin.wire.nri_messages import MESSAGES
 
 pytest_plugins = ["given_nri"]
 
 
-class Decided:
-    """Answers with what a test has put there, and keeps what it was asked."""
+class Decider:
+    """Answers with what a test has put there, and keeps the calls."""
 
     def __init__(self) -> None:
         self.asked_for: list[tuple[Verb, RequestedContainer]] = []
+        self.pods: list[NriPod | None] = []
         self.lists: list[Listed] = []
         self.events: list[PodEvent | ContainerEvent] = []
         self.answer: Callable[[RequestedContainer], CpuAnswer] = lambda asked: CpuAnswer()
         self.at_list = CpuAnswer()
 
-    def vcpus_of(self, pod: NriPod) -> VmSize:
-        return VmSize(True, 2, 9) if pod.handler == "kata" else VmSize()
-
-    def asked(self, verb: Verb, container: RequestedContainer) -> CpuAnswer:
+    def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None) -> CpuAnswer:
         self.asked_for.append((verb, container))
+        self.pods.append(pod)
         return self.answer(container)
 
-    def listed(self, listed: Listed) -> CpuAnswer:
+    def synchronize(self, listed: Listed, pods: Sequence[NriPod]) -> CpuAnswer:
         self.lists.append(listed)
+        self.pods += pods
         return self.at_list
 
-    def happened(self, event: PodEvent | ContainerEvent) -> None:
+    def record(self, event: PodEvent | ContainerEvent) -> None:
         self.events.append(event)
 
 
@@ -50,8 +54,8 @@ class Deciding(Connected):
     """A plugin with such an allocator."""
 
     def __init__(self, runtimes: NriRuntimes) -> None:
-        self.decided = Decided()
-        super().__init__(runtimes, decisions=self.decided)
+        self.decided = Decider()
+        super().__init__(runtimes, decider=self.decided)
 
 
 @pytest.fixture
@@ -114,7 +118,9 @@ def test_a_creation_is_decided_on_before_it_is_answered(runtimes: NriRuntimes, d
         "c1", "pod1", "app", "default", "web", "u-1")
     assert (asked.annotations, asked.pod_annotations) == ({"a": "its own"}, {"a": "pod's"})
     assert (asked.shares, asked.quota, asked.period, asked.cpuset, asked.mems) == (2048, 200000, 100000, None, None)
-    assert (asked.vm, asked.vm_vcpus, asked.vm_most, asked.vm_overhead, asked.guaranteed) == (True, 2, 9, 2, False)
+    assert (asked.vm_overhead, asked.guaranteed) == (2, False)
+    assert deciding.decided.pods[-1] is not None
+    assert (deciding.decided.pods[-1].id, deciding.decided.pods[-1].handler) == ("pod1", "kata")
     assert (asked.state, asked.time_ns > 0) == (ContainerState.CREATED, True)
     event = deciding.fact()
     assert isinstance(event, ContainerEvent)
@@ -189,8 +195,47 @@ def test_an_allocator_that_fails_lets_everything_through(runtimes: NriRuntimes, 
     reply = runtime.call(method, MESSAGES["EventRequest"](pod=pod(), container=container()))
     assert (reply.code, reply.payload) == (0, b"")
     assert isinstance(deciding.fact(), ContainerEvent)
-    assert "the allocator failed container=c1" in caplog.text
+    assert "failed sandbox=pod1 pod=default/web container=c1 name=app: its CPUs are left as they are" in caplog.text
     assert "a mistake" in caplog.text
+
+
+def test_an_answer_that_cannot_be_encoded_lets_the_call_through(runtimes: NriRuntimes, deciding: Deciding) -> None:
+    runtime = begun(runtimes, deciding)
+    deciding.decided.answer = lambda asked: CpuAnswer(Adjustment(cpus("2-3"), None, {"granted": "\ud800"}, {}), OTHERS)
+    reply = runtime.call("CreateContainer", MESSAGES["CreateContainerRequest"](pod=pod(), container=container()))
+    assert (reply.code, reply.payload) == (0, b"")
+    event = deciding.fact()
+    assert isinstance(event, ContainerEvent)
+    assert event.container.cpus is None
+    assert runtime.state_change(Verb.RUN_POD, pod()).code == 0, "the connection goes on"
+    assert isinstance(deciding.fact(), PodEvent), "no CPUs were given to others"
+
+
+def test_a_record_that_fails_lets_everything_through(runtimes: NriRuntimes, deciding: Deciding,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = begun(runtimes, deciding)
+    monkeypatch.setattr(deciding.decided, "record", None)
+    assert runtime.call("RemoveContainer", MESSAGES["EventRequest"](pod=pod(), container=container())).code == 0
+    assert isinstance(deciding.fact(), ContainerEvent)
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_a_line_for_each_call_names_its_container(runtimes: NriRuntimes, deciding: Deciding, verb: Verb,
+                                                  caplog: pytest.LogCaptureFixture) -> None:
+    runtime = begun(runtimes, deciding)
+    caplog.set_level(logging.DEBUG, "vmpin.sources.nri")
+    caplog.clear()
+    method = next(name for name, number in METHODS.items() if number is verb)
+    runtime.call(method, MESSAGES["EventRequest"](pod=pod(), container=None if verb in POD_VERBS else container()))
+    deciding.fact()
+    subject = "sandbox=pod1 pod=default/web" + ("" if verb in POD_VERBS else " container=c1 name=app")
+    [line] = [record.getMessage() for record in caplog.records if record.getMessage().startswith("nri: ")]
+    assert line.startswith(f"nri: {verb.name} {subject}")
+
+
+def test_every_event_that_is_asked_for_has_a_method() -> None:
+    assert mask(*CALLS) == EVENTS
+    assert {METHODS[name] for name in METHODS} >= CALLS.keys() >= DECIDED
 
 
 def test_a_list_is_answered_with_what_the_allocator_gives(runtimes: NriRuntimes, deciding: Deciding) -> None:
@@ -206,8 +251,9 @@ def test_a_list_is_answered_with_what_the_allocator_gives(runtimes: NriRuntimes,
     assert updates(MESSAGES.decode("SynchronizeResponse", last.payload).update) == SENT
     [listed] = deciding.decided.lists
     assert listed.sandboxes == {"pod1"}
-    assert [(each.id, each.pod, each.cpuset, each.vm, each.state) for each in listed.containers] == [
-        ("c7", "web", cpus("0-3"), True, ContainerState.RUNNING), ("c8", "web", None, True, ContainerState.CREATED)]
+    assert [(each.id, each.pod, each.cpuset, each.state) for each in listed.containers] == [
+        ("c7", "web", cpus("0-3"), ContainerState.RUNNING), ("c8", "web", None, ContainerState.CREATED)]
+    assert [(each.id, each.handler) for each in deciding.decided.pods if each is not None] == [("pod1", "kata")]
     assert isinstance(deciding.fact(), Synced)
     given = deciding.fact()
     assert isinstance(given, CpusGiven)
