@@ -31,4 +31,5 @@ CROSVM = VmmType(
     thread_names=r"crosvm_vcpu(?P<vcpu>[0-9]{1,4})$",
     start=_start,
     channels=GuestChannels(cid=_cid),
+    mask_options="--cpu-affinity",
 )

@@ -15,6 +15,7 @@ from vmpin.domain.topology import Topology
 from vmpin.guests.transport.discovery import GuestAddress, find_channels
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.host.procfs import Procfs
+from vmpin.pinning.rival_writers import of_vm
 from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
@@ -25,7 +26,7 @@ from vmpin.vmm.inventory import VmInventory
 
 PID, SANDBOX = 4000, SandboxId("pod-a")
 ARGV = ["/usr/bin/crosvm", "run", "--cpus", "num-cores=3", "--vsock", "cid=77,device=/dev/vhost-vsock", "--socket",
-        f"/run/kata/{SANDBOX}/crosvm.sock", "/opt/kata/share/vmlinux"]
+        f"/run/kata/{SANDBOX}/crosvm.sock", "--cpu-affinity", "0=4", "/opt/kata/share/vmlinux"]
 THREADS = {4000: "crosvm", 4001: "crosvm_vcpu0", 4002: "crosvm_vcpu1", 4003: "crosvm_vcpu2", 4004: "crosvm_vcpuX",
            4005: "vcpu_throttle", 4006: "vhost-4000"}
 STAT = "{} ({}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0\n"
@@ -65,6 +66,7 @@ def main(root: Path) -> dict[str, object]:
         "channels": list(map(str, find_channels(address, proc, root / "vc", root / "kata"))),
         "cid": vm.type.channels.cid(vm.vmm.argv),
         "guest": [numbers.boot, numbers.most, numbers.plugged, list(hardware.values())],
+        "rivals": [rival.cause for rival in of_vm(proc, vm, ())],
         "size": vcpus_of(pod, proc, lambda handler: 1)[:3],
     }
 

@@ -101,7 +101,7 @@ class DriftEvidence:
         if vm.vmm.id not in self._rivals:
             from vmpin.pinning import rival_writers
 
-            self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm.vmm.pid, vm.vmm.argv, daemons)
+            self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm, daemons)
         return self._rivals[vm.vmm.id]
 
     def explain_repairs(self, changes: Mapping[SandboxId, Counter[MaskRepair]]) -> dict[SandboxId, list[Explanation]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vmpin.domain.drift import NO_THREADS, Cause, Rival
 from vmpin.host.procfs import Procfs, read_file
+from vmpin.vmm.virtual_machine import Vm
 
 #: Daemons by their name (the kernel's: at most 15 characters).
 _DAEMONS = {
@@ -23,8 +24,6 @@ _DAEMONS = {
 }
 #: Of KubeVirt in a VM's own pod; the name is cut.
 _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
-#: Options by which QEMU (7.2, for its memory's threads) and Cloud Hypervisor set masks of their own threads.
-_OPTIONS = r"cpu-affinity=|node-affinity=|affinity=\["
 
 
 def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
@@ -45,14 +44,15 @@ def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
     return tuple(found.values())
 
 
-def of_vm(proc: Procfs, pid: int, argv: Sequence[str], daemons: Sequence[Rival]) -> tuple[Rival, ...]:
+def of_vm(proc: Procfs, vm: Vm, daemons: Sequence[Rival]) -> tuple[Rival, ...]:
     """Return those of the `daemons` that concern one VM, and the VMM itself; the most likely one first. libvirt and
     KubeVirt set masks of the VMs that they started, tuned and numad of any."""
-    own = next((argument for argument in argv if re.search(_OPTIONS, argument)), None)
+    argv, options = vm.vmm.argv, vm.type.mask_options
+    own = next((argument for argument in argv if options and re.search(options, argument)), None)
     found = [] if own is None else [Rival(Cause.VMM, f"the VMM was started with {own[:80]!r}")]
     # libvirt names its guests `-name guest=NAME,…`.
     libvirts = any(before == "-name" and name.startswith("guest=") for before, name in pairwise(argv))
-    launcher = _launcher(proc, pid) if libvirts else None
+    launcher = _launcher(proc, vm.vmm.pid) if libvirts else None
     if launcher is not None:
         found.append(Rival(Cause.KUBEVIRT, f"the VMM belongs to {launcher}"))
     for rival in daemons:

@@ -32,4 +32,5 @@ CLOUD_HYPERVISOR = VmmType(
     thread_names=r"vcpu(?P<vcpu>[0-9]{1,5})$",
     sandbox_by_arguments=_sandbox_by_arguments,
     channels=GuestChannels(hybrid=_hybrid_sockets),
+    mask_options=r"affinity=\[",
 )

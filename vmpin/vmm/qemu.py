@@ -97,4 +97,5 @@ QEMU = VmmType(
     machine=architecture,
     qmp_sockets=qmp_sockets,
     channels=GuestChannels(cid=guest_cid, vsock_daemon=vhost_user_vsock, serial=serial_socket),
+    mask_options=r"(?:cpu|node)-affinity=",  # since 7.2, for its memory's threads
 )

@@ -114,6 +114,8 @@ class VmmType(NamedTuple):
     #: The QMP sockets on which it can be asked for its threads; None: it has no QMP.
     qmp_sockets: Callable[[Sequence[str]], tuple[str, ...]] | None = None
     channels: GuestChannels = GuestChannels()
+    #: Options by which it sets masks of its own threads, as a pattern; "" for none.
+    mask_options: str = ""
 
     def __repr__(self) -> str:
         return f"<VMM {self.name}>"

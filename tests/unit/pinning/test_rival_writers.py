@@ -8,10 +8,15 @@ import pytest
 from trees import make_tree
 
 from vmpin.domain.drift import Cause
-from vmpin.domain.model import ThreadRole
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.drift_evidence import remembers_masks
 from vmpin.pinning.rival_writers import of_vm, rivals, scheduler_profile
+from vmpin.vmm.cloud_hypervisor import CLOUD_HYPERVISOR
+from vmpin.vmm.firecracker import FIRECRACKER
+from vmpin.vmm.qemu import QEMU
+from vmpin.vmm.virtual_machine import Process, Vm
+from vmpin.vmm.vmm_type import VmmType
 
 LIBVIRT = ["/usr/bin/qemu-kvm", "-name", "guest=shop_vm,debug-threads=on", "-smp", "2"]
 KATA = ["/opt/kata/bin/qemu-system-x86_64", "-name", "sandbox-a", "-smp", "2"]
@@ -28,9 +33,13 @@ def tuned(root: Path, profile: str, text: str, place: str = "usr/lib/tuned") -> 
     (made / "tuned.conf").write_text(text)
 
 
-def causes(proc: Path, root: Path, argv: list[str] = KATA, pid: int = 99) -> list[Cause]:
+def vm(argv: list[str], type: VmmType = QEMU) -> Vm:
+    return Vm(SandboxId("a"), type, Process(99, ThreadId(99, 5), ThreadRole.EMULATOR, argv))
+
+
+def causes(proc: Path, root: Path, argv: list[str] = KATA, type: VmmType = QEMU) -> list[Cause]:
     found = Procfs(proc)
-    return [rival.cause for rival in of_vm(found, pid, argv, rivals(found, root))]
+    return [rival.cause for rival in of_vm(found, vm(argv, type), rivals(found, root))]
 
 
 def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
@@ -106,15 +115,18 @@ def test_kubevirt_is_known_by_the_launcher_above_the_vmm(tmp_path: Path) -> None
     process(proc, 11, "virtqemud", ppid=10)
     process(proc, 99, "qemu-kvm", ppid=11)
     found = Procfs(proc)
-    assert [rival.evidence for rival in of_vm(found, 99, LIBVIRT, ())] == ["the VMM belongs to virt-launcher (pid 10)"]
+    assert [rival.evidence for rival in of_vm(found, vm(LIBVIRT), ())] == ["the VMM belongs to virt-launcher (pid 10)"]
     assert causes(proc, tmp_path, LIBVIRT) == [Cause.KUBEVIRT, Cause.LIBVIRT]
 
 
-@pytest.mark.parametrize("argument", ["thread-context,id=t,cpu-affinity=0-1", "thread-context,id=t,node-affinity=0",
-                                      "boot=2,affinity=[0@[1-2]]"])
-def test_a_vmm_configured_to_set_masks_is_its_own_rival(tmp_path: Path, argument: str) -> None:
+@pytest.mark.parametrize(("vmm", "argument"), [
+    (QEMU, "thread-context,id=t,cpu-affinity=0-1"), (QEMU, "thread-context,id=t,node-affinity=0"),
+    (CLOUD_HYPERVISOR, "boot=2,affinity=[0@[1-2]]")])
+def test_a_vmm_configured_to_set_masks_is_its_own_rival(tmp_path: Path, vmm: VmmType, argument: str) -> None:
     (tmp_path / "proc").mkdir()
-    assert causes(tmp_path / "proc", tmp_path, [*KATA, "-object", argument]) == [Cause.VMM]
+    assert causes(tmp_path / "proc", tmp_path, [*KATA, "-object", argument], vmm) == [Cause.VMM]
+    assert causes(tmp_path / "proc", tmp_path, KATA, vmm) == []
+    assert causes(tmp_path / "proc", tmp_path, [*KATA, "-object", argument], FIRECRACKER) == []
 
 
 @pytest.mark.parametrize(("release", "remembers"), [
