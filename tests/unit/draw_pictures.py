@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 from top_given import MS, used
 
-from vmpin.cli.text.status_text import print_one
+from vmpin.cli.status_text import print_one
 from vmpin.cli.top.screen import laid_out
 from vmpin.cli.top.sheet import Surroundings, sheet
 from vmpin.cli.top.view_state import Line, Page, State, View, with_selection

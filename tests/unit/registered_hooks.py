@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vmpin.cli.setup import install_hook
+from vmpin.cli import install_hook
 from vmpin.install import file_operations, hooks_directory
 
 DEFAULT_FILES = {"vmpin-hook", "50-vmpin-createRuntime.json", "50-vmpin-createContainer.json",

@@ -96,12 +96,12 @@ NUMBERS_ELSEWHERE = {
         "config.plain_yaml", "scenario.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
         "reports.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.act", "cli.demo", "cli.gather", "cli.proof", "config.settings", "config.yaml_file",
+        "cli.mask_changes", "cli.demo", "cli.gather", "cli.run_times", "config.settings", "config.yaml_file",
         "daemon.samples.isolation_answers", "reporter.api_server",
         "domain.terminal", "fleet.fleet_document", "fleet.node_fleet", "guests.kata_agent", "kube.agenda",
         "kube.event_limits", "kube.topology_agenda", "reports.isolation.isolation_observer", "reports.map.svg",
         "sources.nri.call_decoding", "wire"), "it is a number already"),
-    **dict.fromkeys(("cli.questions", "doctor.hook_checks", "doctor.service_checks",
+    **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
                      "features.network.vm_networks", "demo", "cli.shell.names"),
                     "the program's own answer, or its own start"),
 }
@@ -230,6 +230,19 @@ def test_no_source_imports_the_allocator() -> None:
     """It is handed the runtime's calls as values of the domain, and answers with such."""
     assert [(module, name) for module, path in MODULES.items() if top(module) == "sources" for name in own(path)
             if top(name) == "allocation"] == []
+
+
+#: Packages in which no two modules import each other, by whatever way, nor in a function or for a type.
+WITHOUT_CIRCLES = ("cli",)
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_no_import_in_a_package_goes_in_a_circle(package: str) -> None:
+    graph = {module: {name for name in own(path) if within(name, [package])} for module, path in MODULES.items()
+             if within(module, [package])}
+    while leaves := {module for module, needs in graph.items() if not needs & set(graph)}:
+        graph = {module: needs for module, needs in graph.items() if module not in leaves}
+    assert not graph, f"these import each other, or what does: {sorted(graph)}"
 
 
 def test_the_search_for_cpus_needs_of_its_package_the_request_and_the_refusal_alone() -> None:

@@ -14,9 +14,8 @@ import pytest
 from vmpin.allocation.cpu_request import CpuWish
 from vmpin.allocation.texts.annotations import changed
 from vmpin.bounded import load_json
-from vmpin.cli import audit, common
-from vmpin.cli import proof as proof_flags
-from vmpin.cli.books import isolation as isolation_flags
+from vmpin.cli import audit, run_times, verb_options
+from vmpin.cli import isolation as isolation_flags
 from vmpin.cli.top import command as top_flags
 from vmpin.config import values
 from vmpin.cpuset import MAX_CPU, CpuSet
@@ -169,8 +168,8 @@ PARSERS = [
     Parser("configuration: seconds", both(values.seconds), 86400),
     Parser("configuration: count", both(values.count), 999999),
     Parser("configuration: port", both(values.port), 0xFFFFFFFE),
-    Parser("--since", flag(proof_flags.duration), 7 * 86400), Parser("--tolerate", flag(proof_flags.percent), 100),
-    Parser("--watch", flag(common._interval), 86400), Parser("top --delay", flag(top_flags._delay), 3600),
+    Parser("--since", flag(run_times.duration), 7 * 86400), Parser("--tolerate", flag(run_times.percent), 100),
+    Parser("--watch", flag(verb_options._interval), 86400), Parser("top --delay", flag(top_flags._delay), 3600),
     Parser("top --count", flag(top_flags._count), 10**9), Parser("audit --for", flag(audit._duration), 86400),
     Parser("isolation --slo", flag(isolation_flags._objective), 100),
 ]

@@ -9,8 +9,8 @@ import textwrap
 from pathlib import Path
 from types import FrameType
 
-from vmpin.cli.common import Verbs, output_flag, verb
 from vmpin.cli.output import VERSION, print_data
+from vmpin.cli.verb_options import Verbs, output_flag, verb
 from vmpin.errors import UsageError
 
 _ABOUT = """\

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, node_root, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document
 from vmpin.cli.output import Line, print_data, print_styled
+from vmpin.cli.verb_options import Verbs, node_root, output_flag, usable_config, verb, watch_flag
 from vmpin.doctor.checks import all_checks, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.pod_names import names_of, with_names
@@ -65,7 +65,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.cli.questions import read_facts
+    from vmpin.cli.doctor_facts import read_facts
     _refuse_unknown(args.checks)
     facts = read_facts(usable_config(args), args.root)
     findings = examine(facts, args.checks)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from vmpin.cli.allocator.ledger_report import grants_of, without_vm
-from vmpin.cli.common import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import VERSION, print_data, print_text
+from vmpin.cli.verb_options import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages

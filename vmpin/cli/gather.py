@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vmpin.cli.common import Verbs, new_file, node_root, output_flag, usable_config, verb
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import VERSION, plain_lines, print_data, print_text
+from vmpin.cli.verb_options import Verbs, new_file, node_root, output_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError, VmpinError
@@ -96,7 +96,7 @@ def _new_archive(path: Path) -> Iterator[BinaryIO]:
 
 def _collect(config: Config, args: argparse.Namespace) -> Pieces:
     from vmpin.cli.doctor import data, text
-    from vmpin.cli.questions import read_facts
+    from vmpin.cli.doctor_facts import read_facts
     from vmpin.doctor.checks import examine
     from vmpin.reports.bundle.report import collect
     facts = read_facts(config, args.root)

@@ -1,28 +1,30 @@
 """`vmpin map`: the node's CPUs, their owners, and the threads on them."""
 
 import argparse
-import json
 import os
-import shutil
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.cluster import flags as cluster
-from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, new_file, output_flag, usable_config, verb, watch_flag, write_page
 from vmpin.cli.control_client import status_document
-from vmpin.cli.output import Line, plain_lines, print_styled
-from vmpin.domain.terminal import printable
+from vmpin.cli.map_output import show
+from vmpin.cli.this_program import about_this_node
+from vmpin.cli.verb_options import (
+    Verbs,
+    direct_flag,
+    new_file,
+    output_flag,
+    usable_config,
+    verb,
+    watch_flag,
+)
 from vmpin.errors import UsageError
 from vmpin.feature import inspect_vms
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.reports.ledger_holders import LedgerMap
-    from vmpin.reports.map.node_map import Picture
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
@@ -79,36 +81,3 @@ def _ledger(config: "Config", direct: bool) -> "LedgerMap | None":
         return None
     from vmpin.reports.ledger_holders import ledger_map
     return ledger_map(found)
-
-
-def show(found: "Picture", args: argparse.Namespace) -> None:
-    """Print it, or write it to --file. :raises UsageError: where it cannot be written."""
-    if args.output == "text":
-        from vmpin.reports.map.text import lines
-        show_lines(lines(found, width(args)), args)
-    elif args.output == "json":
-        from vmpin.reports.map.map_document import map_document
-        _write(json.dumps(map_document(found), indent=None if args.file else 2) + "\n", args)
-    else:
-        from vmpin.reports.map import svg
-        _write(svg.svg(found) if args.output == "svg" else svg.html(found, args.watch), args)
-
-
-def show_lines(lines: Iterable[Line], args: argparse.Namespace) -> None:
-    """Print lines, or write them to --file, as `show` does."""
-    made = [[(printable(text), style) for text, style in line] for line in lines]
-    if args.file is None:
-        print_styled(made)
-    else:
-        _write("".join(f"{line}\n" for line in plain_lines(made)), args)
-
-
-def width(args: argparse.Namespace) -> int:
-    return 110 if args.file else shutil.get_terminal_size((110, 24)).columns
-
-
-def _write(text: str, args: argparse.Namespace) -> None:
-    if args.file is None:
-        sys.stdout.write(text)
-        return
-    write_page(args.file, text, args.watch)

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from vmpin.cli.text.table_layout import Block, blocks_of, broken, lines_of
+from vmpin.cli.table_layout import Block, blocks_of, broken, lines_of
 from vmpin.domain.terminal import printable
 
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",

@@ -4,10 +4,10 @@ import argparse
 import sys
 
 from vmpin.cli.cluster import flags as cluster
-from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, output_flag, sandbox_argument, usable_config, verb, watch_flag
 from vmpin.cli.control_client import ask_raw, only, read_status, status_document
 from vmpin.cli.output import print_data
+from vmpin.cli.this_program import about_this_node
+from vmpin.cli.verb_options import Verbs, direct_flag, output_flag, sandbox_argument, usable_config, verb, watch_flag
 from vmpin.feature import inspect_vms
 
 _EXAMPLES = """\
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             sys.stdout.buffer.write(raw)
         return 0
-    from vmpin.cli.text.status_text import print_one, print_status
+    from vmpin.cli.status_text import print_one, print_status
     from vmpin.domain.pod_names import names_of
     found = status_document(config, None, wide=args.output != "table" or args.sandbox is not None, direct=args.direct)
     names = names_of(found)

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from vmpin.cli.allocator.ledger_report import misplaced_grants
 from vmpin.cli.cluster import flags as cluster
-from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import (
+from vmpin.cli.control_client import Document, only, status_document
+from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
+from vmpin.cli.run_times import duration, elsewhere, percent, print_proof, proof
+from vmpin.cli.this_program import about_this_node
+from vmpin.cli.verb_options import (
     Verbs,
     answering,
     direct_flag,
@@ -17,9 +20,6 @@ from vmpin.cli.common import (
     verb,
     watch_flag,
 )
-from vmpin.cli.control_client import Document, only, status_document
-from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
-from vmpin.cli.proof import duration, elsewhere, percent, print_proof, proof
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, pod_name, short_id

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli import control_client
-from vmpin.cli.main import VERBS as ALL
-from vmpin.cli.main import main, verbs_parser
+from vmpin.cli.main import main
 from vmpin.cli.shell.grammar import read
+from vmpin.cli.verbs import VERBS as ALL
+from vmpin.cli.verbs import verbs_parser
 from vmpin.config import loading as settings
 from vmpin.errors import WatcherError
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.cli.common import load_config
-from vmpin.cli.main import VERBS, main, verbs_parser
+from vmpin.cli.main import main
 from vmpin.cli.shell.grammar import Command, read
+from vmpin.cli.verb_options import load_config
+from vmpin.cli.verbs import VERBS, verbs_parser
 from vmpin.config.settings import BY_KEY
 
 GRAMMAR = read(verbs_parser([]), "vmpin")

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli import plan
-from vmpin.cli.main import VERBS, grammar, main
-from vmpin.cli.shell.help import pages
+from vmpin.cli.help import pages
+from vmpin.cli.main import main
+from vmpin.cli.verbs import VERBS, grammar
 
 ROOT = Path(__file__).parents[3]
 GRAMMAR = grammar()

@@ -12,7 +12,8 @@ import pytest
 from documents import LOGGING, SCHEMAS, checked, checked_output, name_of, schema, schema_names
 from jsonschema import Draft202012Validator
 
-from vmpin.cli import main as command
+from vmpin.cli.main import main
+from vmpin.cli.verbs import verbs_parser
 
 #: One of each form.
 COMMANDS = [
@@ -25,7 +26,7 @@ COMMANDS = [
 
 def verbs_with_json() -> set[str]:
     # argparse has no public way to a parser's options and verbs.
-    (verbs,) = [action for action in command.verbs_parser([])._actions
+    (verbs,) = [action for action in verbs_parser([])._actions
                 if isinstance(action, argparse._SubParsersAction)]
     return {verb for verb, parser in verbs.choices.items() for action in parser._actions
             if "json" in (action.choices or ()) and verb not in LOGGING}
@@ -74,11 +75,11 @@ def test_the_page_lists_every_schema() -> None:
 
 
 def test_help_prints_a_schema_and_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["help", "--schema", "status"]) == 0
+    assert main(["help", "--schema", "status"]) == 0
     assert json.loads(capsys.readouterr().out) == schema("status")
-    assert command.main(["help", "--schema"]) == 0
+    assert main(["help", "--schema"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == schema_names()
-    assert command.main(["help", "--schema", "statsu"]) == 2
+    assert main(["help", "--schema", "statsu"]) == 2
     assert "did you mean status" in capsys.readouterr().err
 
 
@@ -92,8 +93,8 @@ def test_a_document_that_differs_from_its_schema_is_noticed() -> None:
 
 def test_commands_within_this_process_are_checked(monkeypatch: pytest.MonkeyPatch,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["config", "-o", "json"]) == 0
+    assert main(["config", "-o", "json"]) == 0
     monkeypatch.setattr("vmpin.config.settings.Config.data", lambda config: {"a.b": {"value": 1}})
     with pytest.raises(AssertionError, match="config"):
-        command.main(["config", "-o", "json"])
+        main(["config", "-o", "json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["a.b"] == {"value": 1}

@@ -22,11 +22,11 @@ from fleet_given import mixed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from vmpin.cli import control_client, proof
+from vmpin.cli import control_client, run_times
 from vmpin.cli.allocator import allocations
 from vmpin.cli.cluster import all_nodes
 from vmpin.cli.main import main
-from vmpin.cli.text.table_layout import Block, blocks_of, broken, lines_of
+from vmpin.cli.table_layout import Block, blocks_of, broken, lines_of
 from vmpin.features.network import vm_networks
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -92,7 +92,7 @@ def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
     checked("isolation", given["isolation"])
     checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
                        "contested": [], "unmanaged": [], "unknown_owners": [],
-                       "proof": {**given["proof"], "total": proof.total(given["proof"])}})
+                       "proof": {**given["proof"], "total": run_times.total(given["proof"])}})
 
 
 @pytest.mark.parametrize("columns", [80, 200])

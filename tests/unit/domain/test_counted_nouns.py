@@ -20,7 +20,7 @@ PLURAL = re.compile(
 #: More than one each time the text is made: what is more than there may be, or is listed where there are several.
 SEVERAL = {
     ("vmpin/cli/audit.py", "len(use.owners)"), ("vmpin/cli/audit.py", "everyone"),
-    ("vmpin/cli/audit.py", "sampler.samples"), ("vmpin/cli/shell/repetition.py", "len(lines) - room + 1"),
+    ("vmpin/cli/audit.py", "sampler.samples"), ("vmpin/cli/repetition.py", "len(lines) - room + 1"),
     ("vmpin/scenario/scenario_pods.py", "len(created)"), ("vmpin/daemon/allocation_answers.py", "len(found)"),
     ("vmpin/demo/guest_memory.py", "count"), ("vmpin/demo/worth_picture.py", "at.rounds"),
     ("vmpin/domain/guest_report.py", "len(cpus)"), ("vmpin/placement/vcpus.py", "wants"),

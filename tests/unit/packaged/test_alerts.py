@@ -15,7 +15,7 @@ from metered import metered
 from need import need_tool
 from prometheus_client.parser import text_string_to_metric_families
 
-from vmpin.cli.main import verbs_parser
+from vmpin.cli.verbs import verbs_parser
 from vmpin.install import data_files
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from vmpin.cli.main import VERBS
+from vmpin.cli.verbs import VERBS
 from vmpin.config import loading
 from vmpin.config.settings import BY_KEY, SETTINGS, Config
 from vmpin.daemon.exporter import ExportedWatcher, Exporter

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from need import lacking
 
-from vmpin.cli.main import VERBS
+from vmpin.cli.verbs import VERBS
 from vmpin.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.cli.text.status_text import print_one
+from vmpin.cli.status_text import print_one
 from vmpin.domain.facts import NodeFacts, Rights
 from vmpin.kube.untrusted_pod import UntrustedPod, untrusted_pod, untrusted_sentences
 from vmpin.reports.bundle.report import without_untrusted

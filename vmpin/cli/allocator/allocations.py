@@ -3,9 +3,9 @@
 import argparse
 from datetime import UTC, datetime
 
-from vmpin.cli.common import Verbs, output_flag, usable_config, verb, watch_flag
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import print_data, print_text, table
+from vmpin.cli.verb_options import Verbs, output_flag, usable_config, verb, watch_flag
 from vmpin.errors import WatcherError
 
 _ABOUT = """\

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Iterable
 
-from vmpin.cli.common import answering
-from vmpin.cli.map import show, show_lines, width
+from vmpin.cli.map_output import show, show_lines, width
 from vmpin.cli.output import print_data, print_text, table
+from vmpin.cli.verb_options import answering
 from vmpin.errors import ClusterError, UnseenError, UsageError
 from vmpin.fleet.fleet_document import document_parts, verify_document
 from vmpin.fleet.fleet_reading import NodeChoice, read_fleet

@@ -4,7 +4,7 @@ it."""
 import argparse
 from pathlib import Path
 
-from vmpin.cli.cluster.plugin import KUBECTL, program
+from vmpin.cli.this_program import KUBECTL, program
 
 _ABOUT = """\
 Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;

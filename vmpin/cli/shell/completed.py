@@ -44,8 +44,8 @@ def completed(one: Option | Argument) -> Completed:
         from vmpin.doctor.checks import all_checks
         return Completed(WordSource.WORDS, tuple(check.name for check in all_checks()))
     if one.metavar == "TOPIC":
-        from vmpin.cli.main import VERBS
-        from vmpin.cli.shell.help import pages
+        from vmpin.cli.help import pages
+        from vmpin.cli.verbs import VERBS
         return Completed(WordSource.WORDS, (*VERBS, *(name for name in pages() if name not in VERBS)))
     if one.metavar == "KEY=VALUE":
         return Completed(WordSource.KEYS, tuple(f"{key}=" for key in _keys(one)))
@@ -57,7 +57,7 @@ def _keys(one: Option | Argument) -> tuple[str, ...]:
     if isinstance(one, Option):
         from vmpin.config.settings import BY_KEY
         return tuple(BY_KEY)
-    from vmpin.cli.allocator.set_policy import KEYS
+    from vmpin.cli.allocator.set import KEYS
     return KEYS
 
 

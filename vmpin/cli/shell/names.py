@@ -44,8 +44,8 @@ def _give_up(number: int, frame: FrameType | None) -> None:
 
 def _names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     from vmpin.cli.allocator.ledger_report import grants_of, without_vm
-    from vmpin.cli.common import load_config
     from vmpin.cli.control_client import named_sandboxes, status_document
+    from vmpin.cli.verb_options import load_config
     from vmpin.status.pod_arguments import offered
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # The value of the last may be what is being typed.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vmpin.cli.act import outcome_lines, reconciled
 from vmpin.cli.allocator.ledger_report import ledger_report
+from vmpin.cli.mask_changes import outcome_lines
+from vmpin.cli.reconcile import reconciled
 from vmpin.cli.top.live import AnswerPage
 from vmpin.cli.top.sheet import text_lines, title_of
 from vmpin.cli.top.view_state import Request

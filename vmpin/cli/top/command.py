@@ -8,8 +8,8 @@ import os
 import sys
 
 from vmpin.bounded import parse_real, parse_whole
-from vmpin.cli.cluster.plugin import about_this_node
-from vmpin.cli.common import Verbs, direct_flag, namespace_flag, usable_config, verb
+from vmpin.cli.this_program import about_this_node
+from vmpin.cli.verb_options import Verbs, direct_flag, namespace_flag, usable_config, verb
 from vmpin.errors import UsageError
 
 _SORTS = ("stolen", "busy", "waited", "drift", "name")

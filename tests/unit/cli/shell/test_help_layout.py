@@ -7,17 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from vmpin.cli import common
-from vmpin.cli.main import VERBS, grammar, main
+from vmpin.cli import verb_options
+from vmpin.cli.main import main
 from vmpin.cli.shell.help_layout import laid_out
+from vmpin.cli.verbs import VERBS, grammar
 
 
 @pytest.fixture(autouse=True)
 def columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("COLUMNS", "80")
-    common.terminal_columns.cache_clear()
+    verb_options.terminal_columns.cache_clear()
     yield
-    common.terminal_columns.cache_clear()
+    verb_options.terminal_columns.cache_clear()
 
 
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from need import need_tool
 
-from vmpin.cli.main import VERBS, grammar, main
+from vmpin.cli.main import main
 from vmpin.cli.shell.manual import escaped, pages
+from vmpin.cli.verbs import VERBS, grammar
 
 ROOT = Path(__file__).parents[4]
 PAGES = pages(grammar(), "0.1.0")
@@ -76,6 +77,6 @@ def test_the_program_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_parsers_need_the_standard_library_alone() -> None:
     """The wheel is built where nothing else is installed."""
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); "
-                          "from vmpin.cli.main import grammar; print(len(grammar().commands))", ROOT],
+                          "from vmpin.cli.verbs import grammar; print(len(grammar().commands))", ROOT],
                          capture_output=True, text=True, timeout=120)
     assert (ran.stderr, ran.stdout) == ("", f"{len(VERBS)}\n")

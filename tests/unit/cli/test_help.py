@@ -10,7 +10,7 @@ import pytest
 
 from vmpin.cli.main import main
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 TOPICS = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
 
 

@@ -1,4 +1,4 @@
-"""`vmpin reconcile` and `vmpin unpin`: act now, through the watcher or without one."""
+"""`vmpin unpin`: restores the original masks, through the watcher or without one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from vmpin.cli.common import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, usable_config, verb
-from vmpin.cli.control_client import Document, ask, known_names, quiet_log, status_document
+from vmpin.cli.control_client import Document, ask, quiet_log
+from vmpin.cli.mask_changes import finish, named_sandbox, names_for_text
 from vmpin.cli.output import print_data, print_text
+from vmpin.cli.verb_options import Verbs, namespace_flag, output_flag, sandbox_argument, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import title_of, titled
 from vmpin.domain.terminal import number_of
@@ -19,25 +20,12 @@ if TYPE_CHECKING:
     from vmpin.domain.model import SandboxId
     from vmpin.reconcile.view import NodeView
 
-_EXITS = "exit codes: 0 done, 1 a part failed, or the watcher does not answer, 2 the command cannot be used\n"
-
-_UNPIN_EXITS = """\
+_EXITS = """\
 exit codes: 0 done, also for threads whose original masks are not known, 1 a part failed, or the watcher does not
 answer, 2 the command cannot be used
 """
 
-_RECONCILE = """\
-One full pass: read everything again and place every thread. Through the watcher if one runs, else without one.
-Sandboxes that `vmpin unpin` suspended are managed again (all of them, or the named one).
-"""
-
-_RECONCILE_EXAMPLES = """\
-examples:
-  vmpin reconcile                   every thread of the node
-  vmpin reconcile demo/shop         one pod, also after `vmpin unpin demo/shop`
-"""
-
-_UNPIN = """\
+_ABOUT = """\
 Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin reconcile`.
 Threads created since then get the mask that they would have inherited. Where the record of the original masks was
 lost, threads get all CPUs that their cgroup allows, and the output counts their original masks as not known. Where
@@ -49,7 +37,7 @@ One sandbox, or with --every all current ones: through the watcher, which keeps 
 without a watcher, directly. --all is for leaving the node.
 """
 
-_UNPIN_EXAMPLES = """\
+_EXAMPLES = """\
 examples:
   vmpin unpin shop --dry-run    what it would change for the VM of one pod
   vmpin unpin demo/shop         do it; `vmpin reconcile demo/shop` undoes it
@@ -66,13 +54,7 @@ _FREE = "with an original mask that is not known, already on all CPUs that the c
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "reconcile", "place every thread now", reconcile, about=_RECONCILE,
-                  epilog=f"{_RECONCILE_EXAMPLES}\n{_EXITS}")
-    sandbox_argument(parser, "only this one (default: all)")
-    namespace_flag(parser)
-    output_flag(parser, ("text", "json"))
-    parser = verb(verbs, "unpin", "restore the original masks", unpin, about=_UNPIN,
-                  epilog=f"{_UNPIN_EXAMPLES}\n{_UNPIN_EXITS}")
+    parser = verb(verbs, "unpin", "restore the original masks", run, about=_ABOUT, epilog=f"{_EXAMPLES}\n{_EXITS}")
     sandbox_argument(parser, "this one")
     namespace_flag(parser)
     parser.add_argument("--every", action="store_true", help="every current sandbox; the watcher keeps running "
@@ -83,40 +65,14 @@ def add_parser(verbs: Verbs) -> None:
     output_flag(parser, ("text", "json"))
 
 
-def reconcile(args: argparse.Namespace) -> int:
-    config = load_config(args)
-    sandbox = _whole(config, args)
-    names = _names(config, args)
-    found = reconciled(config, sandbox)
-    return finish(args, found, f"{number_of(found['vms'], 'VM')}, nothing to change", names)
-
-
-def _names(config: Config, args: argparse.Namespace) -> Mapping[str, str]:
-    """Read the names for the text, before the change: after it, vmpin may have left the node."""
-    return {} if args.output == "json" else known_names(config)
-
-
-def reconciled(config: Config, sandbox: SandboxId | None) -> Document:
-    """The operations of a pass over one sandbox, or all (None), through the watcher if one runs."""
-    return ask(config, {"op": "reconcile", "sandbox": sandbox}) or _reconcile_alone(config, sandbox)
-
-
-def _reconcile_alone(config: Config, sandbox: SandboxId | None) -> Document:
-    """One pass without a watcher."""
-    from vmpin.reconcile import one_pass
-    from vmpin.status import collector
-    quiet_log(config)
-    return collector.outcome(one_pass.reconcile(config, None if sandbox is None else [sandbox])[1])
-
-
-def unpin(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
     _refuse_unclear(args)
-    names = _names(config, args)
+    names = names_for_text(config, args)
     if args.all:
         found = _leave(config, args.dry_run)
     else:
-        sandbox = _whole(config, args)
+        sandbox = named_sandbox(config, args)
         found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
             config, None if sandbox is None else [sandbox], args.dry_run)
     return _print_plan(args, found, names) if args.dry_run else print_restored(args, found, names)
@@ -178,12 +134,6 @@ def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId
     return asyncio.run(GuestManager().unpin_once(view, sandboxes))
 
 
-def _whole(config: Config, args: argparse.Namespace) -> SandboxId | None:
-    """The whole id of the named sandbox."""
-    return None if args.sandbox is None else status_document(
-        config, args.sandbox, namespace=args.namespace)["sandboxes"][0]["id"]
-
-
 def _print_plan(args: argparse.Namespace, found: Document, names: Mapping[str, str]) -> int:
     """Print the changes that --dry-run found."""
     if args.output == "json":
@@ -224,36 +174,3 @@ def _counted(operations: Sequence[Document]) -> str:
         else:
             counts["already with the original mask" if same else "restored"] += 1
     return "; ".join(f"{number_of(number, 'thread')} {text}" for text, number in counts.items() if number)
-
-
-def finish(args: argparse.Namespace, found: Document, nothing: str,
-           names: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Print the operations; exit code 1 if one failed, or if a guest keeps its map.
-    :param names: of pods and containers by their ids, for the text."""
-    operations, guests, kept = found["operations"], found.get("guests", {}), found.get("kept", ())
-    # A guest without an agent has no map.
-    kept_maps = any(result.startswith(("no answer", "not all")) for result in guests.values())
-    code = int(bool(kept) or kept_maps or any(operation["outcome"] == "refused" for operation in operations))
-    if args.output == "json":
-        print_data(found, "json")
-        return code
-    for line in outcome_lines(found, names):
-        print_text(line)
-    for sandbox in kept:
-        print_text(f"{title_of(sandbox, names)}: not all of its threads have their original masks; try again")
-    if not operations and not kept:
-        print(nothing)
-    for sandbox, result in guests.items():
-        print_text(f"{title_of(sandbox, names)}: in its guest: {result}")
-    return code
-
-
-def outcome_lines(found: Document, names: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """A line for each operation of a pass, with what came of it. :param names: of pods and containers by their ids."""
-    lines = []
-    for operation in found["operations"]:
-        more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
-                "trimmed": f": the cpuset cgroup leaves {operation['got']}",
-                "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}"}
-        lines.append(titled(operation["what"], operation["sandbox"], names) + more[operation["outcome"]])
-    return lines

@@ -13,8 +13,8 @@ import pytest
 from need import need_tool
 from typed_shell import VMPIN, TypedShell, answering_watcher, pod, typed_shell
 
-from vmpin.cli.main import VERBS, grammar
 from vmpin.cli.shell.completed import leaves
+from vmpin.cli.verbs import VERBS, grammar
 from vmpin.config.settings import BY_KEY
 from vmpin.doctor.checks import all_checks
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.cli.text.status_text import print_one, print_status
+from vmpin.cli.status_text import print_one, print_status
 from vmpin.domain.pod_names import names_of
 from vmpin.domain.terminal import human_age, number_of, short_id, with_ages
 

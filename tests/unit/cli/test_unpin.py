@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from newcomers import Machine, mask, sandbox
 
-from vmpin.cli.act import finish, print_restored
 from vmpin.cli.main import main
+from vmpin.cli.mask_changes import finish
+from vmpin.cli.unpin import print_restored
 from vmpin.host.lock import Lock
 from vmpin.reconcile import one_pass
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.bounded import parse_real
-from vmpin.cli.common import (
+from vmpin.cli.control_client import Document, ask
+from vmpin.cli.output import print_data, table
+from vmpin.cli.run_times import duration
+from vmpin.cli.verb_options import (
     Verbs,
     answering,
     namespace_flag,
@@ -21,9 +24,6 @@ from vmpin.cli.common import (
     watch_flag,
     write_page,
 )
-from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import print_data, table
-from vmpin.cli.proof import duration
 from vmpin.config.settings import Config
 from vmpin.errors import UnseenError, UsageError, WatcherError
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant

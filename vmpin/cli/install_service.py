@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, directory, output_flag, verb
 from vmpin.cli.output import VERSION, print_data
-from vmpin.cli.shell.own_program import own_program
+from vmpin.cli.this_program import own_program
+from vmpin.cli.verb_options import Verbs, directory, output_flag, verb
 from vmpin.errors import UsageError, VmpinError
 from vmpin.install import data_files, file_operations
 from vmpin.install.service_unit import is_untouched, unit_text

@@ -2,9 +2,9 @@
 
 import argparse
 
-from vmpin.cli.common import Verbs, namespace_flag, output_flag, usable_config, verb
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, print_text
+from vmpin.cli.verb_options import Verbs, namespace_flag, output_flag, usable_config, verb
 from vmpin.errors import UsageError, WatcherError
 
 #: The annotations' short names.

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.cli.common import without_seconds
-from vmpin.cli.main import VERBS, main, verbs_parser
-from vmpin.cli.shell import repetition
+from vmpin.cli import repetition
+from vmpin.cli.main import main
 from vmpin.cli.shell.grammar import read
+from vmpin.cli.verb_options import without_seconds
+from vmpin.cli.verbs import VERBS, verbs_parser
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("VMPIN_", "LINES", "COLUMNS"))}

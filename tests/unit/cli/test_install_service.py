@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.cli import install_service
 from vmpin.cli.main import main
-from vmpin.cli.setup import install_service
 from vmpin.install import data_files
 from vmpin.install.service_unit import is_untouched, unit_text
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.bounded import parse_real, parse_whole
-from vmpin.cli.cluster.plugin import about_this_node, named
+from vmpin.cli.this_program import about_this_node, named, version_line
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.errors import ConfigError, UsageError, VmpinError
@@ -76,8 +76,8 @@ class VersionFlag(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
                  **__: object) -> None:
-        from vmpin.cli.shell.help import version
-        parser.exit(version(namespace))
+        print(version_line())
+        parser.exit()
 
 
 def load_config(args: argparse.Namespace) -> Config:

@@ -6,7 +6,7 @@ are to be completed (names).
 
 import argparse
 
-from vmpin.cli.common import Verbs, verb
+from vmpin.cli.verb_options import Verbs, verb
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -38,8 +38,8 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     import importlib
 
-    from vmpin.cli.main import grammar
-    from vmpin.cli.shell.own_program import own_program
+    from vmpin.cli.this_program import own_program
+    from vmpin.cli.verbs import grammar
     script = importlib.import_module(f"vmpin.cli.shell.{args.shell}_script")
     print(script.script(grammar(), own_program()), end="")
     return 0

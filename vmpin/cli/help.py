@@ -1,14 +1,12 @@
-"""`vmpin help` and `vmpin version`. The topics are the pages of docs/, which travel in the wheel, as do the
-schemas."""
+"""`vmpin help`. The topics are the pages of docs/, which travel in the wheel, as do the schemas."""
 
 import argparse
-import difflib
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
-from vmpin.cli.common import Verbs, output_flag, verb
-from vmpin.cli.output import VERSION, print_data, print_markdown
+from vmpin.cli.output import print_markdown
+from vmpin.cli.this_program import installed_version
+from vmpin.cli.verb_options import Verbs, verb
+from vmpin.cli.verbs import VERBS, did_you_mean, grammar, verbs_parser
 from vmpin.errors import UsageError
 
 _EXAMPLES = """\
@@ -20,12 +18,6 @@ examples:
                             the members of `vmpin status -o json`, as a JSON Schema; without a name: the list
 """
 
-_VERSION_EXAMPLE = """\
-example:
-  vmpin version -o json | jq -r .vmpin
-"""
-
-
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list that "
@@ -34,37 +26,10 @@ def add_parser(verbs: Verbs) -> None:
                         "(`vmpin help --man status | man -l -`)")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of TOPIC's -o json, or list the "
                         "schemas (`vmpin help json`)")
-    parser = verb(verbs, "version", "print the version", print_version, epilog=_VERSION_EXAMPLE)
-    output_flag(parser, ("text", "json"))
-
-
-def version(_: argparse.Namespace) -> int:
-    """`vmpin --version`."""
-    found = _installed()
-    print("vmpin, run without having been installed" if found is None else f"vmpin {found}")
-    return 0
-
-
-def print_version(args: argparse.Namespace) -> int:
-    """`vmpin version`."""
-    if args.output == "json":
-        python = ".".join(map(str, sys.version_info[:3]))
-        print_data({"version": VERSION, "vmpin": _installed(), "python": python}, "json")
-        return 0
-    return version(args)
-
-
-def _installed() -> str | None:
-    from importlib import metadata
-    try:
-        return metadata.version("vmpin")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a page. Where a command has the same name, the page is printed: the other is the command's --help."""
-    from vmpin.cli.main import VERBS, main
     if args.schema:
         from vmpin.install import data_files
         return _schema(data_files.path("docs/schemas"), args.topic)
@@ -76,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.topic in topics:
         print_markdown(topics[args.topic].read_text(encoding="utf-8"))
     elif args.topic in VERBS:
-        return main([args.topic, "--help"])
+        command_help = [args.topic, "--help"]
+        verbs_parser(command_help).parse_args(command_help)
     else:
         raise UsageError(f"no command and no topic is called {args.topic!r}",
                          did_you_mean(args.topic, [*VERBS, *topics], "`vmpin help` lists the topics"))
@@ -99,10 +65,8 @@ def _schema(directory: Path, name: str | None) -> int:
 
 
 def _manual(name: str | None) -> int:
-    from vmpin.cli.main import grammar
     from vmpin.cli.shell import manual
-    from vmpin.status.about import version as installed
-    found, file = manual.pages(grammar(), installed()), "vmpin.1" if name is None else f"vmpin-{name}.1"
+    found, file = manual.pages(grammar(), installed_version() or ""), "vmpin.1" if name is None else f"vmpin-{name}.1"
     if file not in found:
         raise UsageError(f"no command is called {name!r}", "`vmpin --help` lists them")
     print(found[file], end="")
@@ -113,12 +77,6 @@ def pages() -> dict[str, Path]:
     """The topics."""
     from vmpin.install import data_files
     return {page.stem: page for page in sorted(data_files.path("docs").glob("*.md"))}
-
-
-def did_you_mean(text: str, names: Iterable[str], otherwise: str) -> str:
-    """A hint for a name that does not exist."""
-    near = difflib.get_close_matches(text, list(dict.fromkeys(names)), n=2)
-    return f"did you mean {' or '.join(near)}? {otherwise}" if near else otherwise
 
 
 def _list(topics: dict[str, Path]) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from vmpin.cli.control_client import Document, stale_checkpoint
 from vmpin.cli.output import VERDICTS, print_text, table
-from vmpin.cli.proof import COLUMNS, counts, row
+from vmpin.cli.run_times import COLUMNS, counts, row
 from vmpin.domain.pod_names import with_names
 from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
 from vmpin.feature import features, present

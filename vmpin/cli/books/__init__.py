@@ -1,1 +1,0 @@
-"""Verbs about what the watcher has kept over time: `vmpin isolation`."""
