@@ -35,6 +35,7 @@ from vmpin.placement.ownership import Node as HostCpus
 from vmpin.placement.ownership import claims_of, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
+from vmpin.placement.rulings import inferred
 from vmpin.protocol.frames import FrameDecoder, encode
 from vmpin.protocol.messages import Applied, ContainerVcpus, Subscribe, VcpuMap, as_json
 from vmpin.protocol.parsing import parse_answer
@@ -132,7 +133,8 @@ def _placed(names: list[ContainerId], pool: int, own: CpuSet | None) -> Placemen
     sandbox = SandboxId("bench")
     boxes = [Container(name, name, own if number == 0 else CpuSet((pool,))) for number, name in enumerate(names)]
     request = PlacementRequest(sandbox, (Vcpu(VcpuId(0)), Vcpu(VcpuId(1))), tuple(boxes))
-    return place(request, node, ownership({sandbox: claims_of(boxes, node)}, node), Policy())
+    claims = claims_of(inferred(boxes, node.shared_pool), node)
+    return place(request, node, ownership({sandbox: claims}, node), Policy())
 
 
 def _map(placement: Placement, hw: Mapping[VcpuId, int]) -> VcpuMap:

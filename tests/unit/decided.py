@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ruled import claims
+
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId, VcpuState
 from vmpin.domain.topology import Topology
-from vmpin.placement.ownership import Node, claims_of, ownership
+from vmpin.placement.ownership import Node, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
@@ -45,8 +47,8 @@ def decide(containers: Sequence[Container], cpus: Sequence[Vcpu], on: Node, poli
            previous: Previous | None = None, others: Sequence[Sequence[Container]] = (),
            vcpu_state: VcpuState = VcpuState.IDENTIFIED, ended: bool = False) -> Placement:
     """Place POD; `others` are the containers of other sandboxes."""
-    all_claims = {POD: claims_of(containers, on)}
-    all_claims |= {SandboxId(f"other-{at}"): claims_of(theirs, on) for at, theirs in enumerate(others)}
+    all_claims = {POD: claims(containers, on)}
+    all_claims |= {SandboxId(f"other-{at}"): claims(theirs, on) for at, theirs in enumerate(others)}
     request = PlacementRequest(POD, tuple(cpus), tuple(containers), vcpu_state, ended)
     return place(request, on, ownership(all_claims, on), policy or Policy(), previous)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from guest_peer import Agent, serving
 from kata_peer import Server
+from ruled import claims
 
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
@@ -25,7 +26,7 @@ from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, Thre
 from vmpin.domain.topology import Topology
 from vmpin.guests.manager import GuestManager
 from vmpin.host.procfs import Procfs
-from vmpin.placement.ownership import Node, claims_of, ownership
+from vmpin.placement.ownership import Node, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.reconcile.view import NodeView
@@ -91,7 +92,7 @@ class Machine:
         previous = self.placement.as_previous() if self.placement else None
         self.view.placements = {} if held else {POD: place(
             PlacementRequest(POD, self.vm.vcpus, containers, self.vm.vcpu_state), NODE,
-            ownership({POD: claims_of(containers, NODE)}, NODE), Policy(), previous)}
+            ownership({POD: claims(containers, NODE)}, NODE), Policy(), previous)}
         self.update()
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
+from ruled import claims
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import (
@@ -18,7 +19,7 @@ from vmpin.domain.model import (
     VcpuState,
 )
 from vmpin.domain.topology import Topology
-from vmpin.placement.ownership import Node, Ownership, claims_of, ownership
+from vmpin.placement.ownership import Node, Ownership, ownership
 from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.vcpus import Previous
@@ -37,7 +38,7 @@ class World:
 
     @property
     def own(self) -> Ownership:
-        return ownership({each.id: claims_of(each.containers, self.node) for each in self.requests}, self.node)
+        return ownership({each.id: claims(each.containers, self.node) for each in self.requests}, self.node)
 
     def place(self, policy: Policy | None = None, before: OriginalMasks | None = None) -> tuple[Placement, ...]:
         own = self.own

@@ -31,7 +31,7 @@ FLOORS = {
     "wire": 2, "placement": 2, "allocation": 2, "kube": 2,
     "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
-    "sources": 5, "pinning": 5, "demo": 5, "scenario": 5,
+    "sources": 5, "authorities": 5, "pinning": 5, "demo": 5, "scenario": 5,
     "reconcile": 6,
     "status": 7, "guests": 7,
     "procevents": 8, "reports": 8,

@@ -22,6 +22,7 @@ from vmpin.host.daemons import programs
 from vmpin.host.files import Files
 from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.cpu_allocator import CpuAllocator
+from vmpin.reconcile.kept_grants import ledger_authority
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.vm_size import vcpus_of
@@ -84,7 +85,7 @@ class Allocating:
 
     def take(self) -> None:
         """Hand the reconciler what is given out; CPUs may wait for an update."""
-        self._reconciler.grant(self.allocator.granted())
+        self._reconciler.put_authority(ledger_authority(self.allocator.assignments()))
         self.updates.touch()
         if self.live is not None:
             self.live.touch()

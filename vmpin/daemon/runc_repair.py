@@ -16,7 +16,6 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import assigned_cpus
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError
 from vmpin.reconcile.runc_drift import RuncDriftRepairs
@@ -51,8 +50,8 @@ class RuncRepair:
         """Called after a resync. Begin the repairs that are due, unless earlier ones are still under way. Returns at
         once."""
         view, busy = self._view, self._task is not None and not self._task.done()
-        if not (view.config.policy.runc_repair and view.nri_listed) or busy or view.granted is not None:
-            return  # the ledger's containers are pool_updates' to repair
+        if not (view.config.policy.runc_repair and view.nri_listed) or busy or view.rulings.written:
+            return  # the authority that writes cpusets repairs them, too
         due = self._due()
         if due:
             self._task = asyncio.create_task(self._repair(due))
@@ -60,7 +59,7 @@ class RuncRepair:
 
     def _due(self) -> dict[ContainerId, CpuSet]:
         view = self._view
-        return self._repairs.due(view.state, view.kubelet, view.vm_sandboxes(), view.disagreements, view.announced)
+        return self._repairs.due(view.state, view.rulings, view.vm_sandboxes(), view.disagreements, view.announced)
 
     def stop(self) -> None:
         if self._task is not None:
@@ -97,12 +96,13 @@ class RuncRepair:
             self._by_nri(left)
 
     def _confirmed(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
-        """The containers to repair now. For one that the kubelet's checkpoint does not list, a list is requested from
+        """The containers to repair now. For one that no authority lists, a list is requested from
         the runtime first: other CPUs than it reported may be another plugin's, which NRI reports to no plugin."""
         view = self._view
         listed = {container for sandbox in view.sandboxes.values()
                   for container in due.keys() & sandbox.containers.keys()
-                  if assigned_cpus(view.kubelet, sandbox.pod, sandbox.containers[container].container)}
+                  if view.rulings.assigned("" if sandbox.pod is None else sandbox.pod.uid,
+                                           sandbox.containers[container].container)}
         sure = {container: cpus for container, cpus in due.items()
                 if container in listed or self._listed.pop(container, None) == cpus}
         plugin = self._plugin()

@@ -114,13 +114,13 @@ class ContainerState(enum.StrEnum):
 
 class Container(NamedTuple):
     """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any. `exclusive` is what was
-    declared of it; None leaves it to the rule (disjoint from the shared pool). `pause` marks the sandbox's own
-    container, which counts for nothing. `stale_cpuset` is the cpuset that its sources still report while the kubelet's
-    checkpoint has given some of it to another pod, or has others for the container (`cpuset` None there: the shared
-    pool). `creating`: the runtime is creating it, and
-    Kata may be plugging in vCPUs for it. `requested_cpuset` is the cpuset that an update under way will give it, None
-    without one. `spare`: CPUs of its cpuset that it shares although it is exclusive: the allocator's for a VM's other
-    threads, and those that a runtime or a plugin added to the kubelet's (mixed CPUs)."""
+    declared of it, None where nothing is; of an effective one (placement.rulings) whether it owns CPUs. `pause` marks
+    the sandbox's own container, which counts for nothing. `stale_cpuset` is the cpuset that its sources still report
+    while an authority has given some of it to another pod, or has others for the container (`cpuset` None there: the
+    shared pool). `creating`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `requested_cpuset`
+    is the cpuset that an update under way will give it, None without one. `spare`: CPUs of its cpuset that it shares
+    although it is exclusive: an allocator's for a VM's other threads, and those that a runtime or a plugin added to
+    its own (mixed CPUs). `ruled_by`: the name of the authority by which it is exclusive or its cpuset stale."""
 
     id: ContainerId
     name: str = ""
@@ -132,6 +132,7 @@ class Container(NamedTuple):
     creating: bool = False
     requested_cpuset: CpuSet | None = None
     spare: CpuSet = EMPTY
+    ruled_by: str = ""
 
     @property
     def own_cpus(self) -> CpuSet:

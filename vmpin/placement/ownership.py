@@ -1,8 +1,7 @@
 """Ownership of the node's CPUs, from all its containers: exclusive CPUs, the shared pool, and contested CPUs.
 
-Pure. Containers of runc pods count like those of VM sandboxes: their exclusive CPUs are theirs. Under the kubelet's
-static policy exclusive CPUs are those of its checkpoint (domain.kubelet_cpus), and the shared pool is its
-defaultCpuSet.
+Pure. Containers of runc pods count like those of VM sandboxes: their exclusive CPUs are theirs. Which CPUs are
+a container's own, and what the shared pool is, the authorities decide (rulings).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.assignments import writer_of
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId
 from vmpin.domain.topology import Topology
 
@@ -35,12 +35,14 @@ class CpuClaims(NamedTuple):
     exclusive: tuple[tuple[ContainerId, CpuSet], ...]
     #: The shared containers with their CPUs, None for one that has no cpuset and lives on the shared pool.
     shared: tuple[tuple[ContainerId, CpuSet | None], ...]
-    #: Of containers of either kind whose cpuset the kubelet has yet to rewrite: the one they still have.
+    #: Of containers of either kind whose cpuset is yet to be rewritten: the one they still have.
     stale: tuple[tuple[ContainerId, CpuSet], ...] = ()
     #: The exclusive containers that the runtime is creating: vCPUs may be plugged in for them.
     creating: frozenset[ContainerId] = frozenset()
     #: Whether the runtime is working on a request: a container's creation, or an update.
     pending: bool = False
+    #: The program that is to rewrite the stale cpusets, as texts name it.
+    writer: str = ""
 
     @property
     def cpus(self) -> CpuSet:
@@ -68,31 +70,26 @@ def is_counted(container: Container) -> bool:
     return container.state is not ContainerState.STOPPED and not container.pause
 
 
-def is_exclusive(container: Container, pool: CpuSet | None) -> bool:
-    """Whether a container owns its CPUs: it is declared so (under a static checkpoint every container is, one way or
-    the other, by kubelet_cpus.effective_containers), or there is a shared pool, and none of its CPUs is in it. Nothing
-    is inferred of a container without CPUs, nor from an empty pool: the kubelet's default set is empty while its
-    policy gives no CPU away."""
-    if not container.cpuset:
-        return False
-    if container.exclusive is not None:
-        return container.exclusive
-    return bool(pool) and pool is not None and container.cpuset.isdisjoint(pool)
+def is_exclusive(container: Container) -> bool:
+    """Whether an effective container (rulings.effective_containers) owns CPUs."""
+    return bool(container.cpuset and container.exclusive)
 
 
 def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
+    """Return what a sandbox's effective containers claim."""
     exclusive: list[tuple[ContainerId, CpuSet]] = []
     shared: list[tuple[ContainerId, CpuSet | None]] = []
     stale = []
     coming: set[ContainerId] = set()
-    pending = False
+    pending, writer = False, ""
     for container in containers:
         if not is_counted(container):
             continue
         pending = pending or container.creating or container.requested_cpuset is not None
         if container.stale_cpuset:
             stale.append((container.id, container.stale_cpuset & node.online))
-        if container.cpuset and is_exclusive(container, node.shared_pool):
+            writer = writer_of(container)
+        if is_exclusive(container):
             exclusive.append((container.id, container.own_cpus & node.online))
             if container.spare & node.online:
                 shared.append((container.id, container.spare & node.online))
@@ -104,7 +101,7 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
             cpus = container.cpuset | asked if container.cpuset and asked else container.cpuset
             # An empty cpuset means none: such a container runs on the pool.
             shared.append((container.id, cpus & node.online if cpus else None))
-    return CpuClaims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending)
+    return CpuClaims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending, writer)
 
 
 class Ownership(NamedTuple):
@@ -140,11 +137,12 @@ class Ownership(NamedTuple):
                 for container, cpus in claim.exclusive if cpu in cpus]
 
 
-def with_kubelet_assignments(all_claims: Mapping[SandboxId, CpuClaims], unseen: Mapping[tuple[str, str], CpuSet],
-                online: CpuSet) -> Mapping[SandboxId, CpuClaims]:
-    """Add the claims of pods that only the kubelet reports. :param unseen: CPUs by pod uid and container's name."""
+def with_unreported(all_claims: Mapping[SandboxId, CpuClaims], unreported: Mapping[tuple[str, str], CpuSet],
+                    online: CpuSet) -> Mapping[SandboxId, CpuClaims]:
+    """Add the claims of containers that only an authority lists.
+    :param unreported: CPUs by pod uid and container's name."""
     more: dict[SandboxId, CpuClaims] = {}
-    for (uid, name), cpus in unseen.items():
+    for (uid, name), cpus in unreported.items():
         pod = SandboxId(uid)
         old = more.get(pod, CpuClaims((), ()))
         more[pod] = CpuClaims((*old.exclusive, (ContainerId(name), cpus & online)), ())
@@ -193,7 +191,7 @@ def find_collisions(own: Ownership, vms: Collection[SandboxId] = ()) -> list[Col
         foreign = own.foreign(sandbox)
         stale = dict(claim.stale)
         shared = [(container, cpus) for container, cpus in claim.shared if container not in stale]
-        late = "cpuset, which the kubelet has yet to rewrite,"
+        late = f"cpuset, which {claim.writer} has yet to rewrite,"
         for what, reaching in (("shared cpuset", shared), (late, claim.stale)):
             for container, cpus in reaching:
                 for cpu in (cpus or EMPTY) & foreign:

@@ -14,13 +14,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.assignments import Rulings, writer_of
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.granted_cpus import GrantedCpus
-from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, VcpuState
 from vmpin.domain.terminal import number_of
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
 from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
+from vmpin.placement.rulings import effective_containers
 from vmpin.placement.vcpus import CandidateCpus, Previous, VcpuPlacement, place_vcpus
 
 
@@ -67,9 +67,9 @@ class _Decision(NamedTuple):
     others: Mapping[ThreadRole, CpuSet | None]
     #: The vCPUs that each live container may use in the guest.
     containers: Mapping[ContainerId, tuple[VcpuId, ...]]
-    #: Why its cgroup may refuse a mask for now, "" where it may not: the kubelet has decided otherwise since the
-    #: cgroup was written, and rewrites it within its reconcile period (10 s); or the runtime is working on a request,
-    #: for which Kata rewrites it.
+    #: Why its cgroup may refuse a mask for now, "" where it may not: the authority has decided otherwise since the
+    #: cgroup was written, and rewrites it (the kubelet within its reconcile period, 10 s); or the runtime is working
+    #: on a request, for which Kata rewrites it.
     waiting: str = ""
     #: Whether the runtime is working on a request: a mask that changes meanwhile is no drift.
     pending: bool = False
@@ -154,14 +154,13 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
 
 
 def place_before_vm(sandbox: SandboxId, state: SandboxState | None, node: Node, own: Ownership, policy: Policy,
-                    kubelet: CpuManagerState | None = None, previous: Previous | None = None,
-                    granted: GrantedCpus | None = None) -> Placement | None:
+                    rulings: Rulings, previous: Previous | None = None) -> Placement | None:
     """The placement of a sandbox without a VM: the CPUs of its containers that were reported, else the shared pool.
     None if its processes are left alone: it was unpinned, or there are neither CPUs nor a pool.
     :param state: what the sources reported of the sandbox, None for nothing."""
     if state is not None and state.suspended:
         return None
-    containers = () if state is None else effective_containers(state, kubelet, granted)
+    containers = () if state is None else effective_containers(state, rulings)
     request = PlacementRequest(sandbox, (), containers, VcpuState.UNIDENTIFIED)
     placement = place(request, node, own, policy, previous)
     return None if placement.verdict is Verdict.UNMANAGED else placement
@@ -232,7 +231,7 @@ def _mask(claim: CpuClaims, rest: CpuSet, foreign: CpuSet, node: Node, own: Owne
 
 def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
     """Describe what the placement waits for; "" for nothing. That is a request that the runtime is working on, or
-    containers' cpusets that the kubelet has yet to rewrite, where a thread needs that."""
+    containers' cpusets that are yet to be rewritten, where a thread needs that."""
     counted = [container for container in request.containers if is_counted(container)]
     if not counted and request.container_ended:
         # Kata takes no CPU out of the sandbox's cgroup when its last container ends: an empty cpuset is not written
@@ -248,9 +247,10 @@ def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
     has = union(container.stale_cpuset or container.cpuset or own.pool for container in counted)
     if allowed <= has:
         return ""
-    late = [f"{container.name or container.id} from {container.stale_cpuset} to {container.own_cpus or own.pool}"
-            for container in counted if container.stale_cpuset]
-    return f"waits for the kubelet to rewrite the cpuset of {', '.join(late)}"
+    late = [container for container in counted if container.stale_cpuset]
+    cpusets = ", ".join(f"{container.name or container.id} from {container.stale_cpuset} to "
+                        f"{container.own_cpus or own.pool}" for container in late)
+    return f"waits for {writer_of(late[0])} to rewrite the cpuset of {cpusets}"
 
 
 def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement],

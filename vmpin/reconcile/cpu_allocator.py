@@ -23,11 +23,11 @@ from vmpin.allocation.live.annotation_changes import follow_annotations
 from vmpin.allocation.pool_cpus import with_written
 from vmpin.allocation.synchronizing import on_online_changed, on_synchronize
 from vmpin.cpuset import CpuSet
-from vmpin.domain.granted_cpus import GrantedCpus
+from vmpin.domain.assignments import Assignments
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.domain.topology import Topology
-from vmpin.reconcile.kept_grants import granted_by
+from vmpin.reconcile.kept_grants import assignments_by
 from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.sources.nri.decider import CpuAnswer
 from vmpin.sources.nri.nri_events import ContainerEvent, NriPod, PodEvent
@@ -231,13 +231,13 @@ class CpuAllocator:
             self._find_due(after)  # a container's own CPU that went or came back changes nothing in the ledger
             self._due_at = time.monotonic()
 
-    def granted(self) -> GrantedCpus | None:
+    def assignments(self) -> Assignments | None:
         """Return the given CPUs, which placement follows; None while nothing is given out."""
         with self._lock:
             ledger = self._ledger
             if ledger is None or not self._acts or self._suspended:
                 return None
-        return granted_by(ledger)
+        return assignments_by(ledger)
 
     def expected(self) -> dict[ContainerId, CpuSet]:
         """The cpuset that each container's cgroup should have by now; empty while nothing is given out."""

@@ -13,15 +13,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vmpin.authorities.authority import Authority
+from vmpin.authorities.kubelet_authority import KubeletAuthority
+from vmpin.authorities.kubelet_checkpoint import KubeletCheckpoint
+from vmpin.authorities.ranking import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters, NewbornCounts
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
 from vmpin.domain.events import Event
-from vmpin.domain.granted_cpus import GrantedCpus
 from vmpin.domain.kubelet_cpus import CpuManagerState, orphaned
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
-from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.feature import features, present
 from vmpin.host import lock
@@ -42,7 +44,6 @@ from vmpin.reconcile.state_format import SavedState
 from vmpin.reconcile.unknown_owners import RESYNCS, UnknownOwners
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.disk import DiskSources
-from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
 
@@ -76,6 +77,13 @@ class NodeState:
         self.inventory = VmInventory(self.proc, str(config.paths.sys), config.watch.pattern, saved.vcpus)
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
+        self._kubelet = KubeletAuthority(self.checkpoint, config.watch.kubelet)
+        self.authorities = Authorities(config.node.shared_pool, [self._kubelet])
+        if config.allocate.mode == "on":
+            from vmpin.reconcile.kept_grants import kept_assignments, ledger_authority
+
+            # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
+            self.authorities.put(ledger_authority(kept_assignments(config.paths.ledger_file, self.boot_id)))
         self.disagreements = SourceDisagreements()
         self.unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
         self._watches = False
@@ -84,14 +92,9 @@ class NodeState:
         self.nics: NicNodes = NoNics() if finder is None else finder(self.proc, str(config.paths.sys))
         self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
         self.placement_cache = PlacementCache(
-            config, self.sysfs.topology(), self.checkpoint.read() if config.watch.kubelet else None, saved.previous,
+            config, self.sysfs.topology(), self.authorities, self.state, saved.previous,
             partial(numa_node_of, self.nics), self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
-        if config.allocate.mode == "on":
-            from vmpin.reconcile.kept_grants import kept_grants
-
-            # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
-            self.grant(kept_grants(config.paths.ledger_file, self.boot_id))
         self.placements = self.placement_cache.placements
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
                                             lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.inventory.vms,
@@ -148,7 +151,7 @@ class NodeState:
     @property
     def kubelet(self) -> CpuManagerState | None:
         """The kubelet's checkpoint; None where it is not read, or cannot be."""
-        return self.placement_cache.kubelet
+        return self._kubelet.state
 
     @property
     def unsaved(self) -> bool:
@@ -249,9 +252,10 @@ class NodeState:
         if listed and self.first_list.came():
             self.placement_cache.dirty.update(self.state.sandboxes)
 
-    def grant(self, granted: GrantedCpus | None) -> None:
-        """Take in what the allocator has given out, None for nothing."""
-        self.placement_cache.grant(granted, self.state)
+    def put_authority(self, authority: Authority) -> None:
+        """Take in what decides on CPUs, too, or decides otherwise than before; it replaces the one of its name."""
+        self.authorities.put(authority)
+        self.placement_cache.follow_authorities(self.state)
 
     def forks_reported(self, reported: bool) -> None:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
@@ -276,12 +280,9 @@ class NodeState:
 
     def read_kubelet(self) -> None:
         """Read the checkpoint: the kubelet writes it before it has the container created."""
-        if not self.config.watch.kubelet:
-            return
-        found = self.checkpoint.read()
-        if found != self.kubelet:
+        if self.config.watch.kubelet and self._kubelet.read(used=True):
             self.changed = True
-            self.renew(self.node.topology, found)
+            self.placement_cache.follow_authorities(self.state)
 
     def read_node(self) -> None:
         """Read the checkpoint, and which CPUs are online and isolated; the topology is kept where it cannot be
@@ -299,11 +300,7 @@ class NodeState:
         for name in ("online", "isolated", "nohz_full"):
             if (old := getattr(before, name)) != (new := getattr(topology, name)):
                 logger.info("%s CPUs changed from %s to %s", name, old or "none", new or "none")
-        self.renew(topology, self.kubelet)
-
-    def renew(self, topology: Topology, kubelet: CpuManagerState | None) -> None:
-        """Have every sandbox placed again on another node."""
-        self.placement_cache.renew(self.config, topology, kubelet, self.state.sandboxes)
+        self.placement_cache.renew(self.config, topology, self.state)
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration. Paths stay as they were until a restart."""
@@ -311,7 +308,9 @@ class NodeState:
         self.inventory.only = config.watch.pattern
         self.pinner.drift_tracker.contention.rules = config.contention_rules
         self.sources.kata.use_annotation(config.policy.exclusive_annotation)
-        self.renew(self.node.topology, self.checkpoint.read() if config.watch.kubelet else None)
+        self._kubelet.read(config.watch.kubelet)
+        self.authorities.use_pool(config.node.shared_pool)
+        self.placement_cache.renew(config, self.node.topology, self.state)
 
     def needing_qmp(self) -> list[Vm]:
         """The VMs whose threads only QMP can identify, and that were not asked as they are; none if QMP is off."""

@@ -3,15 +3,15 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
+from vmpin.authorities.ranking import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
-from vmpin.domain.granted_cpus import GrantedCpus
-from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
 from vmpin.domain.model import ContainerState, SandboxId, ThreadId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_kubelet_assignments
+from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_unreported
 from vmpin.placement.rules import UNLISTED, Placement, PlacementRequest, Verdict, place, place_before_vm
+from vmpin.placement.rulings import concerned, effective_containers, unreported_assignments
 from vmpin.placement.vcpus import Previous
 from vmpin.reconcile.first_list import FirstList
 from vmpin.vmm.virtual_machine import Vm
@@ -25,16 +25,15 @@ class PlacementCache:
     :param nic_node: the NUMA node of a VM's NIC, by its VMM's main thread.
     :param first_list: None where no list of the runtime's is awaited."""
 
-    def __init__(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
+    def __init__(self, config: Config, topology: Topology, authorities: Authorities, state: DesiredState,
                  previous: Mapping[SandboxId, Previous],
                  nic_node: Callable[[ThreadId], int | None] = lambda main: None,
                  first_list: FirstList | None = None) -> None:
         self.config = config
         self._first_list = first_list or FirstList()
         self._nic_node = nic_node
-        self.kubelet = kubelet
-        #: What the allocator has given out; None where it gives nothing.
-        self.granted: GrantedCpus | None = None
+        self._authorities = authorities
+        self.rulings = authorities.rulings(state)
         self.node = self._node(topology)
         self.own: Ownership = ownership({}, self.node)
         self.placements: dict[SandboxId, Placement] = {}
@@ -52,29 +51,20 @@ class PlacementCache:
         #: Ownership has to be worked out again, even if no sandbox changed.
         self._node_changed = True
 
-    def renew(self, config: Config, topology: Topology, kubelet: CpuManagerState | None,
-              sandboxes: Iterable[SandboxId]) -> None:
-        """Use another configuration, topology or checkpoint: all these sandboxes are placed again."""
-        self.config, self.kubelet = config, kubelet
+    def renew(self, config: Config, topology: Topology, state: DesiredState) -> None:
+        """Use another configuration or topology: every sandbox is placed again."""
+        self.config, self.rulings = config, self._authorities.rulings(state)
         self.node = self._node(topology)
         self._node_changed = True
-        self.dirty.update(sandboxes)
+        self.dirty.update(state.sandboxes)
 
-    def grant(self, granted: GrantedCpus | None, state: DesiredState) -> None:
-        """Take in what the allocator has given out; the sandboxes that it concerns are placed again."""
-        if granted == self.granted:
-            return
-        before, self.granted = self.granted, granted
-        if before is None or granted is None:
-            self.dirty.update(state.sandboxes)
-        else:
-            changed = [*(before.exclusive.items() ^ granted.exclusive.items()),
-                       *(before.spare.items() ^ granted.spare.items())]
-            containers = {container for container, _ in changed} | (before.shared.keys() ^ granted.shared.keys())
-            self.dirty.update(sandbox.id for sandbox in state.sandboxes.values()
-                              if not containers.isdisjoint(sandbox.containers))
-        self.node = self._node(self.node.topology)
-        self._node_changed = True
+    def follow_authorities(self, state: DesiredState) -> None:
+        """Have the authorities decide again; the sandboxes that another decision concerns are placed again."""
+        before, self.rulings = self.rulings, self._authorities.rulings(state)
+        if self.rulings != before:
+            self.dirty |= concerned(before, self.rulings, state)
+            self.node = self._node(self.node.topology)
+            self._node_changed = True
 
     def keep_only(self, vms: Set[SandboxId], sandboxes: Set[SandboxId]) -> bool:
         """Drop the placements of VMs that have ended.
@@ -90,15 +80,7 @@ class PlacementCache:
         return bool(forgotten)
 
     def _node(self, topology: Topology) -> Node:
-        """The node with its shared pool: under the static policy the kubelet's default set, even if that is empty,
-        else the allocator's pool, else the configured one."""
-        if self.kubelet is not None and self.kubelet.static:
-            pool: CpuSet | None = self.kubelet.default
-        elif self.granted is not None:
-            pool = self.granted.pool
-        else:
-            pool = self.config.node.shared_pool or None
-        return Node(topology, pool, self.config.node.housekeeping)
+        return Node(topology, self.rulings.pool, self.config.node.housekeeping)
 
     def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
               failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
@@ -107,6 +89,7 @@ class PlacementCache:
             it is to be carried out all the same. :param failed: called for each sandbox that cannot be placed; it
             keeps the placement it has and stays dirty, and the others are placed. :returns: the sandboxes whose
             placement is another."""
+        self.follow_authorities(state)
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
             return set()
@@ -118,8 +101,8 @@ class PlacementCache:
                 self.dirty.add(sandbox)
                 failed(sandbox, err)
         before = self.own
-        unseen = unreported_assignments(state, self.kubelet)
-        self.own = ownership(with_kubelet_assignments(self._claims, unseen, self.node.online), self.node, self._pods)
+        unreported = unreported_assignments(state, self.rulings)
+        self.own = ownership(with_unreported(self._claims, unreported, self.node.online), self.node, self._pods)
         if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
             dirty.update(self._concerned(before, vms.keys()))
         changed = set()
@@ -135,7 +118,7 @@ class PlacementCache:
 
     def _claim(self, sandbox: SandboxId, sandbox_state: SandboxState | None) -> bool:
         """Work out again what a sandbox claims. :returns: whether its exclusive CPUs are others than before."""
-        new = sandbox_state and claims_of(effective_containers(sandbox_state, self.kubelet, self.granted), self.node)
+        new = sandbox_state and claims_of(effective_containers(sandbox_state, self.rulings), self.node)
         old = self._claims.get(sandbox)
         if new is None:
             self._claims.pop(sandbox, None)
@@ -184,8 +167,8 @@ class PlacementCache:
         if self._first_list.holds(sandbox, state.sandboxes.get(sandbox)):
             return None
         return self.placements.get(sandbox) or place_before_vm(
-            sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.kubelet,
-            self.previous.get(sandbox), self.granted)
+            sandbox, state.sandboxes.get(sandbox), self.node, self.own, self.config.rules, self.rulings,
+            self.previous.get(sandbox))
 
     def with_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
         """The placement of a VM with a vCPU that has just been named, ahead of the pass that will see it."""
@@ -196,7 +179,7 @@ class PlacementCache:
 
     def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
-        request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.kubelet, self.granted),
+        request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.rulings),
                                    vm.vcpu_state, ended, self._nic_node(vm.vmm.id))
         placement = place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
         waits = placement.waiting or self._first_list.waits(vm.sandbox)

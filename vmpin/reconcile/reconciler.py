@@ -84,8 +84,8 @@ class Reconciler(NodeState):
         if act:
             self.drift_evidence.forget_evidence(self.node.topology.all_cpus, self.inventory.vms.values())
         self.compare_owners()
-        self.disagreements.compare(self.state, self.kubelet, self.node.online, self.config.watch.resync_seconds,
-                                   nri=self.sources.nri)
+        self.disagreements.compare(self.state, self.placement_cache.rulings, self.node.online,
+                                   self.config.watch.resync_seconds, nri=self.sources.nri)
         return PassReport(found, len(self.inventory.vms), time.perf_counter() - started)
 
     @log.operation()

@@ -10,9 +10,9 @@ from collections.abc import Container, Iterable, Mapping
 
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.assignments import Rulings
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import CpuManagerState, assigned_cpus
 from vmpin.domain.model import ContainerId, SandboxId
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class RuncDriftRepairs:
         self._times: dict[ContainerId, list[float]] = {}
         self._left: set[ContainerId] = set()
 
-    def due(self, state: DesiredState, kubelet: CpuManagerState | None, vms: Container[SandboxId],
+    def due(self, state: DesiredState, rulings: Rulings, vms: Container[SandboxId],
             lasting: Iterable[tuple[SandboxId, ContainerId]], announced: Mapping[ContainerId, CpuSet],
             now: float | None = None) -> dict[ContainerId, CpuSet]:
         """The CPUs to ask for, by container; `began` counts the tries.
@@ -46,7 +46,7 @@ class RuncDriftRepairs:
         self._left &= self._times.keys()
         found: dict[ContainerId, CpuSet] = {}
         for sandbox, container in lasting:
-            wanted = None if sandbox in vms else _wanted(state, kubelet, sandbox, container, announced)
+            wanted = None if sandbox in vms else _wanted(state, rulings, sandbox, container, announced)
             if wanted is None:
                 continue
             times = self._times.get(container, [])
@@ -65,7 +65,7 @@ class RuncDriftRepairs:
         logger.info("giving CPUs back container=%s by=%s cpus=%s", container, way, cpus)
 
 
-def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: SandboxId, container: ContainerId,
+def _wanted(state: DesiredState, rulings: Rulings, sandbox: SandboxId, container: ContainerId,
             announced: Mapping[ContainerId, CpuSet]) -> CpuSet | None:
     """The CPUs that a container was given, when its cgroup has others; None else, and for one that NRI does not
     report."""
@@ -75,10 +75,12 @@ def _wanted(state: DesiredState, kubelet: CpuManagerState | None, sandbox: Sandb
         return None
     has = record.reports[Source.CGROUP].cpuset
     wanted = announced.get(container)
-    own = assigned_cpus(kubelet, found.pod, record.container)
-    if kubelet is not None and own is not None:
-        # What its cpuset has beyond the entry is shared (mixed CPUs), and stays, unless it is another pod's.
+    uid = "" if found.pod is None else found.pod.uid
+    ruling = rulings.assigned(uid, record.container)
+    if ruling is not None:
+        own = ruling.assignments.cpus_of(uid, record.container) or EMPTY
+        # What its cpuset has beyond its own is shared (mixed CPUs), and stays, unless it is another pod's.
         with_shared = has if has >= own else wanted or record.reports[Source.NRI].cpuset
-        shared = with_shared - kubelet.exclusive_of_others(found) if with_shared >= own else EMPTY
+        shared = with_shared - rulings.exclusive_of_others(found) if with_shared >= own else EMPTY
         wanted = own | shared
     return wanted if wanted is not None and has != wanted else None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.cpuset import CpuSet
+    from vmpin.domain.assignments import Rulings
     from vmpin.domain.counters import Counters, NewbornCounts
     from vmpin.domain.desired_state import DesiredState, SandboxState
-    from vmpin.domain.granted_cpus import GrantedCpus
     from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
     from vmpin.domain.proof import ResidencyLedger
@@ -111,9 +111,9 @@ class NodeView:
         return self._node_state.kubelet
 
     @property
-    def granted(self) -> GrantedCpus | None:
-        """The CPUs that the allocator has given out; None where it gives nothing."""
-        return self._node_state.placement_cache.granted
+    def rulings(self) -> Rulings:
+        """The decisions of the authorities on the CPUs of containers."""
+        return self._node_state.placement_cache.rulings
 
     @property
     def checkpoint(self) -> CheckpointFile:

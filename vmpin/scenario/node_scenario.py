@@ -10,6 +10,7 @@ from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
+from vmpin.placement.rulings import inferred
 from vmpin.placement.vcpus import Previous
 from vmpin.scenario.scenario_allocation import AllocationScenario
 
@@ -47,7 +48,8 @@ def place_scenario(scenario: Scenario, previous: Mapping[SandboxId, Previous] | 
     """Place every sandbox of a scenario."""
     before = previous or {}
     requests = [sandbox.request for sandbox in scenario.sandboxes]
-    own = ownership({request.id: claims_of(request.containers, scenario.node) for request in requests}, scenario.node)
+    own = ownership({request.id: claims_of(inferred(request.containers, scenario.node.shared_pool), scenario.node)
+                     for request in requests}, scenario.node)
     placements = tuple(place(request, scenario.node, own, scenario.policy, before.get(request.id))
                        for request in requests)
     moves = 0

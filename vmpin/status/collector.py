@@ -211,9 +211,9 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
     account = view.ledger.sandboxes.get(sandbox.id)
     newborns = view.newborn_counts(sandbox.id)
     return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
-                        "none" if vm is None else vm.found_by, threads, notes, view.kubelet,
+                        "none" if vm is None else vm.found_by, threads, notes, view.rulings,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
-                        guest, view.unmanaged.get(sandbox.id, ""), boottime.wall_offset(), view.granted,
+                        guest, view.unmanaged.get(sandbox.id, ""), boottime.wall_offset(),
                         rivals=view.contested.get(sandbox.id, ()),
                         absent=_why_absent(view, sandbox.id) if vm is None else "",
                         **_of_features(view, vm),

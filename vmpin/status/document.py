@@ -10,17 +10,19 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.assignments import Rulings
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.granted_cpus import GrantedCpus
-from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, assigned_cpus, effective_containers
+from vmpin.domain.kubelet_cpus import UnknownOwner
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
 from vmpin.domain.terminal import number_of, printable
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
 from vmpin.placement.rules import UNLISTED, Placement, Verdict
+from vmpin.placement.rulings import effective_containers
 
 VERSION = 1
 #: Why a sandbox is off that has no VMM.
 NOT_RUNNING = "its VMM does not run"
+_NO_RULINGS = Rulings()
 
 
 class ThreadStatus(NamedTuple):
@@ -68,10 +70,10 @@ def pod_data(pod: Pod | None) -> dict[str, str] | None:
 
 def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, vmm: Mapping[str, object] | None,
                  found_by: str, threads: Sequence[ThreadStatus], notes: Iterable[str] = (),
-                 kubelet: CpuManagerState | None = None, disagreements: Mapping[ContainerId, str] | None = None,
+                 rulings: Rulings = _NO_RULINGS, disagreements: Mapping[ContainerId, str] | None = None,
                  guest: tuple[Mapping[str, object], Mapping[ContainerId, Mapping[str, object]]] | None = None,
-                 unmanaged: str = "", wall_offset: int = 0, granted: GrantedCpus | None = None,
-                 rivals: Sequence[int] = (), absent: str = NOT_RUNNING, **more: object) -> dict[str, object]:
+                 unmanaged: str = "", wall_offset: int = 0, rivals: Sequence[int] = (),
+                 absent: str = NOT_RUNNING, **more: object) -> dict[str, object]:
     """The entry of one sandbox.
     :param vmm: {type, pid}, None if it does not run.
     :param notes: reasons beside the placement's own.
@@ -79,7 +81,6 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
     :param guest: the reports from its guest, for the sandbox and by container; None if nothing is sent to it.
     :param unmanaged: why it is left as it is, "" where it is not.
     :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
-    :param granted: what the allocator has given out, None without one.
     :param rivals: the pids of VMMs that name it with equal evidence, the placed one first.
     :param absent: why it has no VMM. :param more: further members."""
     odd = disagreements or {}
@@ -91,12 +92,12 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
         reasons.append(f"processes {', '.join(map(str, rivals))} all name it as their VM, and nothing shows which is "
                        f"its VMM: {rivals[0]}, the eldest, is placed, the others are not")
     containers = []
-    live = effective_containers(state, kubelet, granted)
+    live = effective_containers(state, rulings)
     for container in live:
         vcpus = placement.containers.get(container.id) if placement is not None else None
         containers.append({
-            **_container(state, container, node, kubelet, wall_offset, granted),
-            "shared_with": _shared_with(container, live, node), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
+            **_container(state, container, rulings, wall_offset),
+            "shared_with": _shared_with(container, live), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
             "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
     return {"id": state.id, "guest": None if guest is None else guest[0], "runtime": state.runtime,
             "handler": state.handler, "vmm": vmm, "pod": pod_data(state.pod),
@@ -105,12 +106,10 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
             "threads": [thread_data(seen) for seen in threads], **more}
 
 
-def _container(state: SandboxState, container: Container, node: Node, kubelet: CpuManagerState | None,
-               wall_offset: int, granted: GrantedCpus | None) -> dict[str, object]:
+def _container(state: SandboxState, container: Container, rulings: Rulings, wall_offset: int) -> dict[str, object]:
     record = state.containers[container.id]
-    by_ledger = granted is not None and container.id in granted.exclusive
-    cpus = assigned_cpus(kubelet, state.pod, container)
-    exclusive = not container.pause and is_exclusive(container, node.shared_pool)
+    cpus = rulings.by_authority("kubelet", "" if state.pod is None else state.pod.uid, container)
+    exclusive = not container.pause and is_exclusive(container)
     report = record.reports.get(record.source)
     reports = {source.label: {"cpus": str(each.cpuset), "since": _when(each.time, wall_offset)}
                for source, each in record.reports.items()}
@@ -118,18 +117,17 @@ def _container(state: SandboxState, container: Container, node: Node, kubelet: C
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
         "own_cpus": str(container.own_cpus) if exclusive else None,
         "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
-        "exclusive_by": None if not exclusive else "kubelet" if cpus is not None else
-        "ledger" if by_ledger else "declared" if container.exclusive else "pool",
+        "exclusive_by": container.ruled_by if exclusive else None,
         "state": str(container.state), "pause": container.pause,
-        "source": "kubelet" if report is None and container.cpuset else record.source.label,
+        "source": container.ruled_by if report is None and container.cpuset else record.source.label,
         "since": None if report is None else _when(report.time, wall_offset), "words": reports,
         "kubelet": _text(cpus)}
 
 
-def _shared_with(container: Container, others: Iterable[Container], node: Node) -> list[str]:
+def _shared_with(container: Container, others: Iterable[Container]) -> list[str]:
     """The other containers of the pod that have some of its exclusive CPUs."""
     owners = {each.id: each.own_cpus for each in (container, *others)
-              if each.cpuset and is_counted(each) and is_exclusive(each, node.shared_pool)}
+              if is_counted(each) and is_exclusive(each)}
     mine = owners.pop(container.id, EMPTY)
     return [owner for owner, cpus in owners.items() if not cpus.isdisjoint(mine)]
 

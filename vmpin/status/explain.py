@@ -114,10 +114,14 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
                   if container["shared_with"] else "")
         own = "" if container["own_cpus"] == container["cpuset"] else f"of which {container['own_cpus']} are "
         kind = "shared" if not container["exclusive"] else (
-            f"{own}exclusive{others} ({_WHY_EXCLUSIVE[container['exclusive_by']]})")
+            f"{own}exclusive{others} ({_why_exclusive(container['exclusive_by'])})")
         yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
     if container["disagreement"]:
         yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
+
+
+def _why_exclusive(authority: str) -> str:
+    return _WHY_EXCLUSIVE.get(authority, f"{authority} assigns them")
 
 
 _WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "declared so",
@@ -131,7 +135,7 @@ def _reported_by(container: Mapping[str, Any]) -> str:
     agree = [source for source, report in container["words"].items()
              if source != container["source"] and report["cpus"] == container["cpuset"]]
     more = f", confirmed by {' and '.join(agree)}" if agree else ""
-    return _REPORTED_BY[container["source"]] + since + more
+    return _REPORTED_BY.get(container["source"], f"from {container['source']}") + since + more
 
 
 def _name(container: Mapping[str, Any]) -> str:

@@ -39,10 +39,10 @@ def on_a_node(root: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Rec
 def test_it_is_made_without_an_effect_and_checked_later(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
     made = Allocating(reconciler, lambda: None, TIMEOUTS)
-    assert (reconciler.view.granted, made.allocator.suspended) == (None, "")
+    assert (reconciler.view.rulings.written, made.allocator.suspended) == (False, "")
     made.check()
-    assert reconciler.view.granted is not None
-    assert reconciler.view.granted.pool == CPUS
+    assert reconciler.view.rulings.written
+    assert reconciler.view.rulings.pool == CPUS
 
 
 def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
@@ -55,7 +55,7 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
     assert (made.allocator.suspended, caplog.messages) == ("", [])
     made.check()
     assert made.allocator.suspended.startswith("the kubelet's CPU manager policy is static")
-    assert reconciler.view.granted is None
+    assert not reconciler.view.rulings.written
     assert [message.partition(": ")[2][:21] for message in caplog.messages] == ["nothing is allocated:"]
 
 

@@ -195,7 +195,7 @@ def test_what_the_ledger_has_is_followed_before_any_feed_starts(place: Place) ->
 
     async def main() -> None:
         async with place.watching() as watcher:
-            assert watcher.view.granted is not None
+            assert watcher.view.rulings.written
 
     asyncio.run(main())
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 
 import pytest
+from ruled import ruled
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import (
-    CpuManagerState,
-    compare_with_pod_resources,
-    disagreements,
-    effective_containers,
-    unreported_assignments,
-)
+from vmpin.domain.kubelet_cpus import CpuManagerState, compare_with_pod_resources
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, claims_of
-from vmpin.reconcile.disagreements import SourceDisagreements
+from vmpin.placement.rulings import effective_containers, unreported_assignments
+from vmpin.reconcile.disagreements import SourceDisagreements, disagreements
 from vmpin.reconcile.runc_drift import TRIES, WITHIN, RuncDriftRepairs
 
 POD, APP, SIDE = SandboxId("pod-a"), ContainerId("c1"), ContainerId("c2")
@@ -66,7 +62,7 @@ def pod(*containers: ContainerRecord, uid: str = UID) -> SandboxState:
 ])
 def test_a_container_owns_what_the_static_policy_lists_for_it_and_shares_what_it_has_beyond(
         state: CpuManagerState | None, exclusive: bool | None, own: str, shared: str | None) -> None:
-    (found,) = effective_containers(pod(container(nri="2-3")), state)
+    (found,) = effective_containers(pod(container(nri="2-3")), ruled(state))
     assert found.exclusive == exclusive
     if exclusive is False:
         assert (found.cpuset and str(found.cpuset)) == shared
@@ -84,14 +80,15 @@ def test_a_container_owns_what_the_static_policy_lists_for_it_and_shares_what_it
 ])
 def test_only_cpus_that_it_lacks_or_that_are_another_pods_make_a_cpuset_stale(
         has: str, entries: dict[tuple[str, str], str], stale: str | None) -> None:
-    (found,) = effective_containers(pod(container(nri=has)), kubelet(entries))
+    (found,) = effective_containers(pod(container(nri=has)), ruled(kubelet(entries)))
     assert (found.stale_cpuset and str(found.stale_cpuset)) == stale
 
 
 def test_the_owners_of_a_pods_cpus_are_its_owners_whatever_another_container_of_it_shares() -> None:
     """The CPU of an init container that has ended stays the pod's while its successor shares it."""
     state = kubelet({(UID, "init"): "4-6", (UID, "app"): "4-5"})
-    assert unreported_assignments(state_of(pod(container(nri="4-6"))), state) == {(UID, "init"): CpuSet.parse("6")}
+    unreported = unreported_assignments(state_of(pod(container(nri="4-6"))), ruled(state))
+    assert unreported == {(UID, "init"): CpuSet.parse("6")}
 
 
 @pytest.mark.parametrize(("sandbox", "entries", "found"), [
@@ -110,29 +107,31 @@ def test_the_owners_of_a_pods_cpus_are_its_owners_whatever_another_container_of_
 def test_cpus_that_no_running_container_has_are_owned_all_the_same(
         sandbox: SandboxState, entries: dict[tuple[str, str], str], found: dict[tuple[str, str], str]) -> None:
     state = state_of(sandbox)
-    assert unreported_assignments(state, kubelet(entries)) == {key: CpuSet.parse(cpus) for key, cpus in found.items()}
-    assert unreported_assignments(state, kubelet(entries, policy="none")) == {}
-    assert unreported_assignments(state, None) == {}
+    assert unreported_assignments(state, ruled(kubelet(entries))) == {
+        key: CpuSet.parse(cpus) for key, cpus in found.items()}
+    assert unreported_assignments(state, ruled(kubelet(entries, policy="none"))) == {}
+    assert unreported_assignments(state, ruled(None)) == {}
 
 
 def test_cpus_of_a_v1_checkpoint_are_owned_before_the_container_is_known() -> None:
     state = kubelet(by_id={APP: "2-3", "unknown": "4-5"})
-    assert unreported_assignments(state_of(pod(container(nri="2-3"))), state) == {("unknown", ""): CpuSet.parse("4-5")}
+    unreported = unreported_assignments(state_of(pod(container(nri="2-3"))), ruled(state))
+    assert unreported == {("unknown", ""): CpuSet.parse("4-5")}
     stopped = container(state=ContainerState.STOPPED, nri="2-3")
-    assert unreported_assignments(state_of(pod(stopped)), state) == {(APP, ""): CpuSet.parse("2-3"),
+    assert unreported_assignments(state_of(pod(stopped)), ruled(state)) == {(APP, ""): CpuSet.parse("2-3"),
                                                      ("unknown", ""): CpuSet.parse("4-5")}
 
 
 def test_a_container_that_only_the_kubelet_reports_has_its_cpus() -> None:
-    (found,) = effective_containers(pod(container()), kubelet({(UID, "app"): "4"}))
+    (found,) = effective_containers(pod(container()), ruled(kubelet({(UID, "app"): "4"})))
     assert (found.exclusive, found.cpuset) == (True, CpuSet.parse("4"))
 
 
 def test_cpus_in_the_pool_are_owned_all_the_same_when_they_are_listed() -> None:
     """The kubelet writes its default set and its entries at once; other sources follow."""
     node = Node(Topology.build(ONLINE), ONLINE, EMPTY)
-    found = claims_of(effective_containers(pod(container(nri="2-3"), container("side", SIDE, nri="0-7")),
-                          kubelet({(UID, "app"): "2-3"})), node)
+    sandbox = pod(container(nri="2-3"), container("side", SIDE, nri="0-7"))
+    found = claims_of(effective_containers(sandbox, ruled(kubelet({(UID, "app"): "2-3"}))), node)
     assert found.exclusive == ((APP, CpuSet.parse("2-3")),)
     assert found.shared == ((SIDE, ONLINE),)  # with CPUs of its own pod
     assert found.stale == ()
@@ -153,7 +152,7 @@ def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_its_cpuset
     """Without other pods' exclusive CPUs, and whatever an annotation declares."""
     known = container(nri=has)
     known = known._replace(container=known.container._replace(exclusive=declared))
-    (found,) = effective_containers(pod(known), STATIC)
+    (found,) = effective_containers(pod(known), ruled(STATIC))
     assert (found.exclusive, found.cpuset, found.stale_cpuset) == (
         False, shared and CpuSet.parse(shared), stale and CpuSet.parse(stale))
     assert not claims_of((found,), Node(Topology.build(ONLINE), STATIC.default)).exclusive
@@ -162,7 +161,7 @@ def test_what_the_static_policy_does_not_list_owns_nothing_and_shares_its_cpuset
 def test_an_update_under_way_gives_a_shared_container_no_cpu_of_another_pod() -> None:
     known = container(nri="0-7")
     known = known._replace(container=known.container._replace(requested_cpuset=CpuSet.parse("1-4")))
-    (found,) = effective_containers(pod(known), STATIC)
+    (found,) = effective_containers(pod(known), ruled(STATIC))
     assert (str(found.cpuset), str(found.requested_cpuset), str(found.stale_cpuset)) == (
         "0-3", "1-3", "0-7")
 
@@ -170,7 +169,7 @@ def test_an_update_under_way_gives_a_shared_container_no_cpu_of_another_pod() ->
 def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
     """The default set is empty then (strict-cpu-reservation)."""
     state = CpuManagerState("static", EMPTY, {("other", "db"): CpuSet.parse("4-7")})
-    (found,) = effective_containers(pod(container(nri="0-7")), state)
+    (found,) = effective_containers(pod(container(nri="0-7")), ruled(state))
     assert (found.exclusive, str(found.cpuset)) == (False, "0-3")
 
 
@@ -178,7 +177,7 @@ def test_where_every_cpu_of_the_pool_is_given_away_the_rest_is_shared() -> None:
 def test_of_the_entry_and_a_report_with_less_the_later_one_counts(written: int, own: str) -> None:
     """A report that a state file kept may be older than the checkpoint. What it has beside the entry is shared."""
     state = kubelet({(UID, "app"): "2-3"}).dated(written, None)
-    (found,) = effective_containers(pod(container(nri="2,4")), state)
+    (found,) = effective_containers(pod(container(nri="2,4")), ruled(state))
     assert (found.exclusive, str(found.own_cpus), str(found.spare)) == (True, own, "4")
     assert found.stale_cpuset == (None if own == "2" else CpuSet.parse("2,4"))
 
@@ -193,7 +192,7 @@ def test_cpus_of_a_pod_that_no_container_is_listed_with_are_the_pods() -> None:
     """As the kubelet leaves them for a moment when the pod ends (1.36, pod-level resources)."""
     state = CpuManagerState("static", CpuSet.parse("0-1"), {(UID, "app"): CpuSet.parse("2")},
                             {UID: CpuSet.parse("2-3"), "gone": CpuSet.parse("4")})
-    assert unreported_assignments(state_of(pod(container(nri="2"))), state) == {(UID, ""): CpuSet.parse("3"),
+    assert unreported_assignments(state_of(pod(container(nri="2"))), ruled(state)) == {(UID, ""): CpuSet.parse("3"),
                                                                 ("gone", ""): CpuSet.parse("4")}
 
 
@@ -214,16 +213,16 @@ def test_cpus_of_a_pod_that_no_container_is_listed_with_are_the_pods() -> None:
 ])
 def test_the_source_of_another_cpuset_is_named(known: ContainerRecord, state: CpuManagerState | None,
                                           text: str | None) -> None:
-    assert disagreements(pod(known), state, None, ONLINE).get(APP) == text
+    assert disagreements(pod(known), ruled(state), None, ONLINE).get(APP) == text
 
 
 def test_podresources_are_a_witness_for_exclusive_cpus_only() -> None:
     sandbox = pod(container(nri="2-3"), container("side", SIDE, nri="0-1"))
     resources = {("ns", "web", "app"): CpuSet.parse("2,4"), ("ns", "web", "side"): EMPTY}
-    assert disagreements(sandbox, None, resources, ONLINE) == {APP: "nri 2-3, podresources 2,4"}
+    assert disagreements(sandbox, ruled(None), resources, ONLINE) == {APP: "nri 2-3, podresources 2,4"}
     resources = {("ns", "web", "app"): CpuSet.parse("2")}
-    assert disagreements(sandbox, None, resources, ONLINE) == {}  # mixed CPUs
-    assert disagreements(sandbox, kubelet({(UID, "app"): "2-3"}), resources, ONLINE) == {
+    assert disagreements(sandbox, ruled(None), resources, ONLINE) == {}  # mixed CPUs
+    assert disagreements(sandbox, ruled(kubelet({(UID, "app"): "2-3"})), resources, ONLINE) == {
         APP: "nri 2-3, kubelet 2-3, podresources 2"}
 
 
@@ -235,31 +234,31 @@ def test_only_a_disagreement_that_lasts_is_reported_and_once(caplog: pytest.LogC
     agreement, odd = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="4")))
     caplog.set_level(logging.WARNING)
     for now in (100.0, 109.9):
-        agreement.compare(odd, None, ONLINE, 10, now)
+        agreement.compare(odd, ruled(None), ONLINE, 10, now)
         assert agreement.lasting == {}
     for now in (110.0, 120.0):
-        agreement.compare(odd, None, ONLINE, 10, now)
+        agreement.compare(odd, ruled(None), ONLINE, 10, now)
         assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 4"}
     assert len(caplog.messages) == 1
     # Another one begins anew, and it is over when they agree.
-    agreement.compare(state_of(pod(container(nri="2-3", cgroup="5"))), None, ONLINE, 10, 130.0)
+    agreement.compare(state_of(pod(container(nri="2-3", cgroup="5"))), ruled(None), ONLINE, 10, 130.0)
     assert agreement.lasting == {}
-    agreement.compare(state_of(pod(container(nri="2-3", cgroup="2-3"))), None, ONLINE, 10, 150.0)
+    agreement.compare(state_of(pod(container(nri="2-3", cgroup="2-3"))), ruled(None), ONLINE, 10, 150.0)
     assert agreement.lasting == {}
     assert len(caplog.messages) == 1
 
 
 def test_a_sandbox_that_stayed_as_it_was_is_compared_again_when_a_witness_says_something_else() -> None:
     agreement, state = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="2-3")))
-    agreement.compare(state, None, ONLINE, 0, 100.0)
+    agreement.compare(state, ruled(None), ONLINE, 0, 100.0)
     assert agreement.lasting == {}
     given_out = kubelet({(UID, "app"): "4-5"})
-    agreement.compare(state, given_out, ONLINE, 0, 110.0)
+    agreement.compare(state, ruled(given_out), ONLINE, 0, 110.0)
     assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5"}
     agreement.resources = {("ns", "web", "app"): CpuSet.parse("6")}
-    agreement.compare(state, given_out, ONLINE, 0, 120.0)
+    agreement.compare(state, ruled(given_out), ONLINE, 0, 120.0)
     assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5, podresources 6"}
-    agreement.compare(state, given_out, EMPTY, 0, 130.0)  # none of all these CPUs is online
+    agreement.compare(state, ruled(given_out), EMPTY, 0, 130.0)  # none of all these CPUs is online
     assert agreement.lasting == {}
 
 
@@ -267,11 +266,11 @@ def test_what_a_state_file_kept_of_nri_takes_no_part_until_the_runtime_has_liste
     """After a restart of the watcher the cgroup is read at once, and NRI's own report comes later."""
     agreement, state = SourceDisagreements(), state_of(pod(container(nri="0-7", cgroup="0,4-7")))
     for now in (100.0, 110.0, 120.0):
-        agreement.compare(state, None, ONLINE, 10, now, nri=False)
+        agreement.compare(state, ruled(None), ONLINE, 10, now, nri=False)
         assert agreement.lasting == {}
-    agreement.compare(state, None, ONLINE, 10, 130.0)
+    agreement.compare(state, ruled(None), ONLINE, 10, 130.0)
     assert agreement.lasting == {}
-    agreement.compare(state, None, ONLINE, 10, 140.0)
+    agreement.compare(state, ruled(None), ONLINE, 10, 140.0)
     assert agreement.lasting == {(POD, APP): "nri 0-7, cgroup 0,4-7"}
 
 
@@ -309,16 +308,16 @@ ANNOUNCED = {APP: CpuSet.parse("2-3")}
 ])
 def test_a_runc_container_is_given_back_what_it_was_given(known: ContainerRecord, given: CpuManagerState | None,
                                                           vms: set[SandboxId], wanted: str | None) -> None:
-    found = RuncDriftRepairs().due(state_of(pod(known)), given, vms, LASTING, ANNOUNCED, 0.0)
+    found = RuncDriftRepairs().due(state_of(pod(known)), ruled(given), vms, LASTING, ANNOUNCED, 0.0)
     assert found == ({} if wanted is None else {APP: CpuSet.parse(wanted)})
 
 
 def test_of_a_container_that_was_only_listed_the_listed_shared_cpus_are_given_back_too() -> None:
     known = state_of(pod(container(nri="1-3", cgroup="4")))
     given = kubelet({(UID, "app"): "2-3"})
-    assert RuncDriftRepairs().due(known, given, set(), LASTING, {}, 0.0) == {APP: CpuSet.parse("1-3")}
+    assert RuncDriftRepairs().due(known, ruled(given), set(), LASTING, {}, 0.0) == {APP: CpuSet.parse("1-3")}
     known = state_of(pod(container(nri="4", cgroup="4")))  # moved by another writer before the list
-    assert RuncDriftRepairs().due(known, given, set(), LASTING, {}, 0.0) == {APP: CpuSet.parse("2-3")}
+    assert RuncDriftRepairs().due(known, ruled(given), set(), LASTING, {}, 0.0) == {APP: CpuSet.parse("2-3")}
 
 
 def test_contention_over_a_cpuset_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,7 +325,7 @@ def test_contention_over_a_cpuset_ends(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.WARNING)
 
     def tried(now: float) -> int:
-        found = repairs.due(odd, None, set(), LASTING, ANNOUNCED, now)
+        found = repairs.due(odd, ruled(None), set(), LASTING, ANNOUNCED, now)
         for container_id, cpus in found.items():
             repairs.began(container_id, cpus, "CRI", now)
         return len(found)
@@ -339,11 +338,11 @@ def test_contention_over_a_cpuset_ends(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_repair_that_was_not_begun_does_not_count() -> None:
     repairs, odd = RuncDriftRepairs(), state_of(pod(container(nri="2-3", cgroup="4")))
-    tries = [repairs.due(odd, None, set(), LASTING, ANNOUNCED, float(now)) for now in range(TRIES + 3)]
+    tries = [repairs.due(odd, ruled(None), set(), LASTING, ANNOUNCED, float(now)) for now in range(TRIES + 3)]
     assert tries == [ANNOUNCED] * (TRIES + 3)
 
 
 def test_nothing_is_repaired_from_a_list_alone() -> None:
     odd = state_of(pod(container(nri="2-3", cgroup="4")))
-    assert RuncDriftRepairs().due(odd, None, set(), LASTING, {}) == {}
-    assert RuncDriftRepairs().due(odd, kubelet({(UID, "app"): "2-3"}), set(), LASTING, {}) == ANNOUNCED
+    assert RuncDriftRepairs().due(odd, ruled(None), set(), LASTING, {}) == {}
+    assert RuncDriftRepairs().due(odd, ruled(kubelet({(UID, "app"): "2-3"})), set(), LASTING, {}) == ANNOUNCED

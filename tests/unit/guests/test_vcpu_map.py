@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ruled import claims
+
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.guests.vcpu_map import guest_map
-from vmpin.placement.ownership import Node, claims_of, ownership
+from vmpin.placement.ownership import Node, ownership
 from vmpin.placement.policy import Policy, VcpuRule
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.protocol.frames import FrameDecoder, encode, format_ids
@@ -24,7 +26,7 @@ def box(name: str, cpus: str = "", pause: bool = False) -> Container:
 
 def decide(vcpus: int, *containers: Container, ids: list[int] | None = None) -> Placement:
     cpus = tuple(Vcpu(VcpuId(number)) for number in ids or range(vcpus))
-    return place(PlacementRequest(POD, cpus, containers), NODE, ownership({POD: claims_of(containers, NODE)}, NODE),
+    return place(PlacementRequest(POD, cpus, containers), NODE, ownership({POD: claims(containers, NODE)}, NODE),
                  Policy())
 
 
@@ -92,7 +94,7 @@ def test_the_hosts_cpus_are_sent_where_asked_for() -> None:
     assert found is not None
     assert {cid: str(share.host) for cid, share in found.containers.items()} == {"own": "6-7", "shared": "0-1"}
     alone = place(PlacementRequest(POD, (Vcpu(VcpuId(0)),), (box("own", "6"),)), NODE,
-                  ownership({POD: claims_of([box("own", "6")], NODE)}, NODE), Policy(vcpus=VcpuRule.OFF))
+                  ownership({POD: claims([box("own", "6")], NODE)}, NODE), Policy(vcpus=VcpuRule.OFF))
     left_alone = guest_map(alone, IDS, host_cpus=True)
     assert left_alone is not None
     assert str(left_alone.containers["own"].host) == ""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.authorities.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.cli import scenario_file
 from vmpin.config import yaml_file
 from vmpin.cpuset import CpuSet
@@ -29,7 +30,6 @@ from vmpin.reconcile.state_format import SavedState
 from vmpin.reports.residency import books_file
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
-from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.sources.spool import Spool
 
 BOOT = "boot"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decided import box, decide, node, own_cpus, shown, vcpus
+from ruled import claims
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, SandboxId, ThreadRole
-from vmpin.placement.ownership import Collision, Node, claims_of, find_collisions, ownership
+from vmpin.placement.ownership import Collision, Node, find_collisions, ownership
 from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy
 
 
@@ -28,7 +29,7 @@ def test_foreign_exclusive_cpus_are_never_given() -> None:
 
 def of(*sandboxes: Sequence[Container], on: Node | None = None, vms: Sequence[str] = ()) -> list[Collision]:
     on = on or node()
-    return find_collisions(ownership({SandboxId(f"pod-{at}"): claims_of(containers, on)
+    return find_collisions(ownership({SandboxId(f"pod-{at}"): claims(containers, on)
                                 for at, containers in enumerate(sandboxes)}, on), set(map(SandboxId, vms)))
 
 
@@ -50,8 +51,8 @@ def test_cpus_that_containers_of_one_pod_share_are_that_pods_and_no_collision() 
 def test_two_sandboxes_of_one_pod_do_not_collide() -> None:
     """The kubelet makes a pod's sandbox anew, and the one before has not ended yet: both are listed with the same."""
     on = node()
-    both = {SandboxId("old"): claims_of([own_cpus("a", "4-5")], on),
-            SandboxId("new"): claims_of([own_cpus("b", "4-5")], on)}
+    both = {SandboxId("old"): claims([own_cpus("a", "4-5")], on),
+            SandboxId("new"): claims([own_cpus("b", "4-5")], on)}
     assert find_collisions(ownership(both, on, dict.fromkeys(both, "uid-1"))) == []
     assert [each.cpu for each in find_collisions(ownership(both, on, {SandboxId("old"): "uid-1"}))] == [4, 5]
 
@@ -63,7 +64,7 @@ def test_a_shared_cpuset_that_reaches_anothers_cpus_is_reported() -> None:
 
 
 def test_the_cpuset_of_a_vms_container_reaches_nothing_as_its_threads_are_kept_off() -> None:
-    stale = box("s", "0-3")._replace(stale_cpuset=CpuSet.parse("0-4"), exclusive=False)
+    stale = box("s", "0-3")._replace(stale_cpuset=CpuSet.parse("0-4"), exclusive=False, ruled_by="kubelet")
     theirs = [own_cpus("a", "4-5")]
     (runc,) = of(theirs, [stale])
     assert (runc.cpu, runc.what) == (4, "exclusive to a of pod-0, but in the cpuset, which the kubelet has yet to "

@@ -7,9 +7,10 @@ from decided import POD, box, node, own_cpus, vcpus
 from hypothesis import given
 from hypothesis import strategies as st
 from placement_worlds import World, worlds
+from ruled import claims
 
 from vmpin.domain.model import Container, ThreadRole, VcpuState
-from vmpin.placement.ownership import claims_of, ownership
+from vmpin.placement.ownership import ownership
 from vmpin.placement.policy import Policy, ThreadPolicy
 from vmpin.placement.rules import PlacementRequest, place
 
@@ -27,7 +28,7 @@ MACHINE = node("0-7", pool="0-1,4", nodes=("0-3", "4-7"))
 ])
 def test_vhost_workers_go_near_the_nic_or_where_apart_puts_them(containers: list[Container], nic_node: int | None,
                                                                 vhost: str) -> None:
-    own = ownership({POD: claims_of(containers, MACHINE)}, MACHINE)
+    own = ownership({POD: claims(containers, MACHINE)}, MACHINE)
     request = PlacementRequest(POD, vcpus(0, 1, 2), tuple(containers), nic_node=nic_node)
     found = place(request, MACHINE, own, NEAR)
     assert str(found.cpus_for(ThreadRole.VHOST, None)) == vhost
@@ -37,7 +38,7 @@ def test_vhost_workers_go_near_the_nic_or_where_apart_puts_them(containers: list
 
 
 def test_while_vcpus_are_not_identified_no_worker_is_moved_apart() -> None:
-    own = ownership({POD: claims_of([box("side", "0-1,4")], MACHINE)}, MACHINE)
+    own = ownership({POD: claims([box("side", "0-1,4")], MACHINE)}, MACHINE)
     request = PlacementRequest(POD, vcpus(0), (box("side", "0-1,4"),), vcpu_state=VcpuState.UNIDENTIFIED, nic_node=1)
     assert str(place(request, MACHINE, own, NEAR).cpus_for(ThreadRole.VHOST, None)) == "0-1,4"
 

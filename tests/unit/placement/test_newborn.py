@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ruled import claims, ruled
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import NewbornCounts
@@ -12,7 +13,7 @@ from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
 from vmpin.domain.topology import Topology
-from vmpin.placement.ownership import Node, Ownership, claims_of, ownership
+from vmpin.placement.ownership import Node, Ownership, ownership
 from vmpin.placement.policy import Policy, ThreadPolicy
 from vmpin.placement.rules import place_before_vm
 from vmpin.placement.vcpus import Previous
@@ -21,6 +22,7 @@ from vmpin.procevents.latency import leaves_sandbox
 MINE, OTHER = SandboxId("mine"), SandboxId("other")
 EIGHT = Topology.build(CpuSet.parse("0-7"))
 NODE = Node(EIGHT, CpuSet.parse("0-1"), CpuSet.parse("7"))
+POOL, NO_POOL = ruled(None, pool=NODE.shared_pool), ruled(None)
 
 
 def cpus(text: str) -> CpuSet:
@@ -37,7 +39,7 @@ def state(*texts: str | None, sandbox: SandboxId = MINE, held: bool = False) -> 
 
 
 def own(*sandboxes: SandboxState, node: Node = NODE) -> Ownership:
-    return ownership({each.id: claims_of(each.live(), node) for each in sandboxes}, node)
+    return ownership({each.id: claims(each.live(), node) for each in sandboxes}, node)
 
 
 @pytest.mark.parametrize(("known", "expected"), [
@@ -52,7 +54,7 @@ def test_it_goes_where_its_sandbox_is_as_far_as_that_is_known(known: SandboxStat
     """A VMM, whose threads may be vCPUs, on all of the sandbox's CPUs; its helpers on those that are not exclusive, if
     there are such."""
     there = own(known) if known else own()
-    found = place_before_vm(MINE, known, NODE, there, Policy())
+    found = place_before_vm(MINE, known, NODE, there, Policy(), POOL)
     assert found is not None
     assert (found.mask, found.cpus_for(ThreadRole.EMULATOR, None)) == (cpus(expected), cpus(expected))
     apart = cpus(expected) & cpus("0-1") or cpus(expected)
@@ -61,7 +63,7 @@ def test_it_goes_where_its_sandbox_is_as_far_as_that_is_known(known: SandboxStat
 
 def test_a_sandbox_out_of_our_hands_is_left_alone() -> None:
     held = state("2", held=True)
-    assert place_before_vm(MINE, held, NODE, own(held), Policy()) is None
+    assert place_before_vm(MINE, held, NODE, own(held), Policy(), POOL) is None
 
 
 @pytest.mark.parametrize(("rule", "shim", "emulator"), [
@@ -71,7 +73,7 @@ def test_a_helper_goes_by_its_policy_and_a_vmm_is_kept_where_its_vcpus_may_be(
         rule: ThreadPolicy | CpuSet, shim: str | None, emulator: str) -> None:
     """The first threads of a VMM may turn out to be anything."""
     known = state("2")
-    found = place_before_vm(MINE, known, NODE, own(known), Policy(shim=rule, emulator=rule))
+    found = place_before_vm(MINE, known, NODE, own(known), Policy(shim=rule, emulator=rule), POOL)
     assert found is not None
     assert found.cpus_for(ThreadRole.SHIM, None) == (None if shim is None else cpus(shim))
     assert found.cpus_for(ThreadRole.EMULATOR, None) == cpus(emulator)
@@ -83,7 +85,7 @@ def test_what_others_own_is_none_of_its_cpus() -> None:
     exclusive = own(other, node=Node(EIGHT, cpus("7")))
     mine = state(None)
     there = ownership({**exclusive.claims, **own(mine, node=node).claims}, node)
-    found = place_before_vm(MINE, mine, node, there, Policy())
+    found = place_before_vm(MINE, mine, node, there, Policy(), NO_POOL)
     assert found is not None
     assert found.mask == cpus("4-7")
 
@@ -92,9 +94,9 @@ def test_what_others_own_is_none_of_its_cpus() -> None:
 def test_where_neither_a_container_nor_a_pool_is_known_it_is_left_as_it_is(known: SandboxState | None) -> None:
     node = Node(EIGHT, None)
     there = ownership({}, node)
-    assert place_before_vm(MINE, known, node, there, Policy()) is None
+    assert place_before_vm(MINE, known, node, there, Policy(), NO_POOL) is None
     # Once it was managed, it stays where it was.
-    found = place_before_vm(MINE, known, node, there, Policy(), previous=Previous(cpus("2-3")))
+    found = place_before_vm(MINE, known, node, there, Policy(), NO_POOL, previous=Previous(cpus("2-3")))
     assert found is not None
     assert found.mask == cpus("2-3")
 
@@ -108,7 +110,7 @@ def test_it_is_never_put_on_what_is_another_containers_alone(
     other = state(*map(str, theirs), sandbox=OTHER)
     there = own(known, other)
     foreign = there.foreign(MINE)
-    found = place_before_vm(MINE, known, NODE, there, Policy(emulator=rule, shim=rule, virtiofsd=rule),
+    found = place_before_vm(MINE, known, NODE, there, Policy(emulator=rule, shim=rule, virtiofsd=rule), POOL,
                           previous=Previous(last))
     assert found is not None
     for role in (ThreadRole.EMULATOR, ThreadRole.SHIM, ThreadRole.VIRTIOFSD):

@@ -9,6 +9,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerState, VcpuId
 from vmpin.placement.ownership import is_exclusive
 from vmpin.placement.rules import UNMANAGED, Verdict
+from vmpin.placement.rulings import inferred
 from vmpin.placement.vcpus import Previous
 
 
@@ -27,7 +28,10 @@ from vmpin.placement.vcpus import Previous
 def test_a_container_is_exclusive_when_declared_or_disjoint_from_a_known_pool(
         cpus: str | None, declared: bool | None, pool: str | None, exclusive: bool) -> None:
     known = None if pool is None else CpuSet.parse(pool)
-    assert is_exclusive(box("main", cpus, declared), known) is exclusive
+    (container,) = inferred([box("main", cpus, declared)], known)
+    assert is_exclusive(container) is exclusive
+    by = {None: "pool", True: "declared"}.get(declared, "") if exclusive else ""
+    assert container.ruled_by == by
 
 
 @pytest.mark.parametrize(("state", "pause", "mask"), [

@@ -15,20 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from need import lacking
+from ruled import ruled
 
 from vmpin.config import loading as config
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers, unreported_assignments
+from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.placement.ownership import Node, Ownership, claims_of, find_collisions, ownership, with_kubelet_assignments
+from vmpin.placement.ownership import Node, Ownership, claims_of, find_collisions, ownership, with_unreported
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
+from vmpin.placement.rulings import effective_containers, unreported_assignments
 from vmpin.placement.vcpus import Previous
 from vmpin.reconcile import state_file, state_format
 from vmpin.reconcile.reconciler import Reconciler
@@ -59,9 +61,9 @@ class World:
 
     def own(self) -> Ownership:
         state = self.state()
-        found = {sandbox.id: claims_of(effective_containers(sandbox, self.kubelet), self.node())
+        found = {sandbox.id: claims_of(effective_containers(sandbox, ruled(self.kubelet)), self.node())
                  for sandbox in state.sandboxes.values()}
-        return ownership(with_kubelet_assignments(found, unreported_assignments(state, self.kubelet), ONLINE),
+        return ownership(with_unreported(found, unreported_assignments(state, ruled(self.kubelet)), ONLINE),
                          self.node(),
                          {sandbox.id: sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod})
 
@@ -72,7 +74,7 @@ class World:
             if sandbox not in state.sandboxes:
                 continue
             request = PlacementRequest(sandbox, tuple(Vcpu(VcpuId(number)) for number in range(count)),
-                              effective_containers(state.sandboxes[sandbox], self.kubelet))
+                              effective_containers(state.sandboxes[sandbox], ruled(self.kubelet)))
             placements[uid] = place(request, self.node(), own, Policy(), self.before.get(sandbox))
             self.before[sandbox] = placements[uid].as_previous(self.before.get(sandbox))
         return placements
@@ -327,7 +329,7 @@ def shown(world: World, uid: str, threads: list[ThreadStatus]) -> tuple[dict[str
     """A sandbox in the status document, and what `vmpin explain` makes of it."""
     state = world.state().sandboxes[SandboxId(f"sandbox-{uid}")]
     found: dict[str, Any] = sandbox_data(state, world.node(), world.place().get(uid), {"type": "qemu", "pid": 1},
-                                         "names", threads, kubelet=world.kubelet)
+                                         "names", threads, rulings=ruled(world.kubelet))
     node = node_data(world.node(), world.own(), [])
     text = sentences({"watcher": None, "node": node, "policy": Policy().as_text()}, found)
     return found, "\n".join(text)

@@ -144,7 +144,7 @@ class Runtime:
         for _ in self.by_cri():
             pass
         self.check()
-        ledger, granted = self.allocator.ledger(), self.allocator.granted()
+        ledger, granted = self.allocator.ledger(), self.allocator.assignments()
         assert ledger is not None
         assert granted is not None
         # A pod keeps the CPUs of its stopped containers.
@@ -225,7 +225,7 @@ def killed_at(step: int, runtime: Runtime, file: Callable[[Path], None]) -> None
             del runtime.boxes[name]
     runtime.sandboxes.clear()
     runtime.list()
-    assert runtime.allocator.granted() is not None
+    assert runtime.allocator.assignments() is not None
     list(runtime.create("all", 6))
     list(runtime.create("last"))
     runtime.settled()
@@ -367,7 +367,8 @@ def test_observing_decides_and_answers_nothing(tmp_path: Path) -> None:
     ledger = runtime.allocator.ledger()
     assert ledger is not None
     assert len(ledger.grants[asked.id].cpus) == 2
-    assert (runtime.allocator.granted(), runtime.allocator.expected(), runtime.allocator.pause()) == (None, {}, None)
+    assert runtime.allocator.assignments() is None
+    assert (runtime.allocator.expected(), runtime.allocator.pause()) == ({}, None)
     assert not runtime.path.exists()
 
 
@@ -376,7 +377,7 @@ def test_suspended_it_answers_nothing_until_the_next_list(tmp_path: Path) -> Non
     runtime.list()
     runtime.allocator.suspend("the kubelet does")
     assert runtime.allocator.decide(Verb.CREATE, runtime.box("one", 2)) == CpuAnswer()
-    assert runtime.allocator.granted() is None
+    assert runtime.allocator.assignments() is None
     runtime.allocator.suspend("")
     assert runtime.allocator.decide(Verb.CREATE, runtime.box("two", 2)) == CpuAnswer()
     runtime.list()

@@ -6,7 +6,9 @@ import logging
 from pathlib import Path
 
 import pytest
+from ruled import authorities
 
+from vmpin.authorities.ranking import Authorities
 from vmpin.config import loading as settings
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
@@ -32,9 +34,14 @@ def fail(sandbox: SandboxId, err: Exception) -> None:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> PlacementCache:
+def on_node() -> Authorities:
+    return authorities(None)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, on_node: Authorities) -> PlacementCache:
     made = PlacementCache(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))),
-                          None, {})
+                          on_node, DesiredState(), {})
     made.dirty = {ONE, TWO}
     return made
 
@@ -55,7 +62,7 @@ def test_a_sandbox_without_a_change_is_not_placed_again(cache: PlacementCache) -
     assert (len(moved), cache.unsaved) == (2, False)
 
 
-def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(cache: PlacementCache,
+def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(cache: PlacementCache, on_node: Authorities,
                                                              caplog: pytest.LogCaptureFixture) -> None:
     moved: list[SandboxId] = []
     bare = DesiredState({sandbox: SandboxState(sandbox) for sandbox in (ONE, TWO)})
@@ -75,8 +82,7 @@ def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(cache: PlacementCach
     cache.place(bare, VMS, moved.append, fail)
     assert (set(cache.unmanaged), cache.placements[ONE].mask) == ({TWO}, CpuSet(range(4)))
     # A pool that becomes known takes the other in; what is unpinned by hand is not unmanaged.
-    cache.renew(settings.load(None, {}, {"paths.run": "/run/x", "node.shared_pool": "0-3"}), cache.node.topology, None,
-                [ONE, TWO])
+    on_node.use_pool(CpuSet(range(4)))
     cache.place(bare, VMS, moved.append, fail)
     assert not cache.unmanaged
     assert set(cache.placements) == {ONE, TWO}
@@ -118,8 +124,8 @@ def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
 ])
 def test_a_vm_is_unmanaged_where_neither_checkpoint_nor_configuration_give_a_pool(
         kubelet: CpuManagerState | None, pool: str, unmanaged: bool, tmp_path: Path) -> None:
-    flags = {"paths.run": str(tmp_path), "node.shared_pool": pool}
-    made = PlacementCache(settings.load(None, {}, flags), Topology.build(CpuSet(range(4))), kubelet, {})
+    made = PlacementCache(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))),
+                          authorities(kubelet, pool=CpuSet.parse(pool)), DesiredState(), {})
     made.dirty = {ONE}
     made.place(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None, fail)
     assert (ONE in made.unmanaged) == unmanaged == (ONE not in made.placements)

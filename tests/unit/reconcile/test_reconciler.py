@@ -163,7 +163,7 @@ def test_a_ledger_that_cannot_be_read_stays_as_it_is_until_the_allocator_reads_i
     given.config = given.machine.fresh().config
     ledger = given.config.paths.ledger_file
     ledger.write_text("damaged")
-    assert given.again().placement_cache.granted is None
+    assert not given.again().placement_cache.rulings.written
     assert (ledger.read_text(), caplog.text) == ("damaged", "")
 
 

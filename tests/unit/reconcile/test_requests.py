@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from decided import decide, guests, node, own_cpus, shown, vcpus
 from nri_events import C1, C2, POD, after, container, pod
+from ruled import claims
 from strayed import Spinners, spinners
 
 from vmpin.cpuset import CpuSet
@@ -18,7 +19,7 @@ from vmpin.domain.events import ContainerSeen, CpusetSeen, RequestExpired, Sourc
 from vmpin.domain.model import Container, ContainerState
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
-from vmpin.placement.ownership import CpuClaims, claims_of
+from vmpin.placement.ownership import CpuClaims
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.requests import CREATION, UPDATE, RuntimeRequests
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, Synced
@@ -39,7 +40,7 @@ def record_of(state: DesiredState) -> ContainerRecord:
 
 
 def claimed(state: DesiredState) -> CpuClaims:
-    return claims_of(state.sandboxes[POD].live(), node("0-15", "0-3"))
+    return claims(state.sandboxes[POD].live(), node("0-15", "0-3"))
 
 
 # What follows from it

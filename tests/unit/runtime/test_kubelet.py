@@ -88,14 +88,6 @@ def test_the_oldest_kubelet_names_containers_by_their_ids() -> None:
         "containerID1": cpus("4-6"), "containerID2": cpus("1-3")}, version=1, checksum_ok=True)
 
 
-def test_a_container_is_found_by_pod_and_name_or_by_id() -> None:
-    assert parsed(V2).exclusive_of(UID, "cgroup1-0") == cpus("1,13")
-    assert parsed(V2).exclusive_of(UID, "sidecar") is None
-    assert parsed(V2).exclusive_of("", "cgroup1-0") is None
-    assert parsed(V1).exclusive_of(UID, "app", "containerID2") == cpus("1-3")
-    assert parsed(V1).exclusive_of(UID, "app") is None
-
-
 @pytest.mark.parametrize("fold", [str.lower, str.upper, str.swapcase])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_case_of_keys_does_not_matter_and_unknown_ones_are_ignored(shape: dict[str, Any], fold: Any) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.authorities.kubelet_checkpoint import KubeletCheckpoint
 from vmpin.cpuset import CpuSet
 from vmpin.runtime.kubelet import MAX_BYTES
-from vmpin.sources.kubelet_checkpoint import KubeletCheckpoint
 
 #: Long enough ago to be known by its stamp.
 AGO = 1_700_000_000_000_000_000

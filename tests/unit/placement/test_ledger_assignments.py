@@ -4,17 +4,20 @@ the pool."""
 from __future__ import annotations
 
 from decided import EIGHT, box, node, vcpus
+from ruled import authorities, ruled
 
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
+from vmpin.domain.assignments import Assignments
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.granted_cpus import GrantedCpus
-from vmpin.domain.kubelet_cpus import CpuManagerState, effective_containers
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadRole
+from vmpin.domain.kubelet_cpus import CpuManagerState
+from vmpin.domain.model import Container, SandboxId, ThreadRole
 from vmpin.placement.ownership import claims_of, find_collisions, is_exclusive, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, Verdict, place
+from vmpin.placement.rulings import effective_containers
+from vmpin.reconcile.kept_grants import ledger_authority
 from vmpin.reconcile.placement_cache import PlacementCache
 
 VM, OTHER = SandboxId("vm"), SandboxId("other")
@@ -28,15 +31,16 @@ def sandbox(name: SandboxId, *containers: Container) -> SandboxState:
     return SandboxState(name, containers={each.id: ContainerRecord(each, Source.NRI, 1) for each in containers})
 
 
-GRANTED = GrantedCpus({ContainerId("main"): cpus("2-3")}, {ContainerId("main"): cpus("4")},
-                      {ContainerId("side"): None, ContainerId("web"): cpus("0")}, cpus("0-1,4-7"))
+GRANTED = Assignments({("", "main"): cpus("2-3"), ("", "side"): CpuSet(), ("", "web"): CpuSet()}, cpus("0-1,4-7"),
+                      writes=True, spare={("", "main"): cpus("4")})
+LEDGER = ledger_authority(GRANTED)
 
 
 def test_own_cpus_are_one_to_one_and_the_spare_ones_are_for_the_rest() -> None:
     """|E ∪ X| = vCPUs: two of the container's quota, one of default_vcpus."""
     machine = node("0-7", "0-1,4-7")
     state = sandbox(VM, box("main", "2-4"))
-    containers = effective_containers(state, None, GRANTED)
+    containers = effective_containers(state, ruled(None, LEDGER))
     own = ownership({VM: claims_of(containers, machine)}, machine)
     found = place(PlacementRequest(VM, vcpus(0, 1, 2), containers), machine, own, Policy())
     assert (found.verdict, found.mask, found.reasons) == (Verdict.PINNED, cpus("2-4"), ())
@@ -50,35 +54,43 @@ def test_own_cpus_are_one_to_one_and_the_spare_ones_are_for_the_rest() -> None:
 def test_a_vms_container_without_a_cpuset_is_kept_on_the_ledgers_pool() -> None:
     machine = node("0-7", "0-1,4-7")
     state = sandbox(VM, box("side", None))
-    containers = effective_containers(state, None, GRANTED)
+    containers = effective_containers(state, ruled(None, LEDGER))
     own = ownership({VM: claims_of(containers, machine), OTHER: claims_of(
-        effective_containers(sandbox(OTHER, box("main", "2-4")), None, GRANTED), machine)}, machine)
+        effective_containers(sandbox(OTHER, box("main", "2-4")), ruled(None, LEDGER)), machine)}, machine)
     found = place(PlacementRequest(VM, vcpus(0), containers), machine, own, Policy())
     assert (found.verdict, found.mask) == (Verdict.FLOATING, cpus("0-1,4-7"))
 
 
 def test_what_the_ledger_has_as_shared_owns_nothing() -> None:
     """Reserved CPUs of a container with the policy infra are none of the pool's with strict_reserved."""
-    web, other = GRANTED.apply((box("web", "0"), box("unknown", "2")))
-    assert not is_exclusive(web, cpus("4-7"))
-    assert is_exclusive(other, cpus("4-7")), "the ledger does not have it: the rules are as without one"
+    ledger = ledger_authority(GRANTED._replace(pool=cpus("4-7")))
+    web, other = effective_containers(sandbox(VM, box("web", "0"), box("unknown", "2")), ruled(None, ledger))
+    assert not is_exclusive(web)
+    assert is_exclusive(other), "the ledger does not have it: the rules are as without one"
+    assert other.ruled_by == "pool"
 
 
 def test_a_static_checkpoint_decides_alone() -> None:
     kubelet = CpuManagerState("static", cpus("0-7"))
-    (found,) = effective_containers(sandbox(VM, box("main", "2-4")), kubelet, GRANTED)
+    (found,) = effective_containers(sandbox(VM, box("main", "2-4")), ruled(kubelet, LEDGER))
     assert (found.exclusive, found.cpuset, found.spare) == (False, cpus("2-4"), CpuSet())
 
 
 def test_what_a_grant_concerns_is_placed_again_and_nothing_else() -> None:
-    cache = PlacementCache(settings.load(None, {}, {}), EIGHT, None, {})
+    on_node = authorities(None)
+    cache = PlacementCache(settings.load(None, {}, {}), EIGHT, on_node, DesiredState(), {})
+
+    def put(assignments: Assignments | None) -> None:
+        on_node.put(ledger_authority(assignments))
+        cache.follow_authorities(state)
+
     state = DesiredState({VM: sandbox(VM, box("main", "2-4")), OTHER: sandbox(OTHER, box("web", "0"))})
-    cache.grant(GRANTED, state)
+    put(GRANTED)
     assert (cache.dirty, cache.node.shared_pool) == ({VM, OTHER}, cpus("0-1,4-7"))
     cache.dirty = set()
-    cache.grant(GRANTED._replace(), state)
+    put(GRANTED._replace())
     assert cache.dirty == set()
-    cache.grant(GRANTED._replace(exclusive={ContainerId("main"): cpus("2")}, pool=cpus("0-1,3-7")), state)
+    put(GRANTED._replace(exclusive={**GRANTED.exclusive, ("", "main"): cpus("2")}, pool=cpus("0-1,3-7")))
     assert (cache.dirty, cache.node.shared_pool) == ({VM}, cpus("0-1,3-7"))
-    cache.grant(None, state)
+    put(None)
     assert (cache.dirty, cache.node.shared_pool) == ({VM, OTHER}, None)
