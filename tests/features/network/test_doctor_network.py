@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from doctor_facts import facts, sandbox, status, verdict
 
 from vmpin.doctor.finding import Level
@@ -43,3 +44,12 @@ def test_what_was_not_inspected_is_unknown_with_the_reason() -> None:
     assert (result.level, result.what) == (
         Level.UNKNOWN, "the networks of 1 VM were not inspected: needs CAP_SYS_ADMIN (run it as root)")
     assert verdict("network", replace(facts(), status={}, status_trouble="no watcher")).level is Level.UNKNOWN
+
+
+@pytest.mark.parametrize(("why", "remedy"), [
+    ("not inspected: the VMM's descriptors cannot be read (run it as root)", "run this as root on the node"),
+    ("not inspected: Operation not permitted", "run this as root on the node"),
+    ("not inspected: network namespaces were not read within 30 s", "run this again when the node is less busy"),
+    ("not inspected: the VMM has ended", "run this again when the node is less busy")])
+def test_root_is_asked_for_only_where_a_right_is_missing(why: str, remedy: str) -> None:
+    assert found(network(why=why)).remedy == remedy

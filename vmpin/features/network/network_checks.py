@@ -9,6 +9,9 @@ from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of, pod_name, short_id
 from vmpin.features.network.network_text import summary
 
+#: Reasons that end where this runs as root.
+_DENIED = ("run it as root", "Operation not permitted", "Permission denied")
+
 
 def network(facts: NodeFacts) -> CheckResult:
     if not facts.status:
@@ -25,7 +28,9 @@ def network(facts: NodeFacts) -> CheckResult:
                     "a vCPU", remedy + " (docs/network.md)", *warnings[:20], *evidence)
     unseen = {name: each["why"] for name, each in found.items() if each["why"]}
     if unseen:
+        denied = any(sign in why for why in unseen.values() for sign in _DENIED)
         return unknown(f"the networks of {number_of(len(unseen), 'VM')} were {next(iter(unseen.values()))}",
-                       several(unseen), *evidence, remedy="run this as root on the node")
+                       several(unseen), *evidence, remedy="run this as root on the node" if denied
+                       else "run this again when the node is less busy")
     return ok(f"{number_of(len(found), 'VM')}: no thread is far from its NIC or disks, and no queue lacks a vCPU"
               if found else "no VM sandbox runs on this node", *evidence)
