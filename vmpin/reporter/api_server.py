@@ -19,7 +19,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from vmpin.bounded import parse_whole
+from vmpin.domain.terminal import excerpt
 from vmpin.errors import AnswerTooLong, ClusterError, ConfigError
+from vmpin.kube.api_answer import MAX_REFUSAL, parse_answer, parse_page, refusal
 from vmpin.kube.api_request import ApiRequest
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class ApiServer:
             data = _limited(found, most)
             if data is not None:
                 self._check(found, data)
-                return json.loads(data or b"{}")
+                return parse_answer(data) if data else {}
         raise AnswerTooLong(f"{request}: the answer has more than {most >> 20} MiB")
 
     def get(self, path: str) -> Any:
@@ -87,11 +89,13 @@ class ApiServer:
         while True:
             more = {"_continue": token} if token else {"resource_version": version} if version else {}
             with self._translated("list pods"), self._list(node, ANSWER, limit=PAGE, **more) as response:
-                page = json.loads(response.read())
-                items += page["items"]
-                token = page["metadata"].get("continue") or ""
+                data = _limited(response, MAX_ANSWER)
+                if data is None:
+                    raise ClusterError(f"list pods: a page of {PAGE} has more than {MAX_ANSWER >> 20} MiB")
+                page, token, listed = parse_page(data)
+                items += page
                 if not token:
-                    return items, str(page["metadata"]["resourceVersion"])
+                    return items, listed
 
     def watch_pods(self, node: str, version: str, seconds: int,
                    begun: Callable[[], None] = lambda: None) -> Iterator[Mapping[str, Any]]:
@@ -107,7 +111,7 @@ class ApiServer:
                 *lines, buffer = (buffer + part).split(b"\n")
                 if len(buffer) > MAX_LINE:
                     raise ClusterError("watch pods: a line without an end")
-                yield from (json.loads(line) for line in lines if line)
+                yield from (parse_answer(line) for line in lines if line)
 
     def _list(self, node: str, read: float, **more: Any) -> Any:
         """The response of a list call, for a `with`. :param read: seconds for which the server may be silent."""
@@ -167,19 +171,17 @@ class ApiServer:
     def _check(self, response: Any, body: bytes | None) -> None:
         """Refuse an answer whose HTTP status is none of success. :raises ClusterError:"""
         if not 200 <= response.status < 300:
-            raise self._error(response.status, response.headers, response.read() if body is None else body)
+            raise self._error(response.status, response.headers,
+                              _limited(response, MAX_REFUSAL) if body is None else body)
 
     def _error(self, status: int, headers: Mapping[str, str] | None, body: Any) -> ClusterError:
         if status == 401:
             self._renew()
-        try:
-            message = str(json.loads(body)["message"])
-        except (ValueError, TypeError, KeyError):
-            message = ""
+        message = refusal(body)
         if status == 422 and "metadata.uid: " in message:
             status = 409  # what a patch with a uid gets where another object has the name
         after = parse_whole((headers or {}).get("Retry-After", ""), MAX_RETRY_AFTER) or 0
-        return ClusterError(message[:300] or f"HTTP status {status}", status, float(after))
+        return ClusterError(excerpt(message, 300) or f"HTTP status {status}", status, float(after))
 
     def _translated(self, what: str) -> _Translated:
         return _Translated(self, what)
