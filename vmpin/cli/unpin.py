@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -48,6 +49,10 @@ examples:
 
 #: Not that no mask is set: the record ends with the run directory.
 _NO_RECORD = "no mask set by vmpin is on record"
+#: What became of a thread's mask.
+_RESTORED, _ORIGINAL = "restored", "already with the original mask"
+_LEFT = "already on CPUs"
+_REFUSED, _ENDED = "refused by the kernel", "ended meanwhile"
 #: Of threads whose original masks are not known.
 _FREED = "with an original mask that is not known, now on all CPUs that the cgroup allows"
 _FREE = "with an original mask that is not known, already on all CPUs that the cgroup allows"
@@ -163,14 +168,20 @@ def print_restored(args: argparse.Namespace, found: Document, names: Mapping[str
 
 def _counted(operations: Sequence[Document]) -> str:
     """The numbers of threads by what became of their masks, as text; "" without any."""
-    counts = dict.fromkeys(("restored", "already with the original mask", _FREED, _FREE, "refused by the kernel",
-                            "ended meanwhile"), 0)
-    for operation in operations:
-        unknown, same = operation.get("original") == "unknown", operation["got"] == operation["was"]
-        if operation["outcome"] in ("refused", "gone"):
-            counts["refused by the kernel" if operation["outcome"] == "refused" else "ended meanwhile"] += 1
-        elif unknown:
-            counts[_FREE if same else _FREED] += 1
-        else:
-            counts["already with the original mask" if same else "restored"] += 1
-    return "; ".join(f"{number_of(number, 'thread')} {text}" for text, number in counts.items() if number)
+    counts = Counter(map(_became, operations))
+    order = [_RESTORED, _ORIGINAL, *sorted(text for text in counts if text.startswith(_LEFT)), _FREED, _FREE, _REFUSED,
+             _ENDED]
+    return "; ".join(f"{number_of(counts[text], 'thread')} {text}" for text in order if counts[text])
+
+
+def _became(operation: Document) -> str:
+    """Describe the result for one thread."""
+    unknown, same = operation.get("original") == "unknown", operation["got"] == operation["was"]
+    if operation["outcome"] in ("refused", "gone"):
+        return _REFUSED if operation["outcome"] == "refused" else _ENDED
+    if unknown:
+        return _FREE if same else _FREED
+    if same and operation["outcome"] == "trimmed":
+        return (f"{_LEFT} {operation['got']}: the cpuset cgroup, or what is online, leaves no others of the original "
+                f"mask {operation['cpus']}")
+    return _ORIGINAL if same else _RESTORED

@@ -271,7 +271,8 @@ def planned(view: NodeView, report: PassReport) -> dict[str, object]:
 def unpinned(results: list[Result], kept: Iterable[SandboxId]) -> dict[str, object]:
     """The restored masks, for `vmpin unpin`.
     :param kept: sandboxes in which some threads do not have their original masks."""
-    counts = dict.fromkeys(("restored", "already_original", "unknown", "already_free", "refused", "gone"), 0)
+    counts = dict.fromkeys(("restored", "already_original", "already_trimmed", "unknown", "already_free", "refused",
+                            "gone"), 0)
     for result in results:
         counts[_restored_as(result)] += 1
     return {"version": VERSION, "operations": [_result(result) | _original(result.operation) for result in results],
@@ -284,7 +285,8 @@ def _restored_as(result: Result) -> str:
         return result.outcome.value
     known, same = not isinstance(result.operation, FreeThread), result.got == result.operation.was
     if known:
-        return "already_original" if same else "restored"
+        left = "already_trimmed" if result.outcome is Outcome.TRIMMED else "already_original"
+        return left if same else "restored"
     return "already_free" if same else "unknown"
 
 

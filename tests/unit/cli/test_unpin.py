@@ -72,6 +72,19 @@ def test_threads_are_counted_by_what_became_of_their_masks(capsys: pytest.Captur
         "all CPUs that the cgroup allows"]
 
 
+def test_a_thread_whose_cgroup_leaves_less_is_not_said_to_have_its_original_mask(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """Original 0-7, and its cgroup has 4-5: nothing is to be set, and it runs on 4-5."""
+    left = operation("one", was="4-5", got="4-5", cpus="0-7", outcome="trimmed") | {"original": "known"}
+    found = {"operations": [left, left | {"sandbox": "pod-b"}, left | {"was": "6", "got": "6"},
+                            operation("two", got="0") | {"original": "known"}], "guests": {}, "kept": []}
+    assert print_restored(argparse.Namespace(output="text"), found) == 0
+    assert capsys.readouterr().out == (
+        "nothing to restore: 1 thread already with the original mask; 2 threads already on CPUs 4-5: the cpuset "
+        "cgroup, or what is online, leaves no others of the original mask 0-7; 1 thread already on CPUs 6: the cpuset "
+        "cgroup, or what is online, leaves no others of the original mask 0-7\n")
+
+
 @pytest.mark.parametrize(("words", "said", "hint"), [
     ([], "no SANDBOX is given", "--every"), (["--dry-run"], "no SANDBOX is given", "--all"),
     (["x", "--every"], "--every goes without a SANDBOX", "vmpin unpin SANDBOX"),
