@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     top = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
-        order = {"integration": 0, "soak": 1, "bench": 2, "cluster": 3, "lab": 5}
+        order = {"integration": 0, "features": 0, "soak": 1, "bench": 2, "cluster": 3, "lab": 5}
         if item.get_closest_marker("cluster"):
             return order["cluster"]
         return order.get(item.path.relative_to(top).parts[0], 4)

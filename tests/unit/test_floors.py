@@ -31,7 +31,7 @@ FLOORS = {
     "wire": 2, "placement": 2, "allocation": 2, "kube": 2,
     "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
-    "sources": 5, "authorities": 5, "pinning": 5, "demo": 5, "scenario": 5,
+    "sources": 5, "authorities": 5, "pinning": 5, "scenario": 5,
     "reconcile": 6,
     "status": 7, "guests": 7,
     "procevents": 8, "reports": 8,
@@ -50,7 +50,9 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "scenario.node_scenario", "scenario.scenario_topology", "scenario.scenario_values",
               "scenario.scenario_allocation", "scenario.scenario_events",
               "scenario.scenario_pods",
-              "demo.firmware", "demo.kata_pinning", "demo.worth", "demo.worth_picture", "demo.worth_report",
+              "features.demo.firmware", "features.demo.kata_pinning", "features.demo.worth",
+              "features.demo.worth_picture",
+              "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.allocation_report", "status.pod_arguments", "install.service_unit",
               "reports.audit", "reports.cpu_owners", "reports.ledger_holders", "reports.redact", "reports.map",
@@ -96,13 +98,14 @@ NUMBERS_ELSEWHERE = {
         "config.plain_yaml", "scenario.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
         "reports.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.mask_changes", "cli.demo", "cli.gather", "cli.run_times", "config.settings", "config.yaml_file",
+        "cli.mask_changes", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
+        "config.yaml_file",
         "daemon.samples.isolation_answers", "reporter.api_server",
         "domain.terminal", "fleet.fleet_document", "fleet.node_fleet", "guests.kata_agent", "kube.agenda",
         "kube.event_limits", "kube.topology_agenda", "reports.isolation.isolation_observer", "reports.map.svg",
         "sources.nri.call_decoding", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
-                     "features.network.vm_networks", "demo", "cli.shell.names"),
+                     "features.network.vm_networks", "features.demo", "cli.shell.names"),
                     "the program's own answer, or its own start"),
 }
 
@@ -202,8 +205,9 @@ def test_a_manifest_loads_the_seam_alone() -> None:
 
 
 def test_no_two_modules_share_a_name() -> None:
-    """The command line's are named as what they show."""
-    names = Counter(module.rpartition(".")[2] for module in MODULES if top(module) != "cli")
+    """Verbs are named as such, and each feature has its manifest."""
+    names = Counter(module.rpartition(".")[2] for module in MODULES
+                    if top(module) != "cli" and ".verbs" not in module and not module.endswith(".manifest"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -283,7 +287,7 @@ def test_what_comes_from_outside_stays_in_its_place() -> None:
 @pytest.mark.parametrize(("package", "places"), [("asyncio", ASYNC), ("subprocess", PROCESSES)])
 def test_tasks_and_processes_stay_in_their_place(package: str, places: set[str]) -> None:
     found = {module for module, path in MODULES.items() if package in outer(path)}
-    assert [module for module in found if top(module) not in ("cli", "demo") and not within(module, places)] == []
+    assert [module for module in found if not within(module, {"cli", "features.demo", *places})] == []
 
 
 def test_nothing_but_the_table_names_a_vmm() -> None:

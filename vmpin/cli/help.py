@@ -6,7 +6,7 @@ from pathlib import Path
 from vmpin.cli.output import print_markdown
 from vmpin.cli.this_program import installed_version
 from vmpin.cli.verb_options import Verbs, verb
-from vmpin.cli.verbs import VERBS, did_you_mean, grammar, verbs_parser
+from vmpin.cli.verbs import did_you_mean, grammar, verb_modules, verbs_parser
 from vmpin.errors import UsageError
 
 _EXAMPLES = """\
@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
         _list(topics)
     elif args.topic in topics:
         print_markdown(topics[args.topic].read_text(encoding="utf-8"))
-    elif args.topic in VERBS:
+    elif args.topic in verb_modules():
         command_help = [args.topic, "--help"]
         verbs_parser(command_help).parse_args(command_help)
     else:
         raise UsageError(f"no command and no topic is called {args.topic!r}",
-                         did_you_mean(args.topic, [*VERBS, *topics], "`vmpin help` lists the topics"))
+                         did_you_mean(args.topic, [*verb_modules(), *topics], "`vmpin help` lists the topics"))
     return 0
 
 

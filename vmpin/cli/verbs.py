@@ -18,7 +18,7 @@ VERBS = {
     "isolation": "isolation", "map": "map", "top": "top.command", "doctor": "doctor", "gather": "gather",
     "plan": "plan", "allocations": "allocator.allocations", "set": "allocator.set", "reconcile": "reconcile",
     "unpin": "unpin", "config": "config", "install-hook": "install_hook", "install-service": "install_service",
-    "guest": "guest", "reporter": "reporter", "demo": "demo", "help": "help", "version": "version",
+    "guest": "guest", "reporter": "reporter", "help": "help", "version": "version",
     "completion": "completion",
 }
 

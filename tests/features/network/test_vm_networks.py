@@ -1,4 +1,4 @@
-"""What is said of a VM that cannot be looked at. How those look that can: tests/integration/test_network.py."""
+"""What is said of a VM that cannot be looked at. How those look that can: test_network_on_a_node.py."""
 
 from __future__ import annotations
 

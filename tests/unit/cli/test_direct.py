@@ -14,7 +14,7 @@ import pytest
 from vmpin.cli import control_client
 from vmpin.cli.main import main
 from vmpin.cli.shell.grammar import read
-from vmpin.cli.verbs import VERBS as ALL
+from vmpin.cli.verbs import verb_modules as ALL
 from vmpin.cli.verbs import verbs_parser
 from vmpin.config import loading as settings
 from vmpin.errors import WatcherError
@@ -71,7 +71,7 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
 def test_each_verb_with_the_flag_is_tried_here() -> None:
     having = {each.name for each in read(verbs_parser([]), "vmpin").commands
               if any("--direct" in option.names for option in each.options)}
-    assert having & set(ALL) == {words[0] for words in VERBS} | {"explain"}
+    assert having & set(ALL()) == {words[0] for words in VERBS} | {"explain"}
 
 
 def test_an_explanation_is_found_without_an_answer_too(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from vmpin.cli.main import main
 from vmpin.cli.shell.grammar import Command, read
 from vmpin.cli.verb_options import load_config
-from vmpin.cli.verbs import VERBS, verbs_parser
+from vmpin.cli.verbs import verb_modules, verbs_parser
 from vmpin.config.settings import BY_KEY
 
 GRAMMAR = read(verbs_parser([]), "vmpin")
@@ -25,7 +25,7 @@ def words(command: Command) -> list[str]:
 
 
 def test_the_grammar_has_every_verb_and_the_options_that_help_shows() -> None:
-    assert list(COMMANDS) == list(VERBS)
+    assert list(COMMANDS) == list(verb_modules())
     assert [option.names for option in GRAMMAR.options] == [
         ("-h", "--help"), ("--version",), ("--config",), ("--set",)]
     status = COMMANDS["status"]
@@ -36,7 +36,7 @@ def test_the_grammar_has_every_verb_and_the_options_that_help_shows() -> None:
     assert [each.name for each in COMMANDS["guest"].commands] == ["build"]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verb_modules())
 def test_every_option_of_the_program_may_stand_before_and_after_a_verb(verb: str, tmp_path: Path,
                                                                       capsys: pytest.CaptureFixture[str]) -> None:
     """All of them: where the program gets another option, this asks for it."""

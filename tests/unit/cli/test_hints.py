@@ -12,7 +12,7 @@ import pytest
 from vmpin.cli import plan
 from vmpin.cli.help import pages
 from vmpin.cli.main import main
-from vmpin.cli.verbs import VERBS, grammar
+from vmpin.cli.verbs import grammar, verb_modules
 
 ROOT = Path(__file__).parents[3]
 GRAMMAR = grammar()
@@ -53,7 +53,7 @@ def unknown(words: Sequence[str], topics: Collection[str]) -> str | None:
             rest = rest[1:]
     if not rest or not re.fullmatch(r"[a-z-]+", rest[0]):
         return None  # a placeholder, or the program alone
-    if rest[0] not in VERBS:
+    if rest[0] not in verb_modules():
         return rest[0]
     for word in rest[1:]:
         if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word) and word.partition("=")[0] not in OPTIONS[rest[0]]:
@@ -66,7 +66,7 @@ def unknown(words: Sequence[str], topics: Collection[str]) -> str | None:
 def test_what_a_text_names_exists() -> None:
     named = {(file, tuple(words)) for file, words in commands()}
     assert len(named) > 100
-    topics = {*VERBS, *pages()}
+    topics = {*verb_modules(), *pages()}
     assert [(file, words, word) for file, words in sorted(named) if (word := unknown(words, topics))] == []
     assert unknown(["status", "--no-such"], topics) == "--no-such"
     assert unknown(["help", "no-such"], topics) == "no-such"

@@ -22,7 +22,7 @@ SEVERAL = {
     ("vmpin/cli/audit.py", "len(use.owners)"), ("vmpin/cli/audit.py", "everyone"),
     ("vmpin/cli/audit.py", "sampler.samples"), ("vmpin/cli/repetition.py", "len(lines) - room + 1"),
     ("vmpin/scenario/scenario_pods.py", "len(created)"), ("vmpin/daemon/allocation_answers.py", "len(found)"),
-    ("vmpin/demo/guest_memory.py", "count"), ("vmpin/demo/worth_picture.py", "at.rounds"),
+    ("vmpin/features/demo/guest_memory.py", "count"), ("vmpin/features/demo/worth_picture.py", "at.rounds"),
     ("vmpin/domain/guest_report.py", "len(cpus)"), ("vmpin/placement/vcpus.py", "wants"),
     ("vmpin/runtime/kata.py", "len(configs)"),
     ("vmpin/placement/vcpus.py", "len(groups) + for_shared"), ("vmpin/sources/nri/call_decoding.py", "self._listed"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from need import lacking
 
-from vmpin.cli.verbs import VERBS
+from vmpin.cli.verbs import verb_modules
 from vmpin.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +73,7 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         others = {name for name in archive.namelist() if not re.match(r"vmpin(-0\.1\.0\.dist-info)?/", name)}
     assert others == {f"vmpin-0.1.0.data/data/share/man/man1/{page}.1"
-                      for page in ("vmpin", *(f"vmpin-{verb}" for verb in VERBS))}
+                      for page in ("vmpin", *(f"vmpin-{verb}" for verb in verb_modules()))}
 
 
 def test_the_manual_pages_are_where_man_looks_for_them(installed: Path, tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def completed(one: Option | Argument) -> Completed:
         return Completed(WordSource.WORDS, tuple(check.name for check in all_checks()))
     if one.metavar == "TOPIC":
         from vmpin.cli.help import pages
-        from vmpin.cli.verbs import VERBS
-        return Completed(WordSource.WORDS, (*VERBS, *(name for name in pages() if name not in VERBS)))
+        from vmpin.cli.verbs import verb_modules
+        return Completed(WordSource.WORDS, tuple(dict.fromkeys((*verb_modules(), *pages()))))
     if one.metavar == "KEY=VALUE":
         return Completed(WordSource.KEYS, tuple(f"{key}=" for key in _keys(one)))
     return Completed(WordSource.NOWHERE)

@@ -8,7 +8,7 @@ import pytest
 from documents import checked
 from worth_given import CIRCUMSTANCES, EMULATED, WORTH, reading
 
-from vmpin.demo.worth import Metric, Setup, Spread, WakeUps, Worth, wake_ups
+from vmpin.features.demo.worth import Metric, Setup, Spread, WakeUps, Worth, wake_ups
 
 
 def metric(key: str) -> Metric:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from need import need_tool
 
-from vmpin.demo import firmware
+from vmpin.features.demo import firmware
 
 SOURCE = Path(firmware.__file__).with_name("firmware.S")
 

@@ -3,8 +3,8 @@
 Pure.
 """
 
-from vmpin.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
 from vmpin.domain.terminal import number_of
+from vmpin.features.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
 
 _FIRST, _COLUMN = 20, 18
 

@@ -15,14 +15,14 @@ from glob import glob
 from pathlib import Path
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.demo.guest_memory import BUSY, SLEEPING
-from vmpin.demo.needs import Tools
-from vmpin.demo.probe_vm import ProbeVm
-from vmpin.demo.stage import Stage, as_wanted, wait_until
-from vmpin.demo.vm import DemoMasks
-from vmpin.demo.worth import Setup
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.errors import ThreadGone, VmpinError
+from vmpin.features.demo.guest_memory import BUSY, SLEEPING
+from vmpin.features.demo.needs import Tools
+from vmpin.features.demo.probe_vm import ProbeVm
+from vmpin.features.demo.stage import Stage, as_wanted, wait_until
+from vmpin.features.demo.vm import DemoMasks
+from vmpin.features.demo.worth import Setup
 from vmpin.host.affinity import pin_seen
 from vmpin.host.cpu_times import CpuLines
 from vmpin.host.procfs import Procfs

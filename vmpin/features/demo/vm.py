@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet
-from vmpin.demo.children import ended
 from vmpin.domain.terminal import number_of
 from vmpin.errors import VmpinError
+from vmpin.features.demo.children import ended
 
 VCPUS = 3
 #: Seconds until the firmware's first output; it takes a tenth. KVM may not work at all, so its time is short; after

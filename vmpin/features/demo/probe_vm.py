@@ -3,10 +3,10 @@
 Its threads are those of the demo's VM (vm).
 """
 
-from vmpin.demo.firmware import rom
-from vmpin.demo.guest_memory import SIZE, GuestMemory
-from vmpin.demo.vm import VCPUS, DemoVm
 from vmpin.errors import VmpinError
+from vmpin.features.demo.firmware import rom
+from vmpin.features.demo.guest_memory import SIZE, GuestMemory
+from vmpin.features.demo.vm import VCPUS, DemoVm
 
 
 class ProbeVm(DemoVm):

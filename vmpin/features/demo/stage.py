@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Self
 
 from vmpin.cpuset import CpuSet
-from vmpin.demo import children
-from vmpin.demo.containers import Containers
-from vmpin.demo.needs import Tools
-from vmpin.demo.vm import VCPUS, DemoMasks, DemoVm
 from vmpin.domain.terminal import printable
 from vmpin.errors import VmpinError
+from vmpin.features.demo import children
+from vmpin.features.demo.containers import Containers
+from vmpin.features.demo.needs import Tools
+from vmpin.features.demo.vm import VCPUS, DemoMasks, DemoVm
 from vmpin.install.hook_options import HookOptions
 
 #: Seconds to wait for a condition or a command. It takes a resync, one second here, and a loaded machine more.

@@ -46,7 +46,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.demo import needs
+    from vmpin.features.demo import needs
     if args.needs:
         for package in needs.missing():
             print(package)
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(as_json: bool) -> int:
-    from vmpin.demo import needs
-    from vmpin.demo.stage import Stage
-    from vmpin.demo.story import play
+    from vmpin.features.demo import needs
+    from vmpin.features.demo.stage import Stage
+    from vmpin.features.demo.story import play
     found = needs.tools()
     _unwind_at_signals()
     # The story is for people: with -o json it goes to standard error, and its texts follow as data at the end.
@@ -74,11 +74,11 @@ def _show(as_json: bool) -> int:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    from vmpin.demo import needs
-    from vmpin.demo.noise_stage import NoiseStage
-    from vmpin.demo.noise_story import longest, play
-    from vmpin.demo.worth_picture import picture
-    from vmpin.demo.worth_report import notes, result_table
+    from vmpin.features.demo import needs
+    from vmpin.features.demo.noise_stage import NoiseStage
+    from vmpin.features.demo.noise_story import longest, play
+    from vmpin.features.demo.worth_picture import picture
+    from vmpin.features.demo.worth_report import notes, result_table
     rounds = _within("--rounds", 2 if args.rounds is None else args.rounds, _ROUNDS)
     seconds = _within("--seconds", 5.0 if args.seconds is None else args.seconds, _SECONDS)
     if args.svg is not None and (args.svg.is_dir() or not os.access(args.svg.absolute().parent, os.W_OK)):

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from worth_given import EMULATED, WORTH
 
-from vmpin.demo.worth import Worth
-from vmpin.demo.worth_picture import picture
+from vmpin.features.demo.worth import Worth
+from vmpin.features.demo.worth_picture import picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from vmpin.demo import children
+from vmpin.features.demo import children
 
 #: Ends when its standard input does.
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]

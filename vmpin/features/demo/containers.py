@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.cpuset import CpuSet
-from vmpin.demo import children
 from vmpin.errors import VmpinError
+from vmpin.features.demo import children
 from vmpin.install import base_spec, hook_script, hooks_directory
 from vmpin.install.hook_options import HookOptions
 

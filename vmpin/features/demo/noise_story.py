@@ -10,15 +10,25 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vmpin.demo import children
-from vmpin.demo.guest_memory import BUSY, SLEEPING, Tick, ticks_per_second
-from vmpin.demo.kata_pinning import kata_pinning
-from vmpin.demo.noise_stage import WEB, NoiseStage
-from vmpin.demo.stage import PATIENCE
-from vmpin.demo.vm import VCPUS
-from vmpin.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, NoiseReading, Setup, WakeUps, Worth, wake_ups
 from vmpin.domain.terminal import number_of
 from vmpin.errors import VmpinError
+from vmpin.features.demo import children
+from vmpin.features.demo.guest_memory import BUSY, SLEEPING, Tick, ticks_per_second
+from vmpin.features.demo.kata_pinning import kata_pinning
+from vmpin.features.demo.noise_stage import WEB, NoiseStage
+from vmpin.features.demo.stage import PATIENCE
+from vmpin.features.demo.vm import VCPUS
+from vmpin.features.demo.worth import (
+    DISTURBED,
+    LEAST_GAP,
+    SLEEP,
+    Circumstances,
+    NoiseReading,
+    Setup,
+    WakeUps,
+    Worth,
+    wake_ups,
+)
 from vmpin.host.schedstat import Schedstat
 
 #: Seconds between a change of placement or load and the measurement: the kernel balances loads by then.

@@ -6,8 +6,8 @@ background, so a page may be light or dark. Pure.
 
 from html import escape
 
-from vmpin.demo.worth import Metric, Setup, Worth
-from vmpin.demo.worth_report import cell, disturbance, kata_line, machine, noise
+from vmpin.features.demo.worth import Metric, Setup, Worth
+from vmpin.features.demo.worth_report import cell, disturbance, kata_line, machine, noise
 
 _WIDTH, _PAD = 760, 20
 _LABEL, _BAR_MOST = 128, 400

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from worth_given import CIRCUMSTANCES, EMULATED, WORTH, reading
 
-from vmpin.demo.worth import Setup, Worth
-from vmpin.demo.worth_report import disturbance, notes, result_table
+from vmpin.features.demo.worth import Setup, Worth
+from vmpin.features.demo.worth_report import disturbance, notes, result_table
 
 
 def test_the_table_has_a_line_for_each_figure_and_fits_into_80_columns() -> None:

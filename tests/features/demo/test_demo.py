@@ -18,8 +18,8 @@ from documents import checked
 from machine_wide import alone_with
 from need import lacking, need_root, need_tool, need_unshare
 
-from vmpin.demo import needs
 from vmpin.errors import VmpinError
+from vmpin.features.demo import needs
 from vmpin.host.sysfs import Sysfs
 
 pytestmark = pytest.mark.root

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.demo.kata_pinning import kata_pinning
+from vmpin.features.demo.kata_pinning import kata_pinning
 
 
 @pytest.mark.parametrize(("vcpus", "cpus", "masks"), [

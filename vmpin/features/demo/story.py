@@ -1,7 +1,7 @@
 """The story of `vmpin demo`, step by step; each claim is checked against /proc before it is printed."""
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.demo.stage import Stage, same, wait_until
+from vmpin.features.demo.stage import Stage, same, wait_until
 
 
 def play(stage: Stage) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from vmpin.demo.kata_pinning import SOURCE, KataPinning
+from vmpin.features.demo.kata_pinning import SOURCE, KataPinning
 
 #: Milliseconds: shorter gaps are not recorded. Without hardware virtualization a turn of the guest's loop takes 0.03.
 LEAST_GAP = 0.1

@@ -1,0 +1,7 @@
+"""The parts of the feature `demo` (docs/worth.md)."""
+
+from __future__ import annotations
+
+from vmpin.feature import Feature
+
+FEATURE = Feature("demo", verbs={"demo": "vmpin.features.demo.verbs.demo"})
