@@ -10,7 +10,7 @@ from vmpin.domain.terminal import human_age, number_of, printable
 from vmpin.fleet.node_fleet import Fleet, FleetNode
 from vmpin.fleet.node_record import NodeHealth, PodLine
 from vmpin.kube.identifiers import POOLS, REGION, ZONE
-from vmpin.kube.pod_condition import PinState
+from vmpin.kube.pod_condition import PinState, backed_cpus
 
 #: Of pods and of remarks: what needs attention on a large cluster would else fill many screens.
 LISTED = 100
@@ -74,8 +74,8 @@ def _inside(pod: PodLine) -> tuple[str, str]:
     """How many vCPUs have a CPU of their own; the state of the guest."""
     if pod.details is None:
         return "-", "-"
-    alone = sum(mask.isdigit() for mask in pod.details.vcpus.values())
-    return f"{alone}/{len(pod.details.vcpus)} 1:1", ": ".join(
+    alone = backed_cpus(pod.details.vcpus.values(), pod.details.containers)
+    return f"{len(alone)}/{len(pod.details.vcpus)} 1:1", ": ".join(
         filter(None, (pod.details.agent, pod.details.guest))) or "-"
 
 

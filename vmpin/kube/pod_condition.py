@@ -15,7 +15,7 @@ from vmpin.domain.terminal import number_of
 from vmpin.kube.api_request import ApiRequest, apply, pod_path
 from vmpin.kube.identifiers import CONDITION
 from vmpin.kube.pod_record import PodRecord
-from vmpin.kube.reported_node import CpuCollision, SandboxPinning
+from vmpin.kube.reported_node import ContainerPinning, CpuCollision, SandboxPinning
 
 #: Characters of a condition's message; an Event's may have 1,024.
 MAX_MESSAGE = 1000
@@ -89,8 +89,15 @@ def _state(found: SandboxPinning) -> PinState:
     return _STATES.get(found.verdict, PinState.OFF if found.mask else PinState.WAITING)
 
 
-def exclusive_cpus(found: SandboxPinning) -> CpuSet:
-    return union(cpus(each.cpus) for each in found.containers if each.exclusive)
+def exclusive_cpus(containers: Iterable[ContainerPinning]) -> CpuSet:
+    return union(cpus(container.cpus) for container in containers if container.exclusive)
+
+
+def backed_cpus(masks: Iterable[str], containers: Iterable[ContainerPinning]) -> CpuSet:
+    """Return the exclusive CPUs of a pod's containers that a vCPU is pinned to: as many vCPUs have a CPU of their own.
+    Masks of one CPU are not counted by themselves: where the sandbox has one CPU, vCPUs that float have them as well.
+    :param masks: of the pod's vCPUs."""
+    return exclusive_cpus(containers) & union(mask for mask in map(cpus, masks) if len(mask) == 1)
 
 
 def cpus(text: str) -> CpuSet:
@@ -102,15 +109,14 @@ def cpus(text: str) -> CpuSet:
 
 
 def _pinned(found: SandboxPinning) -> str:
-    own = exclusive_cpus(found)
-    backed = [vcpu for vcpu, mask in found.vcpus.items() if len(cpus(mask)) == 1 and cpus(mask) <= own]
+    own, backed = exclusive_cpus(found.containers), backed_cpus(found.vcpus.values(), found.containers)
     whose = "its" if len(found.vcpus) == 1 else "their"
     return (f"{len(backed)} of {number_of(len(found.vcpus), 'vCPU has')} a CPU of {whose} own ({own}), and all "
             f"threads are within CPUs {found.mask}")
 
 
 def _remedy(found: SandboxPinning) -> list[str]:
-    wanted, there = len(exclusive_cpus(found)), len(found.vcpus)
+    wanted, there = len(exclusive_cpus(found.containers)), len(found.vcpus)
     if found.verdict != "degraded" or not 0 < there < wanted:
         return []
     return [f"{number_of(there, 'vCPU')} for {number_of(wanted, 'CPU', 'exclusive')}: raise default_maxvcpus "

@@ -59,6 +59,15 @@ def test_the_verdict_is_that_of_all(fleet: Fleet, verdict: int, last: str | None
     assert verify_document(fleet)["ok"] == (verdict == 0)
 
 
+@pytest.mark.parametrize(("vcpus", "own", "shown"), [
+    ({"0": "0-1", "1": "4", "2": "5"}, "4-5", "2/3 1:1"), ({"0": "4", "1": "4"}, "4", "1/2 1:1"),
+    ({"0": "7", "1": "7"}, "", "0/2 1:1")], ids=["apart", "all on the only CPU", "a shared pool of one CPU"])
+def test_vcpus_that_float_on_one_cpu_have_none_of_their_own(vcpus: dict[str, str], own: str, shown: str) -> None:
+    containers = [{"name": "main", "cpus": own or "7", "exclusive": bool(own), "vcpus": "1", "guest": "applied"}]
+    fleet = fleet_of([record("a", entry("a", vcpus=vcpus, containers=containers))], [], NOW)
+    assert [row[4] for row in pod_table(fleet, wide=True).rows] == [shown]
+
+
 def test_a_table_has_a_line_for_each_node() -> None:
     fleet = mixed()
     assert overview(fleet) == ("8 nodes: 1 missing, 1 unreadable, 1 stale, 1 not ready, 1 collision, 1 misplaced, "

@@ -21,6 +21,13 @@ from vmpin.kube.pod_record import Pods, record_of
 @pytest.mark.parametrize(("changes", "state", "status", "text"), [
     ({}, PinState.PINNED, "True",
      "2 of 3 vCPUs have a CPU of their own (4-5), and all threads are within CPUs 0-1,4-5"),
+    # One exclusive CPU: the vCPUs that float can be nowhere else.
+    ({"mask": "4", "vcpus": {"0": "4", "1": "4", "2": "4"}, "containers": [
+        {"name": "main", "cpus": "4", "exclusive": True, "vcpus": "2", "guest": "applied"}]}, PinState.PINNED, "True",
+     "1 of 3 vCPUs have a CPU of their own (4), and all threads are within CPUs 4"),
+    # A shared part of one CPU, on which one vCPU floats.
+    ({"mask": "1,4-5", "vcpus": {"0": "1", "1": "4", "2": "5"}}, PinState.PINNED, "True",
+     "2 of 3 vCPUs have a CPU of their own (4-5), and all threads are within CPUs 1,4-5"),
     ({"verdict": "floating", "mask": "0-1"}, PinState.FLOATING, "True", "its threads share CPUs 0-1"),
     ({"verdict": "degraded", "vcpus": {"0": "4-5"}, "reasons": ["1 vCPU for 2 exclusive CPUs: no one-to-one"]},
      PinState.DEGRADED, "False", "raise default_maxvcpus to at least 2"),

@@ -14,7 +14,7 @@ from vmpin.domain.topology import Topology
 from vmpin.fleet.fleet_tables import STYLES
 from vmpin.fleet.node_fleet import Fleet, FleetNode
 from vmpin.fleet.node_record import NodeRecord
-from vmpin.kube.pod_condition import cpus, timestamp
+from vmpin.kube.pod_condition import backed_cpus, cpus, exclusive_cpus, timestamp
 from vmpin.reports.map.node_map import Picture, picture
 from vmpin.reports.map.text import COLLISION, Line
 
@@ -97,10 +97,10 @@ def _strips(node: FleetNode, width: int) -> Iterator[tuple[str, Line]]:
 def _signs(found: NodeRecord, online: CpuSet) -> dict[int, str]:
     """Return the sign of each CPU; a later one is the stronger one."""
     details = [pod.details for pod in found.pods if pod.details is not None]
-    own = union(cpus(each.cpus) for pod in details for each in pod.containers if each.exclusive)
-    pinned = union(cpus(mask) for pod in details for mask in pod.vcpus.values() if mask.isdigit())
+    own = union(exclusive_cpus(pod.containers) for pod in details)
+    backed = union(backed_cpus(pod.vcpus.values(), pod.containers) for pod in details)
     parts = ((online, "-"), (cpus(found.cpus["shared"]), "·"), (cpus(found.cpus["exclusive"]), "+"), (own, "o"),
-             (own & pinned, "#"))
+             (backed, "#"))
     signs = {cpu: sign for part, sign in parts for cpu in part & online}
     return signs | {each.cpu: "!" for each in found.collisions}
 
