@@ -19,9 +19,6 @@ from need import lacking
 from prometheus_client.parser import text_string_to_metric_families
 from trees import make_tree
 
-from vmpin.allocation.allocation_options import AllocationOptions
-from vmpin.allocation.ledger import Ledger, RefusedRequest
-from vmpin.allocation.refusal import RefusalKind
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.exporter import Exporter
@@ -31,13 +28,16 @@ from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.domain.topology import Topology
 from vmpin.feature import WatcherPart
+from vmpin.features.allocator.allocation_report import AllocatorView
+from vmpin.features.allocator.grants.allocation_options import AllocationOptions
+from vmpin.features.allocator.grants.ledger import Ledger, RefusedRequest
+from vmpin.features.allocator.grants.refusal import RefusalKind
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.health import SourceHealth
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm

@@ -92,6 +92,8 @@ class Feature(NamedTuple):
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
     watch: Callable[[Watcher], WatcherPart | None] | None = None
+    #: Which annotations of pods the reporter hands to the watcher, by their keys; None for none.
+    watched_annotations: Callable[[Config], Callable[[str], bool] | None] | None = None
     #: Finds the NUMA nodes of VMs' NICs, for policy.vhost: near. (/proc, the path of /sys) → the finder.
     nic_nodes: Callable[[Any, str], NicNodes] | None = None
     #: Further members of a sandbox's entry in the status document, from the state and the kernel alone.

@@ -12,10 +12,10 @@ from functools import partial
 
 from measure import Figure
 
-from vmpin.allocation.cpu_request import Alignment, CpuQuery, FoundCpus, SmtUse
-from vmpin.allocation.search.best_set import best_cpus
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, FoundCpus, SmtUse
+from vmpin.features.allocator.search.best_set import best_cpus
 
 #: CPUs, nodes, caches, nodes of one socket (2 of 16: SNC on eight sockets). Two threads a core, as Linux numbers them.
 MACHINES = {"allocate_96": ((96, 2, 2, 1), (96, 4, 8, 2)),

@@ -14,11 +14,11 @@ from typing import Any
 from allocating import machine
 from measure import Figure
 
-from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.cpuset import CpuSet
 from vmpin.domain.runtime_call import VmSize
-from vmpin.reconcile.cpu_allocator import CpuAllocator
-from vmpin.reconcile.ledger_file import LedgerFile
+from vmpin.features.allocator.cpu_allocator import CpuAllocator
+from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
+from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.sources.nri.decider import CpuDecider
 from vmpin.sources.nri.nri_events import NriCounters
 from vmpin.sources.nri.session import NriSession

@@ -20,8 +20,8 @@ from vmpin.domain.counters import Counters
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
+from vmpin.features.allocator.allocation_report import AllocatorView
 from vmpin.reconcile.view import NodeView
-from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.health import SourceHealth
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.domain.topology import Topology
+from vmpin.features.allocator.vm_size import vcpus_of
 from vmpin.guests.transport.discovery import GuestAddress, find_channels
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.host.procfs import Procfs
@@ -19,7 +20,6 @@ from vmpin.pinning.rival_writers import of_vm
 from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
-from vmpin.reconcile.vm_size import vcpus_of
 from vmpin.sources.nri.nri_events import NriPod
 from vmpin.vmm.hardware_ids import hardware_ids
 from vmpin.vmm.inventory import VmInventory

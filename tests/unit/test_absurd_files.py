@@ -16,19 +16,19 @@ import pytest
 from absurd_values import TOML, YAML, absurd_json, absurd_lines, absurd_texts
 from saved_states import BOOT, SAMPLE
 
-from vmpin.allocation.texts.grant_annotation import read_annotation
-from vmpin.allocation.texts.wish_values import AnnotationError
 from vmpin.bounded import load_json
 from vmpin.cli import scenario_file
 from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError
+from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.texts.grant_annotation import read_annotation
+from vmpin.features.allocator.texts.wish_values import AnnotationError
 from vmpin.host import daemons
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.reconcile import state_file
-from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.state_file import sealed
 from vmpin.reconcile.state_format import SavedState, dumps, text_of
 from vmpin.reports.isolation import isolation_file

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {
     "bounded": 0, "cpuset": 0, "feature": 0, "log": 0,
     "errors": 1, "domain": 1, "protocol": 1,
-    "wire": 2, "placement": 2, "allocation": 2, "kube": 2,
+    "wire": 2, "placement": 2, "kube": 2,
     "host": 3, "fleet": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
     "sources": 5, "authorities": 5, "pinning": 5, "scenario": 5,
@@ -45,17 +45,15 @@ AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log"}
 #: What is shared with the guest: the standard library alone, Python 3.9.
 SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
-PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement", "allocation",
+PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
               "kube", "fleet", "config.plain_yaml",
               "scenario.node_scenario", "scenario.scenario_topology", "scenario.scenario_values",
-              "scenario.scenario_allocation", "scenario.scenario_events",
-              "scenario.scenario_pods",
               "features.demo.firmware", "features.demo.kata_pinning", "features.demo.worth",
               "features.demo.worth_picture",
               "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
-              "status.health", "status.allocation_report", "status.pod_arguments", "install.service_unit",
-              "reports.audit", "reports.cpu_owners", "reports.ledger_holders", "reports.redact", "reports.map",
+              "status.health", "status.pod_arguments", "install.service_unit",
+              "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map",
               "reports.residency.usage",
               "reports.isolation.cpu_intervals", "reports.isolation.isolation_books",
               "reports.isolation.isolation_shares", "reports.isolation.isolation_advice",
@@ -64,7 +62,11 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "reports.top.thread_intervals", "reports.top.node_description", "reports.top.pod_usage",
               "reports.top.usage_document", "cli.top.keys", "cli.top.view_state", "cli.top.sheet",
               "cli.shell.help_layout",
-              "doctor.checks", "doctor.allocation_checks",
+              "doctor.checks",
+              "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
+              *(f"features.allocator.{name}" for name in (
+                  "allocation_checks", "allocation_report", "ledger_holders", "scenario_allocation", "scenario_events",
+                  "scenario_pods")),
               "features.network.near_nic", "features.network.network_text", "features.network.nic_path",
               "features.network.vhost_order", "features.network.vm_network", "features.network.rtnetlink",
               "features.network.network_checks",
@@ -77,12 +79,12 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "cli.top.screen", "cli.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
-           "prometheus_client": {"status.prometheus", "status.allocation_metrics"},
+           "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics"},
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "vmm.qmp", "reconcile.one_pass",
-         "procevents.feed", "guests", "daemon"}
+         "procevents.feed", "guests", "features.allocator", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
@@ -92,10 +94,11 @@ NUMBERS_ELSEWHERE = {
         "pinning.restoration",
         "procevents.newborn_placer", "reports.bundle.vms", "reports.isolation.thief_visits", "reports.residency",
         "reports.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition", "vmm.thread_list",
+        "features.allocator.allocator_topology",
         *(f"features.network.{name}" for name in ("device_nodes", "netns", "netns_reader", "rtnetlink"))),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
-        "config.plain_yaml", "scenario.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
+        "config.plain_yaml", "features.allocator.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
         "reports.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
     **dict.fromkeys((
         "cli.mask_changes", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
@@ -183,7 +186,15 @@ def floor(module: str) -> int:
 
 def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
-            if top(name) != top(module) and floor(name) >= floor(module) and module != "feature"] == []
+            if top(name) != top(module) and floor(name) >= floor(module) and module != "feature"
+            and not (feature_of(name) == "allocator" and within(module, NAME_THE_ALLOCATOR))
+            and not (top(name) == "daemon" and feature_of(module) == "allocator")] == []
+
+
+#: Core modules that name the allocator until their part of it is one of a feature.
+NAME_THE_ALLOCATOR = (
+    "daemon", "reconcile.node_state", "reconcile.teardown", "reports.map.node_map", "scenario.node_scenario",
+    "scenario.scenario_reader", "status.prometheus", "cli")
 
 
 def feature_of(module: str) -> str:
@@ -193,7 +204,8 @@ def feature_of(module: str) -> str:
 def test_the_core_names_no_feature_and_no_feature_another() -> None:
     """The seam alone reaches them, by their names in vmpin/features/__init__.py."""
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
-            if feature_of(name) and feature_of(name) != feature_of(module)] == []
+            if feature_of(name) and feature_of(name) != feature_of(module)
+            and not (feature_of(name) == "allocator" and within(module, NAME_THE_ALLOCATOR))] == []
 
 
 def test_a_manifest_loads_the_seam_alone() -> None:
@@ -230,12 +242,6 @@ def test_no_import_at_the_top_goes_in_a_circle() -> None:
     assert not graph
 
 
-def test_no_source_imports_the_allocator() -> None:
-    """It is handed the runtime's calls as values of the domain, and answers with such."""
-    assert [(module, name) for module, path in MODULES.items() if top(module) == "sources" for name in own(path)
-            if top(name) == "allocation"] == []
-
-
 #: Packages in which no two modules import each other, by whatever way, nor in a function or for a type.
 WITHOUT_CIRCLES = ("cli",)
 
@@ -249,10 +255,11 @@ def test_no_import_in_a_package_goes_in_a_circle(package: str) -> None:
     assert not graph, f"these import each other, or what does: {sorted(graph)}"
 
 
-def test_the_search_for_cpus_needs_of_its_package_the_request_and_the_refusal_alone() -> None:
-    names = {name for module, path in MODULES.items() if within(module, ["allocation.search"]) for name in own(path)}
-    assert {name for name in names if top(name) == "allocation" and not within(name, ["allocation.search"])} == {
-        "allocation.cpu_request", "allocation.refusal"}
+def test_the_search_for_cpus_needs_the_request_and_the_refusal_alone() -> None:
+    search = "features.allocator.search"
+    names = {name for module, path in MODULES.items() if within(module, [search]) for name in own(path)}
+    assert {name for name in names if feature_of(name) and not within(name, [search])} == {
+        "features.allocator.grants.cpu_request", "features.allocator.grants.refusal"}
 
 
 def test_what_is_pure_imports_nothing_that_acts() -> None:
@@ -379,7 +386,7 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
     assert {module for module, names in reach.items() if "daemon.handed_pods" in names} == {"daemon.watcher"}
     # What asks for CPUs crosses apart from it, and has one reader there: with allocate.live_annotations alone.
     assert {module for module, names in reach.items() if "kube.asked_annotations" in names} == {
-        "kube.pod_record", "reporter.pod_handover", "daemon.allocator.live_annotations"}
+        "kube.pod_record", "reporter.pod_handover", "features.allocator.live_annotations"}
 
 
 _STATUS = """\

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import pytest
 
-from vmpin.allocation.cpu_request import CpuWish
-from vmpin.allocation.texts.annotations import changed
 from vmpin.bounded import load_json
 from vmpin.cli import audit, run_times, verb_options
 from vmpin.cli import isolation as isolation_flags
@@ -22,12 +20,14 @@ from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import SandboxId, VcpuId
 from vmpin.domain.proof import _parsed
 from vmpin.errors import VmpinError
+from vmpin.features.allocator.grants.cpu_request import CpuWish
+from vmpin.features.allocator.texts.annotations import changed
+from vmpin.features.allocator.vm_size import vcpus_of
 from vmpin.fleet.node_record import record_of_pinning
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.protocol.frames import MAX_HW, ProtocolError, parse_ids
 from vmpin.protocol.parsing import MAX_NUMBER, parse_answer
 from vmpin.reconcile.state_format import unpack
-from vmpin.reconcile.vm_size import vcpus_of
 from vmpin.runtime.kata import parse_go
 from vmpin.runtime.kubelet import parse_checkpoint
 from vmpin.runtime.oci import parse_message

@@ -22,7 +22,6 @@ from nri_peer import container, pod
 from test_floors import FLOORS, MODULES, own
 from walks import Walk
 
-from vmpin.allocation.allocation_options import AllocationMode, AllocationOptions
 from vmpin.cli.main import main
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
@@ -30,9 +29,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.runtime_call import VmSize
 from vmpin.domain.topology import Topology
+from vmpin.features.allocator.cpu_allocator import CpuAllocator
+from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
+from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.host.lock import Lock
-from vmpin.reconcile.cpu_allocator import CpuAllocator
-from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import NriCounters
 from vmpin.sources.nri.plugin import NriPlugin

@@ -112,7 +112,7 @@ def _owners(config: Config, found: Document, direct: bool) -> tuple[CpuOwner, ..
     report = ledger_report(config, direct)
     if report is None:
         return owners_of(found)
-    from vmpin.reports.ledger_holders import ledger_owners
+    from vmpin.features.allocator.ledger_holders import ledger_owners
     return (*owners_of(found), *ledger_owners(report))
 
 

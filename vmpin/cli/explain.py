@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     grants = [] if args.direct else grants_of(config)
     sandboxes = named_sandboxes(found)
     vms = {each.id for each in sandboxes}
-    what = "VM sandbox" if config.allocate.mode == "off" else "pod of a VM, or with CPUs that vmpin gave it,"
+    gives = config.of_features["allocate"].mode != "off"
+    what = "pod of a VM, or with CPUs that vmpin gave it," if gives else "VM sandbox"
     meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *without_vm(grants, vms)], what)
     texts = _of_sandbox(config, found, meant) if meant.sandbox.id in vms else []
     if any(grant["sandbox"] == meant.sandbox.id for grant in grants):

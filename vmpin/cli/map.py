@@ -24,7 +24,7 @@ from vmpin.feature import inspect_vms
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
-    from vmpin.reports.ledger_holders import LedgerMap
+    from vmpin.features.allocator.ledger_holders import LedgerMap
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
@@ -79,5 +79,5 @@ def _ledger(config: "Config", direct: bool) -> "LedgerMap | None":
     found = ledger_report(config, direct)
     if found is None:
         return None
-    from vmpin.reports.ledger_holders import ledger_map
+    from vmpin.features.allocator.ledger_holders import ledger_map
     return ledger_map(found)

@@ -98,7 +98,7 @@ def _scenario(args: argparse.Namespace) -> int:
     document: Document = {"version": VERSION, **place_scenario(scenario, previous).data()}
     events: list[Document] = []
     if scenario.allocation is not None:
-        from vmpin.scenario.scenario_allocation import play
+        from vmpin.features.allocator.scenario_allocation import play
         events = document["events"] = play(scenario.allocation).events
     if args.output == "json":
         print_data(document, "json")

@@ -10,7 +10,7 @@ from vmpin.config import yaml_file
 from vmpin.domain.model import SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError, SourceError
-from vmpin.host.allocator_topology import allocator_topology
+from vmpin.features.allocator.allocator_topology import allocator_topology
 from vmpin.host.sysfs import Sysfs
 from vmpin.placement.vcpus import Previous
 from vmpin.reports.map.node_map import Picture, picture
@@ -54,7 +54,7 @@ def planned_picture(path: Path) -> Picture:
     ledger = None
     if scenario.allocation is not None:
         from vmpin.cli.allocator.played_events import ledger_after
-        from vmpin.scenario.scenario_allocation import play
+        from vmpin.features.allocator.scenario_allocation import play
         ledger = ledger_after(play(scenario.allocation))
     return picture(planned_node(outcome.data()["sandboxes"], scenario.node, outcome.own, outcome.collisions),
                    scenario.node.topology, ledger, path.name)

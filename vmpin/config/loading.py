@@ -98,10 +98,6 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
     for check in present(feature.check_config for feature in features()):
         if (fault := check(config)) is not None:
             refuse(fault)
-    if config.allocate.live_annotations and not config.kubernetes.watch_pods:
-        refuse(ConfigError("allocate.live_annotations is on and kubernetes.watch_pods is off: changed annotations "
-                           "come with the pods' data that the reporter hands over",
-                           "switch both on, or the first one off"))
     return config
 
 

@@ -94,7 +94,7 @@ class Control:
 
             return isolation(self._watcher, request)
         if operation == "allocations" and request.get("explain") is not None:
-            from vmpin.daemon.allocation_answers import explained
+            from vmpin.features.allocator.allocation_answers import explained
 
             return explained(self._watcher.allocating, str(request["explain"]))
         return None
@@ -130,11 +130,11 @@ class Control:
         if operation == "about" and watcher.about is not None:
             return watcher.about.data(view, watcher.resynced, watcher.source_health())
         if operation == "allocations":
-            from vmpin.daemon.allocation_answers import allocations
+            from vmpin.features.allocator.allocation_answers import allocations
 
             return allocations(watcher.allocating, request)
         if operation == "set":
-            from vmpin.daemon.allocation_answers import set_policy
+            from vmpin.features.allocator.allocation_answers import set_policy
 
             return set_policy(watcher.allocating, request)
         if operation == "proof":

@@ -33,7 +33,7 @@ from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
-    from vmpin.status.allocation_report import AllocatorView
+    from vmpin.features.allocator.allocation_report import AllocatorView
     from vmpin.status.prometheus import NodeCollector
 
 logger = logging.getLogger(__name__)

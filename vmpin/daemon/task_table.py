@@ -55,7 +55,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
         sources["ended"] = watcher.allocating.ended.run
         if watcher.allocating.live is not None:
             sources["annotations"] = watcher.allocating.live.run
-    if config.allocate.mode != "on" and config.paths.ledger_file.exists():
+    if config.of_features["allocate"].mode != "on" and config.paths.ledger_file.exists():
         sources["release"] = partial(_release_ledger, watcher)
     if watcher.proc_events is not None:
         sources["births"] = watcher.proc_events.run
@@ -70,7 +70,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
 
 async def _release_ledger(watcher: Watcher) -> None:
     """The allocator was switched off: its ledger is given up. As every task that ends, it is made again."""
-    from vmpin.reconcile.ledger_release import release_ledger
+    from vmpin.features.allocator.ledger_release import release_ledger
 
     if await asyncio.to_thread(release_ledger, watcher.view.config, watcher.timeouts.cri_call):
         await asyncio.Event().wait()

@@ -47,8 +47,8 @@ from vmpin.status.health import SourceHealth
 from vmpin.wire.nri_enums import Verb
 
 if TYPE_CHECKING:
-    from vmpin.daemon.allocating import Allocating
-    from vmpin.status.allocation_report import AllocatorView
+    from vmpin.features.allocator.allocating import Allocating
+    from vmpin.features.allocator.allocation_report import AllocatorView
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ class Watcher:
         self.restarts, self.counters = self._tasks.restarts, reconciler.counters
         self.hooks = HookIntake(reconciler, spool, kept, lock, self._on_hook, self._resync.set, timeouts)
         self.allocating: Allocating | None = None
-        if config.allocate.mode != "off":
-            from vmpin.daemon.allocating import Allocating
+        if config.of_features["allocate"].mode != "off":
+            from vmpin.features.allocator.allocating import Allocating
 
             self.allocating = Allocating(reconciler, lambda: self.nri, timeouts)
         #: What features do in it, by the feature's name; none of those that are switched off.

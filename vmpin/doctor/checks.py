@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vmpin.doctor import (
-    allocation_checks,
     cluster_checks,
     hook_checks,
     kata_checks,
@@ -28,8 +27,6 @@ CHECKS = (
     Check("cgroups", "the layout, and cpusets that keep a VMM off its sandbox's CPUs", node_checks.cgroups),
     Check("kubelet", "the CPU manager's policy, its configuration and its checkpoint", cluster_checks.kubelet),
     Check("kubelet-options", "the policy's options, and cores that two owners share", cluster_checks.kubelet_options),
-    Check("allocation", "allocate.mode: other programs that give out CPUs, and what the scheduler counts",
-          allocation_checks.allocation),
     Check("nri", "the container runtime's NRI: configured, available, connected", cluster_checks.nri),
     Check("hooks", "vmpin's OCI hook: registrations, their readers, received messages", hook_checks.hooks),
     Check("kata", "Kata's configurations, drop-ins and handlers, of both its runtimes", kata_checks.kata),

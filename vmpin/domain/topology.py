@@ -30,7 +30,7 @@ class _Groups(NamedTuple):
     present: CpuSet = EMPTY  #: Plugged in, online or not; empty where the kernel does not show it.
     #: From each NUMA node to each, in the firmware's unit (10: to itself); empty where the kernel does not show it.
     distances: Mapping[int, Mapping[int, int]] = MappingProxyType({})
-    # What follows is read for the allocator alone, and empty elsewhere (host.allocator_topology).
+    # What follows is read where CPUs are given out alone, and empty elsewhere.
     #: CPUs of one package, ascending; empty where the kernel does not show it.
     sockets: tuple[CpuSet, ...] = ()
     dies: tuple[CpuSet, ...] = ()  #: Likewise, of one die.

@@ -1,3 +1,3 @@
 """The features of vmpin: a folder each, of which the core names none (`vmpin/feature.py`)."""
 
-NAMES = ("network", "demo")
+NAMES = ("allocator", "network", "demo")

@@ -33,7 +33,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
                      len(reconciler.originals.masks), config.paths.state_file)
         return False
     if config.paths.ledger_file.exists():
-        from vmpin.reconcile.ledger_release import release_ledger
+        from vmpin.features.allocator.ledger_release import release_ledger
 
         if not release_ledger(config, TIMEOUTS.cri_call):
             return False

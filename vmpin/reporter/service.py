@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from vmpin.allocation.texts.asking_annotations import asks
 from vmpin.config.settings import Config
 from vmpin.errors import ClusterError, ConfigError, WatcherError
+from vmpin.feature import features, present
 from vmpin.kube.agenda import Agenda, Wanted, Write
 from vmpin.kube.api_request import node_path
 from vmpin.kube.cluster_node import ClusterNode, node_of
@@ -52,7 +52,8 @@ class Reporter:
         self._link_report = LinkReport(self._socket)
         self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology is TopologyMode.OWN)
         self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods,
-                               asks=asks if config.allocate.live_annotations else None, link=self._link)
+                               asks=next(present(feature.watched_annotations(config) for feature in features()
+                                                 if feature.watched_annotations is not None), None), link=self._link)
         self._handover = PodHandover(self._socket, self._stream, self._watch, self._stopping)
         self._threads = {"vmpin-follow": self._stream.run, "vmpin-pods": self._watch.run,
                          **({"vmpin-handover": self._handover.run} if keys.watch_pods else {})}

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole
+from vmpin.features.allocator.scenario_allocation import AllocationScenario
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.rulings import inferred
 from vmpin.placement.vcpus import Previous
-from vmpin.scenario.scenario_allocation import AllocationScenario
 
 
 class ScenarioSandbox(NamedTuple):

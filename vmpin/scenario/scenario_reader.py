@@ -7,11 +7,11 @@ from __future__ import annotations
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
+from vmpin.features.allocator import allocator_keys
 from vmpin.placement.ownership import Node
 from vmpin.placement.policy import Policy, parse_rule
 from vmpin.placement.rules import PlacementRequest
 from vmpin.placement.vcpus import Previous
-from vmpin.scenario import allocator_keys
 from vmpin.scenario.node_scenario import Scenario, ScenarioSandbox
 from vmpin.scenario.scenario_topology import read_topology
 from vmpin.scenario.scenario_values import ScenarioValues

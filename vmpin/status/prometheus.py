@@ -31,7 +31,7 @@ from vmpin.status.headcount import Headcount, ThreadPlace
 from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
-    from vmpin.status.allocation_report import AllocatorView
+    from vmpin.features.allocator.allocation_report import AllocatorView
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -87,7 +87,9 @@ class NodeCollector(Collector):
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
         if self.facts.allocator is not None:
-            from vmpin.status.allocation_metrics import allocation_families  # few nodes give out CPUs themselves
+            from vmpin.features.allocator.allocation_metrics import (
+                allocation_families,  # few nodes give out CPUs themselves
+            )
 
             yield from allocation_families(self.facts.allocator, self.facts.per_sandbox)
         for metrics in present(part.metrics for part in self.facts.parts):

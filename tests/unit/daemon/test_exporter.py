@@ -16,9 +16,6 @@ from pathlib import Path
 import pytest
 from metered import WEB, Node, metered
 
-from vmpin.allocation.allocation_options import AllocationOptions
-from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
-from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.config import loading as settings
 from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
@@ -31,11 +28,14 @@ from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadRole
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
+from vmpin.features.allocator.allocation_report import AllocatorView
+from vmpin.features.allocator.grants.allocation_options import AllocationOptions
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
+from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
-from vmpin.status.allocation_report import AllocatorView
 from vmpin.status.headcount import Headcount
 from vmpin.status.health import SourceHealth
 

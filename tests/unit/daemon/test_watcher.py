@@ -20,7 +20,6 @@ from guest_peer import until
 from removal import remove_in_use
 
 from vmpin import log
-from vmpin.allocation.ledger import Ledger
 from vmpin.config import loading
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
@@ -29,9 +28,10 @@ from vmpin.daemon.supervision import SupervisedTasks
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.errors import ConfigError, LockHeldError
+from vmpin.features.allocator.grants.ledger import Ledger
+from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
-from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.spool import Spool
 from vmpin.vmm.qemu import QEMU

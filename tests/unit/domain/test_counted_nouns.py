@@ -21,13 +21,14 @@ PLURAL = re.compile(
 SEVERAL = {
     ("vmpin/cli/audit.py", "len(use.owners)"), ("vmpin/cli/audit.py", "everyone"),
     ("vmpin/cli/audit.py", "sampler.samples"), ("vmpin/cli/repetition.py", "len(lines) - room + 1"),
-    ("vmpin/scenario/scenario_pods.py", "len(created)"), ("vmpin/daemon/allocation_answers.py", "len(found)"),
+    ("vmpin/features/allocator/scenario_pods.py", "len(created)"),
+    ("vmpin/features/allocator/allocation_answers.py", "len(found)"),
     ("vmpin/features/demo/guest_memory.py", "count"), ("vmpin/features/demo/worth_picture.py", "at.rounds"),
     ("vmpin/domain/guest_report.py", "len(cpus)"), ("vmpin/placement/vcpus.py", "wants"),
     ("vmpin/runtime/kata.py", "len(configs)"),
     ("vmpin/placement/vcpus.py", "len(groups) + for_shared"), ("vmpin/sources/nri/call_decoding.py", "self._listed"),
-    ("vmpin/allocation/search/shortage.py", "widths[0]"),
-    ("vmpin/allocation/search/shortage.py", "', '.join(map(str, widths))")}
+    ("vmpin/features/allocator/search/shortage.py", "widths[0]"),
+    ("vmpin/features/allocator/search/shortage.py", "', '.join(map(str, widths))")}
 
 
 @pytest.mark.parametrize(("count", "noun", "text"), [

@@ -16,7 +16,7 @@ from trees import DATA, make_tree
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.host.allocator_topology import allocator_topology, device_nodes
+from vmpin.features.allocator.allocator_topology import allocator_topology, device_nodes
 from vmpin.host.sysfs import Sysfs
 
 

@@ -12,18 +12,18 @@ import pytest
 from newcomers import Machine, mask, sandbox
 from trees import make_tree
 
-from vmpin.allocation.cpu_request import CpuPolicy, CpuWish
-from vmpin.allocation.ledger import Grant, GrantState, Ledger
 from vmpin.config import loading
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
+from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
+from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.reconcile.adapters import Adapters
-from vmpin.reconcile.ledger_file import LedgerFile
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.state_format import SavedState
 from vmpin.reconcile.state_store import StateStore

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from kube_given import entry, reported
 
-from vmpin.allocation.texts.asking_annotations import asks
+from vmpin.features.allocator.texts.asking_annotations import asks
 from vmpin.kube.asked_annotations import decoded_member
 from vmpin.kube.pod_record import Pods, record_of
 from vmpin.kube.untrusted_pod import UntrustedPod, decode

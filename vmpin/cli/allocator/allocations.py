@@ -32,7 +32,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.status.allocation_report import grant_columns, grant_rows, refusals, summary
+    from vmpin.features.allocator.allocation_report import grant_columns, grant_rows, refusals, summary
     config = usable_config(args)
     found = ask(config, {"op": "allocations"})
     if found is None:

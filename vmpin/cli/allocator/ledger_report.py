@@ -15,7 +15,7 @@ def ledger_report(config: Config, direct: bool | None, actual: bool = False) -> 
     """Ask the watcher for what it gives out, as `vmpin allocations` shows it. None where it gives out nothing, before
     the runtime's first list, and without a watcher.
     :param actual: with the CPUs that containers' cgroups have."""
-    if direct or config.allocate.mode != "on":
+    if direct or config.of_features["allocate"].mode != "on":
         return None
     with contextlib.suppress(UsageError):
         found = ask(config, {"op": "allocations", "actual": actual})
@@ -30,7 +30,7 @@ def misplaced_grants(config: Config, direct: bool, chosen: str | None) -> list[D
         report = ledger_report(config, direct, actual=True)
         if report is None:
             return None
-        from vmpin.status.allocation_report import misplaced
+        from vmpin.features.allocator.allocation_report import misplaced
         return [each for each in misplaced(report) if chosen in (None, each["sandbox"])]
 
     first = found()
@@ -43,7 +43,7 @@ def misplaced_grants(config: Config, direct: bool, chosen: str | None) -> list[D
 def grants_of(config: Config) -> list[Document]:
     """The allocator's; [] without a watcher, which alone gives out CPUs, and before the runtime has listed its
     containers."""
-    if config.allocate.mode == "off":
+    if config.of_features["allocate"].mode == "off":
         return []
     try:
         found = ask(config, {"op": "allocations"})

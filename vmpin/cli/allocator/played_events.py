@@ -6,9 +6,9 @@ import textwrap
 from typing import Any
 
 from vmpin.domain.terminal import printable
-from vmpin.reports.ledger_holders import LedgerMap, ledger_map
-from vmpin.scenario.scenario_allocation import PlayedAllocation
-from vmpin.status.allocation_report import AllocatorView, allocation_report
+from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report
+from vmpin.features.allocator.ledger_holders import LedgerMap, ledger_map
+from vmpin.features.allocator.scenario_allocation import PlayedAllocation
 
 
 def text(event: dict[str, Any]) -> str:

@@ -67,8 +67,8 @@ class Answers:
             f"CPUs {owner.cpus} are exclusive to {owner.label}." for owner in owners)]))
 
     def _map(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
+        from vmpin.features.allocator.ledger_holders import ledger_map
         from vmpin.host.sysfs import Sysfs
-        from vmpin.reports.ledger_holders import ledger_map
         from vmpin.reports.map.node_map import picture
         from vmpin.reports.map.text import lines
         document = usage.description.document

@@ -14,7 +14,7 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
 from vmpin.feature import features, present
-from vmpin.reports.ledger_holders import LedgerMap
+from vmpin.features.allocator.ledger_holders import LedgerMap
 
 #: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
 _ID = re.compile(r"\b[0-9a-f]{64}\b")

@@ -33,8 +33,8 @@ class DeviceNode(NamedTuple):
 
 
 def container_devices(nodes: Iterable[DeviceNode], env: Iterable[str]) -> dict[str, str]:
-    """Map each device name ("c226:128", "0000:3b:00.0") to its origin: a path, or a variable. `device_nodes` of
-    host.allocator_topology resolves the names."""
+    """Map each device name ("c226:128", "0000:3b:00.0") to its origin: a path, or a variable.
+    What gives out CPUs resolves the names."""
     found: dict[str, str] = {}
     for node in nodes:
         if len(found) == MOST_NODES:

@@ -1,0 +1,79 @@
+"""The allocator in the watcher: made without an effect on anything else, and checked when the watcher starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from trees import make_tree
+
+from vmpin.config import loading
+from vmpin.config.timeouts import TIMEOUTS
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer
+from vmpin.features.allocator.allocating import Allocating
+from vmpin.features.allocator.grants.ledger import Ledger
+from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.wire.nri_enums import Verb
+
+CPUS = CpuSet(os.sched_getaffinity(0))
+
+
+def on_a_node(root: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Reconciler:
+    """A node whose ledger of before a restart has all CPUs in the pool."""
+    paths = {f"paths.{each}": str(root / each) for each in ("run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}
+    for name in ("run", "proc", "kubelet"):
+        (root / name).mkdir()
+    config = loading.load(None, {}, {**paths, "allocate.mode": "on", "watch.kubelet": "true", **keys})
+    found = Reconciler(config)
+    LedgerFile(config.paths.ledger_file, found.view.boot_id).save(Ledger(shared=CPUS))
+    return found
+
+
+def test_it_is_made_without_an_effect_and_checked_later(tmp_path: Path) -> None:
+    reconciler = on_a_node(tmp_path)
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    assert (reconciler.view.rulings.written, made.allocator.suspended) == (False, "")
+    made.check()
+    assert reconciler.view.rulings.written
+    assert reconciler.view.rulings.pool == CPUS
+
+
+def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reconciler = on_a_node(tmp_path)
+    (tmp_path / "kubelet/cpu_manager_state").write_text(json.dumps({"policyName": "static",
+                                                                    "defaultCpuSet": str(CPUS)}))
+    reconciler.read_kubelet()
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    assert (made.allocator.suspended, caplog.messages) == ("", [])
+    made.check()
+    assert made.allocator.suspended.startswith("the kubelet's CPU manager policy is static")
+    assert not reconciler.view.rulings.written
+    assert [message.partition(": ")[2][:21] for message in caplog.messages] == ["nothing is allocated:"]
+
+
+def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_path: Path) -> None:
+    sys = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {CPUS}\ndevices/system/cpu/isolated =\n")
+    reconciler = on_a_node(tmp_path, {"paths.sys": str(sys)})
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    (sys / "devices/system/cpu/isolated").write_text(f"{CPUS.first}\n")
+    reconciler.read_node()
+    made.resynced()
+    assert made.allocator.machine.isolated == CpuSet((CPUS.first,))
+
+
+def test_containers_that_came_with_a_cpuset_of_another_plugin_are_named(tmp_path: Path) -> None:
+    reconciler = on_a_node(tmp_path)
+    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    assert made.data()["foreign"] == []
+    made.allocator.synchronize(Listed(frozenset((SandboxId("pod"),)), ()))
+    made.allocator.decide(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod"), "main", "shop", "db",
+                                                         cpuset=CpuSet((CPUS.first,))))
+    assert made.data()["foreign"] == ["shop/db/main"]

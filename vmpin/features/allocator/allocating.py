@@ -1,0 +1,155 @@
+"""The allocator in the watcher: made with `allocate.mode` observe or on, suspended while the kubelet's static policy
+gives out the CPUs, and its ledger handed to the reconciler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vmpin.config.timeouts import Timeouts
+from vmpin.domain.model import ContainerId
+from vmpin.features.allocator.allocation_report import AllocatorView, brief
+from vmpin.features.allocator.allocator_topology import allocator_topology, device_nodes
+from vmpin.features.allocator.cpu_allocator import CpuAllocator
+from vmpin.features.allocator.ended_pods import EndedPods
+from vmpin.features.allocator.grants.admission import about
+from vmpin.features.allocator.grants.allocation_options import AllocationMode
+from vmpin.features.allocator.grants.answer import Answer
+from vmpin.features.allocator.grants.ledger import Grant
+from vmpin.features.allocator.grants.pool_cpus import pool
+from vmpin.features.allocator.kept_grants import ledger_authority
+from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.pool_updates import PoolUpdates
+from vmpin.features.allocator.vm_size import vcpus_of
+from vmpin.host.daemons import programs
+from vmpin.host.files import Files
+from vmpin.host.sysfs import Sysfs
+from vmpin.reconcile.reconciler import Reconciler
+from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
+from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
+from vmpin.wire.nri_enums import Verb
+
+if TYPE_CHECKING:
+    from vmpin.daemon.feeds import NriFeed
+    from vmpin.features.allocator.live_annotations import LiveAnnotations
+
+logger = logging.getLogger(__name__)
+
+_STATIC = ("the kubelet's CPU manager policy is static: it gives out the CPUs, and vmpin follows (set "
+           "cpuManagerPolicy: none, or allocate.mode: off)")
+#: As many containers with a cpuset of another plugin are named in the status.
+_FOREIGN = 10
+
+
+class Allocating:
+    """:param nri: the NRI feed, None without one. :raises SourceError: when the topology cannot be read."""
+
+    def __init__(self, reconciler: Reconciler, nri: Callable[[], NriFeed | None], timeouts: Timeouts) -> None:
+        view = reconciler.view
+        self._reconciler, self._view = reconciler, view
+        self._topology, self._nri = view.node.topology, nri
+        self._sysfs = Sysfs(view.config.paths.sys)
+        # The node's files: a pod's own root has no configuration of Kata's.
+        kata = KataDefaultVcpus(Files(f"{view.proc.root}/1/root"), len(view.node.online),
+                                partial(programs, view.proc, ("containerd", "crio")))
+        self.allocator = CpuAllocator(
+            allocator_topology(self._sysfs), view.config.of_features["allocate"].options,
+            LedgerFile(view.config.paths.ledger_file, view.boot_id),
+            partial(vcpus_of, proc=view.proc, configured=kata.of, known=view.has_vm,
+                    overhead=kata.overhead),
+            partial(device_nodes, self._sysfs))
+        self.updates = PoolUpdates(view, self.allocator, reconciler.read_cgroups, nri, timeouts)
+        self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, nri, timeouts)
+        self.live: LiveAnnotations | None = None
+        if view.config.of_features["allocate"].live_annotations:
+            from vmpin.features.allocator.live_annotations import LiveAnnotations
+
+            self.live = LiveAnnotations(self.allocator, self.take, timeouts)
+
+    def check(self) -> None:
+        """Suspend the allocator while the kubelet gives out CPUs, resume it when that ends, and hand the reconciler
+        what is given out. Called by the watcher when it starts, before any feed does, and after each resync."""
+        kubelet = self._view.kubelet
+        suspended = _STATIC if kubelet is not None and kubelet.static else ""
+        if suspended != self.allocator.suspended:
+            self.allocator.suspend(suspended)
+            if suspended:
+                logger.error("allocate: nothing is allocated: %s", suspended)
+            else:
+                logger.info("allocate: the kubelet's policy is not static any more: CPUs are allocated")
+                if (nri := self._nri()) is not None:
+                    nri.request_list()
+        self.take()
+
+    def take(self) -> None:
+        """Hand the reconciler what is given out; CPUs may wait for an update."""
+        self._reconciler.put_authority(ledger_authority(self.allocator.assignments()))
+        self.updates.touch()
+        if self.live is not None:
+            self.live.touch()
+
+    def started(self, events: Iterable[NriEvent]) -> None:
+        """Read back the cgroups of containers that have been started. The state has taken the events in."""
+        self.updates.started((event.container.pod, event.container.id) for event in events
+                             if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START)
+
+    def resynced(self) -> None:
+        """Called after a resync. Read the allocator's topology again if the node's changed: other CPUs are online, or
+        isolated."""
+        topology = self._view.node.topology
+        if topology != self._topology:
+            self._topology = topology
+            self.allocator.renew(allocator_topology(self._sysfs))
+        self.check()
+        self.updates.compare()
+        self.ended.touch()
+
+    def view(self) -> AllocatorView | None:
+        """Return what is given out now; None before the runtime's first list."""
+        ledger = self.allocator.ledger()
+        if ledger is None:
+            return None
+        machine, options = self.allocator.machine, self.allocator.options
+        why = self.allocator.suspended
+        return AllocatorView("off" if why else str(options.mode), why, machine, options, ledger,
+                             pool(machine, ledger, options), self.allocator.refusals, self.allocator.pool_changes)
+
+    def actual_cpus(self, grant: Grant) -> str | None:
+        """The CPUs that a container's cgroup leaves it now; None where that cannot be read, and for a container in a
+        VM: the VMM is in the sandbox's cgroups."""
+        state = self._view.sandboxes.get(grant.sandbox)
+        record = None if state is None else state.containers.get(grant.container)
+        if grant.vm or record is None or record.init is None:
+            return None
+        found = self._view.cgroups.cpuset_of(record.init.tid)
+        return None if found is None else str(found.effective)
+
+    def brief(self) -> dict[str, object] | None:
+        """Return what followers get; None while nothing is given out."""
+        if self.allocator.suspended or self.allocator.options.mode is not AllocationMode.ON:
+            return None
+        view = self.view()
+        refused = {} if self.live is None else {"refused": self.live.refused()}
+        if view is None:
+            return {"why": "the container runtime has not listed its containers yet", **refused}
+        return {**brief(view), **refused}
+
+    def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
+        """Change a container's CPUs, as `CpuAllocator.change` does."""
+        answer = self.allocator.change(container, changes, dry_run)
+        if not dry_run:
+            self.take()
+        return answer
+
+    def data(self) -> dict[str, object]:
+        """Return the allocator's part of the status."""
+        ledger = self.allocator.ledger()
+        return {"mode": self._view.config.of_features["allocate"].mode, "suspended": self.allocator.suspended,
+                "pool": None if ledger is None else str(ledger.shared),
+                "grants": 0 if ledger is None else len(ledger.grants),
+                "foreign": [] if ledger is None else sorted({
+                    about(grant) for grant in ledger.grants.values()
+                    if grant.live and grant.left_alone and grant.written})[:_FOREIGN],
+                "refused": [] if ledger is None else [each._asdict() for each in ledger.refused]}

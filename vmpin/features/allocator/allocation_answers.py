@@ -1,0 +1,97 @@
+"""The allocator's part of the control socket: what was given (`vmpin allocations`, `vmpin explain`), and other CPUs
+for a container that runs (`vmpin set`)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId
+from vmpin.errors import UsageError, WatcherError
+from vmpin.features.allocator.allocation_report import VERSION, AllocatorView, allocation_report, explanations
+from vmpin.features.allocator.grants.decisions import due_updates
+from vmpin.features.allocator.grants.ledger import Grant, Ledger
+from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
+
+if TYPE_CHECKING:
+    from vmpin.features.allocator.allocating import Allocating
+
+_HINT = "allocate.mode is off: set it to observe or on, and restart the watcher"
+
+
+def _seen(allocating: Allocating | None) -> tuple[Allocating, AllocatorView]:
+    """Return the allocator, and what it gives out. :raises WatcherError: while nothing is given out."""
+    if allocating is None:
+        raise WatcherError("vmpin gives out no CPUs", _HINT)
+    view = allocating.view()
+    if view is None:
+        raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
+    return allocating, view
+
+
+async def explained(allocating: Allocating | None, name: str) -> dict[str, object]:
+    """Explain in a thread of its own: on a machine of 16 nodes the next best set may take seconds to be found."""
+    return {"sentences": await asyncio.to_thread(explanations, _seen(allocating)[1], name)}
+
+
+def allocations(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
+    """Answer the request `allocations` with the report of the ledger. :raises WatcherError: while nothing is given
+    out."""
+    allocating, view = _seen(allocating)
+    report = allocation_report(view)
+    if request.get("actual") is True:
+        due = dict(due_updates(view.machine, view.ledger, view.options))
+        for grant in report["grants"]:
+            actual = allocating.actual_cpus(view.ledger.grants[grant["id"]])
+            wanted = due.get(grant["id"])
+            # CPUs that it has yet to lose are not its own, though its cgroup was written with them last. Those that it
+            # has yet to get back are no mistake.
+            if actual is not None and wanted is not None and not CpuSet.parse(actual) <= wanted:
+                grant["cpuset"] = str(wanted)
+            grant["actual"] = actual
+    return report
+
+
+def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
+    """Change what a running container asks for. :raises WatcherError: while nothing is given out.
+    :raises UsageError: when it is refused, or the name fits no container, or several."""
+    if allocating is None:
+        raise WatcherError("vmpin gives out no CPUs", _HINT)
+    ledger = allocating.allocator.ledger()
+    changes = request["changes"]
+    if ledger is None or not isinstance(changes, dict):
+        raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
+    grant = _named(ledger, str(request["target"]), str(request.get("namespace", "")))
+    texts = {str(key): str(value) for key, value in changes.items()}
+    answer = allocating.change(grant.container, texts, dry_run=request.get("dry_run") is not False)
+    if answer.refusal:
+        raise UsageError(answer.refusal.removeprefix("vmpin: "), "nothing was changed")
+    after = answer.ledger.grants[grant.container]
+    return {"version": VERSION, "container": grant.container, "before": str(grant.cpus), "cpus": str(after.cpus),
+            "policy": str(after.policy), "notes": list(answer.notes),
+            "updates": [{"container": update.container, "cpus": str(update.cpus), "name": _name(ledger, update[0])}
+                        for update in answer.updates]}
+
+
+def _named(ledger: Ledger, target: str, namespace: str) -> Grant:
+    """The running container of a name or of the first digits of an id; a pod's with one container, too."""
+    pods: dict[str, list[Grant]] = {}
+    for grant in ledger.grants.values():
+        if grant.live:
+            pods.setdefault(grant.sandbox, []).append(grant)
+    chosen = the_one_meant(target, namespace, [NamedSandbox(
+        sandbox, many[0].namespace, many[0].pod, [(grant.container, grant.name) for grant in many])
+        for sandbox, many in pods.items()], "running container", "vmpin allocations -o wide")
+    if chosen.container:
+        return ledger.grants[ContainerId(chosen.container)]
+    found = pods[chosen.sandbox.id]
+    if len(found) > 1:
+        names = ", ".join(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in found[:8])
+        raise UsageError(f"{target!r} has {len(found)} containers: {names}", "name one of them")
+    return found[0]
+
+
+def _name(ledger: Ledger, container: ContainerId) -> str:
+    grant = ledger.grants.get(container)
+    return container if grant is None else f"{grant.namespace}/{grant.pod}/{grant.name}"

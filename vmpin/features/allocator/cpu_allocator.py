@@ -1,0 +1,290 @@
+"""The owner of the ledger: answers the runtime's calls with CPUs, and keeps the ledger in its file.
+
+The plugin's thread calls it for answers, the event loop for everything else; a lock serialises both, and what is done
+under it waits for nothing but the ledger's file. What no answer has carried (`decisions.due_updates`: CPUs that came
+back, updates that failed) is given by CRI calls from the loop (features.allocator.pool_updates): one made from within
+an answer would wait for itself. Such a call comes back as an UpdateContainer, which is decided on as any other: where
+its CPUs are still the container's it changes nothing, else it is corrected.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.assignments import Assignments
+from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
+from vmpin.domain.topology import Topology
+from vmpin.features.allocator.grants import decisions, live_change
+from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
+from vmpin.features.allocator.grants.annotation_changes import follow_annotations
+from vmpin.features.allocator.grants.answer import Answer
+from vmpin.features.allocator.grants.ledger import Ledger
+from vmpin.features.allocator.grants.pool_cpus import with_written
+from vmpin.features.allocator.grants.synchronizing import on_online_changed, on_synchronize
+from vmpin.features.allocator.kept_grants import assignments_by
+from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.sources.nri.decider import CpuAnswer
+from vmpin.sources.nri.nri_events import ContainerEvent, NriPod, PodEvent
+from vmpin.wire.nri_enums import Verb
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = CpuAnswer()
+_NEAR = "cpu-near.vmpin.io"
+
+
+class CpuAllocator:
+    """With `allocate.mode` observe it works everything out, and answers nothing.
+    :param vcpus_of: whether a pod is a VM, and of which size, from NRI's pod.
+    :param device_nodes: the NUMA nodes of devices, by name."""
+
+    def __init__(self, machine: Topology, options: AllocationOptions, file: LedgerFile,
+                 vcpus_of: Callable[[NriPod], VmSize],
+                 device_nodes: Callable[[Collection[str]], Mapping[str, int]] = lambda names: {}) -> None:
+        self._lock = threading.Lock()
+        self._machine, self._options, self._file = machine, options, file
+        self._acts = options.mode is AllocationMode.ON
+        #: Since the watcher started: refusals by kind, and changes of the CPUs that shared containers are on.
+        self.refusals: Counter[str] = Counter()
+        self.pool_changes = 0
+        self._vcpus_of, self._device_nodes = vcpus_of, device_nodes
+        #: None until the runtime's first list, where there is no file.
+        self._ledger: Ledger | None = file.load() if self._acts else None
+        self._listed = False  #: Whether the runtime has listed what runs.
+        self._suspended = ""
+        #: What is to be given by CRI calls, and from when on (CLOCK_MONOTONIC in seconds).
+        self._due: tuple[SideUpdate, ...] = ()
+        self._due_at = 0.0
+
+    # The runtime's calls, in the plugin's thread
+
+    def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None = None) -> CpuAnswer:
+        """Decide on CREATE, UPDATE or STOP. What is granted is in the file before this returns."""
+        container = _sized(container, VmSize() if pod is None else self._vcpus_of(pod))
+        with self._lock:
+            ledger = self._current()
+            if ledger is None:
+                return _NOTHING
+            match verb:
+                case Verb.CREATE:
+                    machine = self._with_devices([container])
+                    answer = decisions.on_create(machine, ledger, container, self._options)
+                case Verb.UPDATE:
+                    answer = decisions.on_update(self._machine, ledger, container, self._options)
+                case _:
+                    answer = decisions.on_stop(self._machine, ledger, container.id, self._options)
+            self._keep(answer)
+            return CpuAnswer(answer.adjustment, answer.updates, answer.refusal)
+
+    def synchronize(self, listed: Listed, pods: Sequence[NriPod] = ()) -> CpuAnswer:
+        """Take in the runtime's list, with which the ledger begins, or is corrected."""
+        sizes = {pod.id: self._vcpus_of(pod) for pod in pods}
+        listed = listed._replace(containers=tuple(_sized(container, sizes.get(container.sandbox, VmSize()))
+                                                  for container in listed.containers))
+        with self._lock:
+            if self._suspended:
+                return _NOTHING
+            answer = on_synchronize(self._with_devices(listed.containers), listed, self._ledger, self._options)
+            self._listed = True
+            self._keep(answer)
+            return CpuAnswer(updates=answer.updates)
+
+    def record(self, event: PodEvent | ContainerEvent) -> None:
+        """Take in an event whose answer can carry nothing."""
+        with self._lock:
+            ledger = self._current()
+            if ledger is None:
+                return
+            if isinstance(event, PodEvent):
+                if event.verb is not Verb.RUN_POD:
+                    self._keep(decisions.on_pod_end(self._machine, ledger, event.pod.id, self._options))
+                return
+            container = event.container
+            if event.verb is Verb.POST_START:
+                self._keep(decisions.on_start(self._machine, ledger, RequestedContainer(
+                    container.id, container.pod, container.name), self._options))
+            elif event.verb is Verb.REMOVE:
+                self._keep(decisions.on_remove(self._machine, ledger, container.id, self._options))
+
+    def _current(self) -> Ledger | None:
+        """The ledger; None while nothing is given out."""
+        return self._ledger if self._listed and not self._suspended else None
+
+    def _with_devices(self, containers: Iterable[RequestedContainer]) -> Topology:
+        """The machine with the nodes of the devices that containers have, or that their annotations name."""
+        names: set[str] = set()
+        for container in containers:
+            names.update(container.devices, (value.strip() for key, value in container.pod_annotations.items()
+                                             if key.partition("/")[0] == _NEAR))
+        return self._machine._replace(devices=self._device_nodes(names)) if names else self._machine
+
+    def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
+        """Another wish for a container that runs, its updates due at once. :param dry_run: only the plan."""
+        with self._lock:
+            ledger = self._current()
+            if ledger is None:
+                why = self._suspended or "the container runtime has not listed its containers yet"
+                return Answer(Ledger(), refusal=f"vmpin: nothing is given out: {why}")
+            machine = self._machine._replace(devices=self._device_nodes(changes.values()))
+            answer = live_change.set_policy(machine, ledger, container, changes, self._options)
+            if not answer.refusal and not dry_run:
+                self._keep(answer)
+                self._due_at = time.monotonic()
+            return answer
+
+    def follow(self, container: ContainerId, handed: Mapping[str, Mapping[str, str]]) -> Answer | None:
+        """Decide on a container's changed annotations, its updates due at once. :param handed: of pods, by uid.
+        :returns: None while nothing is given out, or the container is gone."""
+        with self._lock:
+            ledger = self._current()
+            grant = None if ledger is None else ledger.grants.get(container)
+            if ledger is None or grant is None or grant.pod_uid not in handed:
+                return None
+            annotations = handed[grant.pod_uid]
+            machine = self._with_devices([RequestedContainer(container, grant.sandbox, pod_annotations=annotations)])
+            answer = follow_annotations(machine, ledger, container, annotations, self._options, time.time_ns())
+            self._keep(answer)
+            if answer.updates:
+                self._due_at = time.monotonic()
+            return answer
+
+    def _keep(self, answer: Answer) -> None:
+        for note in answer.notes:
+            logger.info("allocate: %s%s", "" if self._acts else "would be: ", note)
+        refused = answer.ledger.refused
+        if refused and self._ledger is not None and refused != self._ledger.refused:
+            self.refusals[refused[-1].kind] += 1
+        self._replace(answer.ledger)
+
+    def _replace(self, ledger: Ledger) -> None:
+        """Have another ledger, in the file first."""
+        if ledger == self._ledger:
+            return
+        if self._acts:
+            self._file.save(ledger)
+        self.pool_changes += self._ledger is not None and ledger.shared != self._ledger.shared
+        self._ledger = ledger
+        self._find_due(ledger)
+
+    def _find_due(self, ledger: Ledger) -> None:
+        due = decisions.due_updates(self._machine, ledger, self._options)
+        if not set(due) <= set(self._due):
+            soon = time.monotonic() + self._options.grow_delay_seconds
+            self._due_at = min(soon, self._due_at) if self._due else soon
+        self._due = due
+
+    # What follows from the ledger, and what no answer has carried: in the event loop
+
+    def idle_pods(self) -> frozenset[SandboxId]:
+        """The pods that hold CPUs, and all of whose containers have stopped."""
+        with self._lock:
+            grants = {} if (ledger := self._current()) is None else ledger.grants
+        return (frozenset(grant.sandbox for grant in grants.values())
+                - {grant.sandbox for grant in grants.values() if grant.live})
+
+    def end_idle(self, sandbox: SandboxId) -> bool:
+        """End a pod that has ended unreported. :returns: whether it still was idle."""
+        with self._lock:
+            ledger = self._current()
+            grants = [] if ledger is None else ledger.of_sandbox(sandbox)
+            if ledger is None or not grants or any(grant.live for grant in grants):
+                return False
+            self._keep(decisions.on_pod_end(self._machine, ledger, sandbox, self._options))
+            return True
+
+    @property
+    def machine(self) -> Topology:
+        return self._machine
+
+    @property
+    def options(self) -> AllocationOptions:
+        return self._options
+
+    @property
+    def suspended(self) -> str:
+        """Why nothing is given out for now, "" when it is."""
+        return self._suspended
+
+    def suspend(self, why: str) -> None:
+        """Give nothing out from now on; with "" begin again, at the runtime's next list."""
+        with self._lock:
+            self._suspended, self._listed, self._due = why, False, ()
+
+    def renew(self, machine: Topology) -> None:
+        """Other CPUs are online, or isolated. What was given stays; what follows for others is due at once."""
+        with self._lock:
+            self._machine, ledger = machine, self._current()
+            if ledger is None:
+                return
+            answer = on_online_changed(machine, ledger, self._options)
+            after = answer.ledger
+            for container, _ in answer.updates:  # they are yet to be made
+                had = ledger.grants.get(container)
+                after = with_written(after, container, None if had is None else had.written)
+            self._keep(answer._replace(ledger=after))
+            self._find_due(after)  # a container's own CPU that went or came back changes nothing in the ledger
+            self._due_at = time.monotonic()
+
+    def assignments(self) -> Assignments | None:
+        """Return the given CPUs, which placement follows; None while nothing is given out."""
+        with self._lock:
+            ledger = self._ledger
+            if ledger is None or not self._acts or self._suspended:
+                return None
+        return assignments_by(ledger)
+
+    def expected(self) -> dict[ContainerId, CpuSet]:
+        """The cpuset that each container's cgroup should have by now; empty while nothing is given out."""
+        with self._lock:
+            ledger = self._current()
+            return {} if ledger is None or not self._acts else {
+                grant.container: grant.written for grant in ledger.grants.values()
+                if grant.live and grant.written and not grant.left_alone}
+
+    def read_back(self, container: ContainerId, cpus: CpuSet) -> None:
+        """A container's cgroup has these CPUs: where they are others than its own, an update is due at once."""
+        with self._lock:
+            ledger = self._current()
+            if ledger is not None:
+                self._replace(with_written(ledger, container, cpus))
+                self._due_at = time.monotonic()
+
+    def pause(self) -> float | None:
+        """The seconds until CRI calls are to be made; None: none is due."""
+        with self._lock:
+            return max(0.0, self._due_at - time.monotonic()) if self._due else None
+
+    def next_update(self, but: Container[ContainerId]) -> SideUpdate | None:
+        """Return the update that is to be made by a CRI call now; None where none is due. `given` follows.
+        :param but: containers for which a call has just failed."""
+        with self._lock:
+            if self._due_at > time.monotonic():
+                return None
+            return next((update for update in self._due if update.container not in but), None)
+
+    def given(self, update: SideUpdate) -> None:
+        """The CRI call has been done."""
+        with self._lock:
+            if self._ledger is not None and update in self._due:
+                self._replace(with_written(self._ledger, update.container, update.cpus))
+
+    def postpone(self, seconds: float) -> None:
+        """CRI calls have failed: the next ones are made later."""
+        with self._lock:
+            self._due_at = time.monotonic() + seconds
+
+    def ledger(self) -> Ledger | None:
+        """The present ledger; None before the runtime's first list."""
+        with self._lock:
+            return self._ledger
+
+
+def _sized(container: RequestedContainer, vm: VmSize) -> RequestedContainer:
+    """A request of a container in a VM of this size."""
+    return container._replace(vm=True, vm_vcpus=vm.vcpus, vm_most=vm.most, vm_part=vm.part) if vm.vm else container

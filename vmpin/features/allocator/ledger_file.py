@@ -1,0 +1,59 @@
+"""The ledger's file: the CPUs that the allocator has given out, in the state file's envelope, replaced as a whole.
+
+It lies in the run directory and is of one boot. A damaged one is set aside: the ledger is then rebuilt from what the
+runtime lists.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from vmpin.features.allocator.grants.ledger import Ledger
+from vmpin.features.allocator.texts import ledger_text
+from vmpin.reconcile.state_file import MAX_BYTES, read_kept, replace, sealed, set_file_aside, unsealed
+from vmpin.reconcile.state_format import dumps
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+
+
+class LedgerFile:
+    """:param boot_id: a file of another boot is not used: no container of it runs."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self.path, self._boot_id = path, boot_id
+        self._failing = False
+
+    def load(self, set_aside: bool = True) -> Ledger | None:
+        """Return the ledger that was saved last. None where there is none, or it cannot be used.
+        :param set_aside: whether to rename a damaged file and to log it; only while the run directory's lock is held.
+        """
+        raw, trouble = read_kept(self.path, MAX_BYTES)
+        if trouble and set_aside:  # no regular file, or too large: the next one replaces it
+            why = ValueError(trouble.removeprefix(f"{self.path}: "))
+            logger.warning("%s", set_file_aside(self.path, why, aside=True))
+        if raw is None:
+            return None
+        try:
+            body = unsealed(raw, VERSION)
+            return ledger_text.from_data(body["ledger"]) if body["boot_id"] == self._boot_id else None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+            if set_aside:
+                logger.warning("%s", set_file_aside(self.path, err, aside=True))
+            return None
+
+    def save(self, ledger: Ledger) -> None:
+        """Replace the file. A failure is logged once: each grant stands in its container's annotations, too."""
+        body = dumps({"version": VERSION, "boot_id": self._boot_id, "ledger": ledger_text.to_data(ledger)})
+        try:
+            replace(self.path, sealed(body))
+        except OSError as err:
+            if not self._failing:
+                logger.error("%s: the ledger cannot be saved: %s; free space or inodes there", self.path, err.strerror)
+            self._failing = True
+            return
+        if self._failing:
+            logger.info("%s: the ledger can be saved again", self.path)
+        self._failing = False

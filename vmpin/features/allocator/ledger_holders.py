@@ -1,0 +1,112 @@
+"""Which containers hold which CPUs by the allocator's ledger, for the map.
+
+Pure: from the report of `vmpin allocations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.terminal import printable
+from vmpin.features.allocator.allocation_report import free_text
+from vmpin.reports.cpu_owners import CpuOwner
+
+#: Names of a group's containers that a legend has.
+_NAMES = 6
+
+
+class CpuHolder(NamedTuple):
+    """A container with CPUs of its own, a VM with its spare set, or a group. `what` is the kind, for the legend;
+    `sandbox` is "" for a group."""
+
+    title: str
+    what: str
+    cpus: CpuSet
+    sandbox: str = ""
+
+
+class LedgerMap(NamedTuple):
+    """`holders`: those that keep others out come before those whose CPUs stay in the pool, as a CPU may have both.
+    `containers`: all that the ledger has, by id."""
+
+    holders: tuple[CpuHolder, ...]
+    containers: frozenset[str]
+    shared: CpuSet
+    reserved: CpuSet
+    notes: tuple[str, ...]
+
+
+def ledger_map(report: Mapping[str, Any]) -> LedgerMap | None:
+    """Return what the ledger adds to a map. None where nothing is given out, and where it is only observed: no
+    container has those CPUs then."""
+    if report["mode"] != "on":
+        return None
+    grants, reserved = report["grants"], CpuSet.parse(report["reserved"])
+    infra = sum(grant["policy"] == "infra" and grant["state"] != "lapsed" for grant in grants)
+    notes = [free_text(report["free"])]
+    if reserved:
+        notes.append(f"reserved {reserved}: {infra} container{'s' * (infra != 1)} of policy infra on "
+                     f"{'it' if len(reserved) == 1 else 'them'}")
+    pool = CpuSet.parse(report["pool"])
+    holders = [holder for grant in grants if not grant["group"] for holder in _holders(grant, grants, pool)]
+    holders += _groups(report)
+    return LedgerMap(tuple(sorted((holder for holder in holders if holder.cpus),
+                                  key=lambda holder: (holder.cpus <= pool, list(holder.cpus), holder.title))),
+                     frozenset(grant["id"] for grant in grants), CpuSet.parse(report["shared"]), reserved,
+                     tuple(notes))
+
+
+def ledger_owners(report: Mapping[str, Any] | None) -> tuple[CpuOwner, ...]:
+    """The owners of CPUs that are out of the pool and are no exclusive container's: groups, and VMs whose spare set is
+    their own. None: vmpin gives out no CPUs."""
+    if report is None:
+        return ()
+    pool, live = CpuSet.parse(report["pool"]), [grant for grant in report["grants"] if grant["state"] != "lapsed"]
+    spare = [(grant, CpuSet.parse(grant["spare"])) for grant in live]
+    members: dict[str, set[str]] = {}
+    for grant in live:
+        members.setdefault(_group_title(grant["group"]), set()).update((grant["id"], grant["sandbox"]))
+    groups = [CpuOwner("", holder.title, holder.cpus, False, label=holder.title,
+                       members=frozenset(members.get(holder.title, ()))) for holder in _groups(report)]
+    return tuple(owner for owner in (*groups, *(
+        CpuOwner(grant["sandbox"], grant["id"], cpus - pool, True, label=_title(grant)) for grant, cpus in spare))
+        if owner.cpus)
+
+
+def _holders(grant: Mapping[str, Any], grants: list[Mapping[str, Any]], pool: CpuSet) -> list[CpuHolder]:
+    kind = "VM" if grant["vm"] else "runc"
+    cpus, spare, title = CpuSet.parse(grant["cpus"]), CpuSet.parse(grant["spare"]), _title(grant)
+    if grant["state"] == "lapsed":  # a running container of the pod may have some of its CPUs by now
+        live = union(CpuSet.parse(other["cpus"]) for other in grants
+                     if other["sandbox"] == grant["sandbox"] and other["state"] != "lapsed")
+        return [CpuHolder(title, f"lapsed: its pod keeps them until it ends, {kind}", cpus - live, grant["sandbox"])]
+    what = "fixed, also in the shared pool" if grant["policy"] == "fixed" else grant["policy"]
+    shared = "also in the shared pool" if spare <= pool else "the VM's own"
+    return [CpuHolder(title, f"{what}, {kind}", cpus, grant["sandbox"]),
+            CpuHolder(title, f"spare CPUs of the VM, {shared}", spare, grant["sandbox"])]
+
+
+def _groups(report: Mapping[str, Any]) -> list[CpuHolder]:
+    """Each group once: its containers share its CPUs. One with a fixed set has it without any container."""
+    found: dict[str, tuple[CpuSet, list[str]]] = {
+        name: (CpuSet.parse(cpus), []) for name, cpus in report.get("groups", {}).items()}
+    for grant in report["grants"]:
+        if grant["group"]:
+            cpus, names = found.setdefault(grant["group"], (EMPTY, []))
+            found[grant["group"]] = (cpus | CpuSet.parse(grant["cpus"]), [*names, _title(grant)])
+    return [CpuHolder(_group_title(name), _members(names), cpus) for name, (cpus, names) in found.items()]
+
+
+def _members(names: list[str]) -> str:
+    more = [f"{len(names) - _NAMES} more"] * (len(names) > _NAMES)
+    return "of " + (", ".join([*names[:_NAMES], *more]) or "no container yet")
+
+
+def _group_title(name: str) -> str:
+    return f"group {printable(name)}"
+
+
+def _title(grant: Mapping[str, Any]) -> str:
+    return printable(f"{grant['namespace']}/{grant['pod']} {grant['container']}")

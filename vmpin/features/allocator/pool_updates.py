@@ -1,0 +1,141 @@
+"""Gives containers the CPUs that no answer of ours has carried, and has the cgroups read back, outside NRI's answers.
+
+It makes the CRI call UpdateContainerResources; where no CRI runtime answers, it uses the answer to the runtime's next
+list, for which the plugin connects again. It never uses NRI's UpdateContainers, which hangs runtimes
+(sources.nri.session.NriSession.register), and makes no call from within an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Container, Iterable
+from typing import TYPE_CHECKING
+
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.domain.events import Source
+from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.errors import SourceError
+from vmpin.features.allocator.cpu_allocator import CpuAllocator
+from vmpin.reconcile.view import NodeView
+
+if TYPE_CHECKING:
+    from vmpin.daemon.feeds import NriFeed
+
+logger = logging.getLogger(__name__)
+
+#: A container whose cgroup has other CPUs than its own is given them so often within so many seconds.
+TRIES, WITHIN = 3, 600.0
+
+
+class PoolUpdates:
+    """:param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
+    :param nri: the NRI feed, None without one."""
+
+    def __init__(self, view: NodeView, allocator: CpuAllocator, read_back: Callable[[Container[ContainerId]], None],
+                 nri: Callable[[], NriFeed | None], timeouts: Timeouts = TIMEOUTS) -> None:
+        self._view, self._allocator, self._read_back, self._nri = view, allocator, read_back, nri
+        self._timeouts = timeouts
+        self._wake = asyncio.Event()
+        self._tries: dict[ContainerId, list[float]] = {}
+        #: For which containers a call has failed, and until when none is made again (CLOCK_MONOTONIC in seconds).
+        self._refused: dict[ContainerId, float] = {}
+
+    def touch(self) -> None:
+        """Called after the runtime's events, as CPUs may wait for an update."""
+        self._wake.set()
+
+    def compare(self) -> None:
+        """Called after a resync. Give containers their CPUs again that have had other ones than the ledger's for
+        longer than a resync: an update may have failed, which no runtime reports."""
+        self._correct(self._view.disagreements)
+
+    def started(self, containers: Iterable[tuple[SandboxId, ContainerId]]) -> None:
+        """Have the cgroups of containers read back that have just been started; one with other CPUs is given its own
+        again. A container in a VM has no cgroup: there Kata's state and its vCPUs' masks are the proof."""
+        begun = list(containers)
+        if begun:
+            self._read_back({container for _, container in begun})
+            self._correct(begun)
+
+    def _correct(self, containers: Iterable[tuple[SandboxId, ContainerId]]) -> None:
+        view, vms, now = self._view, self._view.vm_sandboxes(), time.monotonic()
+        expected = self._allocator.expected()
+        self._tries = {container: recent for container, times in self._tries.items()
+                       if (recent := [each for each in times if each > now - WITHIN])}
+        for sandbox, container in containers:
+            state, cpus = view.sandboxes.get(sandbox), expected.get(container)
+            record = None if state is None else state.containers.get(container)
+            report = None if record is None else record.reports.get(Source.CGROUP)
+            if sandbox in vms or cpus is None or report is None or report.cpuset == cpus:
+                continue
+            times = self._tries.setdefault(container, [])
+            if len(times) > TRIES:
+                continue
+            times.append(now)
+            if len(times) > TRIES:
+                logger.error("other CPUs again container=%s has=%s granted=%s: another writer takes its own; after "
+                             "%d tries it is left alone for some minutes", container, report.cpuset, cpus, TRIES)
+                continue
+            logger.warning("other CPUs container=%s has=%s granted=%s: it is given its own again", container,
+                           report.cpuset, cpus)
+            self._allocator.read_back(container, report.cpuset)
+            self.touch()
+
+    async def run(self) -> None:
+        """Make the CRI calls that are due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (pause := self._allocator.pause()) is not None:
+                if not pause:
+                    await self._give()
+                    continue
+                with contextlib.suppress(TimeoutError):  # another update may be due sooner
+                    await asyncio.wait_for(self._wake.wait(), pause)
+                self._wake.clear()
+
+    async def _give(self) -> None:
+        """Make the calls that are due, one after the other: what an answer carries meanwhile is due no more."""
+        from vmpin.sources import cri  # protobuf and gRPC, which a node without an allocator does not load
+
+        servers = cri.sockets(self._view.config.paths.cri)
+        now, pause = time.monotonic(), self._timeouts.pool_update
+        self._refused = {container: until for container, until in self._refused.items() if until > now}
+        while (update := self._allocator.next_update(self._refused)) is not None:
+            container, cpus = update
+            try:
+                if not servers:
+                    raise cri.NoRuntime("CRI", "no socket (paths.cri)")
+                await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
+            except cri.NoRuntime as err:
+                self._allocator.postpone(pause)
+                if (nri := self._nri()) is not None:  # it connects again: the answer to the list gives the CPUs
+                    nri.request_list_for("CPUs are given with the answer to the next list", pause, err)
+                return
+            except SourceError as err:
+                self._refused[container] = time.monotonic() + pause
+                logger.warning("not given by the runtime container=%s cpus=%s: %s", container, cpus, err)
+                self._keep_due(container)
+                if cri.is_mute(err):
+                    break
+                continue
+            self._allocator.given(update)
+            logger.info("CPUs given container=%s by=CRI cpus=%s", container, cpus)
+            self._read_back([container])
+        if self._refused:
+            self._allocator.postpone(max(0.0, min(self._refused.values()) - time.monotonic()))
+
+    def _keep_due(self, container: ContainerId) -> None:
+        """After a call that failed. The runtime had the call decided on before it tried, as any other update: so the
+        ledger has what was asked for, which is not so. No other writer took anything: a pass that saw the difference
+        during the call has counted no try."""
+        self._tries.pop(container, None)
+        self._read_back([container])
+        for state in self._view.sandboxes.values():
+            record = state.containers.get(container)
+            report = None if record is None else record.reports.get(Source.CGROUP)
+            if report is not None and report.cpuset is not None:
+                self._allocator.read_back(container, report.cpuset)

@@ -1,0 +1,125 @@
+"""What the annotations of a pod ask for a container: vmpin's own six keys.
+
+Each key counts in NRI's effective form: KEY/container.NAME for one container, KEY/pod and KEY for all of the pod, the
+first that is there. They are text of the pod's author: every value is checked, and an error names the key and the
+value.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+from vmpin.bounded import parse_whole
+from vmpin.features.allocator.grants.allocation_options import HonouredKeys
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
+from vmpin.features.allocator.texts.peer_annotations import PEERS
+from vmpin.features.allocator.texts.wish_values import AnnotationError, checked_text, effective, group_name, nodes_near
+
+DOMAIN = "vmpin.io"
+#: A PCI address with its domain, or a name that the kernel allows for a network device (dev_valid_name).
+_DEVICE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(?!\.{1,2}$)[^\s/:]{1,15}")
+_MOST_SPARE = 512
+
+_Choice = TypeVar("_Choice", bound=enum.StrEnum)
+
+
+class AskedCpus(NamedTuple):
+    """What annotations ask for. `by`: whose key gave the policy, "vmpin" or a peer; "" where none did. `left_alone`:
+    no cpuset at all, as by cpu.preserve of nri-plugins. `notes`: values of peers' keys that were passed over."""
+
+    wish: CpuWish = CpuWish()
+    by: str = ""
+    left_alone: bool = False
+    notes: tuple[str, ...] = ()
+    second: CpuWish | None = None  #: What counts where `wish` cannot be: a peer's key only prefers it.
+    peer_align: bool = False  #: The wish's alignment is a peer's.
+
+
+def asked(annotations: Mapping[str, str], container: str, honour: frozenset[HonouredKeys]) -> AskedCpus:
+    """Return what a pod's annotations ask for its container. vmpin's keys come before those of peers.
+    :raises AnnotationError: for a value of vmpin's keys that cannot be used, and a balloon that no group can be."""
+    found = AskedCpus()
+    for name, read in PEERS.items():
+        if name in honour:
+            ruled = read(annotations, container)
+            if ruled is not None:
+                found = AskedCpus(ruled.wish, name, ruled.left_alone, ruled.notes, ruled.second)
+                break
+    own = {short: (key, value) for short in KEYS
+           for key, value in effective(annotations, f"{short}.{DOMAIN}", container)}
+    for short, (key, value) in own.items():
+        found = found._replace(wish=_with(found.wish, short, key, value),
+                               second=found.second and _with(found.second, short, key, value))
+    found = found._replace(peer_align=found.wish.align is not None and "cpu-align" not in own)
+    return found._replace(by="vmpin", left_alone=False, second=None) if "cpu-policy" in own else found
+
+
+def changed(wish: CpuWish, changes: Mapping[str, str]) -> CpuWish:
+    """The wish with other values, by the keys' short names or whole names: policy, cpu-policy, cpu-policy.vmpin.io.
+    :raises AnnotationError: for a name or a value that cannot be used."""
+    for name in sorted(changes):
+        short = name.removesuffix(f".{DOMAIN}")
+        short = short if short.startswith("cpu-") else f"cpu-{short}"
+        if short not in KEYS:
+            names = ", ".join(key.removeprefix("cpu-") for key in KEYS)
+            raise AnnotationError(name, changes[name], f"there is no such key; there are {names}")
+        wish = _with(wish, short, name, changes[name])
+    return wish
+
+
+def _with(wish: CpuWish, short: str, key: str, value: str) -> CpuWish:
+    return KEYS[short](wish, key, checked_text(key, value))
+
+
+def _choice(kind: type[_Choice], key: str, value: str, mark: str = "") -> _Choice:
+    try:
+        return kind(value.removesuffix(mark))
+    except ValueError:
+        raise AnnotationError(key, value, f"it is none of {', '.join(kind)}") from None
+
+
+def _policy(wish: CpuWish, key: str, value: str) -> CpuWish:
+    name, colon, group = value.partition(":")
+    if name == CpuPolicy.GROUP:
+        group_name(key, group, value)
+    elif colon or name not in frozenset(CpuPolicy):
+        names = ", ".join(policy for policy in CpuPolicy if policy is not CpuPolicy.GROUP)
+        raise AnnotationError(key, value, f"it is none of {names}, group:NAME")
+    return wish._replace(policy=CpuPolicy(name), group=group)
+
+
+def _align(wish: CpuWish, key: str, value: str) -> CpuWish:
+    return wish._replace(align=_choice(Alignment, key, value, "!"), align_required=value.endswith("!"))
+
+
+def _smt(wish: CpuWish, key: str, value: str) -> CpuWish:
+    return wish._replace(smt=_choice(SmtUse, key, value))
+
+
+def _kind(wish: CpuWish, key: str, value: str) -> CpuWish:
+    return wish._replace(kind=_choice(CpuKind, key, value))
+
+
+def _near(wish: CpuWish, key: str, value: str) -> CpuWish:
+    if value.startswith("nodes:"):
+        nodes_near(value, key)
+    elif not _DEVICE.fullmatch(value):
+        raise AnnotationError(key, value, "it is neither devices, a PCI address (0000:3b:00.0), a network device nor "
+                                          "nodes:LIST")
+    return wish._replace(near=value)
+
+
+def _spare(wish: CpuWish, key: str, value: str) -> CpuWish:
+    number = parse_whole(value, _MOST_SPARE)
+    if value not in ("match", "own") and number is None:
+        raise AnnotationError(key, value, f"it is neither match, own nor a number of CPUs up to {_MOST_SPARE}")
+    return wish._replace(spare=value if number is None else str(number))
+
+
+#: By the short name of the key.
+KEYS: Mapping[str, Callable[[CpuWish, str, str], CpuWish]] = {
+    "cpu-policy": _policy, "cpu-align": _align, "cpu-smt": _smt, "cpu-kind": _kind, "cpu-near": _near,
+    "cpu-spare": _spare}
