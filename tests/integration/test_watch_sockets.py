@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from documents import checked
 from need import need_tool
 from real_node import Node, talk
 from real_qemu import Qemu
@@ -103,6 +104,7 @@ def test_the_status_socket_answers_what_changes_nothing_to_a_group_without_a_nam
         follower.sendall(b'{"op": "follow", "kubelet": true}\n')
         lines = follower.makefile()
         first = json.loads(lines.readline())
+        checked("follow", first)
         assert (first["follow"], first["node"]["ready"], first["sandboxes"]) == ("all", True, [])
         assert set(first["node"]["kubelet"]) <= set(ZONE_KEYS)
         node.stop()

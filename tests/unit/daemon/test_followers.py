@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import checked
 from newcomers import Machine, sandbox
 
 from vmpin.config.timeouts import Timeouts
@@ -81,7 +82,10 @@ class Client:
     async def line(self) -> Any:
         async with asyncio.timeout(120):
             raw = await self.reader.readline()
-        return json.loads(raw) if raw else None
+        found = json.loads(raw) if raw else None
+        if found is not None and "error" not in found:
+            checked("follow", found)
+        return found
 
     async def close(self) -> None:
         self.writer.close()
