@@ -4,15 +4,12 @@ For everything that is about a single VM.
 """
 
 import logging
-from collections.abc import Callable, Container
-from typing import TypeVar
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 
 from vmpin.domain.model import SandboxId
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
 
 class Failures:
     """:param recheck: called with a sandbox whose step failed: it is compared thread by thread in the next pass."""
@@ -22,13 +19,13 @@ class Failures:
         #: Why the last step of a sandbox failed.
         self._causes: dict[SandboxId, str] = {}
 
-    def run(self, sandbox: SandboxId, step: Callable[[SandboxId], T]) -> T | None:
-        """The result of one sandbox's step; None when it raised anything."""
+    @contextmanager
+    def recorded(self, sandbox: SandboxId) -> Iterator[None]:
+        """A step of one sandbox: what it raises is recorded, and goes no further."""
         try:
-            return step(sandbox)
+            yield
         except Exception as err:
             self.record(sandbox, err)
-            return None
 
     def record(self, sandbox: SandboxId, err: Exception) -> None:
         """A step failed (called in an except block). Logged when it is another cause than the last time."""

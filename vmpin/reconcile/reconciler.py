@@ -107,8 +107,7 @@ class Reconciler(NodeState):
     def refresh(self) -> None:
         """Read which threads the VMs have, so that status shows no others. Sets no mask: a new thread is placed, and
         set in the next pass."""
-        for sandbox in list(self.inventory.vms):
-            self.failures.run(sandbox, self._refresh)
+        self._refreshed(list(self.inventory.vms))
         self._place()
 
     def inspect_process(self, pid: int) -> Found | None:
@@ -172,12 +171,13 @@ class Reconciler(NodeState):
     def _pass(self, sandboxes: list[SandboxId], act: bool) -> tuple[Result, ...]:
         """Read, place and pin the VMs of these sandboxes. :returns: results; without `act` as if all were done."""
         self.pinner.grace = GRACE if self.sources.nri else 0.0
-        vms = [vm for sandbox in sandboxes if (vm := self.failures.run(sandbox, self._refresh)) is not None]
+        vms = self._refreshed(sandboxes)
         seen = {vm.sandbox for vm in vms}
-        for sandbox in self._place():
-            if sandbox not in seen and (vm := self.failures.run(sandbox, self._refresh)) is not None:
-                vms.append(vm)
-        operations = [operation for vm in vms for operation in self.failures.run(vm.sandbox, self._operations) or ()]
+        vms += self._refreshed(sandbox for sandbox in self._place() if sandbox not in seen)
+        operations: list[SetAffinity] = []
+        for vm in vms:
+            with self.failures.recorded(vm.sandbox):
+                operations += self._operations(vm.sandbox)
         self.counters.contentions = self.drift_tracker.contended
         self.counters.contentions_by = self.drift_tracker.contended_by
         if not operations:
@@ -200,6 +200,15 @@ class Reconciler(NodeState):
             self.pinner.leave_alone(sandbox)
             return ()
         return self.pinner.operations(self.inventory.vms[sandbox], placement)
+
+    def _refreshed(self, sandboxes: Iterable[SandboxId]) -> list[Vm]:
+        """Read the threads of sandboxes' VMs. :returns: the VMs that could be read."""
+        vms = []
+        for sandbox in sandboxes:
+            with self.failures.recorded(sandbox):
+                if (vm := self._refresh(sandbox)) is not None:
+                    vms.append(vm)
+        return vms
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
         """Read a VM's threads; it is placed again if they changed. None when there is no VM, or it has ended."""
@@ -240,7 +249,9 @@ class Reconciler(NodeState):
         """Give a sandbox's threads their original masks. One that is followed and not suspended is placed
         again in the next pass."""
         self.placements.pop(sandbox, None)
-        results = self.failures.run(sandbox, self._restore) or []
+        results: list[Result] = []
+        with self.failures.recorded(sandbox):
+            results = self._restoration.restore(sandbox, partial(self._owned, sandbox), self.node.topology)
         self.pinner.forget(sandbox)
         self.placement_cache.previous.pop(sandbox, None)
         self.changed = True
@@ -265,11 +276,11 @@ class Reconciler(NodeState):
 
     def restoring(self, sandboxes: Iterable[SandboxId]) -> list[SetAffinity]:
         """The operations of `restore` that would change a mask now. Sets none."""
-        return [operation for sandbox in sandboxes for operation in self.failures.run(
-            sandbox, lambda each: self._restoration.plan(each, self._owned(each), self.node.topology)) or ()]
-
-    def _restore(self, sandbox: SandboxId) -> list[Result]:
-        return self._restoration.restore(sandbox, partial(self._owned, sandbox), self.node.topology)
+        operations: list[SetAffinity] = []
+        for sandbox in sandboxes:
+            with self.failures.recorded(sandbox):
+                operations += self._restoration.plan(sandbox, self._owned(sandbox), self.node.topology)
+        return operations
 
     def _owned(self, sandbox: SandboxId) -> list[tuple[VmThread, ThreadId]]:
         """The threads of a sandbox at this moment, each with its process; without a VM those of its helpers."""

@@ -41,6 +41,8 @@ class DiskSources:
         #: The online CPUs; empty until the reconciler has set them.
         self.online: CpuSet = EMPTY
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
+        #: Whether a file was half written when it was last read, and is to be read again soon.
+        self.unsettled = False
         #: Each sandbox's file and state when events were last made of them.
         self._translated: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
         #: When each sandbox's file got its present contents (CLOCK_BOOTTIME ns), and when files were read before that.
@@ -51,11 +53,7 @@ class DiskSources:
         """Read Kata's state again."""
         self._read_before, self._read_last = self._read_last, boottime.now()
         self.sandboxes = self.kata.sandboxes()
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether a file was half written when it was last read, and is to be read again soon."""
-        return self.kata.unsettled
+        self.unsettled = self.kata.unsettled
 
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
         """The events that follow from the files, for what differs from `state`.
