@@ -108,7 +108,10 @@ def test_the_status_socket_answers_what_changes_nothing_to_a_group_without_a_nam
         assert (first["follow"], first["node"]["ready"], first["sandboxes"]) == ("all", True, [])
         assert set(first["node"]["kubelet"]) <= set(ZONE_KEYS)
         node.stop()
-        assert lines.read() == ""  # a watcher that ends does not wait for who follows it
+        for line in lines:  # until its end: a watcher that ends does not wait for who follows it
+            found = json.loads(line)
+            checked("follow", found)
+            assert (found["follow"], found["sandboxes"], found["gone"]) == ("change", [], [])
     assert os.listdir(path.parent) == []
 
 
