@@ -49,7 +49,7 @@ def main(root: Path) -> dict[str, object]:
     vm = inventory.vms[SANDBOX]
     inventory.refresh(vm)
     node = Node(Topology.build(CpuSet.parse("0-7")), CpuSet.parse("0-1"))
-    containers = (Container(ContainerId("web"), "web", CpuSet.parse("4-5")),)
+    containers = (Container(ContainerId("web"), "web", CpuSet.parse("4-5"), exclusive=True),)
     placement = place(PlacementRequest(SANDBOX, vm.vcpus, containers, vm.vcpu_state), node,
                       ownership({SANDBOX: claims_of(containers, node)}, node), Policy())
     hardware = hardware_ids(vm.type, vm.vmm.argv, [vcpu.id for vcpu in vm.vcpus])
