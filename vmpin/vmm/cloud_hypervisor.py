@@ -9,19 +9,19 @@ from pathlib import Path
 
 from vmpin.domain.model import SandboxId
 from vmpin.vmm.arguments import long_options, run_directory_sandbox, socket_path
-from vmpin.vmm.vmm_type import GuestChannels, GuestPlace, HybridSocket, VmmType
+from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
 
 def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:
     return run_directory_sandbox(argv) if any(long_options(argv, "--api-socket")) else None
 
 
-def _hybrid_sockets(place: GuestPlace) -> Iterator[HybridSocket]:
-    api = socket_path(place.argv, "--api-socket")
+def _hybrid_sockets(sandbox: SandboxId, argv: Sequence[str], go: Path, rs: Path) -> Iterator[Path]:
+    api = socket_path(argv, "--api-socket")
     beside = [Path(api).parent] if api else []
-    for directory in (*beside, place.kata_go / "vm" / place.sandbox, place.kata_rs / place.sandbox):
+    for directory in (*beside, go / "vm" / sandbox, rs / sandbox):
         for name in ("clh.sock", "ch-vm.sock"):
-            yield HybridSocket(str(directory / name))
+            yield directory / name
 
 
 CLOUD_HYPERVISOR = VmmType(

@@ -3,12 +3,11 @@
 Sources: src/dragonball/src/vcpu/vcpu_impl.rs; the socket: hypervisor/src/utils.rs.
 """
 
-from vmpin.vmm.vmm_type import GuestChannels, HybridSocket, VmmType
+from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
 DRAGONBALL = VmmType(
     name="dragonball",
     library_thread="db_vcpu",
     thread_names=r"db_vcpu(?P<vcpu>[0-9]{1,5})$",
-    channels=GuestChannels(
-        hybrid=lambda place: [HybridSocket(str(place.kata_rs / place.sandbox / "root" / "kata.hvsock"))]),
+    channels=GuestChannels(hybrid=lambda sandbox, argv, go, rs: [rs / sandbox / "root" / "kata.hvsock"]),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vmpin.domain.model import SandboxId
 from vmpin.vmm.arguments import long_options, option_values, run_directory_sandbox, sandbox_id, socket_path
-from vmpin.vmm.vmm_type import GuestChannels, GuestPlace, HybridSocket, VmmType
+from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
 _ID_LENGTH = 32
 
@@ -21,14 +21,15 @@ def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:
     return run_directory_sandbox(argv) if any(long_options(argv, "--api-sock")) else None
 
 
-def _hybrid_sockets(place: GuestPlace) -> Iterator[HybridSocket]:
+def _hybrid_in_jail(argv: Sequence[str]) -> Path:
     # Its API's socket is in `run` of the same directory, which is the root in a jail.
-    api = socket_path(place.argv, "--api-sock") or "/run/firecracker.socket"
-    yield HybridSocket(str(Path(api).parent.parent / "kata.hvsock"), in_jail=True)
-    sandbox, go, rs = place.sandbox, place.kata_go, place.kata_rs
+    return Path(socket_path(argv, "--api-sock") or "/run/firecracker.socket").parent.parent / "kata.hvsock"
+
+
+def _hybrid_sockets(sandbox: SandboxId, argv: Sequence[str], go: Path, rs: Path) -> Iterator[Path]:
     for directory in (go / "firecracker" / sandbox[:_ID_LENGTH] / "root", go / "vm" / sandbox, rs / sandbox,
                       rs / sandbox / "root", rs / "firecracker" / sandbox / "root"):
-        yield HybridSocket(str(directory / "kata.hvsock"))
+        yield directory / "kata.hvsock"
 
 
 FIRECRACKER = VmmType(
@@ -41,5 +42,5 @@ FIRECRACKER = VmmType(
     sandbox=_sandbox,
     sandbox_by_arguments=_sandbox_by_arguments,
     id_length=_ID_LENGTH,
-    channels=GuestChannels(hybrid=_hybrid_sockets),
+    channels=GuestChannels(hybrid=_hybrid_sockets, hybrid_in_jail=_hybrid_in_jail),
 )

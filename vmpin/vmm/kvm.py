@@ -18,9 +18,9 @@ _IOCTL = frozenset(("16", "29"))
 #: include/uapi/linux/kvm.h: _IO(0xAE, 0x80)
 _KVM_RUN = "0xae80"
 _FD = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,6})")
-_KVM = re.compile(r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)")
+_KVM = r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)"
 _MOST_FDS = 4096
-_VCPU = re.compile(r"vcpu([0-9]{1,6})")
+_VCPU = r"vcpu([0-9]{1,6})"
 
 #: Pauses before looking again at a thread that was on a CPU, in seconds. A vCPU that does anything at all is in
 #: and out of the guest many times a millisecond; one in a busy loop never shows.
@@ -50,7 +50,7 @@ def has_kvm(procfs: Procfs, pid: int) -> bool:
     try:
         with os.scandir(f"{procfs.root}/{pid}/fd") as listed:
             numbers = (parse_whole(entry.name, MAX_FD) for entry in islice(listed, _MOST_FDS))
-            return any(_KVM.fullmatch(procfs.fd_link(pid, fd)) for fd in numbers if fd is not None)
+            return any(re.fullmatch(_KVM, procfs.fd_link(pid, fd)) for fd in numbers if fd is not None)
     except OSError:
         return False
 
@@ -94,7 +94,7 @@ def from_debugfs(root: str, pid: int) -> dict[int, int]:
     found: dict[int, int] = {}
     try:
         for machine in (name for name in os.listdir(f"{root}/kvm") if name.startswith(f"{pid}-")):
-            for vcpu in filter(None, map(_VCPU.fullmatch, os.listdir(f"{root}/kvm/{machine}"))):
+            for vcpu in filter(None, (re.fullmatch(_VCPU, name) for name in os.listdir(f"{root}/kvm/{machine}"))):
                 raw = (read_file(f"{root}/kvm/{machine}/{vcpu[0]}/pid", 32) or b"").strip()
                 if (tid := parse_whole(raw, MAX_PID, 1)) is not None:
                     found[tid] = int(vcpu[1])

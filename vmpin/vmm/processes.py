@@ -13,16 +13,17 @@ from vmpin.vmm.arguments import option_values, sandbox_id, served_sandbox
 from vmpin.vmm.vmm_type import VmmType
 from vmpin.vmm.vmms import BEGINNINGS, VMMS
 
+# Patterns that most starts do not use are texts, which `re` compiles at their first use, and keeps.
 #: What serves files to a guest: virtiofsd, and Nydus' daemon in its place (src/runtime/virtcontainers/nydusd.go).
-_FILE_SERVER = re.compile(r"(?:virtiofsd|nydusd)(?:[-_.].*)?")
-_SHIM = re.compile(r"containerd-shim-kata-(?:.+-)?v2")
+_FILE_SERVER = r"(?:virtiofsd|nydusd)(?:[-_.].*)?"
+_SHIM = r"containerd-shim-kata-(?:.+-)?v2"
 #: The actions of a shim's program that end at once, and its flags that take no value (containerd,
 #: core/runtime/v2/shim/shim.go).
 _SHIM_ACTIONS = frozenset(("start", "delete"))
 _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
 #: What the names of all of these begin with: most programs are none of them.
 _BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "containerd-shim-kata", "ld-linux")
-_LOADER = re.compile(r"ld-linux[-.].*")
+_LOADER = ("ld-linux-", "ld-linux.")
 #: The loader's own options that take a value (ld.so(8)).
 _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
                              "--glibc-hwcaps-mask", "--inhibit-rpath"))
@@ -65,7 +66,7 @@ def may_be(beginning: bytes) -> bool:
 def may_be_file_server(beginning: bytes) -> bool:
     """The same for a server of files, started by the dynamic loader or not."""
     program = _program(beginning)
-    return (_FILE_SERVER.fullmatch(program) or _LOADER.fullmatch(program)) is not None
+    return program.startswith(_LOADER) or re.fullmatch(_FILE_SERVER, program) is not None
 
 
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
@@ -74,9 +75,9 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
     if not argv or not _basename(argv[0]).startswith(_BEGINNINGS) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])
-    if _FILE_SERVER.fullmatch(program):
+    if re.fullmatch(_FILE_SERVER, program):
         return HelperProcess(ThreadRole.VIRTIOFSD, served_sandbox(argv))
-    if _SHIM.fullmatch(program):
+    if re.fullmatch(_SHIM, program):
         # containerd and CRI-O run the shim's program with the action start or delete for each sandbox *and* each
         # container, then with the container's id. Those processes end at once; the shim itself has no action.
         if _shim_action(argv) in _SHIM_ACTIONS:
@@ -158,7 +159,7 @@ def _basename(path: str) -> str:
 
 def _past_loader(argv: Sequence[str]) -> Sequence[str]:
     """The command line of the program itself when it was started through the dynamic loader."""
-    if not _LOADER.fullmatch(_basename(argv[0])):
+    if not _basename(argv[0]).startswith(_LOADER):
         return argv
     at = 1
     while at < len(argv) and argv[at].startswith("-"):

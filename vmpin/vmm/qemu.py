@@ -40,8 +40,9 @@ def _uuid(argv: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _start(argv: tuple[str, ...]) -> VmStart:
-    smp = parse_smp(argv)
-    return VmStart(smp.cpus, smp.maxcpus if option_values(argv, "smp") else 0, iothread_ids(argv), has_qmp(argv))
+    smp, iothreads = parse_smp(argv), iothread_ids(argv)
+    return VmStart(smp.cpus, smp.maxcpus if option_values(argv, "smp") else 0, iothreads,
+                   bool(iothreads) and has_qmp(argv))
 
 
 def guest_cid(argv: Sequence[str]) -> int | None:

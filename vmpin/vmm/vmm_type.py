@@ -11,6 +11,9 @@ from typing import NamedTuple
 from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.vmm.arguments import option_values, run_directory_sandbox
 
+#: A command line.
+Argv = Sequence[str]
+
 #: More vCPUs than any VMM takes.
 MAX_VCPUS = 8192
 
@@ -24,53 +27,38 @@ class VmStart(NamedTuple):
     slots: int = 0
     #: The ids of its declared iothreads, in order.
     iothreads: tuple[str, ...] = ()
-    #: The VMM has a thread for its own monitors, created after the iothreads and before the vCPUs.
+    #: Beside iothreads the VMM has a thread for its own monitors, created after them and before the vCPUs.
     monitor_thread: bool = False
-
-
-class HybridSocket(NamedTuple):
-    """A Unix socket on which a VMM takes connections for its guest: the path as the VMM sees it (`in_jail`), or as
-    this program does."""
-
-    path: str
-    in_jail: bool = False
-
-
-class GuestPlace(NamedTuple):
-    """The facts that a hybrid vsock's path follows from. :param kata_go, kata_rs: the state directories of Kata's two
-    runtimes."""
-
-    sandbox: SandboxId
-    argv: Sequence[str]
-    kata_go: Path
-    kata_rs: Path
 
 
 class GuestChannels(NamedTuple):
     """The ways into the guest that a VMM gives the host. guests.transport connects over them."""
 
     #: The guest's CID where the kernel's vhost-vsock serves it; None without one.
-    cid: Callable[[Sequence[str]], int | None] = lambda argv: None
+    cid: Callable[[Argv], int | None] = lambda argv: None
     #: The socket between the VMM and a daemon that is its vsock device (vhost-user); None without one.
-    vsock_daemon: Callable[[Sequence[str]], str | None] = lambda argv: None
+    vsock_daemon: Callable[[Argv], str | None] = lambda argv: None
     #: The socket of the virtio-serial port of a name, as written: a relative one starts at the VMM's directory.
-    serial: Callable[[Sequence[str], str], str | None] = lambda argv, name: None
-    #: Hybrid vsock: where its sockets may be, the likeliest first.
-    hybrid: Callable[[GuestPlace], Iterable[HybridSocket]] = lambda place: ()
+    serial: Callable[[Argv, str], str | None] = lambda argv, name: None
+    #: Hybrid vsock: the Unix sockets that it may have for its guest, the likeliest first. :param go, rs: the state
+    #: directories of Kata's two runtimes.
+    hybrid: Callable[[SandboxId, Argv, Path, Path], Iterable[Path]] = lambda sandbox, argv, go, rs: ()
+    #: The one that it sees by another path, as it runs in a jail; None without one.
+    hybrid_in_jail: Callable[[Argv], Path | None] = lambda argv: None
 
 
-def host_machine(argv: Sequence[str]) -> str:
+def host_machine(argv: Argv) -> str:
     """The architecture of this machine."""
     import platform  # takes a millisecond to load, and few programs need it
 
     return platform.machine()
 
 
-def _same_vcpus(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
+def _same_vcpus(argv: Argv, kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
     return {number: VcpuId(number) for number in kvm_ids}
 
 
-def _same_ids(argv: Sequence[str], vcpus: Iterable[VcpuId]) -> dict[VcpuId, int]:
+def _same_ids(argv: Argv, vcpus: Iterable[VcpuId]) -> dict[VcpuId, int]:
     return {vcpu: vcpu for vcpu in vcpus}
 
 
@@ -91,28 +79,28 @@ class VmmType(NamedTuple):
     kata_name: str = ""
 
     #: The sandbox that the command line names, where Kata names it; None where it names none.
-    sandbox: Callable[[Sequence[str]], SandboxId | None] = run_directory_sandbox
+    sandbox: Callable[[Argv], SandboxId | None] = run_directory_sandbox
     #: The same of a program of any name, by arguments that Kata gives to this VMM alone.
-    sandbox_by_arguments: Callable[[Sequence[str]], SandboxId | None] = lambda argv: None
+    sandbox_by_arguments: Callable[[Argv], SandboxId | None] = lambda argv: None
     #: To how many characters Kata cuts the sandbox's id for it; None: not at all.
     id_length: int | None = None
     #: The VM's UUID, "" for none, or where the command line has several.
-    uuid: Callable[[Sequence[str]], str] = lambda argv: ""
+    uuid: Callable[[Argv], str] = lambda argv: ""
 
     start: Callable[[tuple[str, ...]], VmStart] = lambda argv: VmStart()
     #: The vCPU of each of KVM's vcpu ids; one that no vCPU of this VM can have is left out.
-    vcpus_of_kvm_ids: Callable[[Sequence[str], Iterable[int]], dict[int, VcpuId]] = _same_vcpus
+    vcpus_of_kvm_ids: Callable[[Argv, Iterable[int]], dict[int, VcpuId]] = _same_vcpus
     #: The other way: KVM's vcpu id of each vCPU.
-    kvm_ids: Callable[[Sequence[str], Iterable[VcpuId]], dict[VcpuId, int]] = _same_ids
+    kvm_ids: Callable[[Argv, Iterable[VcpuId]], dict[VcpuId, int]] = _same_ids
     #: The vCPUs as the guest sees them: cores and NUMA nodes.
-    guest_vcpus: Callable[[Sequence[str], Sequence[VcpuId]], tuple[Vcpu, ...]] = (
+    guest_vcpus: Callable[[Argv, Sequence[VcpuId]], tuple[Vcpu, ...]] = (
         lambda argv, vcpus: tuple(map(Vcpu, vcpus)))
     #: The guest's architecture, as uname(2) names it; "" where it is not known.
-    machine: Callable[[Sequence[str]], str] = host_machine
+    machine: Callable[[Argv], str] = host_machine
     #: The files that may be the guest's kernel.
-    kernels: Callable[[Sequence[str]], list[str]] = lambda argv: option_values(argv, "kernel")
+    kernels: Callable[[Argv], list[str]] = lambda argv: option_values(argv, "kernel")
     #: The QMP sockets on which it can be asked for its threads; None: it has no QMP.
-    qmp_sockets: Callable[[Sequence[str]], tuple[str, ...]] | None = None
+    qmp_sockets: Callable[[Argv], tuple[str, ...]] | None = None
     channels: GuestChannels = GuestChannels()
     #: Options by which it sets masks of its own threads, as a pattern; "" for none.
     mask_options: str = ""

@@ -14,7 +14,7 @@ from vmpin.guests.transport.vsock import Vsock
 from vmpin.host.procfs import Procfs
 from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
-from vmpin.vmm.vmm_type import GuestPlace, VmmType
+from vmpin.vmm.vmm_type import VmmType
 
 _AGENT_URL = re.compile(r"(hvsock|vsock)://(.{1,4096}):([0-9]{1,10})", re.ASCII)
 
@@ -41,16 +41,18 @@ def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) 
         found.append(Vsock(cid))
     elif (device := ways.vsock_daemon(vm.argv)) is not None:
         found += _of_daemon(device, proc)
-    found = found or [*_recorded_or_hybrid(vm, GuestPlace(vm.sandbox, vm.argv, kata_go, kata_rs))]
+    found = found or [*_recorded_or_hybrid(vm, kata_go, kata_rs)]
     if (path := ways.serial(vm.argv, SERIAL)) is not None:
         found.append(VirtioSerial(path, vm.pid))
     return found
 
 
-def _recorded_or_hybrid(vm: GuestAddress, place: GuestPlace) -> Iterator[HybridVsock | Vsock]:
+def _recorded_or_hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterator[HybridVsock | Vsock]:
     """The channel that Kata's files name, and the hybrid sockets that exist, each once."""
-    hybrid = (HybridVsock(socket.path, vm.pid if socket.in_jail else os.getpid(), vm.pid)
-              for socket in vm.type.channels.hybrid(place))
+    in_jail = vm.type.channels.hybrid_in_jail(vm.argv)
+    hybrid = [] if in_jail is None else [HybridVsock(str(in_jail), vm.pid, vm.pid)]
+    hybrid += [HybridVsock(str(path), os.getpid(), vm.pid)
+               for path in vm.type.channels.hybrid(vm.sandbox, vm.argv, kata_go, kata_rs)]
     sockets = set()
     for channel in (*_of_url(vm), *hybrid):
         which = socket_id(channel.path, channel.pid) if isinstance(channel, HybridVsock) else (0, 0)
