@@ -113,8 +113,8 @@ def test_a_creation_to_its_grant(tmp_path: Path) -> None:
     ledger = allocator.ledger()
     assert ledger is not None
     assert [len(grant.cpus) for grant in ledger.grants.values() if grant.container == "c1"] == [2]
-    check("CreateContainer to a grant", walk.until("reconcile/ledger_file.py", "LedgerFile.save"),
-          stations("From CreateContainer to a grant"))
+    table = stations("From CreateContainer to a grant")
+    check("CreateContainer to a grant", walk.until(*table[-1]), table)
 
 
 def quiet(machine: Machine) -> Config:

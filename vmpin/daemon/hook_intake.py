@@ -1,6 +1,4 @@
-"""Hook messages: spooled, answered, then processed; and the state file, after which a spooled message is removed.
-
-A message is in the spool before its hook is answered, and leaves it when the state file has it: no kill loses one."""
+"""Hook messages: spooled, answered, then processed. What removes them from the spool is state_saving."""
 
 from __future__ import annotations
 
@@ -11,10 +9,9 @@ import time
 from collections.abc import Callable
 
 from vmpin import log
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.daemon.state_saving import StateSaving
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
-from vmpin.host.lock import Lock
 from vmpin.reconcile.intake import take_hook, take_spool
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.runtime.oci import HookState, parse_hook
@@ -26,20 +23,12 @@ logger = logging.getLogger(__name__)
 
 class HookIntake:
     """Mutates the spool, and the desired state through the reconciler.
-    :param kept: spooled messages that the reconciler has processed and the state file does not hold yet.
-    :param processed: called after a message, with its sandboxes and when it arrived (time.perf_counter()).
-    :param lost: called when the lock is not this watcher's: whose state file it is has to be found out first."""
+    :param processed: called after a message, with its sandboxes and when it arrived (time.perf_counter())."""
 
-    def __init__(self, reconciler: Reconciler, spool: Spool, kept: list[str], lock: Lock,
-                 processed: Callable[[set[SandboxId], float], None], lost: Callable[[], None],
-                 timeouts: Timeouts = TIMEOUTS) -> None:
+    def __init__(self, reconciler: Reconciler, spool: Spool, saving: StateSaving,
+                 processed: Callable[[set[SandboxId], float], None]) -> None:
         self._reconciler, self._counters = reconciler, reconciler.counters
-        self._spool = spool
-        self.kept = kept
-        self._lock = lock
-        self._processed, self._lost = processed, lost
-        self._timeouts = timeouts
-        self._due = asyncio.Event()
+        self._spool, self.saving, self._processed = spool, saving, processed
 
     async def receive(self, raw: bytes, uid: int) -> bytes:
         """Spool a hook's message, and process it after the answer. :returns: the answer; a hook spools the message
@@ -69,45 +58,14 @@ class HookIntake:
         if sandboxes is None:
             return False
         if name is not None:
-            self.kept.append(name)
+            self.saving.kept.append(name)
         self._processed(sandboxes, arrived)
-        self.save_soon()
+        self.saving.save_soon()
         return True
 
     def take_spool(self) -> None:
         """Process the messages that lie in the spool."""
-        names = take_spool(self._reconciler, self._spool, set(self.kept))
+        names = take_spool(self._reconciler, self._spool, set(self.saving.kept))
         if names:
-            self.kept += names
-            self.save_soon()
-
-    def prepare_again(self) -> None:
-        """The run directory was made again: the spool's directory and the state file are to be there again, too."""
-        self._spool.prepare()
-        self._reconciler.save_again()
-
-    # The state file
-
-    def save_soon(self, only_if_unsaved: bool = False) -> None:
-        """Have the state file written a moment later. :param only_if_unsaved: only where it is behind the state."""
-        if not only_if_unsaved or self._reconciler.unsaved:
-            self._due.set()
-
-    async def saving(self) -> None:
-        """Write the state file whenever that is due, until cancelled."""
-        while True:
-            await self._due.wait()
-            await asyncio.sleep(self._timeouts.save)
-            self._due.clear()
-            self.save()
-
-    def save(self) -> None:
-        """Bring the state file up to date, and remove the spooled messages that it holds."""
-        if not self._lock.held():
-            self._lost()
-            return
-        kept, self.kept = self.kept, []
-        if self._reconciler.unsaved and not self._reconciler.save():
-            self.kept = kept + self.kept
-        else:
-            self._spool.remove(kept)
+            self.saving.kept += names
+            self.saving.save_soon()

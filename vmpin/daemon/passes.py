@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from vmpin import log
 from vmpin.config.timeouts import Timeouts
-from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.recheck import RecheckSchedule
+from vmpin.daemon.state_saving import StateSaving
 from vmpin.domain.model import SandboxId
 from vmpin.guests.manager import GuestManager
 from vmpin.pinning.apply import Outcome
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 class Passes:
-    """:param hooks: saves the state afterwards. :param proc_events: None if process events are not used.
+    """:param saving: saves the state afterwards. :param proc_events: None if process events are not used.
     :param touched: called after each pass."""
 
-    def __init__(self, reconciler: Reconciler, guests: GuestManager, hooks: HookIntake,
+    def __init__(self, reconciler: Reconciler, guests: GuestManager, saving: StateSaving,
                  proc_events: ProcEventsFeed | None, touched: Callable[[], None], timeouts: Timeouts) -> None:
         self._reconciler, self._view = reconciler, reconciler.view
-        self._guests, self._hooks = guests, hooks
+        self._guests, self._saving = guests, saving
         self._proc_events = proc_events
         self._touched = touched
         self._timeouts = timeouts
@@ -41,6 +41,11 @@ class Passes:
         :param since: when the event came that the pass is made for, by time.perf_counter().
         :param scan: as for `Reconciler.reconcile`."""
         self.made(self._reconciler.reconcile(sandboxes, scan=scan), why, since)
+
+    def follow_hook(self, sandboxes: set[SandboxId], since: float) -> None:
+        """Reconcile the sandboxes of a hook's message now, and again while they settle."""
+        self.make(sandboxes, "hook", since)
+        self.rechecks.restart(sandboxes)
 
     def made(self, report: PassReport, why: str, since: float | None = None) -> None:
         """Count a pass, and have the guests and the rechecks follow it."""
@@ -65,7 +70,7 @@ class Passes:
             with log.operation():
                 self.make(due, "settle")
                 self.ask_qmp()
-                self._hooks.save_soon(only_if_unsaved=True)
+                self._saving.save_soon(only_if_unsaved=True)
                 for sandbox in self.rechecks.checked(due):
                     vm = self._view.vms.get(sandbox)
                     if vm is not None and not vm.vcpus_identified:
@@ -90,7 +95,7 @@ class Passes:
 
         if await qmp.ask(vm) and self._view.vms.get(vm.sandbox) is vm:
             self.make([vm.sandbox], "qmp")
-            self._hooks.save_soon()
+            self._saving.save_soon()
 
     def stop(self) -> None:
         """Cancel the queries under way."""

@@ -41,7 +41,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
                             Rationed(Control(watcher, reading=True).answer), True, may_read),
         "follow": watcher.followers.run,
         "resync": partial(watcher.resync_regularly, directory), "settle": watcher.passes.recheck,
-        "state": watcher.hooks.saving, "files": watcher.files.run, "guests": watcher.guests.run,
+        "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run,
         "proof": watcher.sampling.run}
     if config.watch.kubelet:
         sources["podresources"] = partial(poll_pod_resources, config, watcher.reconciler.pod_resources,

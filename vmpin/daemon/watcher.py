@@ -27,6 +27,7 @@ from vmpin.daemon.reporter_health import ReporterHealth
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.samples.sampling import Sampling
+from vmpin.daemon.state_saving import StateSaving
 from vmpin.daemon.supervision import SupervisedTasks
 from vmpin.daemon.task_table import tasks_of
 from vmpin.domain.model import SandboxId
@@ -72,7 +73,7 @@ class Watcher:
         self.resynced = time.monotonic()  #: When the last resync ended, by time.monotonic().
         self._tasks = SupervisedTasks(timeouts)
         self.restarts, self.counters = self._tasks.restarts, reconciler.counters
-        self.hooks = HookIntake(reconciler, spool, kept, lock, self._on_hook, self._resync.set, timeouts)
+        self.saving = StateSaving(reconciler, spool, kept, lock, self._resync.set, timeouts)
         self.allocating: Allocating | None = None
         if config.of_features["allocate"].mode != "off":
             from vmpin.features.allocator.allocating import Allocating
@@ -97,7 +98,8 @@ class Watcher:
         self.followers = Followers(self, self.guests.data, timeouts)
         self.handed_pods = HandedPods(timeouts)
         self.reporter_health = ReporterHealth(timeouts)
-        self.passes = Passes(reconciler, self.guests, self.hooks, self.proc_events, self._passed, timeouts)
+        self.passes = Passes(reconciler, self.guests, self.saving, self.proc_events, self._passed, timeouts)
+        self.hooks = HookIntake(reconciler, spool, self.saving, self.passes.follow_hook)
         self.about: About | None = None  #: None until it is ready.
 
     async def run(self) -> None:
@@ -108,7 +110,7 @@ class Watcher:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))  # cli/watch
-        directory = RunDirectory(self.view.config, self._lock, self.hooks.prepare_again)
+        directory = RunDirectory(self.view.config, self._lock, self.saving.prepare_again)
         directory.open()
         if self.nri is not None:
             self.reconciler.judge_drift_after(self.nri.unread)
@@ -117,9 +119,9 @@ class Watcher:
         for begin in present(part.begin for part in self.parts.values()):
             begin()
         self.hooks.take_spool()
-        if self.hooks.kept:
+        if self.saving.kept:
             self._resync.set()  # what came since the first pass does not wait for the clock
-        self.hooks.save()
+        self.saving.save()
         self._watch_files()
         self.guests.update(self.view)
         unpinned = False
@@ -136,7 +138,7 @@ class Watcher:
                 unpinned = await self._end_tasks(directory)
         finally:
             if not unpinned and directory.ousted is None:
-                self.hooks.save()
+                self.saving.save()
             directory.close()
             if directory.ousted is None:
                 self.sampling.close()
@@ -184,10 +186,6 @@ class Watcher:
 
     # Events
 
-    def _on_hook(self, sandboxes: set[SandboxId], since: float) -> None:
-        self.passes.make(sandboxes, "hook", since)
-        self.passes.rechecks.restart(sandboxes)
-
     @log.operation()
     def _on_nri(self, events: list[NriEvent], since: float) -> None:
         self._repair.take(events)
@@ -224,7 +222,7 @@ class Watcher:
             self.reconciler.moves(grows)
             self._watch_files()
         self.passes.rechecks.restart(begun | grows)
-        self.hooks.save_soon()
+        self.saving.save_soon()
 
     @log.operation()
     def _on_files(self, written: set[Path], since: float) -> None:
@@ -232,7 +230,7 @@ class Watcher:
         touched = self.reconciler.written(written)
         self._relist.written(self.reconciler.without_kata(touched))
         self.passes.make(touched, "files", since, scan=False)
-        self.hooks.save_soon()
+        self.saving.save_soon()
 
     def _watch_files(self) -> None:
         """Watch the kubelet's directory, and the cpusets of the containers and VMs that are followed."""
@@ -247,7 +245,7 @@ class Watcher:
             self.passes.ask_qmp()
         self.passes.rechecks.restart(follow_up.started)
         self.passes.rechecks.unnamed_thread(follow_up.unnamed)
-        self.hooks.save_soon(only_if_unsaved=True)
+        self.saving.save_soon(only_if_unsaved=True)
 
     def _on_lost(self) -> None:
         """The kernel dropped events of processes."""
@@ -273,7 +271,7 @@ class Watcher:
                 self.passes.made(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
-            self.hooks.save_soon(only_if_unsaved=True)
+            self.saving.save_soon(only_if_unsaved=True)
             self.passes.ask_qmp()
             self._watch_files()
             self._repair.begin()

@@ -13,9 +13,10 @@ import pytest
 from guest_peer import until
 
 from vmpin.config import loading as config
-from vmpin.config.timeouts import Timeouts
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.run_directory import RunDirectory
+from vmpin.daemon.state_saving import StateSaving
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.host.lock import Lock
 from vmpin.reconcile.intake import take_spool
@@ -85,8 +86,8 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
 
 def intake(place: Place, lock: Lock, lost: list[str] | None = None) -> HookIntake:
     reconciler, spool = place
-    return HookIntake(reconciler, spool, [], lock, lambda sandboxes, since: None,
-                      lambda: None if lost is None else lost.append("lost"))
+    saving = StateSaving(reconciler, spool, [], lock, lambda: None if lost is None else lost.append("lost"), TIMEOUTS)
+    return HookIntake(reconciler, spool, saving, lambda sandboxes, since: None)
 
 
 def test_a_message_that_can_be_neither_spooled_nor_processed_is_left_to_the_hook(
@@ -112,11 +113,11 @@ def test_a_message_is_spooled_before_it_is_answered_and_until_the_state_file_has
         short.append("config.json")
         await asyncio.sleep(0)
         assert not reconciler.state.sandboxes
-        hooks.save()
+        hooks.saving.save()
         assert len(os.listdir(spool.path)) == 1
         hooks.take_spool()
         assert cpus(reconciler) == "1"
-        hooks.save()
+        hooks.saving.save()
         assert os.listdir(spool.path) == []
 
     asyncio.run(scenario())
@@ -127,7 +128,7 @@ def test_a_message_of_another_user_or_of_another_protocol_is_refused(place: Plac
     assert asyncio.run(hooks.receive(raw, 65534)) == b"refused: not root\n"
     assert asyncio.run(hooks.receive(b"garbage", 0)).startswith(b"refused: ")
     assert os.listdir(place[1].path) == []
-    assert not hooks.kept
+    assert not hooks.saving.kept
 
 
 def test_nothing_is_written_without_the_lock(place: Place, raw: bytes, lock: Lock) -> None:
@@ -138,12 +139,12 @@ def test_nothing_is_written_without_the_lock(place: Place, raw: bytes, lock: Loc
     spool.keep(raw, 1)
     hooks.take_spool()
     reconciler.config.paths.lock_file.unlink()
-    hooks.save()
+    hooks.saving.save()
     assert lost == ["lost"]
     assert not reconciler.config.paths.state_file.exists()
     assert len(os.listdir(spool.path)) == 1
     lock.again()
-    hooks.save()
+    hooks.saving.save()
     assert reconciler.config.paths.state_file.exists()
     assert os.listdir(spool.path) == []
 
@@ -152,17 +153,18 @@ def test_messages_within_a_moment_are_saved_together(place: Place, raw: bytes, l
     reconciler, spool = place
     saves: list[float] = []
 
-    class Counted(HookIntake):
+    class Counted(StateSaving):
         def save(self) -> None:
             saves.append(asyncio.get_running_loop().time())
             super().save()
 
     async def scenario() -> None:
-        hooks = Counted(reconciler, spool, [], lock, lambda sandboxes, since: None, lambda: None, Timeouts(save=0.05))
+        hooks = HookIntake(reconciler, spool, Counted(reconciler, spool, [], lock, lambda: None, Timeouts(save=0.05)),
+                           lambda sandboxes, since: None)
         for _ in range(3):
             assert await hooks.receive(raw, 0) == b"ok\n"
         await asyncio.sleep(0)
-        saving = asyncio.create_task(hooks.saving())
+        saving = asyncio.create_task(hooks.saving.run())
         await until(lambda: not os.listdir(spool.path))
         saving.cancel()
         await asyncio.gather(saving, return_exceptions=True)
