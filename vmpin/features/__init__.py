@@ -1,3 +1,7 @@
 """The features of vmpin: a folder each, of which the core names none (`vmpin/feature.py`)."""
 
-NAMES = ("allocator", "network", "demo")
+NAMES = (
+    "allocator",
+    "network",
+    "demo",
+)

@@ -79,3 +79,9 @@ def test_more_queues_than_vcpus_are_named() -> None:
     assert warnings(network(KATA), threads, NODES) == ["tap0_kata has 2 queues for 1 vCPU"]
     assert warnings(network(KATA), [*threads, thread(2, "vcpu", "5")], NODES) == []
     assert warnings(network(KATA), [], NODES) == []  # its vCPUs are not identified
+
+
+def test_what_was_found_of_its_network_is_in_sentences() -> None:
+    unseen = {**network(why="not inspected: needs CAP_SYS_ADMIN"), "warnings": ["It is far"]}
+    assert list(network_sentences(unseen)) == ["Its network was not inspected: needs CAP_SYS_ADMIN.", "It is far."]
+    assert list(network_sentences(None)) == []

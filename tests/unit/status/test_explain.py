@@ -57,9 +57,3 @@ def test_vhost_workers_that_are_near_name_their_nic() -> None:
     (text,) = (sentence for sentence in sentences(policy, {**SANDBOX, "threads": [worker], "near": unknown})
                if sentence.startswith("Thread 14"))
     assert "on its NIC's NUMA node, which is not known (the node has no NIC that its links show)" in text
-
-
-def test_what_was_found_of_its_network_is_in_sentences() -> None:
-    network = {"why": "not inspected: needs CAP_SYS_ADMIN", "devices": [], "disks": [], "warnings": ["It is far"]}
-    found = sentences(DOCUMENT, {**SANDBOX, "network": network})
-    assert found[-2:] == ["Its network was not inspected: needs CAP_SYS_ADMIN.", "It is far."]
