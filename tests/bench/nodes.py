@@ -19,15 +19,15 @@ from bench_node import Node
 from measure import CannotMeasure, Figure, environment, in_turn, median, process_ms, progress
 from reporting import api_server
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "unit")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in (".", "unit", "features/cluster")]
 
 from cluster.reporter_node import CLIENTS, DAEMON_SETS, NODES, package
 from cluster.server import ApiServer
 from kube_given import NODE, entry, reported
 from lab.errors import LabError
 
-from vmpin.fleet.fleet_reading import PAGES
-from vmpin.kube.node_pinning import dated, node_pinning
+from vmpin.features.cluster.fleet.fleet_reading import PAGES
+from vmpin.features.cluster.kube.node_pinning import dated, node_pinning
 
 #: What is timed, and all forms whose memory is counted.
 TIMED = ("status", "verify", "map")

@@ -19,7 +19,7 @@ from measure import CannotMeasure, Figure, environment, median, process_ms, prog
 from processes import hook_command
 from vms import Machine, stand_ins
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "unit")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in (".", "unit", "features/cluster")]
 
 from cluster.build import programs
 from cluster.reporter_node import CLIENTS, PINNINGS, package, prepare

@@ -22,7 +22,7 @@ from cluster.build import Programs
 from cluster.rendered import objects
 from cluster.reporter_node import CLIENTS, NODES, PINNINGS, client, prepare, until
 from cluster.server import DEADLINE, ApiServer
-from vmpin.kube.node_pinning import dated, node_pinning
+from vmpin.features.cluster.kube.node_pinning import dated, node_pinning
 
 pytestmark = pytest.mark.cluster
 

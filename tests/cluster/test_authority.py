@@ -38,7 +38,7 @@ _ASK = """\
 import sys
 from pathlib import Path
 from vmpin.errors import ClusterError
-from vmpin.reporter.api_server import ApiServer
+from vmpin.features.cluster.reporter.api_server import ApiServer
 try:
     print(ApiServer(Path(sys.argv[1])).get("/api/v1/nodes")["kind"])
 except ClusterError as err:

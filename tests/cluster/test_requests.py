@@ -18,9 +18,9 @@ import pytest
 from cluster.build import Programs
 from cluster.reporter_node import CLIENTS, NODES, ReporterNode, client, prepare, until
 from cluster.server import MERGE, ApiServer
-from vmpin.kube.node_pinning import REFRESH
-from vmpin.reporter.loop_pauses import FIRST, LONGEST
-from vmpin.reporter.pod_watch import WATCH_SECONDS
+from vmpin.features.cluster.kube.node_pinning import REFRESH
+from vmpin.features.cluster.reporter.loop_pauses import FIRST, LONGEST
+from vmpin.features.cluster.reporter.pod_watch import WATCH_SECONDS
 
 pytestmark = pytest.mark.cluster
 

@@ -18,7 +18,7 @@ from cluster.rendered import objects
 from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, until
 from cluster.server import ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
-from vmpin.kube.identifiers import MANAGER
+from vmpin.features.cluster.kube.identifiers import MANAGER
 
 pytestmark = pytest.mark.cluster
 

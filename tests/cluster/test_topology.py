@@ -19,8 +19,8 @@ from cluster.rendered import objects
 from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, until
 from cluster.server import MERGE, ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
-from vmpin.kube.node_topology import TopologyMode, topology_of, topology_withdrawal
-from vmpin.kube.pod_annotations import annotation_change, annotations_of
+from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_withdrawal
+from vmpin.features.cluster.kube.pod_annotations import annotation_change, annotations_of
 
 pytestmark = pytest.mark.cluster
 

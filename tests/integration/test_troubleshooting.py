@@ -17,8 +17,8 @@ from waiting import wait
 
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
-from vmpin.kube.reporter_report import OPERATION, encode
-from vmpin.reporter.status_request import ask
+from vmpin.features.cluster.kube.reporter_report import OPERATION, encode
+from vmpin.features.cluster.reporter.status_request import ask
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

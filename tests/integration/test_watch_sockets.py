@@ -20,7 +20,7 @@ from real_qemu import Qemu
 from removal import remove_in_use
 from waiting import PATIENCE, wait
 
-from vmpin.kube.untrusted_pod import MAX_REQUEST
+from vmpin.features.cluster.kube.untrusted_pod import MAX_REQUEST
 from vmpin.sources.kubelet_config import ZONE_KEYS
 
 pytest_plugins = ["given"]

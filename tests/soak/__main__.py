@@ -83,7 +83,7 @@ def main() -> int:
 
 def _world(name: str) -> type[TroubledWorld]:
     if name == "cluster":  # which needs more of the machine than the others do
-        sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+        sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("unit", "features/cluster")]
         from soak.cluster_world import ClusterWorld
         return ClusterWorld
     return ContainerWorld if name == "containers" else TroubledWorld

@@ -28,14 +28,14 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {
     "bounded": 0, "cpuset": 0, "feature": 0, "log": 0,
     "errors": 1, "domain": 1, "protocol": 1,
-    "wire": 2, "placement": 2, "kube": 2,
-    "host": 3, "fleet": 3,
+    "wire": 2, "placement": 2,
+    "host": 3,
     "vmm": 4, "runtime": 4, "config": 4, "install": 4,
     "sources": 5, "authorities": 5, "pinning": 5, "scenario": 5,
     "reconcile": 6,
     "status": 7, "guests": 7,
     "procevents": 8, "reports": 8,
-    "doctor": 9, "reporter": 9,
+    "doctor": 9,
     "features": 10,
     "daemon": 11,
     "cli": 12,
@@ -46,7 +46,7 @@ AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log"}
 SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
-              "kube", "fleet", "config.plain_yaml",
+              "config.plain_yaml",
               "scenario.node_scenario", "scenario.scenario_topology", "scenario.scenario_values",
               "features.demo.firmware", "features.demo.kata_pinning", "features.demo.worth",
               "features.demo.worth_picture",
@@ -67,6 +67,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               *(f"features.allocator.{name}" for name in (
                   "allocation_checks", "allocation_report", "ledger_holders", "scenario_allocation", "scenario_events",
                   "scenario_pods")),
+              "features.cluster.kube", "features.cluster.fleet",
               "features.network.near_nic", "features.network.network_text", "features.network.nic_path",
               "features.network.vhost_order", "features.network.vm_network", "features.network.rtnetlink",
               "features.network.network_checks",
@@ -81,7 +82,8 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "c
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics"},
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
-           "kubernetes": {"reporter.api_server"}, "urllib3": {"reporter.api_server"}}
+           "kubernetes": {"features.cluster.reporter.api_server"},
+           "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "vmm.qmp", "reconcile.one_pass",
          "procevents.feed", "guests", "features.allocator", "daemon"}
@@ -103,9 +105,11 @@ NUMBERS_ELSEWHERE = {
     **dict.fromkeys((
         "cli.mask_changes", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
         "config.yaml_file",
-        "daemon.samples.isolation_answers", "reporter.api_server",
-        "domain.terminal", "fleet.fleet_document", "fleet.node_fleet", "guests.kata_agent", "kube.agenda",
-        "kube.event_limits", "kube.topology_agenda", "reports.isolation.isolation_observer", "reports.map.svg",
+        "daemon.samples.isolation_answers",
+        *(f"features.cluster.{name}" for name in (
+            "fleet.fleet_document", "fleet.node_fleet", "kube.agenda", "kube.event_limits", "kube.topology_agenda",
+            "reporter.api_server")),
+        "domain.terminal", "guests.kata_agent", "reports.isolation.isolation_observer", "reports.map.svg",
         "sources.nri.call_decoding", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
                      "features.network.vm_networks", "features.demo", "cli.shell.names"),
@@ -188,6 +192,7 @@ def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
             if top(name) != top(module) and floor(name) >= floor(module) and module != "feature"
             and not (feature_of(name) == "allocator" and within(module, NAME_THE_ALLOCATOR))
+            and not (feature_of(name) == "cluster" and within(module, NAME_THE_CLUSTER))
             and not (top(name) == "daemon" and feature_of(module) == "allocator")] == []
 
 
@@ -195,6 +200,10 @@ def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
 NAME_THE_ALLOCATOR = (
     "daemon", "reconcile.node_state", "reconcile.teardown", "reports.map.node_map", "scenario.node_scenario",
     "scenario.scenario_reader", "status.prometheus", "cli")
+
+
+#: The same of the cluster.
+NAME_THE_CLUSTER = ("daemon", "cli", "status.explain", "features.allocator.live_annotations")
 
 
 def feature_of(module: str) -> str:
@@ -205,7 +214,8 @@ def test_the_core_names_no_feature_and_no_feature_another() -> None:
     """The seam alone reaches them, by their names in vmpin/features/__init__.py."""
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
             if feature_of(name) and feature_of(name) != feature_of(module)
-            and not (feature_of(name) == "allocator" and within(module, NAME_THE_ALLOCATOR))] == []
+            and not (feature_of(name) == "allocator" and within(module, NAME_THE_ALLOCATOR))
+            and not (feature_of(name) == "cluster" and within(module, NAME_THE_CLUSTER))] == []
 
 
 def test_a_manifest_loads_the_seam_alone() -> None:
@@ -369,13 +379,13 @@ def test_a_number_from_outside_is_made_by_bounded_alone() -> None:
 
 #: What places, pins and keeps the state, or reads what that follows from.
 _DECIDING = ("bounded", "cpuset", "domain", "protocol", "wire", "placement", "host", "vmm", "runtime", "config",
-             "sources", "pinning", "reconcile", "guests", "procevents")
+             "sources", "authorities", "pinning", "reconcile", "guests", "procevents", "features.allocator")
 
 
 def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
     """It is text of a pod's author, by way of a process without rights on the node."""
     reach = {module: own(path) for module, path in MODULES.items()}
-    reading = {"kube.untrusted_pod"}
+    reading = {"features.cluster.kube.untrusted_pod"}
     while more := {module for module, names in reach.items() if names & reading} - reading:
         reading |= more
     assert {module for module in reading if within(module, _DECIDING)} == set()
@@ -385,8 +395,9 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
     assert readers == {"daemon.control"}
     assert {module for module, names in reach.items() if "daemon.handed_pods" in names} == {"daemon.watcher"}
     # What asks for CPUs crosses apart from it, and has one reader there: with allocate.live_annotations alone.
-    assert {module for module, names in reach.items() if "kube.asked_annotations" in names} == {
-        "kube.pod_record", "reporter.pod_handover", "features.allocator.live_annotations"}
+    assert {module for module, names in reach.items() if "features.cluster.kube.asked_annotations" in names} == {
+        "features.cluster.kube.pod_record", "features.cluster.reporter.pod_handover",
+        "features.allocator.live_annotations"}
 
 
 _STATUS = """\

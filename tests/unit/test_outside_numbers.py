@@ -23,7 +23,7 @@ from vmpin.errors import VmpinError
 from vmpin.features.allocator.grants.cpu_request import CpuWish
 from vmpin.features.allocator.texts.annotations import changed
 from vmpin.features.allocator.vm_size import vcpus_of
-from vmpin.fleet.node_record import record_of_pinning
+from vmpin.features.cluster.fleet.node_record import record_of_pinning
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.protocol.frames import MAX_HW, ProtocolError, parse_ids
 from vmpin.protocol.parsing import MAX_NUMBER, parse_answer

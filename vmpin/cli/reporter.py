@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     log.setup(config.log.level, as_json=args.output == "json")
     if args.withdraw:
-        from vmpin.reporter.api_server import ApiServer
-        from vmpin.reporter.withdrawal import withdraw_everywhere
+        from vmpin.features.cluster.reporter.api_server import ApiServer
+        from vmpin.features.cluster.reporter.withdrawal import withdraw_everywhere
         count = withdraw_everywhere(ApiServer(config.kubernetes.kubeconfig), config.kubernetes)
         print(f"{number_of(count, 'object was')} changed or removed")
         return 0
     import gc
 
-    from vmpin.reporter.service import Reporter
+    from vmpin.features.cluster.reporter.service import Reporter
     gc.enable()
     Reporter(config).run()
     return 0

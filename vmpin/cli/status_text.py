@@ -173,7 +173,7 @@ def _vcpus(container: Document) -> str:
 
 def _print_untrusted(sandbox: Document) -> None:
     if sandbox.get("untrusted"):  # a watcher of an older version has none
-        from vmpin.kube.untrusted_pod import untrusted_sentences
+        from vmpin.features.cluster.kube.untrusted_pod import untrusted_sentences
         for sentence in untrusted_sentences(sandbox["untrusted"]):
             print_text(sentence, "  ")
 

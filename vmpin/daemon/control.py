@@ -13,8 +13,8 @@ from vmpin.bounded import load_json, real
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.feature import SocketRequest, added_members, status_of
+from vmpin.features.cluster.kube import reporter_report, untrusted_pod
 from vmpin.host.socket_streams import Stream
-from vmpin.kube import reporter_report, untrusted_pod
 from vmpin.status import collector
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import Pod
 from vmpin.errors import WatcherError
-from vmpin.kube.untrusted_pod import OPERATION, UntrustedPod, decode
+from vmpin.features.cluster.kube.untrusted_pod import OPERATION, UntrustedPod, decode
 
 
 class HandedPods:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.errors import WatcherError
-from vmpin.kube.reporter_report import OPERATION, decode
+from vmpin.features.cluster.kube.reporter_report import OPERATION, decode
 from vmpin.status.health import SourceHealth
 
 

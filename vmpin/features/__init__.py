@@ -2,6 +2,7 @@
 
 NAMES = (
     "allocator",
+    "cluster",
     "network",
     "demo",
 )

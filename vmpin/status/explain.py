@@ -9,7 +9,7 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.feature import features, present
-from vmpin.kube.untrusted_pod import untrusted_sentences
+from vmpin.features.cluster.kube.untrusted_pod import untrusted_sentences
 
 
 def container_sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: str) -> list[str]:

@@ -25,9 +25,9 @@ from vmpin.features.allocator.grants.allocation_options import AllocationMode, A
 from vmpin.features.allocator.grants.annotation_changes import PAUSE
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.live_annotations import LiveAnnotations
+from vmpin.features.cluster.kube import untrusted_pod
+from vmpin.features.cluster.kube.asked_annotations import encoded_member
 from vmpin.host import unix_sockets
-from vmpin.kube import untrusted_pod
-from vmpin.kube.asked_annotations import encoded_member
 
 pytest_plugins = ["given_unit"]
 

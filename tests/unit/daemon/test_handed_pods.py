@@ -20,9 +20,9 @@ from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.model import Pod, SandboxId
 from vmpin.feature import WatcherPart
+from vmpin.features.cluster.kube import untrusted_pod
+from vmpin.features.cluster.kube.untrusted_pod import PodResize, UntrustedPod, encode
 from vmpin.host import unix_sockets
-from vmpin.kube import untrusted_pod
-from vmpin.kube.untrusted_pod import PodResize, UntrustedPod, encode
 
 pytest_plugins = ["given_unit"]
 

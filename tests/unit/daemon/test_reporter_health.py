@@ -13,7 +13,7 @@ from vmpin.config.timeouts import TIMEOUTS
 from vmpin.daemon.control import Control
 from vmpin.daemon.reporter_health import ReporterHealth
 from vmpin.daemon.watcher import Watcher
-from vmpin.kube.reporter_report import encode
+from vmpin.features.cluster.kube.reporter_report import encode
 from vmpin.status.health import SourceHealth
 
 

@@ -20,9 +20,9 @@ from vmpin.config import loading
 from vmpin.config.settings import BY_KEY, SETTINGS, Config
 from vmpin.daemon.exporter import ExportedWatcher, Exporter
 from vmpin.daemon.reloading import FIXED
+from vmpin.features.cluster.kube.identifiers import MANAGER
+from vmpin.features.cluster.kube.transitions import EventReason
 from vmpin.install import data_files
-from vmpin.kube.identifiers import MANAGER
-from vmpin.kube.transitions import EventReason
 from vmpin.status.health import SourceHealth
 
 ROOT = Path(__file__).parents[3]

@@ -10,10 +10,10 @@ from recorded_node import DB, LOGS, MAIN, SHOP, WEB, status
 
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
-from vmpin.kube.node_pinning import node_pinning
-from vmpin.kube.pod_condition import PinState, pinning_of
-from vmpin.kube.reported_node import NOTHING, ReportedNode
-from vmpin.kube.transitions import transition
+from vmpin.features.cluster.kube.node_pinning import node_pinning
+from vmpin.features.cluster.kube.pod_condition import PinState, pinning_of
+from vmpin.features.cluster.kube.reported_node import NOTHING, ReportedNode
+from vmpin.features.cluster.kube.transitions import transition
 from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.status.survey import Survey, brief
 

@@ -8,7 +8,7 @@ import pytest
 
 from vmpin.cli.status_text import print_one
 from vmpin.domain.facts import NodeFacts, Rights
-from vmpin.kube.untrusted_pod import UntrustedPod, untrusted_pod, untrusted_sentences
+from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, untrusted_pod, untrusted_sentences
 from vmpin.reports.bundle.report import without_untrusted
 
 POD = untrusted_pod({

@@ -11,9 +11,9 @@ from vmpin.cli.map_output import show, show_lines, width
 from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.verb_options import answering
 from vmpin.errors import ClusterError, UnseenError, UsageError
-from vmpin.fleet.fleet_document import document_parts, verify_document
-from vmpin.fleet.fleet_reading import NodeChoice, read_fleet
-from vmpin.fleet.fleet_tables import (
+from vmpin.features.cluster.fleet.fleet_document import document_parts, verify_document
+from vmpin.features.cluster.fleet.fleet_reading import NodeChoice, read_fleet
+from vmpin.features.cluster.fleet.fleet_tables import (
     STYLES,
     TextTable,
     findings,
@@ -24,9 +24,9 @@ from vmpin.fleet.fleet_tables import (
     remarks,
     why,
 )
-from vmpin.fleet.node_fleet import Fleet
-from vmpin.fleet.node_record import NodeRecord
-from vmpin.reporter.api_server import ApiServer
+from vmpin.features.cluster.fleet.node_fleet import Fleet
+from vmpin.features.cluster.fleet.node_record import NodeRecord
+from vmpin.features.cluster.reporter.api_server import ApiServer
 
 
 def status(args: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def verify(args: argparse.Namespace) -> int:
 
 def draw(args: argparse.Namespace) -> int:
     """The map of one node, or a sign for each CPU of many."""
-    from vmpin.reports.map.node_pictures import picture_of, strips
+    from vmpin.features.cluster.fleet.node_pictures import picture_of, strips
     _refuse(args, "direct", "watch")
     if args.output in ("svg", "html") and not args.node:
         raise UsageError(f"-o {args.output} draws one node", "choose it: --node NAME")

@@ -17,7 +17,7 @@ from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.annotation_changes import changed_containers, next_change
 from vmpin.features.allocator.grants.answer import Answer
-from vmpin.kube.asked_annotations import decoded_member
+from vmpin.features.cluster.kube.asked_annotations import decoded_member
 
 #: Refusals that are kept; the oldest is forgotten.
 MAX_REFUSED = 64

@@ -13,8 +13,8 @@ from real_node import talk
 from test_watch_allocate import POLICY, WHOLE, AllocatingNode
 from waiting import wait
 
-from vmpin.kube.asked_annotations import encoded_member
-from vmpin.kube.untrusted_pod import encode
+from vmpin.features.cluster.kube.asked_annotations import encoded_member
+from vmpin.features.cluster.kube.untrusted_pod import encode
 
 pytestmark = pytest.mark.root
 

@@ -1,0 +1,71 @@
+"""The annotations by which pods ask for CPUs, from the API server's object to the watcher: whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.errors import WireError
+from vmpin.features.cluster.kube.asked_annotations import (
+    MAX_BYTES,
+    MAX_PODS,
+    MAX_TEXT,
+    asked_annotations,
+    decoded_member,
+    encoded_member,
+)
+from vmpin.features.cluster.kube.untrusted_pod import MAX_REQUEST, UntrustedPod, decode, encode
+
+
+def request(raw: bytes) -> Any:
+    assert raw.count(b"\n") == 1
+    return json.loads(raw)
+
+
+def pod(annotations: object) -> dict[str, Any]:
+    return {"metadata": {"annotations": annotations}}
+
+
+def test_only_what_asks_is_kept_and_nothing_of_it_is_cut() -> None:
+    assert asked_annotations(pod({"cpu": "x" * 300, "other": "y"}), lambda key: key == "cpu") == {"cpu": "x" * 300}
+    assert asked_annotations(pod(None), lambda key: True) == asked_annotations(pod({}), lambda key: True) == {}
+    assert asked_annotations(pod({"cpu": "x" * (MAX_TEXT - 3)}), lambda key: True) is not None
+    assert asked_annotations(pod({"cpu": "x" * (MAX_TEXT - 2)}), lambda key: True) is None
+
+
+@given(st.dictionaries(st.text(max_size=40), st.dictionaries(st.text(max_size=20), st.text(max_size=80), max_size=4),
+                       max_size=20))
+def test_what_is_sent_arrives_as_it_was(pods: dict[str, dict[str, str]]) -> None:
+    assert decoded_member(request(encode({}, encoded_member(pods)))) == pods
+
+
+@pytest.mark.parametrize("pods", [
+    {str(number): {"k": "x" * 1000} for number in range(100)}, {str(number): {} for number in range(1000)},
+    {"large": {"k": "\U0001f600" * 9000}, "small": {}}], ids=["long", "many", "one"])
+def test_pods_without_room_are_left_out_whole(pods: dict[str, dict[str, str]]) -> None:
+    member = encoded_member(pods)
+    assert len(member) < MAX_BYTES + 100
+    large = UntrustedPod("", "", (), {f"{number:02}": "x" * 256 for number in range(24)}, 0)
+    raw = encode({str(number): large for number in range(MAX_PODS)}, member)
+    assert MAX_REQUEST * 0.9 < len(raw) <= MAX_REQUEST
+    found = decoded_member(request(raw))
+    assert 0 < len(found) <= MAX_PODS
+    assert "large" not in found
+    assert found.items() <= pods.items()
+    assert len(decode(request(raw))) == MAX_PODS, "the other pods' data has its share"
+
+
+def test_a_reporter_without_it_says_nothing() -> None:
+    assert encoded_member({}) == b""
+    assert decoded_member(request(encode({}))) == {}
+
+
+@pytest.mark.parametrize("member", ["", [], 1, None, {"u": None}, {"u": {"k": None}}, {"u": {"k": ["x"]}},
+                                    {"u": {"k": "x" * MAX_TEXT}}, {str(number): {} for number in range(MAX_PODS + 1)}])
+def test_what_no_reporter_makes_is_refused(member: object) -> None:
+    with pytest.raises(WireError, match="asked"):
+        decoded_member({"asked": member})

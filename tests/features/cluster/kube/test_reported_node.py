@@ -1,0 +1,68 @@
+"""The lines of `follow`: changes are taken in, and what comes from pods is cut and shown as it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kube_given import entry, line, node_part, reported
+
+from vmpin.errors import WireError
+from vmpin.features.cluster.kube.reported_node import NOTHING
+
+
+def test_changes_replace_and_remove_sandboxes() -> None:
+    found = reported(entry("a"), entry("b"))
+    assert set(found.sandboxes) == {"sandbox-a", "sandbox-b"}
+    found = found.after(line("change", entry("b", verdict="degraded"), gone=("sandbox-a", "sandbox-x"), time=1001))
+    assert {each.id: each.verdict for each in found.sandboxes.values()} == {"sandbox-b": "degraded"}
+    assert (found.time, found.node.version) == (1001.0, "0.1.0")
+    found = found.after(line("change", node=node_part(ready=False, why="nri: down")))
+    assert (found.node.ready, found.node.why, len(found.sandboxes)) == (False, "nri: down", 1)
+    assert set(found.after(line("all", entry("c"), node=node_part())).sandboxes) == {"sandbox-c"}
+
+
+def test_a_line_without_news_leaves_the_same_objects() -> None:
+    found = reported(entry("a"))
+    later = found.after(line("change", time=2000))
+    assert (later.sandboxes is found.sandboxes, later.node is found.node, later.time) == (True, True, 2000.0)
+    assert later.after(line("change", node=node_part())).node is found.node
+
+
+def test_texts_of_pods_are_cut_and_steer_no_terminal() -> None:
+    found = reported(entry("a", reasons=["x" * 5000, "\x1b[2J"] * 40, guest={"by": "", "state": "\u202e" * 9}))
+    one = found.sandboxes["sandbox-a"]
+    assert len(one.reasons) == 16
+    assert len(one.reasons[0]) == 512
+    assert one.reasons[1] == "\\x1b[2J"
+    assert one.guest.isprintable()
+
+
+@pytest.mark.parametrize("raw", [
+    b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"error":"follow: 8 clients follow already"}',
+    json.dumps({"version": 2, "follow": "all"}).encode(), line("all", {"id": "x"}, node=node_part()),
+    line("all", entry(misplaced="many"), node=node_part()), line("all", entry(), node={}),
+    line("all", entry(vcpus={"x": "1"}), node=node_part()), line("all", entry(pod=3), node=node_part()),
+    *([line("all", *[entry(str(number)) for number in range(4097)], node=node_part())])])
+def test_what_is_no_line_is_refused(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        NOTHING.after(raw)
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+                    lambda inner: (st.lists(inner, max_size=4)
+                                   | st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+                    max_leaves=12)
+
+
+@given(st.fixed_dictionaries({}, optional={key: JSON for key in entry()}))
+def test_whatever_is_in_an_entry_it_is_taken_or_refused(changes: dict[str, object]) -> None:
+    found = reported()
+    try:
+        found = found.after(json.dumps({"version": 1, "follow": "change", "time": 1.0, "gone": [],
+                                        "sandboxes": [{**entry(), **changes}]}).encode())
+    except WireError:
+        return
+    assert all(isinstance(each.verdict, str) for each in found.sandboxes.values())

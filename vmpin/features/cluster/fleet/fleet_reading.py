@@ -1,0 +1,133 @@
+"""Reads the NodePinnings of a cluster, page by page, and which nodes should have one.
+
+It makes one list of NodePinnings, and reads the DaemonSets with the reporter's labels and the nodes that they choose,
+where the user may list those: a right that is missing is named in `Fleet.unknown`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from vmpin.errors import AnswerTooLong, ClusterError, UsageError
+from vmpin.features.cluster.fleet.expected_nodes import DAEMON_SET_SELECTOR, ReporterPlacement, placement_of
+from vmpin.features.cluster.fleet.node_fleet import Fleet, fleet_of
+from vmpin.features.cluster.fleet.node_record import NodeRecord, record_of_pinning
+from vmpin.features.cluster.kube.api_request import ApiRequest
+from vmpin.features.cluster.kube.identifiers import GROUP, LABEL_READY, PLURAL, POOLS, REGION, ZONE
+from vmpin.features.cluster.kube.node_pinning import pinning_path
+
+#: Objects of a page; the fewer are for a page that is too large.
+PAGES = (50, 10, 1)
+#: Bytes of a page. One of 50 nodes with 50 pods each has 2 MB.
+LARGEST_PAGE = 6 << 20
+_DAEMON_SETS, _NODES = "/apis/apps/v1/daemonsets", "/api/v1/nodes"
+#: By path: the resource and its API group, as a ClusterRole has them.
+_RULES = {pinning_path(): (GROUP, PLURAL), _DAEMON_SETS: ("apps", "daemonsets"), _NODES: ("", "nodes")}
+
+#: The labels that a NodePinning has of its node.
+LABELS = (ZONE, REGION, *POOLS, LABEL_READY)
+_KEY = re.compile(r"\s*!?\s*([A-Za-z0-9._/-]*)")
+
+#: Sends a request and returns its answer as JSON. :param: the most bytes of it. :raises ClusterError: it failed.
+#: :raises AnswerTooLong: the answer has more bytes.
+Send = Callable[[ApiRequest, int], Any]
+
+
+class NodeChoice(NamedTuple):
+    """`node` is a name, `selector` one of labels as kubectl has it; "" for all. `namespace` is the pods'."""
+
+    node: str = ""
+    selector: str = ""
+    namespace: str = ""
+
+
+def read_fleet(send: Send, clock: Callable[[], float], choice: NodeChoice,
+               trim: Callable[[NodeRecord], NodeRecord]) -> Fleet:
+    """Read the chosen NodePinnings, and which nodes should have one.
+    :param trim: what is kept of a record, so that no more is in memory than is shown.
+    :raises ClusterError: where the NodePinnings cannot be listed; with a hint. :raises UsageError: for a selector."""
+    check_selector(choice.selector)
+    # First the nodes: one that joins in between is not missing.
+    expected, unknown, unchecked = {choice.node}, "", ""
+    if not choice.node:
+        expected = set()
+        try:
+            placements = list(_placements(send))
+            unchecked = "" if placements else "there is no DaemonSet of the reporter"
+            for placement in placements:
+                selector = ",".join(filter(None, (placement.selector, choice.selector)))
+                expected |= {str(item["metadata"]["name"]) for item in _items(send, _NODES, selector)
+                             if placement.chooses(item)}
+        except ClusterError as err:
+            if err.status != 403:
+                raise
+            unknown = f"{err}; {err.hint}"
+    records = [trim(record_of_pinning(item).within(choice.namespace))
+               for item in _items(send, pinning_path(), choice.selector, choice.node)]
+    return fleet_of(records, expected, clock(), unknown, unchecked)
+
+
+def check_selector(selector: str) -> None:
+    """Refuse a label that no NodePinning has: nodes have it, and would all be called missing. :raises UsageError:"""
+    for part in re.split(r",(?![^(]*\))", selector) if selector else ():
+        match = _KEY.match(part)
+        if match is None or match[1] not in LABELS:
+            raise UsageError(f"-l {selector}: {part.strip()!r} is about a label that NodePinnings do not have",
+                             f"theirs are {', '.join(LABELS)}")
+
+
+def explained(err: ClusterError, path: str, selector: str = "") -> ClusterError | UsageError:
+    """The error of a list, with what to do."""
+    if err.status == 404 and path == pinning_path():
+        return ClusterError("vmpin's chart is not installed in this cluster: it has no NodePinnings", 404, hint=(
+            "docs/kubernetes.md has how to install it; --context NAME chooses another cluster"))
+    if err.status == 400 and selector:
+        return UsageError(f"-l {selector}: {err}", f"e.g. -l {ZONE}=a, or -l '{ZONE} in (a, b)'")
+    if err.status == 403:
+        group, resource = _RULES[path]
+        rule = f'{{apiGroups: ["{group}"], resources: [{resource}], verbs: [list]}}'
+        return ClusterError(str(err), 403, hint=f"it takes a ClusterRole with the rule {rule}, bound to you by a "
+                                                "ClusterRoleBinding; the chart's are vmpin-view and vmpin-verify")
+    hint = ("log in again: the API server does not accept these credentials" if err.status == 401 else
+            f"try again in {err.after or 5:.0f} s: the API server is overloaded or starting"
+            if err.status == 429 or err.status >= 500 else
+            "" if err.status else "is it the right cluster (--context), and can it be reached? kubectl cluster-info")
+    return ClusterError(str(err), err.status, err.after, hint)
+
+
+def _placements(send: Send) -> Iterator[ReporterPlacement]:
+    try:
+        for item in _items(send, _DAEMON_SETS, DAEMON_SET_SELECTOR):
+            yield placement_of(item)
+    except ValueError as err:
+        raise ClusterError(f"GET {_DAEMON_SETS}: {err}") from err
+
+
+def _items(send: Send, path: str, selector: str = "", name: str = "") -> Iterator[Mapping[str, Any]]:
+    """List the objects at a path, page by page. :param name: of the only object; "" for all.
+    :raises ClusterError: :raises UsageError: with what to do."""
+    fixed = [("labelSelector", selector)] * bool(selector) + [("fieldSelector", f"metadata.name={name}")] * bool(name)
+    token = ""
+    while True:
+        try:
+            page = _page(send, path, [*fixed, *([("continue", token)] if token else [])])
+        except ClusterError as err:
+            raise explained(err, path, selector) from err
+        try:
+            yield from page["items"]
+            token = page["metadata"].get("continue") or ""
+        except (KeyError, TypeError, AttributeError) as err:
+            raise ClusterError(f"GET {path}: the answer is no list") from err
+        if not token:
+            return
+
+
+def _page(send: Send, path: str, query: list[tuple[str, str]]) -> Any:
+    for count in PAGES:
+        try:
+            return send(ApiRequest("GET", path, query=(*query, ("limit", str(count)))), LARGEST_PAGE)
+        except AnswerTooLong:
+            if count == PAGES[-1]:
+                raise
+    raise AssertionError

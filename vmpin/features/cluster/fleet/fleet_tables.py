@@ -1,0 +1,145 @@
+"""The nodes of a cluster as the lines of tables, and remarks in sentences: `vmpin status` and `vmpin verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from vmpin.domain.terminal import human_age, number_of, printable
+from vmpin.features.cluster.fleet.node_fleet import Fleet, FleetNode
+from vmpin.features.cluster.fleet.node_record import NodeHealth, PodLine
+from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
+from vmpin.features.cluster.kube.pod_condition import PinState, backed_cpus
+
+#: Of pods and of remarks: what needs attention on a large cluster would else fill many screens.
+LISTED = 100
+STYLES = {NodeHealth.MISSING: "red", NodeHealth.UNREADABLE: "red", NodeHealth.STALE: "red",
+          NodeHealth.NOT_READY: "yellow", NodeHealth.COLLISION: "red", NodeHealth.MISPLACED: "red",
+          NodeHealth.DEGRADED: "yellow", NodeHealth.GOOD: "green", "Pinned": "green", "NoExclusiveCPUs": "cyan"}
+_REPORTERS = "vmpin's pods there: kubectl get pods -A -o wide -l app.kubernetes.io/name=vmpin"
+
+
+class TextTable(NamedTuple):
+    """`left` counts rows that were left out."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    left: int = 0
+
+
+def overview(fleet: Fleet) -> str:
+    nodes = ", ".join(f"{count} {health}" for health, count in fleet.counts.items())
+    pinned, total = (sum(getattr(each.record, key) for each in fleet.nodes) for key in ("pinned", "total"))
+    many = number_of(len(fleet.nodes), "node")
+    pods = f"{pinned} of {number_of(total, 'pod')} in VMs {'is' if total == 1 else 'are'} in place"
+    return f"{many}{': ' * bool(nodes)}{nodes}; {pods}"
+
+
+def node_table(fleet: Fleet, wide: bool) -> TextTable:
+    columns = ["NODE", "ZONE", "STATE", "PINNED", "DEGRADED", "COLLISIONS", "SHARED", "EXCLUSIVE", "OBSERVED",
+               *(("REGION", "POOL", "VERSION") if wide else ())]
+    return TextTable(columns, [_node_row(each, fleet.time, wide) for each in fleet.nodes])
+
+
+def _node_row(node: FleetNode, now: float, wide: bool) -> list[object]:
+    found = node.record
+    read = node.health not in (NodeHealth.MISSING, NodeHealth.UNREADABLE)
+    cells: list[object] = [f"{found.pinned}/{found.total}", found.degraded, found.collision_count,
+                           found.cpus.get("shared") or "none", found.cpus.get("exclusive") or "none",
+                           human_age(found.age(now))] if read else ["-"] * 6
+    pool = next((found.labels[key] for key in POOLS if key in found.labels), "-")
+    more = (found.labels.get(REGION, "-"), pool, found.version or "-") if wide else ()
+    return [found.name, found.labels.get(ZONE, "-"), node.health.value, *cells, *more]
+
+
+def pod_table(fleet: Fleet, wide: bool) -> TextTable:
+    """The pods that need attention; with `wide` all, with more columns."""
+    pods = [(each.record.name, pod) for each in fleet.nodes for pod in each.record.pods if wide or not pod.good]
+    if wide:
+        return TextTable(["NODE", "POD", "STATE", "MASK", "VCPUS", "GUEST", "REASON"], [
+            [node, pod.title, pod.state, pod.mask or "-", *_inside(pod), pod.reason or "-"] for node, pod in pods])
+    return TextTable(["NODE", "POD", "STATE", "REASON"], [
+        [node, pod.title, pod.state, pod.reason or "-"] for node, pod in pods[:LISTED]], max(0, len(pods) - LISTED))
+
+
+def misplaced_table(fleet: Fleet) -> TextTable:
+    pods = [(each.record.name, pod) for each in fleet.nodes for pod in each.record.pods if pod.misplaced]
+    return TextTable(["NODE", "POD", "STATE", "MASK", "THREADS MISPLACED"], [
+        [node, pod.title, pod.state, pod.mask or "-", pod.misplaced] for node, pod in pods[:LISTED]],
+        max(0, len(pods) - LISTED))
+
+
+def _inside(pod: PodLine) -> tuple[str, str]:
+    """How many vCPUs have a CPU of their own; the state of the guest."""
+    if pod.details is None:
+        return "-", "-"
+    alone = backed_cpus(pod.details.vcpus.values(), pod.details.containers)
+    return f"{len(alone)}/{len(pod.details.vcpus)} 1:1", ": ".join(
+        filter(None, (pod.details.agent, pod.details.guest))) or "-"
+
+
+def remarks(fleet: Fleet) -> Iterator[str]:
+    """Sentences about what needs attention, LISTED at most of a kind."""
+    yield from _limited([f"{each.record.name} is {each.health}: {why(each, fleet.time)}" for each in fleet.nodes
+                         if not each.health.current])
+    if any(not each.health.current for each in fleet.nodes):
+        yield _REPORTERS
+    yield from _limited([f"COLLISION on CPU {collision.cpu} of {each.record.name}: {collision.what}"
+                         for each in fleet.nodes for collision in each.record.collisions])
+    yield from _limited([f"{each.record.name}: its NodePinning was cut to its size: {_cut(each)}"
+                         for each in fleet.nodes if each.record.hidden or each.record.cut.get("sandboxes")])
+    yield from _limited([f"{each.record.name}: the kubelet's checkpoint cannot be used: {each.record.trouble}"
+                         for each in fleet.nodes if each.record.trouble])
+    if fleet.unknown:
+        yield printable(f"which nodes should report is not known: {fleet.unknown}")
+    elif fleet.unchecked:
+        yield f"missing nodes are not known: {fleet.unchecked}"
+
+
+def _cut(node: FleetNode) -> str:
+    pods, hidden = node.record.cut.get("sandboxes", 0), node.record.hidden
+    unknown = [f"of {number_of(hidden, 'pod')} not in place the threads are not known (vmpin verify on the node)"]
+    return ", and ".join([*[f"{number_of(pods, 'pod is')} not in it"] * bool(pods), *unknown * bool(hidden)])
+
+
+def _limited(lines: Sequence[str]) -> Iterator[str]:
+    yield from map(printable, islice(lines, LISTED))
+    if len(lines) > LISTED:
+        yield f"… and {len(lines) - LISTED} more like the last one"
+
+
+def why(node: FleetNode, now: float) -> str:
+    """Why a node is not known."""
+    found = node.record
+    if node.health is NodeHealth.MISSING:
+        return "it has no NodePinning"
+    if node.health is NodeHealth.UNREADABLE:
+        return f"its NodePinning cannot be shown: {found.unreadable}"
+    if node.health is NodeHealth.NOT_READY:
+        return found.message or "its watcher is not ready"
+    age = found.age(now)
+    when = f"{human_age(age)} ago" if age >= 0 else f"{human_age(-age)} from now: clocks differ"
+    return f"last observed {when}; it is due every {human_age(found.refresh)}"
+
+
+def findings(fleet: Fleet) -> Iterator[str]:
+    """Yield the sentences that `vmpin verify` ends with."""
+    pods = sum(each.record.total for each in fleet.nodes)
+    current = sum(each.judged for each in fleet.nodes)
+    wrong = [pod for each in fleet.nodes for pod in each.record.pods if pod.misplaced]
+    unmanaged = sum(pod.state == PinState.UNMANAGED for each in fleet.nodes for pod in each.record.pods)
+    if unmanaged:
+        yield f"{number_of(unmanaged, 'pod is')} unmanaged: their threads keep their masks (vmpin explain on the node)"
+    if not fleet.nodes:
+        yield "no node has a NodePinning: nothing was compared"
+        return
+    if current < len(fleet.nodes):
+        yield f"{len(fleet.nodes) - current} of {number_of(len(fleet.nodes), 'node')} cannot be judged"
+    if wrong:
+        threads = sum(pod.misplaced for pod in wrong)
+        many = f"{number_of(threads, 'thread')} of {number_of(len(wrong), 'pod')}"
+        yield f"{many} {'is' if threads == 1 else 'are'} misplaced"
+    elif fleet.verdict == 0:
+        where = number_of(len(fleet.nodes), "node")
+        yield f"all threads of {number_of(pods, 'pod')} in VMs on {where} are on their CPUs"

@@ -1,0 +1,115 @@
+"""The CPUs of other nodes: the map of one by its NodePinning, and a sign for each CPU of many.
+
+A NodePinning names no SMT siblings, and of a VM's threads the vCPUs alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from vmpin.cpuset import CpuSet, union
+from vmpin.domain.terminal import number_of
+from vmpin.domain.topology import Topology
+from vmpin.features.cluster.fleet.fleet_tables import STYLES
+from vmpin.features.cluster.fleet.node_fleet import Fleet, FleetNode
+from vmpin.features.cluster.fleet.node_record import NodeRecord
+from vmpin.features.cluster.kube.pod_condition import backed_cpus, cpus, exclusive_cpus, timestamp
+from vmpin.reports.map.node_map import Picture, picture
+from vmpin.reports.map.text import COLLISION, Line
+
+#: CPUs of a node from which on it is drawn by itself alone.
+MANY = 1024
+SIGNS = (("#", "exclusive to a pod in a VM, with a vCPU pinned to it"), ("o", "the same, without one"),
+         ("+", "exclusive to another container"), ("·", "shared pool"), ("-", "free"),
+         ("!", "collision"))
+_STYLES = {"#": "green", "o": "yellow", "!": COLLISION, "·": "dim", "-": "dim"}
+
+
+def picture_of(record: NodeRecord) -> Picture:
+    """The map of a node. CPU lists that are none count as empty; groups that contradict each other are left out."""
+    online = cpus(record.cpus.get("online", ""))
+    layout = record.layout
+    try:
+        topology = Topology.build(online, caches=(cpus(text) & online for text in layout.caches),
+                                  nodes={node: cpus(text) & online for node, text in layout.nodes.items()},
+                                  isolated=cpus(layout.isolated) & online)
+    except ValueError:
+        topology = Topology.build(online)
+    exclusive = cpus(record.cpus.get("exclusive", "")) & online
+    sandboxes, owners = [], []
+    for pod in record.pods:
+        found = pod.details
+        named = {"namespace": pod.namespace or "?", "name": pod.pod or pod.sandbox[:12]}
+        masks = {} if found is None else {vcpu: cpus(text) & online for vcpu, text in found.vcpus.items()}
+        sandboxes.append({"id": pod.sandbox, "pod": named, "vmm": {}, "verdict": pod.state, "mask": pod.mask,
+                          "containers": [], "threads": [{"vcpu": vcpu, "role": "vcpu", "actual": str(mask)}
+                                                        for vcpu, mask in masks.items() if mask]})
+        for each in () if found is None else found.containers:
+            own = cpus(each.cpus) & online if each.exclusive else cpus("")
+            exclusive -= own
+            owners.append({"sandbox": pod.sandbox, "container": each.name, "name": each.name, "kind": "vm",
+                           "cpus": str(own), "pod": named})
+    if exclusive:
+        owners.append({"sandbox": "", "container": "", "name": "containers that are in no VM shown here",
+                       "kind": "other", "cpus": str(exclusive), "pod": {"namespace": record.name, "name": ""}})
+    node: dict[str, Any] = {key: str(cpus(record.cpus.get(source, "")) & online) for key, source in (
+        ("online", "online"), ("shared_pool", "shared"), ("exclusive", "exclusive"),
+        ("housekeeping", "housekeeping"))}
+    return picture({"node": {**node, "owners": owners, "collisions": [
+        {"cpu": each.cpu, "what": each.what} for each in record.collisions]}, "sandboxes": sandboxes,
+        "time": f"{record.name}, {timestamp(record.observed)}"}, topology)
+
+
+def strips(fleet: Fleet, width: int) -> Iterator[Line]:
+    """A line for each NUMA node of each node, wrapped to `width` columns."""
+    yield [("; ".join(f"{sign} {what}" for sign, what in SIGNS), "dim")]
+    first = max((len(each.record.name) for each in fleet.nodes), default=0)
+    for each in fleet.nodes:
+        head = f"{each.record.name.ljust(first)}  {each.health.value:10}"
+        style = STYLES[each.health]
+        for text, line in _strips(each, max(8, width - len(head) - 6)):
+            yield [(head, style), (f"{text:>4}  ", "dim"), *line]
+            head, style = " " * len(head), ""
+
+
+def _strips(node: FleetNode, width: int) -> Iterator[tuple[str, Line]]:
+    """(the NUMA node or "", the signs of its CPUs)."""
+    found = node.record
+    online = cpus(found.cpus.get("online", ""))
+    if not online or len(online) > MANY:
+        many = f"{number_of(len(online), 'CPU')}: --node draws them"
+        yield "", [(many if online else "nothing is known of its CPUs", "")]
+        return
+    signs = _signs(found, online)
+    caches = sorted((cpus(text) & online for text in found.layout.caches), key=lambda group: list(group)[:1])
+    rest = online
+    for name, text in [*((str(number), text) for number, text in sorted(found.layout.nodes.items())),
+                       ("none" if found.layout.nodes else "", str(online))]:
+        here = cpus(text) & rest
+        rest -= here
+        left = " ".join("".join(signs[cpu] for cpu in group) for group in _groups(here, caches))
+        while left:
+            yield name, [("".join(run), _STYLES.get(sign, "")) for sign, run in groupby(left[:width])]
+            name, left = "", left[width:]
+
+
+def _signs(found: NodeRecord, online: CpuSet) -> dict[int, str]:
+    """Return the sign of each CPU; a later one is the stronger one."""
+    details = [pod.details for pod in found.pods if pod.details is not None]
+    own = union(exclusive_cpus(pod.containers) for pod in details)
+    backed = union(backed_cpus(pod.vcpus.values(), pod.containers) for pod in details)
+    parts = ((online, "-"), (cpus(found.cpus["shared"]), "·"), (cpus(found.cpus["exclusive"]), "+"), (own, "o"),
+             (backed, "#"))
+    signs = {cpu: sign for part, sign in parts for cpu in part & online}
+    return signs | {each.cpu: "!" for each in found.collisions}
+
+
+def _groups(here: CpuSet, caches: Iterable[CpuSet]) -> Iterator[CpuSet]:
+    """A NUMA node's CPUs by last-level cache, as far as these are known."""
+    for cache in caches:
+        if cache & here:
+            yield cache & here
+            here -= cache
+    if here:
+        yield here

@@ -1,0 +1,262 @@
+"""A NodePinning as it was read from the API server, and what it shows of its node: stale, ready, in place.
+
+The schema holds for what is in it (config/helm/vmpin/crds), not that it makes sense: an object that cannot be read, or
+is larger than a reporter writes it, is a record that shows that."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from vmpin.bounded import checked_parse, checked_whole
+from vmpin.cpuset import MAX_CPU
+from vmpin.domain.terminal import excerpt, number_of
+from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
+from vmpin.features.cluster.kube.node_pinning import MAX_SIZE, REFRESH, size_of
+from vmpin.features.cluster.kube.pod_condition import PinState
+from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuCollision
+
+#: Bytes of a status as JSON beyond which it is not shown: no reporter writes half as much.
+LARGEST = 2 * MAX_SIZE
+#: A refresh that is announced to take longer (seconds) is not believed: such an object would never be stale.
+LONGEST_REFRESH = 3600
+_LONG, _SHORT, _CPUS = 512, 256, 4096
+_MOST = {"reasons": 16, "containers": 64, "collisions": 64, "vcpus": 1024, "sandboxes": 4096, "nodes": 128,
+         "caches": 256}
+_GOOD = frozenset(state.value for state in PinState if state.good)
+#: Ids of containerd and CRI-O.
+_ID = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+class NodeHealth(enum.StrEnum):
+    """What a node's object shows of it, the most urgent first."""
+
+    MISSING = "missing"  #: No object, on a node that should have one.
+    UNREADABLE = "unreadable"
+    STALE = "stale"  #: Older than twice its refresh.
+    NOT_READY = "not ready"  #: The watcher does not report, or a source that it needs is away.
+    COLLISION = "collision"
+    MISPLACED = "misplaced"  #: Threads are not where they belong.
+    DEGRADED = "degraded"
+    GOOD = "ok"
+
+    @property
+    def current(self) -> bool:
+        """Whether the object shows its node's present state."""
+        return self not in (self.MISSING, self.UNREADABLE, self.STALE, self.NOT_READY)
+
+
+class PodDetails(NamedTuple):
+    """`vcpus` are masks in the kernel by vCPU; `misplaced` counts threads, `put_back` repairs."""
+
+    handler: str
+    reasons: tuple[str, ...]
+    misplaced: int
+    vcpus: Mapping[int, str]
+    agent: str
+    guest: str
+    containers: tuple[ContainerPinning, ...]
+    put_back: int
+
+
+class PodLine(NamedTuple):
+    """A pod in a VM. `state` is a PinState's value, or what a later version writes; `details` are None where they were
+    cut from the object."""
+
+    namespace: str
+    pod: str
+    uid: str
+    sandbox: str
+    state: str
+    verdict: str
+    mask: str
+    details: PodDetails | None
+
+    @property
+    def title(self) -> str:
+        """The pod's name; the sandbox's id where no source named it."""
+        return f"{self.namespace}/{self.pod}" if self.pod else self.sandbox[:12]
+
+    @property
+    def good(self) -> bool:
+        return self.state in _GOOD and not self.misplaced
+
+    @property
+    def misplaced(self) -> int:
+        return self.details.misplaced if self.details else 0
+
+    @property
+    def reason(self) -> str:
+        found = "; ".join(self.details.reasons) if self.details else "its details were cut"
+        wrong = [number_of(self.misplaced, "thread is misplaced")] * bool(self.misplaced)
+        return "; ".join([*wrong, *([found] if found else [])])
+
+
+class CpuLayout(NamedTuple):
+    """CPU lists of NUMA nodes by number, of last-level caches, and of isolated CPUs."""
+
+    nodes: Mapping[int, str] = MappingProxyType({})
+    caches: tuple[str, ...] = ()
+    isolated: str = ""
+
+
+class NodeRecord(NamedTuple):
+    """One node. `observed` is its watcher's time (seconds, UTC), `labels` its zone, region and pool; `lost` counts
+    pods that are not in place and were cut. Only `name` and `unreadable` of an object that cannot be read."""
+
+    name: str
+    labels: Mapping[str, str] = MappingProxyType({})
+    observed: float = 0.0
+    refresh: int = REFRESH
+    ready: bool = False
+    message: str = ""
+    version: str = ""
+    trouble: str = ""
+    cpus: Mapping[str, str] = MappingProxyType({})
+    layout: CpuLayout = CpuLayout()
+    pinned: int = 0
+    total: int = 0
+    degraded: int = 0
+    lost: int = 0
+    pods: tuple[PodLine, ...] = ()
+    collisions: tuple[CpuCollision, ...] = ()
+    collision_count: int = 0
+    cut: Mapping[str, int] = MappingProxyType({})
+    unreadable: str = ""
+
+    @property
+    def hidden(self) -> int:
+        """Pods that are not in place, and of which it is not known whether threads are misplaced."""
+        return self.lost + sum(not pod.good and pod.details is None for pod in self.pods)
+
+    @property
+    def compared(self) -> bool:
+        """False where each of its pods in VMs is unmanaged: no thread was compared with a placement."""
+        return len(self.pods) < self.total or not self.pods or any(
+            pod.state != PinState.UNMANAGED for pod in self.pods)
+
+    def age(self, now: float) -> float:
+        """Seconds since it was observed; negative where its clock is ahead."""
+        return now - self.observed
+
+    def health(self, now: float) -> NodeHealth:
+        """Return the health of a node that has an object."""
+        if self.unreadable:
+            return NodeHealth.UNREADABLE
+        # As far ahead, the two clocks differ too much for an age.
+        if abs(self.age(now)) > 2 * self.refresh:
+            return NodeHealth.STALE
+        if not self.ready:
+            return NodeHealth.NOT_READY
+        if self.collision_count:
+            return NodeHealth.COLLISION
+        if any(pod.misplaced for pod in self.pods):
+            return NodeHealth.MISPLACED
+        return NodeHealth.DEGRADED if self.degraded else NodeHealth.GOOD
+
+    def within(self, namespace: str) -> NodeRecord:
+        """Return the record with the pods of one namespace alone; "" for all. What was cut from the object still
+        counts."""
+        if not namespace:
+            return self
+        pods = tuple(pod for pod in self.pods if pod.namespace == namespace)
+        ids = {key for pod in pods for key in (pod.sandbox, pod.uid) if key}
+        collisions = tuple(each for each in self.collisions if ids.intersection(each.sandboxes))
+        return self._replace(pods=pods, collisions=collisions, collision_count=len(collisions), total=len(pods),
+                             pinned=sum(pod.good for pod in pods),
+                             degraded=sum(pod.state == PinState.DEGRADED for pod in pods))
+
+    def attention(self) -> NodeRecord:
+        """Return the record without the pods that are in place, and the details of containers: as much as a table
+        shows."""
+        pods = [pod for pod in self.pods if not pod.good]
+        return self._replace(pods=tuple(pod._replace(details=pod.details and pod.details._replace(
+            containers=(), vcpus=MappingProxyType({}))) for pod in pods), layout=CpuLayout())
+
+
+def record_of_pinning(item: Any) -> NodeRecord:
+    """Read a NodePinning. Raises nothing: an object that cannot be read is a record that shows that. :param item: the
+    object as JSON."""
+    try:
+        name = _text(item["metadata"]["name"])
+    except (KeyError, TypeError):
+        return NodeRecord("?", unreadable="it has no name")
+    try:
+        size = size_of(item["status"])
+        if size > LARGEST:
+            return NodeRecord(name, unreadable=f"it is larger than any reporter writes it ({size >> 10} KiB)")
+        return _record(name, item["metadata"].get("labels") or {}, item["status"])
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        return NodeRecord(name, unreadable=f"it is none that this version reads: {_text(repr(err))}")
+
+
+def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) -> NodeRecord:
+    pods = tuple(_pod(each) for each in status["sandboxes"][:_MOST["sandboxes"]])
+    titles = {pod.sandbox: pod.title for pod in pods}
+    collisions = tuple(CpuCollision(_count(each["cpu"]), tuple(map(_text, (each.get("sandboxes") or ())[:4])),
+                                    _ID.sub(lambda id: titles.get(id[0], id[0][:12]), _text(each["message"], _LONG)))
+                       for each in (status.get("collisions") or ())[:_MOST["collisions"]])
+    total, pinned = _count(status.get("total", len(pods))), _count(status.get("pinned", 0))
+    cpus, cut = status.get("cpus") or {}, status.get("cut") or {}
+    return NodeRecord(
+        name, {key: _text(labels[key]) for key in (ZONE, REGION, *POOLS) if labels.get(key)},
+        _time(status["observedAt"]), min(max(1, _count(status["refreshSeconds"])), LONGEST_REFRESH),
+        status["ready"] is True, _text(status.get("message"), _LONG), _text(status.get("version")),
+        _text(status.get("trouble"), _LONG),
+        {key: _text(cpus.get(key), _CPUS) for key in ("online", "shared", "exclusive", "housekeeping")},
+        _layout(status.get("topology") or {}), pinned, total, _count(status.get("degraded", 0)),
+        max(0, total - pinned - sum(pod.state not in _GOOD for pod in pods)), pods, collisions,
+        max(_count(status.get("collisionCount", 0)), len(collisions)),
+        {key: _count(cut.get(key, 0)) for key in ("sandboxes", "details", "collisions")})
+
+
+def _pod(found: Mapping[str, Any]) -> PodLine:
+    return PodLine(_text(found.get("namespace")), _text(found.get("pod")), _text(found.get("uid")),
+                   _text(found["sandbox"]), _text(found["state"], 64), _text(found["verdict"], 64),
+                   _text(found.get("mask"), _CPUS), _details(found) if "reasons" in found else None)
+
+
+def _details(found: Mapping[str, Any]) -> PodDetails:
+    guest = found.get("guest") or {}
+    containers = tuple(ContainerPinning(
+        _text(each.get("name")), _text(each.get("cpus"), _CPUS), each.get("exclusive") is True,
+        _text(each.get("vcpus"), _CPUS), _text(each.get("guest")))
+        for each in (found.get("containers") or ())[:_MOST["containers"]])
+    vcpus = {checked_parse(key, MAX_CPU): _text(mask, _CPUS) for key, mask in _pairs(found.get("vcpus"), "vcpus")}
+    return PodDetails(_text(found.get("handler")), _texts(found["reasons"], "reasons", _LONG),
+                      _count(found.get("misplaced", 0)), vcpus, _text(guest.get("agent")), _text(guest.get("state")),
+                      containers, _count(found.get("putBack", 0)))
+
+
+def _layout(found: Mapping[str, Any]) -> CpuLayout:
+    nodes = {checked_parse(key, MAX_CPU): _text(cpus, _CPUS) for key, cpus in _pairs(found.get("nodes"), "nodes")}
+    return CpuLayout(nodes, _texts(found.get("caches") or (), "caches", _CPUS), _text(found.get("isolated"), _CPUS))
+
+
+def _pairs(found: Any, key: str) -> list[tuple[str, object]]:
+    return [(text[:9], value) for text, value in list((found or {}).items())[:_MOST[key]]]
+
+
+def _time(text: str) -> float:
+    """Parse a time with its offset from UTC. :raises ValueError: for none from 1970 to 9998."""
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None or not 1970 < found.year < 9999:
+        raise ValueError(f"{text!r} is no time with a time zone")
+    return found.timestamp()
+
+
+def _count(value: object) -> int:
+    """A whole number from 0, below 2^32. :raises ValueError: for anything else."""
+    return checked_whole(value, (1 << 32) - 1)
+
+
+def _texts(values: Sequence[object], key: str, most: int) -> tuple[str, ...]:
+    return tuple(_text(value, most) for value in values[:_MOST[key]])
+
+
+def _text(value: object, most: int = _SHORT) -> str:
+    return excerpt(value, most)

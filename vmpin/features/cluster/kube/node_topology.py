@@ -1,0 +1,170 @@
+"""NodeResourceTopology (topology.node.k8s.io/v1alpha2): a node's NUMA zones, as topology-aware schedulers read them.
+
+NFD, nri-plugins and koordlet write it, too, and its lists of zones and attributes are atomic: one manager has them
+whole, and another that writes them takes them over (manifests/crd.yaml has no list types). So vmpin writes zones only
+while managedFields names no other writer of zones, and else at most an annotation. Readers take zones `node-N` of type
+Node, and of a resource what is `available` (scheduler-plugins pkg/noderesourcetopology). Memory is left out: the
+watcher does not see how much of a zone's is free."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vmpin.bounded import checked_whole, parse_whole
+from vmpin.cpuset import MAX_CPU, CpuSet
+from vmpin.domain.terminal import printable
+from vmpin.features.cluster.kube.api_request import ApiRequest, annotated, apply, checked
+from vmpin.features.cluster.kube.cluster_node import ClusterNode
+from vmpin.features.cluster.kube.identifiers import ANNOTATION_ZONES, MANAGER
+from vmpin.features.cluster.kube.reported_node import NodePart
+
+_API = "topology.node.k8s.io/v1alpha2"
+#: The attributes that readers support (nodeconfig/topologymanager.go), with the values that the kubelet has.
+_ATTRIBUTES = {"topologyManagerPolicy": ("none", "best-effort", "restricted", "single-numa-node"),
+               "topologyManagerScope": ("container", "pod")}
+
+
+class TopologyMode(enum.StrEnum):
+    """The value is that of kubernetes.nrt."""
+
+    OFF = "off"
+    ANNOTATE = "annotate"
+    OWN = "own"
+
+
+class Zone(NamedTuple):
+    """A NUMA node: its online CPUs, and of these those for containers, those that a container can still get as its
+    own, those with an owner, and the shared pool."""
+
+    number: int
+    online: CpuSet
+    allocatable: CpuSet
+    available: CpuSet
+    exclusive: CpuSet
+    shared: CpuSet
+    costs: Mapping[int, int]
+
+    @property
+    def name(self) -> str:
+        return f"node-{self.number}"
+
+
+class TopologyRecord(NamedTuple):
+    """The object as the API server has it. `writers` are the other managers that have zones; `own` is whether vmpin
+    has zones, `applied` whether it has any field by an apply."""
+
+    name: str
+    uid: str
+    version: str
+    annotation: str | None
+    zones: object
+    attributes: object
+    writers: tuple[str, ...]
+    own: bool
+    applied: bool
+
+
+def topology_path(node: str = "") -> str:
+    path = f"/apis/{_API}/noderesourcetopologies"
+    return f"{path}/{checked(node)}" if node else path
+
+
+def topology_of(item: Mapping[str, Any]) -> TopologyRecord:
+    """Read a NodeResourceTopology from its JSON. :raises ValueError: for what is no such object."""
+    try:
+        meta = item["metadata"]
+        managers = meta.get("managedFields") or ()
+        zones = {str(each["manager"]) for each in managers if "f:zones" in (each.get("fieldsV1") or {})}
+        return TopologyRecord(
+            meta["name"], meta["uid"], meta["resourceVersion"], (meta.get("annotations") or {}).get(ANNOTATION_ZONES),
+            item.get("zones"), item.get("attributes"),
+            tuple(printable(each[:128]) for each in sorted(zones - {MANAGER})), MANAGER in zones,
+            any(each["manager"] == MANAGER and each.get("operation") == "Apply" for each in managers))
+    except (KeyError, TypeError, AttributeError) as err:
+        raise ValueError(f"is no NodeResourceTopology: {err!r}") from err
+
+
+def zones_of(found: NodePart) -> tuple[Zone, ...]:
+    """() where the report has no NUMA nodes, or a list of CPUs that is none: nothing is guessed.
+
+    Where the watcher gives out the CPUs, `allocatable` and `available` are those of its ledger, as under the kubelet's
+    policy `none` the kubelet's PodResources lists none. `available` is what a further container could get as its own:
+    no exclusive CPUs (a stopped container's until its pod ends), none of a group, and none of a fixed grant. The
+    latter stay in the shared pool, but become exclusive to no other container: a scheduler that counted them would
+    send here a pod that is refused. What shared containers request is not subtracted, as under the static policy."""
+    try:
+        online, exclusive, shared, reserved = map(CpuSet.parse, (
+            found.online, found.exclusive, found.shared_pool, found.kubelet.get("reservedSystemCPUs", "")))
+        allocatable, available = (online - reserved, online - reserved - exclusive) if found.allocator is None else (
+            CpuSet.parse(found.allocator.allocatable), CpuSet.parse(found.allocator.free))
+        nodes = {number: CpuSet.parse(cpus) & online for text, cpus in found.topology["nodes"].items()
+                 if (number := parse_whole(text, MAX_CPU)) is not None}
+        rows = {number: {other: checked_whole(far, MAX_CPU) for text, far in row.items()
+                         if (other := parse_whole(text, MAX_CPU)) in nodes and other is not None}
+                for node, row in found.topology.get("distances", {}).items()
+                if (number := parse_whole(node, MAX_CPU)) is not None}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    return tuple(Zone(number, own, own & allocatable, own & allocatable & available, own & exclusive, own & shared,
+                      rows.get(number, {}))
+                 for number, own in sorted(nodes.items()))
+
+
+def annotation_of(zones: tuple[Zone, ...]) -> str:
+    """Exclusive CPUs and shared pool by zone, as compact JSON."""
+    return json.dumps({zone.name: {"exclusive": str(zone.exclusive), "shared": str(zone.shared)} for zone in zones},
+                      separators=(",", ":"))
+
+
+def zone_data(zone: Zone) -> dict[str, object]:
+    """A zone of the object. Numbers of CPUs; `allocatable` is without those that the kubelet or the allocator reserves
+    by number, `available` also without those that a container owns."""
+    cpu = {"name": "cpu", "capacity": str(len(zone.online)), "allocatable": str(len(zone.allocatable)),
+           "available": str(len(zone.available))}
+    costs = [{"name": f"node-{other}", "value": far} for other, far in sorted(zone.costs.items())]
+    return {"name": zone.name, "type": "Node", **({"costs": costs} if costs else {}), "resources": [cpu]}
+
+
+def attributes_of(found: NodePart) -> list[dict[str, str]]:
+    """Return the topology manager's attributes that the kubelet's configuration sets. One that is missing has the
+    kubelet's default, or is unknown."""
+    return [{"name": key, "value": found.kubelet[key]} for key, values in _ATTRIBUTES.items()
+            if found.kubelet.get(key) in values]
+
+
+def annotation_update(name: str, text: str | None) -> ApiRequest:
+    """Return the request that writes the annotation with the zones. :param text: None removes it."""
+    return annotated(topology_path(name), {ANNOTATION_ZONES: text})
+
+
+def zones_update(node: ClusterNode, found: NodePart, zones: tuple[Zone, ...],
+                 record: TopologyRecord | None) -> ApiRequest | None:
+    """The apply that makes zones and attributes vmpin's own, not forced: the API server refuses it (409) where another
+    manager has one of them. None where they are so already."""
+    attributes, made = attributes_of(found), [zone_data(zone) for zone in zones]
+    if record is not None and record.own and (record.zones, record.attributes or []) == (made, attributes):
+        return None
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+    return _applied(node.name, record, {"ownerReferences": [owner]}, attributes=attributes, zones=made)
+
+
+def topology_withdrawal(record: TopologyRecord, mode: TopologyMode) -> list[ApiRequest]:
+    """Deletes the object if its zones are vmpin's alone and it still is as it was read; of another's object removes
+    what vmpin wrote. :param mode: without `own` no zones are taken back, as there is no right to delete."""
+    if mode is TopologyMode.OWN and record.own and not record.writers:
+        return [ApiRequest("DELETE", topology_path(record.name), {
+            "apiVersion": "v1", "kind": "DeleteOptions",
+            "preconditions": {"uid": record.uid, "resourceVersion": record.version}})]
+    requests = [annotation_update(record.name, None)] if record.annotation is not None else []
+    if mode is TopologyMode.OWN and record.applied and record.writers:
+        requests.append(_applied(record.name, record, {}))
+    return requests
+
+
+def _applied(name: str, record: TopologyRecord | None, meta: Mapping[str, object], **parts: object) -> ApiRequest:
+    uid = {} if record is None else {"uid": record.uid}
+    return apply(topology_path(name), {"apiVersion": _API, "kind": "NodeResourceTopology",
+                                       "metadata": {"name": name, **uid, **meta}, **parts}, force=False)

@@ -1,0 +1,79 @@
+"""Pods as the API server lists and watches them: the few members that the reporter needs of each.
+
+Raw JSON in, values out: a whole pod takes some 10 kB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from vmpin.features.cluster.kube.asked_annotations import asked_annotations
+from vmpin.features.cluster.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_VCPUS, CONDITION, MIRROR, valid_name
+from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, untrusted_pod
+
+
+class PodRecord(NamedTuple):
+    """`condition` and `annotations` are vmpin's own, None and {} without them; `runtime_uid` the uid by which the
+    kubelet and the runtime have the pod, which is another than the API server's for a static one; `untrusted` is for
+    people alone."""
+
+    namespace: str
+    name: str
+    uid: str
+    runtime_uid: str
+    condition: Mapping[str, Any] | None = None
+    ending: bool = False
+    annotations: Mapping[str, str] = MappingProxyType({})
+    untrusted: UntrustedPod | None = None
+    asked: Mapping[str, str] | None = None  #: The annotations that ask for CPUs.
+
+
+def record_of(item: Mapping[str, Any], untrusted: bool = False,
+              asks: Callable[[str], bool] | None = None) -> PodRecord | None:
+    """None for what is no pod, or one without the members that all have. :param untrusted: keep its texts, too.
+    :param asks: whether an annotation of this key asks for CPUs; None: none is kept."""
+    try:
+        meta = item["metadata"]
+        namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
+        if not (valid_name(namespace) and valid_name(name) and isinstance(uid, str)):
+            return None
+        conditions = (item.get("status") or {}).get("conditions") or ()
+        own = next((dict(each) for each in conditions if each.get("type") == CONDITION), None)
+        annotations = meta.get("annotations") or {}
+        mirror = annotations.get(MIRROR)
+        phase = (item.get("status") or {}).get("phase")
+        return PodRecord(namespace, name, uid, mirror or uid, own,
+                         bool(meta.get("deletionTimestamp")) or phase in ("Succeeded", "Failed"),
+                         {key: annotations[key] for key in (ANNOTATION_CPUS, ANNOTATION_VCPUS) if key in annotations},
+                         untrusted_pod(item) if untrusted else None,
+                         asked_annotations(item, asks) if asks is not None else None)
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+class Pods:
+    """The pods of a node, by the uid that the runtime has."""
+
+    def __init__(self, pods: Iterable[PodRecord] = ()) -> None:
+        self._by_uid = {pod.uid: pod for pod in pods}
+        self._by_runtime = {pod.runtime_uid: pod for pod in self._by_uid.values()}
+
+    def __iter__(self) -> Iterator[PodRecord]:
+        return iter(list(self._by_uid.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def get(self, uid: str) -> PodRecord | None:
+        """Return the pod with this uid of the runtime's, or None."""
+        return self._by_runtime.get(uid)
+
+    def put(self, pod: PodRecord) -> None:
+        self.drop(pod)
+        self._by_uid[pod.uid] = self._by_runtime[pod.runtime_uid] = pod
+
+    def drop(self, pod: PodRecord) -> None:
+        old = self._by_uid.pop(pod.uid, None)
+        if old is not None:
+            self._by_runtime.pop(old.runtime_uid, None)

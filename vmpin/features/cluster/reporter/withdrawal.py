@@ -1,0 +1,214 @@
+"""Takes back what reporters wrote: NodePinning, the conditions of pods, the nodes' labels; with kubernetes.annotate
+the annotations of pods, with kubernetes.nrt NodeResourceTopology. Events expire by themselves.
+
+It does so at SIGTERM for one node, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's
+reboot withdraw nothing. It does so for all nodes by `vmpin reporter --withdraw` in a Job after the chart was removed.
+Masks stay: they are the watcher's (watch.on_exit)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from vmpin.config.kubernetes_settings import KubernetesSettings
+from vmpin.errors import ClusterError, UsageError
+from vmpin.features.cluster.kube.api_request import ApiRequest, checked, node_path
+from vmpin.features.cluster.kube.cluster_node import label_withdrawal, node_of
+from vmpin.features.cluster.kube.node_pinning import pinning_path, pinning_withdrawal
+from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_path, topology_withdrawal
+from vmpin.features.cluster.kube.pod_annotations import annotation_change
+from vmpin.features.cluster.kube.pod_condition import condition_withdrawal
+from vmpin.features.cluster.kube.pod_record import record_of
+from vmpin.features.cluster.reporter.api_server import ApiServer
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a deleted DaemonSet's pods are waited for, and the pause between two requests.
+GONE_WITHIN, POLL = 90.0, 2.0
+#: Failures that a message has.
+SHOWN = 8
+#: Objects of a page: pods may have 0.3 MB each, and the Job has the memory of a reporter.
+PAGE = 100
+
+
+class OwnDaemonSet:
+    """The reporter's own. :param name: NAMESPACE/NAME, "" for none: then nothing is ever withdrawn at the end."""
+
+    def __init__(self, server: ApiServer, name: str) -> None:
+        self._server = server
+        self._path = _path(name) if name else ""
+        self._uid = ""
+
+    def read(self) -> None:
+        """Note which one it is, so that at the end its absence means its deletion, and not another name."""
+        if not self._path or self._uid:
+            return
+        try:
+            self._uid = str(self._server.get(self._path)["metadata"]["uid"])
+        except (ClusterError, KeyError, TypeError) as err:
+            logger.warning("kubernetes.daemonset cannot be read, so at the end nothing is withdrawn: %s", err)
+
+    def deleted(self) -> bool:
+        """Whether it is being deleted, or is gone since `read`. False where that cannot be read."""
+        if not self._uid:
+            return False
+        try:
+            meta = self._server.get(self._path)["metadata"]
+            return meta.get("uid") == self._uid and bool(meta.get("deletionTimestamp"))
+        except ClusterError as err:
+            if err.status != 404:
+                logger.warning("DaemonSet not read (%s): whether it is being deleted is unknown", err)
+            return err.status == 404
+        except (KeyError, TypeError):
+            return False
+
+
+def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
+    """Withdraw everything that was written about the node `keys.node`. Each part is tried, whether or not another one
+    fails.
+    :returns: how many objects were changed. :raises IncompleteWithdrawal: with what was not withdrawn."""
+    node = keys.node
+    return _all([partial(_sent, server, pinning_withdrawal(node)), partial(_labels, server, node),
+                 partial(_pods, server, node, keys), partial(_topologies, server, node, keys)])
+
+
+def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: float = GONE_WITHIN) -> int:
+    """Withdraw everything that was written about all nodes. The reporters' DaemonSet `keys.daemonset` is deleted first
+    and waited for, as they would write it all again; "" where none runs. :param within: seconds. A pod of a node that
+    is down does not end: it writes nothing either. :returns: as above.
+    :raises IncompleteWithdrawal: as above. :raises ClusterError: the DaemonSet cannot be deleted."""
+    if keys.daemonset:
+        _stop_reporters(server, _path(keys.daemonset), within)
+
+    def pinnings() -> int:
+        return _all([partial(_sent, server, pinning_withdrawal(name)) for name in _names(server, pinning_path())])
+
+    def labels() -> int:
+        return _all([partial(_labels, server, name) for name in _names(server, "/api/v1/nodes")])
+
+    return _all([pinnings, labels, partial(_pods, server, "", keys), partial(_topologies, server, "", keys)])
+
+
+def _stop_reporters(server: ApiServer, path: str, within: float) -> None:
+    """Delete the DaemonSet, and wait until its pods have ended. :raises ClusterError: it cannot be deleted."""
+    if not _sent(server, ApiRequest("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1",
+                                                     "propagationPolicy": "Foreground"})):
+        return
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            server.get(path)
+        except ClusterError as err:
+            if err.status == 404:
+                return
+            raise
+        time.sleep(POLL)
+    logger.warning("%s: its pods have not all ended within %.0f s, as where a node is down; what they wrote is "
+                   "withdrawn all the same", path, within)
+
+
+def _labels(server: ApiServer, node: str) -> int:
+    try:
+        request = label_withdrawal(node_of(server.get(node_path(node))))
+    except ValueError as err:
+        raise ClusterError(f"node {node}: {err}") from err
+    return 0 if request is None else _sent(server, request)
+
+
+def _pods(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
+    selector = (("fieldSelector", f"spec.nodeName={node}"),) if node else ()
+    requests = [request for item in _listed(server, "/api/v1/pods", selector) if (pod := record_of(item)) is not None
+                for request in (condition_withdrawal(pod), annotation_change(pod, {}) if keys.annotate else None)
+                if request is not None]
+    return _all([partial(_sent, server, request) for request in requests])
+
+
+def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
+    """Withdraw what vmpin has written to NodeResourceTopologies, and return the number of requests. :param node: ""
+    for all nodes."""
+    mode = TopologyMode(keys.nrt)
+    if mode is TopologyMode.OFF:
+        return 0
+    try:
+        records = [topology_of(item) for item in (
+            [server.get(topology_path(node))] if node else _listed(server, topology_path()))]
+    except ValueError as err:
+        raise ClusterError(f"{topology_path(node)}: {err}") from err
+    except ClusterError as err:
+        if err.status == 404:
+            return 0
+        raise
+    return _all([partial(_sent, server, request) for record in records
+                 for request in topology_withdrawal(record, mode)])
+
+
+def _names(server: ApiServer, path: str) -> list[str]:
+    return [str(item["metadata"]["name"]) for item in _listed(server, path)]
+
+
+def _listed(server: ApiServer, path: str, query: tuple[tuple[str, str], ...] = ()) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects of a kind, a page at a time; none where the kind is not there."""
+    token = ""
+    while True:
+        try:
+            more = (("continue", token),) if token else ()
+            page = server.send(ApiRequest("GET", path, query=(("limit", str(PAGE)), *query, *more)))
+        except ClusterError as err:
+            if err.status == 404:
+                return
+            raise
+        yield from page["items"]
+        token = page["metadata"].get("continue") or ""
+        if not token:
+            return
+
+
+def _sent(server: ApiServer, request: ApiRequest) -> int:
+    """1, or 0 where the object is gone (404), or another one of its name is there (409). A deletion's 409 is a
+    failure: the object is no longer as it was read."""
+    try:
+        server.send(request)
+    except ClusterError as err:
+        if err.status == 404 or (err.status == 409 and request.method != "DELETE"):
+            return 0
+        raise
+    logger.info("withdrawn: %s", request)
+    return 1
+
+
+class IncompleteWithdrawal(ClusterError):
+    """Some of it was not withdrawn. The message has as many `failures` as fit into a line or two."""
+
+    def __init__(self, failures: Sequence[ClusterError]) -> None:
+        texts = list(dict.fromkeys(map(str, failures)))
+        more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+        super().__init__(f"not withdrawn: {'; '.join(texts[:SHOWN])}{more}", failures[0].status)
+        self.failures = tuple(failures)
+
+
+def _all(steps: Iterable[Callable[[], int]]) -> int:
+    """Take each step, whether or not another one fails. :raises IncompleteWithdrawal: with what failed of any."""
+    done, failures = 0, list[ClusterError]()
+    for step in steps:
+        try:
+            done += step()
+        except IncompleteWithdrawal as err:
+            failures += err.failures
+        except ClusterError as err:
+            failures.append(err)
+    if failures:
+        raise IncompleteWithdrawal(failures)
+    return done
+
+
+def _path(daemon_set: str) -> str:
+    namespace, slash, name = daemon_set.partition("/")
+    try:
+        if not slash:
+            raise ValueError
+        return f"/apis/apps/v1/namespaces/{checked(namespace)}/daemonsets/{checked(name)}"
+    except ValueError:
+        raise UsageError(f"kubernetes.daemonset: {daemon_set!r} is no NAMESPACE/NAME") from None
