@@ -7,114 +7,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
-import socket
 import time
-from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 import pytest
 from guest_peer import until
 from newcomers import Machine, by_name, mask, sandbox
-from nri_peer import container, pod
-from test_floors import FLOORS, MODULES, own
+from walk_tables import check, stations
 from walks import Walk
 
 from vmpin.cli.main import main
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
-from vmpin.cpuset import CpuSet
 from vmpin.daemon.watcher import Watcher
-from vmpin.domain.runtime_call import VmSize
-from vmpin.domain.topology import Topology
-from vmpin.features.allocator.cpu_allocator import CpuAllocator
-from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.host.lock import Lock
-from vmpin.sources.nri.event_queue import NriQueue
-from vmpin.sources.nri.nri_events import NriCounters
-from vmpin.sources.nri.plugin import NriPlugin
-from vmpin.sources.nri.session import NriSession
-from vmpin.sources.nri.stream import NriStream
 from vmpin.sources.spool import Spool
-from vmpin.wire import mux, ttrpc
-from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 from vmpin.wire.proc_events import Fork
 
 pytest_plugins = ["given_unit"]
-
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "architecture.md").read_text()
-PATHS = {module: str(path.relative_to(ROOT / "vmpin")) for module, path in MODULES.items()}
-
-
-def stations(heading: str) -> list[tuple[str, str]]:
-    """The stations of a table: (file below vmpin, function)."""
-    section = TEXT[TEXT.index(f"## {heading}"):].split("\n## ")[0]
-    return re.findall(r"^\| \d+ \| `vmpin/([\w/]+\.py)` \| `([\w.]+)`", section, re.MULTILINE)
-
-
-@cache
-def imports() -> dict[str, set[str]]:
-    """The files that each file imports, itself or by way of others."""
-    reach = {PATHS[module]: {PATHS[name] for name in own(path) if name in PATHS} for module, path in MODULES.items()}
-    grown = True
-    while grown:
-        grown = False
-        for files in reach.values():
-            more = set().union(*(reach[file] for file in files)) - files
-            grown |= bool(more)
-            files |= more
-    return reach
-
-
-def check(name: str, walk: Walk, table: Iterable[tuple[str, str]]) -> None:
-    """A walk runs through the stations of its table in order, and keeps to the page's figures."""
-    calls = [call[:2] for call in walk.calls]
-    at = -1
-    for station in table:
-        assert station in calls[at + 1:], f"{name}: {station} is not run through, or before the station above it"
-        at = calls.index(station, at + 1)
-    [(files, climbs)] = re.findall(rf"^\| {re.escape(name)} \| (\d+) \| (\d+) \|", TEXT, re.MULTILINE)
-    crossed, climbed = walk.files(*(file for file, _ in table)), walk.climbs(imports(), FLOORS)
-    assert len(crossed) <= int(files), crossed
-    assert len(climbed) <= int(climbs), climbed
-
-
-def call_bytes(stream: int, method: str, message: object) -> bytes:
-    payload = message.SerializeToString()  # type: ignore[attr-defined]
-    return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Call(stream, PLUGIN_SERVICE, method, payload)))
-
-
-def test_a_creation_to_its_grant(tmp_path: Path) -> None:
-    cpus = CpuSet(range(8))
-    machine = Topology.build(cpus, [CpuSet((cpu, cpu + 4)) for cpu in range(4)], [cpus], {0: cpus})
-    allocator = CpuAllocator(machine, AllocationOptions(AllocationMode.ON, reserved=CpuSet((0,))),
-                             LedgerFile(tmp_path / "ledger.json", "boot"), lambda pod: VmSize())
-    plugin = NriPlugin(socket.socket, NriQueue())
-    session = NriSession("vmpin", "90", NriCounters(), set(), {}, 0, allocator)
-    theirs, ours = socket.socketpair()
-    wake = os.eventfd(0)
-    with theirs, ours:
-        stream = NriStream(ours, wake)
-        plugin._process(stream, session, call_bytes(1, "Synchronize", MESSAGES["SynchronizeRequest"](
-            pods=[pod("old")], containers=[container("shared", "old")])))
-        new = container(state=1)
-        new.linux.resources.cpu.shares.value, new.linux.resources.cpu.quota.value = 2048, 200_000
-        new.linux.resources.cpu.period.value = 100_000
-        asking = pod(annotations={"cpu-policy.vmpin.io": "exclusive"})
-        walk = Walk()
-        with walk.recorded():
-            plugin._process(stream, session, call_bytes(3, "CreateContainer", MESSAGES["CreateContainerRequest"](
-                pod=asking, container=new)))
-    os.close(wake)
-    ledger = allocator.ledger()
-    assert ledger is not None
-    assert [len(grant.cpus) for grant in ledger.grants.values() if grant.container == "c1"] == [2]
-    table = stations("From CreateContainer to a grant")
-    check("CreateContainer to a grant", walk.until(*table[-1]), table)
 
 
 def quiet(machine: Machine) -> Config:
@@ -190,6 +101,5 @@ def test_status(machine: Machine, crowd: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_each_table_is_read() -> None:
-    for heading in ("From a hook's message to a mask", "From CreateContainer to a grant",
-                    "From a new thread to its mask"):
+    for heading in ("From a hook's message to a mask", "From a new thread to its mask"):
         assert len(stations(heading)) >= 5
