@@ -76,7 +76,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
         "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct",
-        "textwrap", "types", "typing"}
+        "types", "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "cli.top.screen", "cli.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
@@ -328,6 +328,10 @@ def test_nothing_branches_on_the_type_of_a_vmm() -> None:
             for node in nodes(path) if isinstance(node, ast.Compare | ast.Match)
             and any(map(names_a_vmm, [node.left, *node.comparators] if isinstance(node, ast.Compare)
                         else [node.subject]))] == []
+
+
+def test_one_module_alone_wraps_texts() -> None:
+    assert {module for module, path in MODULES.items() if "textwrap" in outer(path)} == set(), "domain.wrapping does"
 
 
 def test_one_module_alone_sets_masks() -> None:

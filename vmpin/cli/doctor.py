@@ -4,7 +4,6 @@ import argparse
 import difflib
 import shutil
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from vmpin.doctor.checks import all_checks, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import printable
+from vmpin.domain.wrapping import wrapped
 from vmpin.errors import UsageError
 
 #: Of the JSON document.
@@ -115,8 +115,7 @@ def text(findings: Sequence[Finding], wide: bool, columns: int = 0,
 def _folded(head: Line, sentence: str, style: str, columns: int) -> list[Line]:
     """A sentence after its head, wrapped and indented to the width of the terminal."""
     indent = sum(len(part) for part, _ in head)
-    first, *others = (textwrap.wrap(printable(sentence), max(columns - indent, 40), break_on_hyphens=False)
-                      if columns else [printable(sentence)]) or [""]
+    first, *others = wrapped(printable(sentence), max(columns - indent, 40)) if columns else [printable(sentence)]
     return [[*head, (first, style)], *([(" " * indent, ""), (part, style)] for part in others)]
 
 

@@ -4,8 +4,9 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from vmpin.cli.table_layout import Block, blocks_of, broken, lines_of
+from vmpin.cli.table_layout import Block, blocks_of, lines_of
 from vmpin.domain.terminal import printable
+from vmpin.domain.wrapping import wrapped
 
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",
             "off": "dim", "yes": "green", "no": "red"}
@@ -66,8 +67,8 @@ def _styled(rows: Sequence[Sequence[str]], block: Block, styles: dict[str, str])
 def print_text(text: str, indent: str = "") -> None:
     """Print a sentence: at a terminal broken between words, and after commas in long CPU lists."""
     text, columns = printable(text), columns_of_terminal()
-    for number, line in enumerate(broken(text, columns - len(indent) - 2) if columns else [text]):
-        print(f"{indent}{'  ' * bool(number)}{line}")
+    for line in wrapped(text, columns, indent, f"{indent}  ") if columns else [f"{indent}{text}"]:
+        print(line)
 
 
 def columns_of_terminal() -> int:
@@ -80,10 +81,9 @@ def columns_of_terminal() -> int:
 
 def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of an aligned table. :param cells: printable texts."""
-    lines = [columns, *cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for row in lines:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    rows = [columns, *cells]
+    (block,) = blocks_of(rows, 0)
+    return ((" " * block.gap).join(line).rstrip() for lines in lines_of(rows, block) for line in lines)
 
 
 #: A line, as texts with their styles.

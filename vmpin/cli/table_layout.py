@@ -3,17 +3,16 @@
 Where that is too wide, columns are left out or names are broken, and then the table is cut into several. Pure.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from vmpin.domain.wrapping import pieces, wrapped
 
 #: Between two columns, where there is room for it; else 1.
 GAPS = (2, 1)
 #: A name longer than this may be broken where there is no room for it; where that does not suffice, one longer than
 #: the second. All figures and titles are shorter.
 LONGEST = (24, 16)
-#: What a text is broken into: words with what follows them, the parts of CPU lists, numbers with their unit.
-_PIECE = re.compile(r"[^ ,]*(?: [s%]\)?(?= |$))?[ ,]*")
 
 
 class Block(NamedTuple):
@@ -52,10 +51,16 @@ def _block(places: Sequence[int], full: Sequence[int], least: Sequence[int], wid
         if width and sum(least[place] for place in places) > room:
             continue
         widths = [full[place] for place in places]
-        while width and sum(widths) > room:
-            widths[max((size, at) for at, size in enumerate(widths) if size > least[places[at]])[1]] -= 1
-        return Block(places, widths, gap)
+        return Block(places, narrowed(widths, [least[place] for place in places], room) if width else widths, gap)
     return None
+
+
+def narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Make the widest columns narrower until all have room; none falls below its least width."""
+    sizes = list(widths)
+    while sum(sizes) > room and (wider := [(size, at) for at, size in enumerate(sizes) if size > least[at]]):
+        sizes[max(wider)[1]] -= 1
+    return sizes
 
 
 def _cut(keys: Sequence[int], full: Sequence[int], least: Sequence[int], width: int) -> list[Block]:
@@ -75,7 +80,7 @@ def lines_of(rows: Sequence[Sequence[str]], block: Block) -> list[list[list[str]
     """The lines of each row in this block, each a list of its cells, filled up to the columns' widths."""
     made = []
     for row in rows:
-        cells = [list(broken(row[place], room)) for place, room in zip(block.places, block.widths, strict=True)]
+        cells = [wrapped(row[place], room) for place, room in zip(block.places, block.widths, strict=True)]
         height = max(map(len, cells), default=0)
         made.append([[(cell[number] if number < len(cell) else "").ljust(room)
                       for cell, room in zip(cells, block.widths, strict=True)] for number in range(height)])
@@ -84,25 +89,3 @@ def lines_of(rows: Sequence[Sequence[str]], block: Block) -> list[list[list[str]
 
 def _longest_piece(cell: str) -> int:
     return max(len(piece.rstrip()) for piece in pieces(cell))
-
-
-def pieces(cell: str) -> list[str]:
-    """Split a text into the pieces between which a line may be broken."""
-    return _PIECE.findall(cell) or [""]
-
-
-def broken(cell: str, room: int) -> Iterator[str]:
-    """The lines of a text, of at most `room` characters each (at least one). A longer word is broken after one of its
-    last `/` or `-`, if it has one there."""
-    room = max(room, 1)
-    line = ""
-    for piece in pieces(cell):
-        if line and len((line + piece).rstrip()) > room:
-            yield line.rstrip()
-            line = ""
-        line += piece
-        while len(line.rstrip()) > room:
-            cut = max(line.rfind(sign, room // 3, room) for sign in "/-") + 1 or room
-            yield line[:cut]
-            line = line[cut:]
-    yield line.rstrip()

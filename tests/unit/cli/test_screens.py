@@ -26,7 +26,8 @@ from vmpin.cli import control_client, run_times
 from vmpin.cli.allocator import allocations
 from vmpin.cli.cluster import all_nodes
 from vmpin.cli.main import main
-from vmpin.cli.table_layout import Block, blocks_of, broken, lines_of
+from vmpin.cli.table_layout import Block, blocks_of, lines_of
+from vmpin.domain.wrapping import wrapped
 from vmpin.features.network import vm_networks
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -218,9 +219,9 @@ def test_a_table_without_room_is_cut_into_several_which_all_name_their_rows() ->
 
 
 def test_a_long_name_is_broken_at_a_sign_of_its_own() -> None:
-    assert list(broken("shop/web-7d9f8c6b5-x2zkp", 16)) == ["shop/web-", "7d9f8c6b5-x2zkp"]
-    assert list(broken("service-7d9f8c6b5-x2zkp", 16)) == ["service-", "7d9f8c6b5-x2zkp"]
-    assert list(broken("a" * 20, 16)) == ["a" * 16, "a" * 4]
+    assert wrapped("shop/web-7d9f8c6b5-x2zkp", 16) == ["shop/web-", "7d9f8c6b5-x2zkp"]
+    assert wrapped("service-7d9f8c6b5-x2zkp", 16) == ["service-", "7d9f8c6b5-x2zkp"]
+    assert wrapped("a" * 20, 16) == ["a" * 16, "a" * 4]
 
 
 LONG = "production/checkout-service-worker-7d9f8c6b5-x2zkp"

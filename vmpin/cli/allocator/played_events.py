@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 from vmpin.domain.terminal import printable
+from vmpin.domain.wrapping import wrapped
 from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report
 from vmpin.features.allocator.ledger_holders import LedgerMap, ledger_map
 from vmpin.features.allocator.scenario_allocation import PlayedAllocation
@@ -26,13 +26,8 @@ def text(event: dict[str, Any]) -> str:
             lines.append("cost: " + ", ".join(f"{part} {count}" for part, count in event["cost"].items()))
         lines += [f"note: {note}" for note in event.get("notes", ())]
         lines.append(f"pool: {event['pool']}")
-    return "\n".join(_filled(line, "" if line is lines[0] else "  ") for line in lines)
-
-
-def _filled(line: str, indent: str) -> str:
-    if len(line) > 76:  # of long CPU lists, no number is broken
-        line = line.replace(",", ", ").replace(",  ", ", ")
-    return textwrap.fill(printable(line), 80, initial_indent=indent, subsequent_indent=indent + "  ")
+    return "\n".join(part for line, indent in zip(lines, ["", *["  "] * len(lines)], strict=False)
+                     for part in wrapped(printable(line), 80, indent, f"{indent}  "))
 
 
 def ledger_after(played: PlayedAllocation) -> LedgerMap | None:

@@ -5,9 +5,10 @@ Pure.
 """
 
 import re
-import textwrap
 from collections.abc import Iterator
 from itertools import groupby
+
+from vmpin.domain.wrapping import filled
 
 #: The width to which the sources' paragraphs are wrapped: a line that ends well before it was meant to.
 _SOURCE = 105
@@ -20,7 +21,7 @@ def laid_out(text: str, width: int) -> str:
     lines: list[str] = []
     for (blank, indented), block in blocks:
         lines += [""] * len(list(block)) if blank else _columns(list(block), width) if indented else [
-            line for paragraph in _paragraphs(list(block)) for line in _filled(paragraph, width)]
+            line for paragraph in _paragraphs(list(block)) for line in filled(paragraph, width)]
     return "\n".join(lines)
 
 
@@ -59,13 +60,6 @@ def _entry(first: str, second: str, column: int, width: int) -> list[str]:
     """One entry, its second part below the first where that reaches into its column."""
     if not second:
         return [first]
-    below = _filled(second, width - column)
+    below = filled(second, width - column)
     head = [first] if len(first) + 2 > column else [f"{first:<{column}}{below.pop(0)}"]
     return head + [" " * column + line for line in below]
-
-
-def _filled(text: str, width: int) -> list[str]:
-    """Wrapped at blanks alone; what stands in backquotes stays in one line."""
-    whole = re.sub(r"`[^`]{1,50}`", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
-    found = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in found]

@@ -9,6 +9,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
+from vmpin.cli.table_layout import narrowed
 from vmpin.cli.top.sheet import Column, Row, Sheet
 from vmpin.cli.top.view_state import Line, State, View
 
@@ -79,21 +80,16 @@ def _row(row: Row, selected: bool, columns: Sequence[Column], shown: Sequence[in
 
 
 def column_widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Make columns as wide as their cells need, within their bounds; those without a bound share what is left."""
-    needs = [max([column.least, cell_len(column.title), *(cell_len(row[at]) for row in rows)])
-             for at, column in enumerate(columns)]
-    times = 2 if width >= _WIDE else 1
-    found = [min(need, column.most * times) for need, column in zip(needs, columns, strict=True)]
+    """Make columns as wide as their cells need, within their bounds; where that is too much, those without a bound
+    are made narrower first, the widest before the others."""
     room = max(width - _MARKS - _GAP * (len(columns) - 1), 0)
-    while sum(found) > room and max(found) > 1:  # long cells in every column
-        found[found.index(max(found))] -= 1
-    left = room - sum(found)
-    open_ = [at for at, column in enumerate(columns) if not column.most]
-    for at in sorted(open_, key=lambda each: needs[each]):
-        found[at] = max(1, min(needs[at], left // len(open_)))
-        left -= found[at]
-        open_ = open_[1:]
-    return found
+    times = 2 if width >= _WIDE else 1
+    widths = []
+    for at, column in enumerate(columns):
+        need = max([column.least, cell_len(column.title), *(cell_len(row[at]) for row in rows)])
+        widths.append(min(need, column.most * times or need, max(room, 1)))
+    widths = narrowed(widths, [size if column.most else 1 for size, column in zip(widths, columns, strict=True)], room)
+    return narrowed(widths, [1] * len(columns), room)
 
 
 def _cells(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

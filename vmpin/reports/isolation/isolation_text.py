@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vmpin.domain.terminal import human_age, pod_name, printable, short_id
+from vmpin.domain.wrapping import wrapped
 
 PARTS = {"had": "had for itself", "kernel": "the kernel had", "others": "others had",
          "unidentified": "not identified", "hypervisor": "the hypervisor had", "unseen": "not seen"}
@@ -148,5 +148,4 @@ def _thieves(thieves: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(printable(text), width, initial_indent=indent, subsequent_indent=indent + "  ",
-                         break_long_words=True, break_on_hyphens=False)
+    return wrapped(printable(text), width, indent, f"{indent}  ")

@@ -5,12 +5,12 @@ import contextlib
 import os
 import signal
 import sys
-import textwrap
 from pathlib import Path
 from types import FrameType
 
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.verb_options import Verbs, output_flag, verb
+from vmpin.domain.wrapping import wrapped
 from vmpin.errors import UsageError
 
 _ABOUT = """\
@@ -96,7 +96,7 @@ def _measure(args: argparse.Namespace) -> int:
         for line in result_table(worth):
             print(line)
         for note in notes(worth):
-            print(f"\n{textwrap.fill(note, 80)}")
+            print("", *wrapped(note, 80), sep="\n")
     return 0
 
 
