@@ -12,7 +12,6 @@ from pathlib import Path
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.vm_size import vcpus_of
 from vmpin.guests.transport.discovery import GuestAddress, find_channels
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.host.procfs import Procfs
@@ -20,7 +19,6 @@ from vmpin.pinning.rival_writers import of_vm
 from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
-from vmpin.sources.nri.nri_events import NriPod
 from vmpin.vmm.hardware_ids import hardware_ids
 from vmpin.vmm.inventory import VmInventory
 
@@ -55,7 +53,6 @@ def main(root: Path) -> dict[str, object]:
     hardware = hardware_ids(vm.type, vm.vmm.argv, [vcpu.id for vcpu in vm.vcpus])
     numbers = guest_vcpus(vm, hardware)
     address = GuestAddress(SANDBOX, vm.type, PID, vm.vmm.argv)
-    pod = NriPod(SANDBOX, "default", "web", "u-1", "crosvm", PID, {}, "")
     return {
         "type": vm.type.name,
         "threads": {thread.name: thread.role for thread in vm.threads()},
@@ -67,7 +64,7 @@ def main(root: Path) -> dict[str, object]:
         "cid": vm.type.channels.cid(vm.vmm.argv),
         "guest": [numbers.boot, numbers.most, numbers.plugged, list(hardware.values())],
         "rivals": [rival.cause for rival in of_vm(proc, vm, ())],
-        "size": vcpus_of(pod, proc, lambda handler: 1)[:3],
+        "start": vm.type.start(tuple(vm.vmm.argv))[:2],
     }
 
 

@@ -312,7 +312,7 @@ def test_nothing_but_the_table_names_a_vmm() -> None:
     assert {"vmm.qemu", "vmm.cloud_hypervisor", "vmm.firecracker", "vmm.dragonball"} <= vmms
     assert {module for module, path in MODULES.items() if own(path) & vmms} - vmms == {"vmm.vmms"}
     # QEMU's command line names its network devices, too.
-    assert {module.rpartition(".")[2] for module, path in MODULES.items() if "vmm.qemu_cmdline" in own(path)} == {
+    assert {module.rpartition(".")[2] for module, path in MODULES.items() if "vmm.qemu_cmdline" in own(path)} <= {
         "qemu", "network_devices"}
 
 

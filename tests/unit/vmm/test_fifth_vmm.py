@@ -37,7 +37,7 @@ def test_a_further_vmm_is_one_file_and_one_line(tmp_path: Path) -> None:
         "cid": 77,
         "guest": [3, 3, [], [0, 1, 2]],
         "rivals": ["vmm"],
-        "size": [True, 3, 3],
+        "start": [3, 3],
     }
 
 
