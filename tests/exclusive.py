@@ -24,15 +24,15 @@ class Owner:
         made = Container(self.container, "web", cpus, exclusive=True)
         record = ContainerRecord(made, Source.CGROUP, 1, init=thread_of(pid).id)
         reconciler = self._reconciler = node.reconciler
-        reconciler.state = DesiredState({self.sandbox: SandboxState(
+        reconciler.node_state.state = DesiredState({self.sandbox: SandboxState(
             self.sandbox, pod=Pod("shop", "web"), containers={self.container: record})})
-        reconciler.placement_cache.own = Ownership(
+        reconciler.node_state.placement_cache.own = Ownership(
             {self.sandbox: CpuClaims(((self.container, cpus),), ())}, cpus, CpuSet())
         self._root = node.root / "cgroup"
         self._proc = node.root / "proc"
         self._root.mkdir(exist_ok=True)
         (self._root / "cgroup.controllers").write_text("cpu\n")
-        reconciler.cgroups = Cgroups(self._root, Procfs(self._proc))
+        reconciler.node_state.cgroups = Cgroups(self._root, Procfs(self._proc))
         self.holds(pid, below)
         self.ran("", 0)
         if below:
@@ -44,8 +44,8 @@ class Owner:
         (self._proc / str(pid) / "cgroup").write_text(f"0::{self.cgroup}{below}\n")
 
     def gone(self) -> None:
-        self._reconciler.state = DesiredState({})
-        self._reconciler.placement_cache.own = Ownership({}, CpuSet(), CpuSet())
+        self._reconciler.node_state.state = DesiredState({})
+        self._reconciler.node_state.placement_cache.own = Ownership({}, CpuSet(), CpuSet())
 
     def ran(self, below: str, seconds: int) -> None:
         """What the kernel has counted in the container's cgroup, or in one below it."""

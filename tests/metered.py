@@ -37,6 +37,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.placement.rules import Placement, Verdict
 from vmpin.placement.vcpus import VcpuPlacement
+from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.health import SourceHealth
 from vmpin.vmm.qemu import QEMU
@@ -66,8 +67,8 @@ class Node:
         paths = {f"paths.{name}": str(self.root / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         self.config = settings.load(None, {}, {**paths, "watch.only": f"{self.id}*", **self.flags})
         self.reconciler = Reconciler(self.config, acts=False)
-        self.view, self.counters = self.reconciler.view, self.reconciler.counters
-        self.reconciler.reduce([SandboxSeen(self.id, "vmm")])
+        self.view, self.counters = self.reconciler.view, self.node_state.counters
+        self.node_state.apply_events([SandboxSeen(self.id, "vmm")])
         self._end = threading.Event()
         self._threads: list[threading.Thread] = []
         both = self.first | self.second
@@ -81,12 +82,16 @@ class Node:
         self.small = found[2].id.tid
         for thread in found:
             self.cgroup(thread.id.tid, self.first if thread.id.tid == self.small else both)
-        self.reconciler.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
-        self.reconciler.inventory.vms[self.id] = Vm(self.id, QEMU, process, identified=True)
-        self.reconciler.placements[self.id] = Placement(
+        self.node_state.cgroups = Cgroups(self.root / "cgroup", Procfs(self.root / "proc"))
+        self.node_state.inventory.vms[self.id] = Vm(self.id, QEMU, process, identified=True)
+        self.node_state.placement_cache.placements[self.id] = Placement(
             self.id, both, Verdict.PINNED, (), (VcpuPlacement(VcpuId(0), self.first),
                                                 VcpuPlacement(VcpuId(1), self.first)),
             {role: wanted.get(role) for role in ThreadRole if role is not ThreadRole.VCPU}, {WEB: (VcpuId(0),)})
+
+    @property
+    def node_state(self) -> NodeState:
+        return self.reconciler.node_state
 
     def _thread(self, role: ThreadRole, cpus: CpuSet, vcpu: int | None = None) -> VmThread:
         ready = threading.Event()
@@ -109,27 +114,27 @@ class Node:
                   f"proc/{os.getpid()}/task/{tid}/cgroup = 4:cpuset:/{tid}\ncgroup/cpuset/cpuset.cpus = 0\n")
 
     def pod(self, name: str) -> None:
-        state = self.reconciler.state.sandboxes[self.id]
-        self.reconciler.state = DesiredState({self.id: SandboxState(state.id, pod=Pod("tests", name))})
+        state = self.node_state.state.sandboxes[self.id]
+        self.node_state.state = DesiredState({self.id: SandboxState(state.id, pod=Pod("tests", name))})
 
     def fill(self) -> None:
         """Let something have happened of everything that can."""
         self.pod("shop")
-        counters = self.reconciler.counters
+        counters = self.node_state.counters
         for counter, key in ((counters.passes, "hook"), (self.restarts, "nri")):
             counter[key] += 1
         counters.placement_latency.observe(0.0003)
         counters.pin_latency.observe(0.003)
         counters.dispute(self.id)
         counters.refused_by[self.id] = 1
-        self.reconciler.drift_tracker.contended_by[self.id] = 1
-        counters.contentions_by = self.reconciler.drift_tracker.contended_by
-        self.reconciler.disagreements.lasting = {(self.id, WEB): "two"}
-        self.reconciler.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
+        self.node_state.drift_tracker.contended_by[self.id] = 1
+        counters.contentions_by = self.node_state.drift_tracker.contended_by
+        self.node_state.source_disagreements.lasting = {(self.id, WEB): "two"}
+        self.node_state.ledger.of(self.id).of(ThreadRole.VCPU).placed = 10**9
         self.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("error")})
-        self.reconciler.placement_cache.own = ownership(
+        self.node_state.placement_cache.own = ownership(
             {self.id: CpuClaims(((WEB, self.first),), ()), SandboxId("other"): CpuClaims(((WEB, self.second),), ())},
-            self.reconciler.node)
+            self.node_state.node)
         both = self.first | self.second
         refused = RefusedRequest("main", "tests", "shop", "why", 10**18, RefusalKind.CPUS)
         self.allocator = AllocatorView("on", "", Topology.build(both, caches=[both], nodes={0: both}),

@@ -23,6 +23,7 @@ from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.procevents.follow_up import FollowUp
 from vmpin.procevents.newborn_placer import NewbornPlacer
+from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec
 
@@ -58,6 +59,10 @@ class Machine:
         self.settings: dict[str, str] = {}
         self.reconciler = self.fresh()
         self.placer = NewbornPlacer(self.reconciler)
+
+    @property
+    def node_state(self) -> NodeState:
+        return self.reconciler.node_state
 
     def fresh(self) -> Reconciler:
         (self.path / "run").mkdir(exist_ok=True)
@@ -104,7 +109,7 @@ class Machine:
         self.reconciler.resync(full=True)
         self.reconciler.resync()
         self.placer = NewbornPlacer(self.reconciler)
-        self.reconciler.counters.pins.clear()
+        self.node_state.counters.pins.clear()
         return vmm
 
     def child(self, parent: subprocess.Popen[bytes]) -> int:
@@ -134,12 +139,12 @@ class Machine:
         self.placer.after_pass(self.reconciler.resync(full=True), everything=True)
 
     def account(self, name: str) -> NewbornCounts:
-        return self.reconciler.newborn_counts[sandbox(name)]
+        return self.node_state.newborn_counts[sandbox(name)]
 
     def report(self, name: str, cpus: CpuSet) -> None:
         """A hook's word on a container, before there is a VM."""
         container = Container(ContainerId(f"{name}-c"), cpuset=cpus)
-        self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"),
+        self.node_state.apply_events([SandboxSeen(sandbox(name), "oci"),
                                 ContainerSeen(sandbox(name), container, Source.BUNDLE, boottime.now(),
                                               bundle=str(self.path))])
         self.placer.after_pass(self.reconciler.reconcile([sandbox(name)]))

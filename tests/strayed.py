@@ -19,6 +19,7 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.proof import RunAccount
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement, Verdict
+from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
@@ -50,6 +51,10 @@ class Spinners:
         self.reconciler = self.again()
         self.children: dict[SandboxId, subprocess.Popen[bytes]] = {}
 
+    @property
+    def node_state(self) -> NodeState:
+        return self.reconciler.node_state
+
     def again(self) -> Reconciler:
         """A new reconciler, as after a restart of the watcher."""
         paths = {f"paths.{name}": str(self.root / name) for name in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
@@ -69,21 +74,21 @@ class Spinners:
         pid = self.children[sandbox].pid
         main = thread_of(pid)
         vm = Vm(sandbox, QEMU, Process(pid, main.id, ThreadRole.EMULATOR, ["qemu"], threads={pid: main}))
-        self.reconciler.inventory.vms[sandbox] = vm
+        self.node_state.inventory.vms[sandbox] = vm
         return vm
 
     def place(self, sandbox: SandboxId, cpus: CpuSet | None) -> None:
         """Decide that its threads are to be there; sets no mask."""
-        self.reconciler.placements[sandbox] = Placement(
+        self.node_state.placement_cache.placements[sandbox] = Placement(
             sandbox, cpus or self.here | self.there, Verdict.FLOATING, (), (),
             {role: cpus for role in ThreadRole if role is not ThreadRole.VCPU}, {})
-        self.reconciler.pinner.recheck(sandbox)
+        self.node_state.pinner.recheck(sandbox)
 
     def repair(self, vm: Vm) -> int:
         """One pass over a VM's masks; how many were set."""
-        pinner = self.reconciler.pinner
-        operations = pinner.operations(vm, self.reconciler.placements[vm.sandbox])
-        return len(pinner.carry_out(operations, self.reconciler.placements))
+        pinner = self.node_state.pinner
+        operations = pinner.operations(vm, self.node_state.placements[vm.sandbox])
+        return len(pinner.set_masks(operations, self.node_state.placements))
 
     def move(self, vm: Vm, cpus: CpuSet) -> None:
         """As another hand does."""
@@ -92,13 +97,13 @@ class Spinners:
     def account(self, vm: Vm) -> RunAccount:
         """What is in the books of it now, in copy."""
         total = RunAccount()
-        total.add(self.reconciler.ledger.of(vm.sandbox).total)
+        total.add(self.node_state.ledger.of(vm.sandbox).total)
         return total
 
     def end(self, vm: Vm) -> None:
         self.children[vm.sandbox].kill()
         self.children[vm.sandbox].wait()
-        self.reconciler.inventory.vms.pop(vm.sandbox, None)
+        self.node_state.inventory.vms.pop(vm.sandbox, None)
 
     def close(self) -> None:
         for child in self.children.values():

@@ -90,7 +90,7 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     home, away = frozenset((pool,)), frozenset((other,))
 
     def moved(work: Callable[[], object]) -> float:
-        reconciler.pinner.retry_now()  # or it would be contention soon
+        reconciler.node_state.pinner.retry_now()  # or it would be contention soon
         for tid in tids:
             os.sched_setaffinity(tid, away)
         spent = timed_ms(work)
@@ -137,7 +137,7 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
 
     try:
         values, floors = in_turn(rounds, lambda: moved(one_pass), lambda: moved(bare))
-        if (counted := reconciler.counters.drift.total()) != (rounds + 1) * len(tids):
+        if (counted := reconciler.node_state.counters.drift.total()) != (rounds + 1) * len(tids):
             raise CannotMeasure(f"{counted} repairs were counted in {rounds + 1} passes")
         blinds = [moved(blind) for _ in range(rounds)]
         tasksets, naives = ([moved(peer) for _ in range(_PEERS)] for peer in (taskset, naive))

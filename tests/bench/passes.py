@@ -21,8 +21,8 @@ def settled(made: Node, machines: Sequence[Machine]) -> Reconciler:
     # Names of new threads are read again in the pass after, and new processes in the first three.
     for _ in range(4):
         reconciler.resync()
-    if len(reconciler.inventory.vms) != len(machines):
-        raise CannotMeasure(f"{len(reconciler.inventory.vms)} of {len(machines)} VMs were found")
+    if len(reconciler.node_state.inventory.vms) != len(machines):
+        raise CannotMeasure(f"{len(reconciler.node_state.inventory.vms)} of {len(machines)} VMs were found")
     return reconciler
 
 
@@ -65,14 +65,14 @@ def update(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
         bundle.write(cpu_list)
         raw = bundle.message()
         begin = time.perf_counter()
-        report = reconciler.reconcile(reconciler.hook(parse_hook(raw)))
+        report = reconciler.reconcile(reconciler.node_state.apply_hook(parse_hook(raw)))
         spent = time.perf_counter() - begin
         done = [result for result in report.results if result.operation.thread.pid == machine.pid]
         if (len(done) != THREADS or any(result.outcome is not Outcome.DONE for result in done)
                 or machine.masks() != {masks[cpu_list]}):
             raise CannotMeasure(f"the update to {cpu_list} set {len(done)} of {THREADS} masks: {machine.masks()}")
-        if reconciler.unsaved:
-            reconciler.save()  # the watcher does that later, in one go
+        if reconciler.node_state.unsaved:
+            reconciler.node_state.save()  # the watcher does that later, in one go
         return spent * 1000
 
     def bare() -> float:

@@ -32,7 +32,7 @@ def quiet(machine: Machine) -> Config:
     """Have a watcher of this machine use its hook's and its control socket alone."""
     machine.settings |= {"watch.nri": "off", "watch.births": "false", "guest.via": "off", "watch.kubelet": "false"}
     machine.reconciler = machine.fresh()
-    return machine.reconciler.config
+    return machine.node_state.config
 
 
 def watcher_of(machine: Machine, config: Config, lock: Lock) -> Watcher:
@@ -74,7 +74,7 @@ def test_a_new_thread_to_its_mask(machine: Machine, crowd: Path) -> None:
     with walk.recorded():
         machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     assert mask(tid) == machine.pool
-    named = ("procevents/named_vcpus.py", "NamedVcpuPlacer.place")
+    named = ("procevents/named_vcpus.py", "NamedVcpuPlacer.place_named")
     way = [station for station in stations("From a new thread to its mask") if station != named]
     check("a new thread to its mask", walk.until("host/affinity.py", "pin_seen"), way[2:5])
 

@@ -27,6 +27,7 @@ class KubeletAuthority:
 
     name = "kubelet"
     rank = Rank.KUBELET
+    follows_containers = False
 
     def __init__(self, checkpoint: KubeletCheckpoint, used: bool) -> None:
         self.checkpoint = checkpoint

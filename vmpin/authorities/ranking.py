@@ -18,22 +18,30 @@ class Authorities:
 
     def __init__(self, pool: CpuSet | None, more: Iterable[Authority] = ()) -> None:
         self._by_rank: list[Authority] = []
+        #: The rulings in force; None when they are to be found again.
+        self._rulings: Rulings | None = None
         for authority in (*more, GivenAuthority("declared", Rank.DECLARED, DECLARED)):
             self.put(authority)
         self.use_pool(pool)
 
     def put(self, authority: Authority) -> None:
-        """Add an authority; one of the same name is replaced."""
+        """Add an authority, or one that decides otherwise than before; one of the same name is replaced."""
         others = [other for other in self._by_rank if other.name != authority.name]
         self._by_rank = sorted([*others, authority], key=lambda each: each.rank)
+        self._rulings = None
 
     def use_pool(self, pool: CpuSet | None) -> None:
         """Use another configured shared pool, None or empty for none."""
         self.put(GivenAuthority("pool", Rank.POOL, outside_pool(pool or None)))
 
     def rulings(self, state: DesiredState) -> Rulings:
-        """Return the rulings in force, down to the first complete one; a pool that this names none of is that of the
-        next one that does."""
+        """Return the rulings in force, down to the first complete one. Where that names no pool, the next authority's
+        is used."""
+        if self._rulings is None or any(authority.follows_containers for authority in self._by_rank):
+            self._rulings = self._decided(state)
+        return self._rulings
+
+    def _decided(self, state: DesiredState) -> Rulings:
         rulings: list[Ruling] = []
         complete, pool = False, None
         for authority in self._by_rank:

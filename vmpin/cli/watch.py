@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
             # whatever the umask; the modes of the sockets restrict their use
             os.chmod(config.paths.run, 0o755)
         reconciler, spool = Reconciler(config, used=lock.used), Spool(config.paths.spool)
-        reconciler.begin_watching()
+        reconciler.node_state.begin_watching()
         spool.prepare()
-        kept = take_spool(reconciler, spool, set())
+        kept = take_spool(reconciler.node_state, spool, set())
         placed = reconciler.resync(full=True)
         sd_notify.notify(f"STATUS=placed the threads of {number_of(placed.vms, 'VM')}")
         # Loaded modules and the objects of the first pass stay: scanning them for garbage is useless.

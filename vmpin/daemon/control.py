@@ -153,12 +153,12 @@ class Control:
             reconciler.take_back(view.sandboxes if only is None else [only])
             return collector.outcome(watcher.refresh_everything())
         if operation == "unpin":
-            touched = reconciler.all_sandboxes() if only is None else [only]
+            touched = view.all_sandboxes() if only is None else [only]
             results = reconciler.unpin(touched)
             watcher.guests.update(view)
             return collector.unpinned(results, view.originals.keys() & touched)
         if operation == "unpinning":
-            touched = reconciler.all_sandboxes() if only is None else [only]
+            touched = view.all_sandboxes() if only is None else [only]
             return collector.unpinning(view, touched, reconciler.restoring(touched), watcher.guests.managed(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
 

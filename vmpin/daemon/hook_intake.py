@@ -13,7 +13,7 @@ from vmpin.daemon.state_saving import StateSaving
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.reconcile.intake import take_hook, take_spool
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.node_state import NodeState
 from vmpin.runtime.oci import HookState, parse_hook
 from vmpin.sources.hook_state import began_at
 from vmpin.sources.spool import Spool
@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 class HookIntake:
-    """Mutates the spool, and the desired state through the reconciler.
+    """Mutates the spool, and the desired state through the node state.
     :param processed: called after a message, with its sandboxes and when it arrived (time.perf_counter())."""
 
-    def __init__(self, reconciler: Reconciler, spool: Spool, saving: StateSaving,
+    def __init__(self, node_state: NodeState, spool: Spool, saving: StateSaving,
                  processed: Callable[[set[SandboxId], float], None]) -> None:
-        self._reconciler, self._counters = reconciler, reconciler.counters
+        self._node_state, self._counters = node_state, node_state.counters
         self._spool, self.saving, self._processed = spool, saving, processed
 
     async def receive(self, raw: bytes, uid: int) -> bytes:
@@ -54,7 +54,7 @@ class HookIntake:
     def _process(self, hook: HookState, name: str | None, arrived: float) -> bool:
         """Apply a message. :returns: False when that has to be tried again: the next resync takes it from the spool.
         :param name: of its file in the spool, None when it could not be spooled."""
-        sandboxes = take_hook(self._reconciler, hook)
+        sandboxes = take_hook(self._node_state, hook)
         if sandboxes is None:
             return False
         if name is not None:
@@ -65,7 +65,7 @@ class HookIntake:
 
     def take_spool(self) -> None:
         """Process the messages that lie in the spool."""
-        names = take_spool(self._reconciler, self._spool, set(self.saving.kept))
+        names = take_spool(self._node_state, self._spool, set(self.saving.kept))
         if names:
             self.saving.kept += names
             self.saving.save_soon()

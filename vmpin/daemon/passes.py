@@ -28,6 +28,7 @@ class Passes:
     def __init__(self, reconciler: Reconciler, guests: GuestManager, saving: StateSaving,
                  proc_events: ProcEventsFeed | None, touched: Callable[[], None], timeouts: Timeouts) -> None:
         self._reconciler, self._view = reconciler, reconciler.view
+        self._node_state = reconciler.node_state
         self._guests, self._saving = guests, saving
         self._proc_events = proc_events
         self._touched = touched
@@ -36,20 +37,20 @@ class Passes:
         self._queries: set[asyncio.Task[None]] = set()
 
     @log.operation()
-    def make(self, sandboxes: Iterable[SandboxId], why: str, since: float | None = None, scan: bool = True) -> None:
+    def run(self, sandboxes: Iterable[SandboxId], why: str, since: float | None = None, scan: bool = True) -> None:
         """Reconcile some sandboxes.
         :param since: when the event came that the pass is made for, by time.perf_counter().
         :param scan: as for `Reconciler.reconcile`."""
-        self.made(self._reconciler.reconcile(sandboxes, scan=scan), why, since)
+        self.record(self._reconciler.reconcile(sandboxes, scan=scan), why, since)
 
     def follow_hook(self, sandboxes: set[SandboxId], since: float) -> None:
         """Reconcile the sandboxes of a hook's message now, and again while they settle."""
-        self.make(sandboxes, "hook", since)
+        self.run(sandboxes, "hook", since)
         self.rechecks.restart(sandboxes)
 
-    def made(self, report: PassReport, why: str, since: float | None = None) -> None:
+    def record(self, report: PassReport, why: str, since: float | None = None) -> None:
         """Count a pass, and have the guests and the rechecks follow it."""
-        counters = self._reconciler.counters
+        counters = self._node_state.counters
         counters.passes[why] += 1
         counters.pass_seconds.observe(report.seconds)
         if since is not None and report.count(Outcome.DONE):
@@ -68,7 +69,7 @@ class Passes:
         while True:
             due = await self.rechecks.due()
             with log.operation():
-                self.make(due, "settle")
+                self.run(due, "settle")
                 self.ask_qmp()
                 self._saving.save_soon(only_if_unsaved=True)
                 for sandbox in self.rechecks.checked(due):
@@ -85,7 +86,7 @@ class Passes:
 
     def ask_qmp(self) -> None:
         """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""
-        for vm in self._reconciler.needing_qmp():
+        for vm in self._node_state.needing_qmp():
             task = asyncio.create_task(self._query(vm))
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)
@@ -94,7 +95,7 @@ class Passes:
         from vmpin.vmm import qmp  # what is imported at the top the first pass waits for
 
         if await qmp.ask(vm) and self._view.vms.get(vm.sandbox) is vm:
-            self.make([vm.sandbox], "qmp")
+            self.run([vm.sandbox], "qmp")
             self._saving.save_soon()
 
     def stop(self) -> None:

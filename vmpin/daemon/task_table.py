@@ -44,7 +44,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
         "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run,
         "proof": watcher.sampling.run}
     if config.watch.kubelet:
-        sources["podresources"] = partial(poll_pod_resources, config, watcher.reconciler.pod_resources,
+        sources["podresources"] = partial(poll_pod_resources, config, watcher.node_state.take_pod_resources,
                                           watcher.timeouts)
     for part in watcher.parts.values():
         sources.update(part.tasks)

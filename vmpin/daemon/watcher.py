@@ -64,6 +64,7 @@ class Watcher:
                  timeouts: Timeouts = TIMEOUTS, changed: Callable[[], bool] = lambda: False) -> None:
         self._load, self._changed = load, changed
         self.reconciler, self.view = reconciler, reconciler.view
+        self.node_state = node_state = reconciler.node_state
         config = self.view.config
         self._lock = lock
         self.timeouts = timeouts
@@ -72,13 +73,13 @@ class Watcher:
         self._full = False  #: Whether the next resync inspects every process again.
         self.resynced = time.monotonic()  #: When the last resync ended, by time.monotonic().
         self._tasks = SupervisedTasks(timeouts)
-        self.restarts, self.counters = self._tasks.restarts, reconciler.counters
-        self.saving = StateSaving(reconciler, spool, kept, lock, self._resync.set, timeouts)
+        self.restarts, self.counters = self._tasks.restarts, node_state.counters
+        self.saving = StateSaving(node_state, spool, kept, lock, self._resync.set, timeouts)
         self.allocating: Allocating | None = None
         if config.of_features["allocate"].mode != "off":
             from vmpin.features.allocator.allocating import Allocating
 
-            self.allocating = Allocating(reconciler, lambda: self.nri, timeouts)
+            self.allocating = Allocating(node_state, lambda: self.nri, timeouts)
         #: What features do in it, by the feature's name; none of those that are switched off.
         self.parts: Mapping[str, WatcherPart] = {
             feature.name: part for feature in features()
@@ -90,16 +91,16 @@ class Watcher:
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
         self._relist = Relist()
-        self._repair = RuncRepair(self.view, self.counters, reconciler.read_cgroups,
+        self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
-        self.sampling = Sampling(reconciler)
+        self.sampling = Sampling(node_state)
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)
         self.guest = self.guests.report
         self.followers = Followers(self, self.guests.data, timeouts)
         self.handed_pods = HandedPods(timeouts)
         self.reporter_health = ReporterHealth(timeouts)
         self.passes = Passes(reconciler, self.guests, self.saving, self.proc_events, self._passed, timeouts)
-        self.hooks = HookIntake(reconciler, spool, self.saving, self.passes.follow_hook)
+        self.hooks = HookIntake(node_state, spool, self.saving, self.passes.follow_hook)
         self.about: About | None = None  #: None until it is ready.
 
     async def run(self) -> None:
@@ -113,7 +114,7 @@ class Watcher:
         directory = RunDirectory(self.view.config, self._lock, self.saving.prepare_again)
         directory.open()
         if self.nri is not None:
-            self.reconciler.judge_drift_after(self.nri.unread)
+            self.node_state.judge_drift_after(self.nri.unread)
         if self.allocating is not None:
             self.allocating.check()
         for begin in present(part.begin for part in self.parts.values()):
@@ -171,7 +172,7 @@ class Watcher:
         if unpin:
             teardown.give_all_back(self.reconciler)
             self.guests.update(self.view)
-            for sandbox, result in (await self.guests.unpin_results(self.reconciler.all_sandboxes())).items():
+            for sandbox, result in (await self.guests.unpin_results(self.view.all_sandboxes())).items():
                 logger.info("unpinned in the guest sandbox=%s: %s", sandbox, result)
         self._tasks.cancel("guests")
         return unpin
@@ -180,7 +181,7 @@ class Watcher:
         sd_notify.notify("RELOADING=1")
         config = reloaded(self.view.config, self._load)
         if config is not None:
-            self.reconciler.reconfigure(config)
+            self.node_state.reconfigure(config)
             self._resync.set()
         sd_notify.notify("READY=1")
 
@@ -193,15 +194,15 @@ class Watcher:
         for event in events:
             match event:
                 case Synced():
-                    self.reconciler.nri_connected(True)
+                    self.node_state.nri_connected(True)
                     self._resync.set()  # containers that are not listed any more may have left something behind
                 case Disconnected():
-                    self.reconciler.nri_connected(False)
+                    self.node_state.nri_connected(False)
         if self.allocating is not None:
             self.allocating.take()
         for before_events in present(part.before_events for part in self.parts.values()):
             before_events()
-        touched, lost = take_nri(self.reconciler, events)
+        touched, lost = take_nri(self.node_state, events)
         for after_events in present(part.after_events for part in self.parts.values()):
             after_events(events)
         if self.allocating is not None:
@@ -217,9 +218,9 @@ class Watcher:
         grows = {event.container.pod for event in events
                  if isinstance(event, ContainerEvent) and event.verb in (Verb.CREATE, Verb.POST_CREATE, Verb.UPDATE)}
         grows &= self.view.vms.keys()
-        self.passes.make(touched, "nri", since, scan=bool(begun))
+        self.passes.run(touched, "nri", since, scan=bool(begun))
         if grows:
-            self.reconciler.moves(grows)
+            self.node_state.expect_cgroup_moves(grows)
             self._watch_files()
         self.passes.rechecks.restart(begun | grows)
         self.saving.save_soon()
@@ -227,21 +228,21 @@ class Watcher:
     @log.operation()
     def _on_files(self, written: set[Path], since: float) -> None:
         """The kubelet's checkpoint, or cpuset cgroups: a pass reads them for their sandboxes."""
-        touched = self.reconciler.written(written)
-        self._relist.written(self.reconciler.without_kata(touched))
-        self.passes.make(touched, "files", since, scan=False)
+        touched = self.node_state.read_written(written)
+        self._relist.written(self.node_state.without_kata(touched))
+        self.passes.run(touched, "files", since, scan=False)
         self.saving.save_soon()
 
     def _watch_files(self) -> None:
         """Watch the kubelet's directory, and the cpusets of the containers and VMs that are followed."""
         config = self.view.config
         kubelet = [config.paths.kubelet] if config.watch.kubelet else []
-        self.files.watch([*kubelet, *self.reconciler.cpuset_files()])
+        self.files.watch([*kubelet, *self.node_state.cpuset_files()])
 
     @log.operation()
     def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:
         if follow_up.now:
-            self.passes.make(follow_up.now, "birth", since, scan=False)
+            self.passes.run(follow_up.now, "birth", since, scan=False)
             self.passes.ask_qmp()
         self.passes.rechecks.restart(follow_up.started)
         self.passes.rechecks.unnamed_thread(follow_up.unnamed)
@@ -266,9 +267,9 @@ class Watcher:
             if self.view.config.watch.reload == "change" and self._changed():
                 self._reload()
             self.hooks.take_spool()
-            self.reconciler.forks_reported(self.proc_events is not None and self.proc_events.connected)
+            self.node_state.forks_reported(self.proc_events is not None and self.proc_events.connected)
             with log.operation():
-                self.passes.made(self.reconciler.resync(full=self._full), "resync")
+                self.passes.record(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # now: what was asked for is not lost with a pass that fails
             self.resynced = time.monotonic()
             self.saving.save_soon(only_if_unsaved=True)
@@ -325,5 +326,5 @@ class Watcher:
         self.hooks.take_spool()
         report = self.reconciler.resync(full=True)
         self.guests.retry_now()
-        self.passes.made(report, "request")
+        self.passes.record(report, "request")
         return report

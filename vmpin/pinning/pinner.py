@@ -166,7 +166,7 @@ class Pinner:
                     limit = cgroup.effective if cgroup is not None else None
             yield named(Observed, (thread, actual, asked, shown, limit))
 
-    def carry_out_ahead(self, operation: SetAffinity) -> Result:
+    def set_mask_ahead(self, operation: SetAffinity) -> Result:
         """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal. No
         mask is expected of the thread until then: its creator may still move it or set its mask, which is no drift."""
         (result,) = carry_out(self.proc, (operation,))
@@ -179,7 +179,7 @@ class Pinner:
             result = result._replace(outcome=Outcome.WAITING)
         return result
 
-    def carry_out(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:
+    def set_masks(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:
         """Set the masks, keep what the kernel made of each, and log what was set and, once, what was not.
         :param placements: of the operations' sandboxes.
         :returns: what became of each, in the order in which they were set."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.assignments import Assignments, Ruling, Rulings
 from vmpin.domain.desired_state import CpusetReport, DesiredState, SandboxState
-from vmpin.domain.model import Container, SandboxId
+from vmpin.domain.model import Container, ContainerState, SandboxId
 
 
 def declared_cpus(container: Container, pool: CpuSet | None) -> CpuSet | None:
@@ -51,7 +51,8 @@ def effective_containers(sandbox: SandboxState, rulings: Rulings) -> tuple[Conta
     authority decides is as its sources reported it."""
     others = _Others("" if sandbox.pod is None else sandbox.pod.uid, rulings.exclusive_of_others(sandbox))
     return tuple(_effective(record.container, record.reports.get(record.source), rulings, others)
-                 for record in sandbox.containers.values() if not record.stopped)
+                 for record in sandbox.containers.values()
+                 if record.container.state is not ContainerState.STOPPED)
 
 
 def inferred(containers: Iterable[Container], pool: CpuSet | None) -> tuple[Container, ...]:

@@ -46,7 +46,8 @@ class ProcEventsFeed:
                  lost: Callable[[], None], *, placer: NewbornPlacer | None = None,
                  connect: Callable[[Procfs], ProcConnector] = ProcConnector, timeouts: Timeouts = TIMEOUTS,
                  clock: Callable[[], float] = time.perf_counter) -> None:
-        self._reconciler, self._view, self._counters = reconciler, reconciler.view, reconciler.counters
+        self._node_state, self._view = reconciler.node_state, reconciler.view
+        self._counters = self._node_state.counters
         self._follow_up, self._lost = follow_up, lost
         self._placer = placer or NewbornPlacer(reconciler)
         self._connect, self._timeouts, self._clock = connect, timeouts, clock
@@ -83,7 +84,7 @@ class ProcEventsFeed:
         finally:
             self._connector, self._named = None, frozenset()
             self._waiting.clear()
-            self._reconciler.forks_reported(False)
+            self._node_state.forks_reported(False)
             self._state = "no longer reported"
             loop.remove_reader(connector.fd)
             connector.close()

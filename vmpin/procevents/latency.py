@@ -17,7 +17,8 @@ from vmpin.domain.model import SandboxId, ThreadRole, VmThread
 from vmpin.host import affinity
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.placement.rules import Placement
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.view import NodeView
 from vmpin.vmm.virtual_machine import Vm
 
 #: Nanoseconds for which an event may wait in the connector's buffer.
@@ -59,14 +60,14 @@ class Newborn(NamedTuple):
 
 
 class LatencyBook:
-    """Counts into the reconciler's `newborn_counts` and counters; both outlive it.
+    """Counts into the node state's `newborn_counts` and counters; both outlive it.
     :param named: seconds after its creation for which a VMM's thread may still get a name that shows its role: it has
         one within a millisecond.
     :param identified: the same where names show nothing and a later pass identifies it."""
 
-    def __init__(self, reconciler: Reconciler, named: float = 1.0, identified: float = 8.0) -> None:
-        self._view, self._counters = reconciler.view, reconciler.counters
-        self._counts = reconciler.newborn_counts_of
+    def __init__(self, node_state: NodeState, named: float = 1.0, identified: float = 8.0) -> None:
+        self._view: NodeView = node_state
+        self._counters, self._counts = node_state.counters, node_state.newborn_counts_of
         self._named, self._identified_by = named, identified
         #: Threads of VMMs whose roles may change to one with CPUs of its own. A number identifies them: a later
         #: thread of that number is reported, too.

@@ -32,7 +32,7 @@ class NamedVcpuPlacer:
         if self._last:
             self._last = {sandbox: vcpu for sandbox, vcpu in self._last.items() if sandbox in sandboxes}
 
-    def place(self, event: Comm, vm: Vm, follow_up: FollowUp) -> None:
+    def place_named(self, event: Comm, vm: Vm, follow_up: FollowUp) -> None:
         """Place a thread of a VM's VMM that has just been named, and mark it as one whose name is new. A pass has to
         confirm it, unless the name is one of the VMM's own threads."""
         names = read_names(vm.type, vm.vmm.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})

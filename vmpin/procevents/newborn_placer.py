@@ -47,7 +47,7 @@ class NewbornPlacer:
     """Handles events in the order in which they came. `after_pass` has to be called after every pass."""
 
     def __init__(self, reconciler: Reconciler) -> None:
-        self.book = LatencyBook(reconciler)
+        self.book = LatencyBook(reconciler.node_state)
         self._named_vcpus = NamedVcpuPlacer(reconciler, self.book)
         self._reconciler, self._view = reconciler, reconciler.view
         self._proc = self._view.proc
@@ -275,7 +275,7 @@ class NewbornPlacer:
             follow_up.maybe_workers.pop(event.thread, None)
             vm, process = followed
             if process is vm.vmm:
-                self._named_vcpus.place(event, vm, follow_up)
+                self._named_vcpus.place_named(event, vm, follow_up)
         elif library_with([event.name]) is not None and event.process in self._view.helper_pids:
             # A shim whose VM is a library's is the VMM from its first vCPU's name on.
             follow_up.relevant = True

@@ -59,7 +59,7 @@ def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
     from vmpin.sources.hook_state import began_at
 
     try:
-        sandboxes = node_state.hook(hook)
+        sandboxes = node_state.apply_hook(hook)
     except OSError as err:
         logger.error("hook message not applied, it is tried again later: %s", err)
         return None
@@ -89,6 +89,6 @@ def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
                 node_state.counters.dispute(each.by)
                 logger.warning("container misplaced by an annotation sandbox=%s container=%s: the runtime has it in "
                                "another", each.sandbox, each.container)
-        node_state.reduce(found)
+        node_state.apply_events(found)
         touched.update(each.sandbox for each in found)
     return NriOutcome(received("nri", touched), lost)

@@ -20,13 +20,13 @@ from vmpin.authorities.ranking import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters, NewbornCounts
-from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState, forget_stopped, reduce
 from vmpin.domain.events import Event
 from vmpin.domain.kubelet_cpus import CpuManagerState, orphaned
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.errors import SourceError
 from vmpin.feature import features, present
-from vmpin.host import lock
+from vmpin.host import boottime, lock
 from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
@@ -48,13 +48,26 @@ from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
+    from vmpin.domain.assignments import Rulings
+    from vmpin.domain.kubelet_cpus import UnknownOwner
+    from vmpin.domain.model import VcpuId
     from vmpin.domain.proof import ResidencyLedger
-    from vmpin.reconcile.view import NodeView
+    from vmpin.domain.vm_nic import NearNic
+    from vmpin.pinning.drift_evidence import History
+    from vmpin.pinning.original_masks import OriginalMasks
+    from vmpin.placement.ownership import Ownership
+    from vmpin.placement.rules import Placement
+    from vmpin.runtime.kata import KataSandbox
     from vmpin.runtime.oci import HookState
     from vmpin.sources.kubelet_process import KubeletProcess
     from vmpin.sources.nri.cpuset_reports import NriCpusetReports
+    from vmpin.vmm.recognition import Impostor
+    from vmpin.vmm.virtual_machine import Process
 
 logger = logging.getLogger(__name__)
+
+#: A stopped container is remembered for so long (ns): a late report of its creation must find its end.
+STOPPED_FOR = 600 * 10**9
 
 
 class NodeState:
@@ -75,6 +88,7 @@ class NodeState:
         saved = self._store.load(set_aside=acts)
         self.state: DesiredState = saved.state
         self.inventory = VmInventory(self.proc, str(config.paths.sys), config.watch.pattern, saved.vcpus)
+        self.vms: Mapping[SandboxId, Vm] = self.inventory.vms
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
         self._kubelet = KubeletAuthority(self.checkpoint, config.watch.kubelet)
@@ -84,18 +98,18 @@ class NodeState:
 
             # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
             self.authorities.put(ledger_authority(kept_assignments(config.paths.ledger_file, self.boot_id)))
-        self.disagreements = SourceDisagreements()
-        self.unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
+        self.source_disagreements = SourceDisagreements()
+        self._unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
         self._watches = False
         self.requests = RuntimeRequests()
         finder = next(present(feature.nic_nodes for feature in features()), None)
-        self.nics: NicNodes = NoNics() if finder is None else finder(self.proc, str(config.paths.sys))
+        self.nic_nodes: NicNodes = NoNics() if finder is None else finder(self.proc, str(config.paths.sys))
         self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
         self.placement_cache = PlacementCache(
             config, self.sysfs.topology(), self.authorities, self.state, saved.previous,
-            partial(numa_node_of, self.nics), self.first_list)
+            partial(numa_node_of, self.nic_nodes), self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
-        self.placements = self.placement_cache.placements
+        self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
                                             lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.inventory.vms,
                                             self._pinned_by_kata)
@@ -104,8 +118,8 @@ class NodeState:
         if lost and acts:
             logger.warning("the record of the original masks was lost: threads that run already may have masks of "
                            "vmpin's; `vmpin unpin` will give them all CPUs that their cgroup allows")
-        self.originals = OriginalMaskStore(self.proc, saved.originals, lost)
-        self.pinner = Pinner(self.proc, self.cgroups, self.originals, self.drift_tracker)
+        self.original_masks = OriginalMaskStore(self.proc, saved.originals, lost)
+        self.pinner = Pinner(self.proc, self.cgroups, self.original_masks, self.drift_tracker)
         self.cpusets = CpusetFiles(self.cgroups)
         self.failures = Failures(self.pinner.recheck)
         #: Of each sandbox's new threads; the placement-latency book counts.
@@ -115,13 +129,6 @@ class NodeState:
         self.changed = self.kubelet != saved.kubelet
 
     # These are made when they are used first: to load them takes 3 ms of a starting watcher's first pass.
-
-    @cached_property
-    def view(self) -> NodeView:
-        """The read-only view, for every reader outside this package."""
-        from vmpin.reconcile.view import NodeView
-
-        return NodeView(self)
 
     @cached_property
     def reports(self) -> NriCpusetReports:
@@ -153,10 +160,95 @@ class NodeState:
         """The kubelet's checkpoint; None where it is not read, or cannot be."""
         return self._kubelet.state
 
+    # What readers get besides (view.NodeView)
+
+    @property
+    def sandboxes(self) -> Mapping[SandboxId, SandboxState]:
+        return self.state.sandboxes
+
+    @property
+    def ownership(self) -> Ownership:
+        return self.placement_cache.own
+
+    @property
+    def rulings(self) -> Rulings:
+        return self.placement_cache.rulings
+
+    @property
+    def unmanaged(self) -> Mapping[SandboxId, str]:
+        return self.placement_cache.unmanaged
+
+    @property
+    def nics(self) -> Mapping[ThreadId, NearNic]:
+        return self.nic_nodes.found
+
+    @property
+    def pod_resources(self) -> Mapping[tuple[str, str, str], CpuSet] | None:
+        return self.source_disagreements.resources
+
+    @property
+    def disagreements(self) -> Mapping[tuple[SandboxId, ContainerId], str]:
+        return self.source_disagreements.lasting
+
+    @property
+    def unknown_owners(self) -> Mapping[str, UnknownOwner]:
+        return self._unknown_owners.lasting
+
+    @property
+    def announced(self) -> Mapping[ContainerId, CpuSet]:
+        return self.reports.cpus
+
+    @property
+    def nri_listed(self) -> bool:
+        return self.sources.nri
+
+    def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
+        return self.placement_cache.at_exec(sandbox, self.state)
+
+    def placement_with_vcpu(self, vm: Vm, vcpu: VcpuId) -> Placement | None:
+        return self.placement_cache.with_vcpu(vm, vcpu, self.state)
+
+    @property
+    def contested(self) -> Mapping[SandboxId, tuple[int, ...]]:
+        return self.inventory.contested
+
+    @property
+    def impostors(self) -> Collection[Impostor]:
+        return self.inventory.process_table.impostors.values()
+
+    @property
+    def followed(self) -> Mapping[int, tuple[Vm, Process]]:
+        return self.inventory.followed
+
+    @property
+    def helper_pids(self) -> Set[int]:
+        return self.inventory.process_table.helpers.keys()
+
+    def helped(self) -> set[SandboxId]:
+        return self.inventory.process_table.sandboxes_with_helpers()
+
+    def runs(self, process: ThreadId) -> bool:
+        return self.inventory.process_table.is_running(process)
+
+    def kata(self, sandbox: SandboxId) -> KataSandbox | None:
+        return self.sources.sandboxes.get(sandbox)
+
+    @property
+    def originals(self) -> Mapping[SandboxId, OriginalMasks]:
+        return self.original_masks.masks
+
+    def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
+        return self.pinner.refusals(sandbox, but)
+
+    def drift(self, sandbox: SandboxId) -> History | None:
+        return self.drift_evidence.histories.get(sandbox)
+
+    # What is kept over a restart
+
     @property
     def unsaved(self) -> bool:
         """Whether the state file is behind."""
-        return self.changed or self.originals.unsaved or self.placement_cache.unsaved or self.inventory.unsaved
+        return self.changed or self.original_masks.unsaved or self.placement_cache.unsaved or self.inventory.unsaved
 
     def save_again(self) -> None:
         """Have everything written once more: the state file is gone."""
@@ -167,7 +259,7 @@ class NodeState:
         """Whether the state file could be written when it was last tried."""
         return not self._store.failing
 
-    def reduce(self, events: Iterable[Event]) -> None:
+    def apply_events(self, events: Iterable[Event]) -> None:
         """Apply events to the desired state; the sandboxes that they change are placed again."""
         for event in events:
             state = reduce(self.state, event)
@@ -176,13 +268,13 @@ class NodeState:
                 self.placement_cache.dirty.add(event.sandbox)
                 self.changed = True
 
-    def hook(self, hook: HookState) -> set[SandboxId]:
+    def apply_hook(self, hook: HookState) -> set[SandboxId]:
         """Apply a hook's message. :returns: the sandboxes it is about. :raises OSError: when what it names cannot be
         read at the moment."""
         from vmpin.sources.hook_state import events_of
 
         events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.counters)
-        self.reduce(events)
+        self.apply_events(events)
         return received("hook", {event.sandbox for event in events})
 
     def cpuset_files(self) -> Iterable[Path]:
@@ -198,19 +290,19 @@ class NodeState:
                 if record.init is not None:
                     yield sandbox.id, record, record.init
 
-    def moves(self, sandboxes: Iterable[SandboxId]) -> None:
+    def expect_cgroup_moves(self, sandboxes: Iterable[SandboxId]) -> None:
         """Have the cgroups of VMMs read again: the runtime may have moved them, or soon will."""
         for sandbox in sandboxes:
             if (vm := self.inventory.vms.get(sandbox)) is not None:
                 self.cpusets.forget(vm.vmm.id)
 
-    def written(self, files: Collection[Path]) -> set[SandboxId]:
+    def read_written(self, files: Collection[Path]) -> set[SandboxId]:
         """Read some of the `cpuset_files` that were written. :returns: the sandboxes they belong to."""
         touched: set[SandboxId] = set()
         for sandbox, record, init in self._with_processes():
             if self.cpusets.among(init, files):
                 touched.add(sandbox)
-                self.reduce(self.sources.cgroup(sandbox, record, init))
+                self.apply_events(self.sources.cgroup(sandbox, record, init))
         for vm in self.inventory.vms.values():
             if self.cpusets.among(vm.vmm.id, files):
                 touched.add(vm.sandbox)
@@ -222,7 +314,7 @@ class NodeState:
         """Read the CPUs of some containers' cgroups into the state."""
         for sandbox, record, init in self._with_processes():
             if record.container.id in containers:
-                self.reduce(self.sources.cgroup(sandbox, record, init))
+                self.apply_events(self.sources.cgroup(sandbox, record, init))
 
     def begin_watching(self) -> None:
         """Note that this process goes on watching: it connects to the runtime (`watch.nri`), and sees what lasts."""
@@ -235,14 +327,14 @@ class NodeState:
         nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
                        for sandbox in map(self.state.sandboxes.get, self.inventory.vms) if sandbox is not None)
         patience = RESYNCS * self.config.watch.resync_seconds if self._watches else 0.0
-        self.unknown_owners.compare(self.state, self.kubelet, nameless, self.sources.nri, patience,
+        self._unknown_owners.compare(self.state, self.kubelet, nameless, self.sources.nri, patience,
                                     doubt=self.checkpoint_doubt)
 
     def checkpoint_doubt(self) -> str:
         """Why a static checkpoint may be out of date, "" for no reason: no kubelet runs that would keep it. For a
         finding that rests on it: the answer may take a look at every process."""
         kubelet = self.kubelet
-        if kubelet is None or not kubelet.static or self.disagreements.resources is not None:
+        if kubelet is None or not kubelet.static or self.source_disagreements.resources is not None:
             return ""  # an answer of PodResources is the kubelet's
         return orphaned(kubelet) if self._kubelet_process.runs() is False else ""
 
@@ -261,9 +353,9 @@ class NodeState:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
         self.inventory.forks_reported = reported
 
-    def pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
+    def take_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
         """Take in the answer of PodResources, None without one."""
-        self.disagreements.resources = resources
+        self.source_disagreements.resources = resources
 
     def report_strays(self, stray: Callable[[SandboxId, VmThread, int, CpuSet], None] | None) -> None:
         """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
@@ -282,7 +374,7 @@ class NodeState:
         """Read the checkpoint: the kubelet writes it before it has the container created."""
         if self.config.watch.kubelet and self._kubelet.read(used=True):
             self.changed = True
-            self.placement_cache.follow_authorities(self.state)
+            self.put_authority(self._kubelet)
 
     def read_node(self) -> None:
         """Read the checkpoint, and which CPUs are online and isolated; the topology is kept where it cannot be
@@ -309,6 +401,7 @@ class NodeState:
         self.pinner.drift_tracker.contention.rules = config.contention_rules
         self.sources.kata.use_annotation(config.policy.exclusive_annotation)
         self._kubelet.read(config.watch.kubelet)
+        self.authorities.put(self._kubelet)
         self.authorities.use_pool(config.node.shared_pool)
         self.placement_cache.renew(config, self.node.topology, self.state)
 
@@ -328,7 +421,7 @@ class NodeState:
 
     def all_sandboxes(self) -> list[SandboxId]:
         """Every sandbox of the desired state, and those of whose threads original masks are kept."""
-        return list(dict.fromkeys([*self.state.sandboxes, *self.originals.masks]))
+        return list(dict.fromkeys([*self.state.sandboxes, *self.original_masks.masks]))
 
     def has_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox's VMM runs, or Kata has state of it."""
@@ -353,16 +446,38 @@ class NodeState:
             state = DesiredState({name: sandbox._replace(suspended=False) if name in self.leaving else sandbox
                                   for name, sandbox in state.sandboxes.items()})
         kubelet = self.kubelet if self.kubelet is not None and self.kubelet.static else None
-        if not self._store.save(SavedState(state, self.placement_cache.previous, self.originals.masks,
+        if not self._store.save(SavedState(state, self.placement_cache.previous, self.original_masks.masks,
                                            self.inventory.vcpus, kubelet)):
             return False
-        self.changed = self.originals.unsaved = self.placement_cache.unsaved = self.inventory.unsaved = False
+        self.changed = self.original_masks.unsaved = self.placement_cache.unsaved = self.inventory.unsaved = False
         return True
+
+    def forget_ended(self) -> None:
+        """Have each owner drop VMs that have ended, sandboxes that are gone, and containers stopped long ago."""
+        vms, helped = self.vms.keys(), self.helped()
+        self.drift_evidence.keep_only(vms)
+        self.failures.keep_only(vms)
+        for sandbox in self.newborn_counts.keys() - vms - helped:
+            del self.newborn_counts[sandbox]
+        kept = vms | self.state.sandboxes.keys() | helped
+        self.pinner.keep_only(vms)
+        self.changed |= self.original_masks.keep_only(kept, self.runs)
+        self.changed |= self.placement_cache.keep_only(vms, kept)
+        self.counters.keep_only(self.state.sandboxes)
+        for sandbox in self.inventory.vcpus.keys() - kept:
+            del self.inventory.vcpus[sandbox]
+            self.changed = True
+        horizon = boottime.now() - STOPPED_FOR
+        for sandbox, state in self.state.sandboxes.items():
+            shorter = forget_stopped(state, horizon)
+            if shorter is not state:
+                self.state = DesiredState({**self.state.sandboxes, sandbox: shorter})
+                self.changed = True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
         """Keep the original mask of a process that has just appeared, before it is changed: in the notes, so that the
         state file can wait."""
-        had = self.originals.learn(sandbox, main, mask)
+        had = self.original_masks.learn(sandbox, main, mask)
         if had is not None:
             self.changed = True
             self._store.note(sandbox, main.id, had)

@@ -25,7 +25,7 @@ Released = TypeVar("Released")
 def inspect(config: Config) -> tuple[NodeView, PassReport]:
     """The node as a watcher would see and plan it now; the report's operations are not carried out."""
     reconciler = Reconciler(config, acts=False)
-    take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
+    take_spool(reconciler.node_state, Spool(config.paths.spool), set(), tidy=False)
     report = _passes(reconciler, act=False)
     return reconciler.view, report
 
@@ -35,10 +35,10 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
     with Lock(config.paths.lock_file) as lock:
         reconciler = Reconciler(config, used=lock.used)
         spool = Spool(config.paths.spool)
-        names = take_spool(reconciler, spool, set())
-        reconciler.take_back(list(reconciler.state.sandboxes) if sandboxes is None else sandboxes)
+        names = take_spool(reconciler.node_state, spool, set())
+        reconciler.take_back(list(reconciler.node_state.sandboxes) if sandboxes is None else sandboxes)
         report = _passes(reconciler, act=True)
-        if reconciler.save():
+        if reconciler.node_state.save():
             spool.remove(names)
         return reconciler.view, report
 
@@ -47,14 +47,15 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeVi
     """Restore original masks. Guests keep their maps (guests)."""
     with Lock(config.paths.lock_file) as lock:
         reconciler = _read(config, used=lock.used)
-        wanted = reconciler.all_sandboxes() if sandboxes is None else sandboxes
+        wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
         return reconciler.view, PassReport(tuple(reconciler.unpin(wanted)), len(wanted), 0.0)
 
 
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
     """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None for all."""
     reconciler = _read(config, acts=False)
-    return reconciler.view, reconciler.restoring(reconciler.all_sandboxes() if sandboxes is None else sandboxes)
+    wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
+    return reconciler.view, reconciler.restoring(wanted)
 
 
 def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released]:
@@ -75,8 +76,8 @@ def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconc
     """A reconciler that has read the spool and the node, and changed neither, in order to leave: a mask of which there
     is no record is not taken for an original one. :param used: as Reconciler has it."""
     reconciler = Reconciler(config, acts, used=used)
-    reconciler.originals.learns = False
-    take_spool(reconciler, Spool(config.paths.spool), set(), tidy=False)
+    reconciler.node_state.original_masks.learns = False
+    take_spool(reconciler.node_state, Spool(config.paths.spool), set(), tidy=False)
     reconciler.resync(act=False, full=True)
     return reconciler
 
@@ -84,7 +85,7 @@ def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconc
 def _passes(reconciler: Reconciler, act: bool) -> PassReport:
     """A pass, and another when QMP identified more threads."""
     report = reconciler.resync(act, full=True)
-    vms = reconciler.needing_qmp()
+    vms = reconciler.node_state.needing_qmp()
     if not vms:
         return report
     import asyncio  # a tenth of a second on a slow machine, and most nodes never ask

@@ -82,7 +82,7 @@ class PlacementCache:
     def _node(self, topology: Topology) -> Node:
         return Node(topology, self.rulings.pool, self.config.node.housekeeping)
 
-    def place(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
+    def place_changed(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
               failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
         """Place again what is dirty.
         :param moved: called at once for each sandbox whose placement is another than before: should what follows fail,

@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 def give_all_back(reconciler: Reconciler) -> list[Result]:
     """Restore the original masks of all threads; nothing places them again. A second call does so for threads that
     appeared since, and for masks that were refused."""
-    return reconciler.unpin(reconciler.all_sandboxes(), leaving=True)
+    return reconciler.unpin(reconciler.node_state.all_sandboxes(), leaving=True)
 
 
 def forget(config: Config, reconciler: Reconciler) -> bool:
     """Remove what is kept, with the lock held; where not every thread has its mask it stays, to be tried again.
     :returns: whether nothing is left."""
-    if reconciler.originals.masks:
-        reconciler.save()
+    if reconciler.node_state.originals:
+        reconciler.node_state.save()
         logger.error("not all masks restored sandboxes=%d: the original masks are still in %s",
-                     len(reconciler.originals.masks), config.paths.state_file)
+                     len(reconciler.node_state.originals), config.paths.state_file)
         return False
     if config.paths.ledger_file.exists():
         from vmpin.features.allocator.ledger_release import release_ledger

@@ -209,7 +209,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
     history = view.drift(sandbox.id)
     account = view.ledger.sandboxes.get(sandbox.id)
-    newborns = view.newborn_counts(sandbox.id)
+    newborns = view.newborn_counts.get(sandbox.id)
     return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, view.rulings,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},

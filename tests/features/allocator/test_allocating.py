@@ -38,7 +38,7 @@ def on_a_node(root: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Rec
 
 def test_it_is_made_without_an_effect_and_checked_later(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
-    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
     assert (reconciler.view.rulings.written, made.allocator.suspended) == (False, "")
     made.check()
     assert reconciler.view.rulings.written
@@ -50,8 +50,8 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
     reconciler = on_a_node(tmp_path)
     (tmp_path / "kubelet/cpu_manager_state").write_text(json.dumps({"policyName": "static",
                                                                     "defaultCpuSet": str(CPUS)}))
-    reconciler.read_kubelet()
-    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    reconciler.node_state.read_kubelet()
+    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
     assert (made.allocator.suspended, caplog.messages) == ("", [])
     made.check()
     assert made.allocator.suspended.startswith("the kubelet's CPU manager policy is static")
@@ -62,16 +62,16 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
 def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_path: Path) -> None:
     sys = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {CPUS}\ndevices/system/cpu/isolated =\n")
     reconciler = on_a_node(tmp_path, {"paths.sys": str(sys)})
-    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
     (sys / "devices/system/cpu/isolated").write_text(f"{CPUS.first}\n")
-    reconciler.read_node()
+    reconciler.node_state.read_node()
     made.resynced()
     assert made.allocator.machine.isolated == CpuSet((CPUS.first,))
 
 
 def test_containers_that_came_with_a_cpuset_of_another_plugin_are_named(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
-    made = Allocating(reconciler, lambda: None, TIMEOUTS)
+    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
     assert made.data()["foreign"] == []
     made.allocator.synchronize(Listed(frozenset((SandboxId("pod"),)), ()))
     made.allocator.decide(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod"), "main", "shop", "db",

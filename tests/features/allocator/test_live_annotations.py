@@ -175,7 +175,7 @@ class Watched:
 
     def __init__(self, machine: Machine, live: LiveAnnotations | None) -> None:
         self.reconciler, self.view, self.guests = machine.reconciler, machine.reconciler.view, self
-        self.counters = machine.reconciler.counters
+        self.counters = machine.node_state.counters
         self.handed_pods = HandedPods(Timeouts(handed_pause=0.0))
         self.allocating, self.live = self, live
 

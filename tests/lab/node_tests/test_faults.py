@@ -95,7 +95,7 @@ def test_a_vmm_killed_in_the_middle_of_a_pass_is_no_error_and_others_are_placed(
         vmpin.reconcile()
     assert calls >= call
     assert settled(other, ["4", "5"], "4-5")
-    assert set(vmpin.reconcile().inventory.vms) == {SandboxId(other.sandbox)}
+    assert set(vmpin.reconcile().node_state.inventory.vms) == {SandboxId(other.sandbox)}
     assert settled(other, ["4", "5"], "4-5")
     state_is_sound()
 

@@ -51,7 +51,7 @@ class PlacementCache:
         self.kata.write(vm, containers)
         reconciler = self.vmpin.reconcile()
         assert not reconciler.resync(act=False).results, "a second pass has nothing left to do"
-        return reconciler.placements[SandboxId(vm.sandbox)]
+        return reconciler.node_state.placements[SandboxId(vm.sandbox)]
 
 
 def vcpus(vm: NestedVm) -> list[str]:

@@ -54,7 +54,7 @@ def claims(listed: Mapping[Owner, str], complete: bool = True, pool: CpuSet | No
 class Observed:
     """CPUs that no other pod's container may use are their container's own."""
 
-    name, rank = "observed", Rank.OBSERVED
+    name, rank, follows_containers = "observed", Rank.OBSERVED, True
 
     def assignments(self, state: DesiredState) -> Assignments | None:
         cpusets = {container.id: container.cpuset for sandbox in state.sandboxes.values()
@@ -80,7 +80,7 @@ class OnNode:
         self.cache.dirty |= {name for name, pod in state.sandboxes.items() if before.sandboxes.get(name) != pod}
         vms = {name: Vm(name, QEMU, Process(at, ThreadId(at, 1), ThreadRole.EMULATOR, ["qemu", "-smp", "3"]))
                for at, name in enumerate(state.sandboxes, 10)}
-        self.cache.place(state, vms, lambda sandbox: None, self._failed)
+        self.cache.place_changed(state, vms, lambda sandbox: None, self._failed)
         return self.cache.placements
 
     @staticmethod

@@ -100,7 +100,7 @@ def test_what_is_not_clear_is_refused_before_anything_is_looked_at(words: list[s
 
 
 def arguments(machine: Machine) -> list[str]:
-    values = machine.reconciler.config.data()
+    values = machine.node_state.config.data()
     return [word for key, entry in values.items() if entry["from"] == "flag"
             for word in ("--set", f"{key}={entry['value']}")]
 
@@ -109,16 +109,16 @@ def arguments(machine: Machine) -> list[str]:
 def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Machine, which: str) -> None:
     vmm, other = machine.vmm("a"), machine.vmm("b")
     machine.resync()
-    assert machine.reconciler.save()
+    assert machine.node_state.save()
     words = [*arguments(machine), "unpin", sandbox("a") if which == "one" else which]
-    files = {path: path.read_bytes() for path in machine.reconciler.config.paths.run.iterdir() if path.is_file()}
+    files = {path: path.read_bytes() for path in machine.node_state.config.paths.run.iterdir() if path.is_file()}
 
     def run(*more: str) -> list[str]:
         ran = subprocess.run([sys.executable, "-m", "vmpin.cli.main", *words, *more], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.splitlines()
 
-    with Lock(machine.reconciler.config.paths.lock_file) if which != "one" else Lock(machine.path / "another"):
+    with Lock(machine.node_state.config.paths.lock_file) if which != "one" else Lock(machine.path / "another"):
         planned = run("--dry-run")  # a watcher that runs has the lock
     assert (mask(vmm), mask(other)) == (machine.pool, machine.pool)
     assert planned[-1] == "nothing was changed: this was a dry run"
@@ -132,11 +132,11 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
     assert mask(other) == (machine.pool if which == "one" else machine.both)
     removed = {line.removeprefix("remove ") for line in planned if line.startswith("remove ")}
     if which == "--all":
-        assert str(machine.reconciler.config.paths.run) in removed
+        assert str(machine.node_state.config.paths.run) in removed
         assert not any(map(Path.exists, map(Path, removed)))
     else:
         assert removed == set()
         assert run()[0] == "nothing to restore: no mask set by vmpin is on record"
-        view, _ = one_pass.plan_unpin(machine.reconciler.config, None)
+        view, _ = one_pass.plan_unpin(machine.node_state.config, None)
         assert view.sandboxes[sandbox("a")].suspended
         assert view.sandboxes[sandbox("b")].suspended is (which == "--every")

@@ -58,9 +58,9 @@ def test_threads_are_counted_by_what_the_kernel_says_of_them(node: Node) -> None
                        ("trimmed", "emulator"): 1, ("unasked", "iothread"): 1}
     assert node.values("vmpin_sandboxes") == {
         ("pinned",): 0, ("floating",): 0, ("waiting",): 0, ("degraded",): 1, ("unmanaged",): 0, ("off",): 0}
-    astray = next(thread for thread in node.reconciler.inventory.vms[node.id].threads() if thread.vcpu == 1)
+    astray = next(thread for thread in node.node_state.inventory.vms[node.id].threads() if thread.vcpu == 1)
     os.sched_setaffinity(astray.id.tid, node.first)
-    trimmed = next(thread for thread in node.reconciler.inventory.vms[node.id].threads()
+    trimmed = next(thread for thread in node.node_state.inventory.vms[node.id].threads()
                    if thread.role is ThreadRole.EMULATOR)
     os.sched_setaffinity(trimmed.id.tid, node.first | node.second)
     assert node.values("vmpin_threads")["elsewhere", "vcpu"] == 0
@@ -100,8 +100,8 @@ def test_a_mask_smaller_than_what_the_cgroup_has_was_narrowed_by_another_hand(no
 def test_a_thread_on_the_cpus_of_another_container_is_a_collision(node: Node) -> None:
     assert node.values("vmpin_collisions") == {(): 0}
     other = SandboxId("other")
-    node.reconciler.placement_cache.own = ownership({other: CpuClaims(((WEB, node.second),), ())},
-                                                    node.reconciler.node)
+    node.node_state.placement_cache.own = ownership({other: CpuClaims(((WEB, node.second),), ())},
+                                                    node.node_state.node)
     assert node.values("vmpin_collisions") == {(): 1}
     assert node.values("vmpin_cpus")["exclusive",] == 1
 
@@ -112,10 +112,10 @@ def test_each_sandbox_of_a_collision_is_named_when_asked_for(node: Node) -> None
     node.pod("shop")
     assert node.values("vmpin_sandbox_collisions") == {}
     runc, unseen = SandboxId("runc"), SandboxId("uid-1")
-    states = node.reconciler.state.sandboxes
-    node.reconciler.state = DesiredState({**states, runc: SandboxState(runc, pod=Pod("tests", "db"))})
-    node.reconciler.placement_cache.own = ownership(
-        {each: CpuClaims(((WEB, node.second),), ()) for each in (runc, unseen)}, node.reconciler.node)
+    states = node.node_state.state.sandboxes
+    node.node_state.state = DesiredState({**states, runc: SandboxState(runc, pod=Pod("tests", "db"))})
+    node.node_state.placement_cache.own = ownership(
+        {each: CpuClaims(((WEB, node.second),), ()) for each in (runc, unseen)}, node.node_state.node)
     assert node.values("vmpin_collisions") == {(): 2}  # two owners, and the VM's threads on their CPU
     assert node.values("vmpin_sandbox_collisions") == {("tests", "shop", node.id): 1, ("tests", "db", runc): 2}
 
@@ -129,7 +129,7 @@ def test_what_was_counted_by_sandbox_names_the_pod_and_ends_with_it(node: Node) 
     assert [node.values(name) for name in series.values()] == [{}] * 4
     node.fill()
     assert [node.values(name) for name in series.values()] == [{("tests", "shop", node.id): 1}] * 4
-    counters = node.reconciler.counters
+    counters = node.node_state.counters
     counters.dispute(SandboxId("gone"))
     assert len(node.values(series["disputed_annotations_total"])) == 1
     counters.keep_only([node.id])
@@ -141,16 +141,16 @@ def test_a_vm_that_ends_while_it_is_counted_is_off(node: Node) -> None:
     count = Headcount()
     steps = count.take(node.view)
     next(steps)
-    del node.reconciler.inventory.vms[node.id]
+    del node.node_state.inventory.vms[node.id]
     for _ in steps:
         pass
     assert count.verdicts() == {Verdict.OFF: 1}
-    node.reconciler.state = DesiredState()
+    node.node_state.state = DesiredState()
     assert node.values("vmpin_sandboxes")["off",] == 0
 
 
 def test_what_was_counted_is_reported(node: Node) -> None:
-    counters = node.reconciler.counters
+    counters = node.node_state.counters
     counters.pins[ThreadRole.VHOST, Outcome.REFUSED.value] += 3
     counters.placement_latency.observe(0.0004)
     counters.placement_latency.observe(99.0)
@@ -284,7 +284,7 @@ async def _run_until(made: Exporter, path: Path) -> asyncio.Task[None]:
 
 def test_a_socket_is_roots_own_and_goes_with_the_watcher(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     path = node.root / "metrics.sock"
-    node.reconciler.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
+    node.node_state.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
 
     async def main() -> None:
         for _ in range(2):  # what a killed watcher leaves is replaced
@@ -311,7 +311,7 @@ def test_no_file_of_another_owner_is_replaced(node: Node) -> None:
         other.bind(str(busy))
         other.listen()
         for path in (file, busy):
-            node.reconciler.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
+            node.node_state.config = settings.load(None, {}, {"metrics.address": f"unix:{path}"})
             with pytest.raises(ConfigError, match="another program's"):
                 asyncio.run(Exporter(node).run())
         with socket.socket(socket.AF_UNIX) as client:

@@ -39,7 +39,7 @@ class Watched:
 
     def __init__(self, machine: Machine, timeouts: Timeouts = AT_ONCE) -> None:
         self.reconciler = machine.reconciler
-        self.view, self.counters = machine.reconciler.view, machine.reconciler.counters
+        self.view, self.counters = machine.reconciler.view, machine.node_state.counters
         self.guests = self
         self.ahead = 0.0  #: Seconds that pass for the pods' clock alone.
         self.handed_pods = HandedPods(timeouts, lambda: time.monotonic() + self.ahead)
@@ -64,7 +64,7 @@ class Watched:
 @pytest.fixture
 def watched(machine: Machine) -> Watched:
     machine.vmm("a")
-    machine.reconciler.reduce([SandboxSeen(sandbox("a"), "nri", Pod("shop", "web", "u-1"), handler="kata")])
+    machine.node_state.apply_events([SandboxSeen(sandbox("a"), "nri", Pod("shop", "web", "u-1"), handler="kata")])
     machine.resync()
     return Watched(machine)
 

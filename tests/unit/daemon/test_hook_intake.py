@@ -42,14 +42,14 @@ def place(tmp_path: Path) -> Place:
     (tmp_path / "proc").mkdir()
     reconciler = Reconciler(config.load(None, {}, {**paths, "watch.nri": "off", "watch.births": "false",
                                                    "guest.via": "off"}))
-    spool = Spool(reconciler.config.paths.spool)
+    spool = Spool(reconciler.node_state.config.paths.spool)
     spool.prepare()
     return reconciler, spool
 
 
 @pytest.fixture
 def lock(place: Place) -> Iterator[Lock]:
-    with Lock(place[0].config.paths.lock_file) as held:
+    with Lock(place[0].node_state.config.paths.lock_file) as held:
         yield held
 
 
@@ -70,7 +70,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def cpus(reconciler: Reconciler) -> str:
-    return str(reconciler.state.sandboxes[SandboxId("pod")].containers[ContainerId("c1")].container.cpuset)
+    return str(reconciler.node_state.state.sandboxes[SandboxId("pod")].containers[ContainerId("c1")].container.cpuset)
 
 
 @pytest.mark.parametrize("file", ["config.json", ".hook"])
@@ -78,16 +78,17 @@ def test_from_the_spool(place: Place, raw: bytes, short: list[str], file: str) -
     reconciler, spool = place
     name = spool.keep(raw, 1)
     short.append(file)
-    assert take_spool(reconciler, spool, set()) == []
-    assert not reconciler.state.sandboxes
-    assert take_spool(reconciler, spool, set()) == [name]
+    assert take_spool(reconciler.node_state, spool, set()) == []
+    assert not reconciler.node_state.state.sandboxes
+    assert take_spool(reconciler.node_state, spool, set()) == [name]
     assert cpus(reconciler) == "1"
 
 
 def intake(place: Place, lock: Lock, lost: list[str] | None = None) -> HookIntake:
     reconciler, spool = place
-    saving = StateSaving(reconciler, spool, [], lock, lambda: None if lost is None else lost.append("lost"), TIMEOUTS)
-    return HookIntake(reconciler, spool, saving, lambda sandboxes, since: None)
+    saving = StateSaving(reconciler.node_state, spool, [], lock,
+                         lambda: None if lost is None else lost.append("lost"), TIMEOUTS)
+    return HookIntake(reconciler.node_state, spool, saving, lambda sandboxes, since: None)
 
 
 def test_a_message_that_can_be_neither_spooled_nor_processed_is_left_to_the_hook(
@@ -112,7 +113,7 @@ def test_a_message_is_spooled_before_it_is_answered_and_until_the_state_file_has
         assert await hooks.receive(raw, 0) == b"ok\n"
         short.append("config.json")
         await asyncio.sleep(0)
-        assert not reconciler.state.sandboxes
+        assert not reconciler.node_state.state.sandboxes
         hooks.saving.save()
         assert len(os.listdir(spool.path)) == 1
         hooks.take_spool()
@@ -138,14 +139,14 @@ def test_nothing_is_written_without_the_lock(place: Place, raw: bytes, lock: Loc
     hooks = intake(place, lock, lost)
     spool.keep(raw, 1)
     hooks.take_spool()
-    reconciler.config.paths.lock_file.unlink()
+    reconciler.node_state.config.paths.lock_file.unlink()
     hooks.saving.save()
     assert lost == ["lost"]
-    assert not reconciler.config.paths.state_file.exists()
+    assert not reconciler.node_state.config.paths.state_file.exists()
     assert len(os.listdir(spool.path)) == 1
     lock.again()
     hooks.saving.save()
-    assert reconciler.config.paths.state_file.exists()
+    assert reconciler.node_state.config.paths.state_file.exists()
     assert os.listdir(spool.path) == []
 
 
@@ -159,8 +160,8 @@ def test_messages_within_a_moment_are_saved_together(place: Place, raw: bytes, l
             super().save()
 
     async def scenario() -> None:
-        hooks = HookIntake(reconciler, spool, Counted(reconciler, spool, [], lock, lambda: None, Timeouts(save=0.05)),
-                           lambda sandboxes, since: None)
+        saving_counted = Counted(reconciler.node_state, spool, [], lock, lambda: None, Timeouts(save=0.05))
+        hooks = HookIntake(reconciler.node_state, spool, saving_counted, lambda sandboxes, since: None)
         for _ in range(3):
             assert await hooks.receive(raw, 0) == b"ok\n"
         await asyncio.sleep(0)
@@ -177,7 +178,7 @@ def test_messages_within_a_moment_are_saved_together(place: Place, raw: bytes, l
 def test_a_run_directory_that_cannot_be_made_again_ends_no_resync(place: Place, lock: Lock,
                                                                   caplog: pytest.LogCaptureFixture) -> None:
     """Nor the watcher's end, at which masks are given back."""
-    config = place[0].config
+    config = place[0].node_state.config
     renewed: list[bool] = []
     directory = RunDirectory(config, lock, lambda: renewed.append(True))
     directory.open()

@@ -52,27 +52,28 @@ class Drifted:
         self.socket = path / "cri.sock"
         self.reconciler = Reconciler(settings.load(None, {}, {
             **paths, "paths.cri": str(self.socket), "policy.runc_repair": "true", "watch.only": "none"}))
-        self.reconciler.nri_connected(True)
+        self.node_state = self.reconciler.node_state
+        self.node_state.nri_connected(True)
         self.plugin = FakePlugin()
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}
-        take_nri(self.reconciler, [Synced((), (), 0, runtime=7)])
+        take_nri(self.reconciler.node_state, [Synced((), (), 0, runtime=7)])
         self.repair = self.repairing(Timeouts(cri_call=120.0))
 
     def repairing(self, timeouts: Timeouts) -> RuncRepair:
-        return RuncRepair(self.reconciler.view, self.reconciler.counters, self.reconciler.read_cgroups,
+        return RuncRepair(self.reconciler.view, self.node_state.counters, self.node_state.read_cgroups,
                           lambda: cast("NriPlugin", self.plugin), timeouts)
 
     def drift(self, *names: str, sandbox: SandboxId = POD, handler: str = "") -> None:
-        self.reconciler.reduce([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
+        self.node_state.apply_events([SandboxSeen(sandbox, "nri", Pod("ns", "web", "uid"), handler=handler)])
         for name in names:
-            self.reconciler.reduce([
+            self.node_state.apply_events([
                 ContainerSeen(sandbox, Container(ContainerId(name), name, CpuSet.parse("2-3")), Source.NRI, 1),
                 CpusetSeen(sandbox, ContainerId(name), CpuSet([4]), Source.CGROUP, 2)])
             made = NriContainer(ContainerId(name), sandbox, name, 3, CpuSet.parse("2-3"), {}, 0, "")
-            self.reconciler.reports.take(ContainerEvent(Verb.POST_CREATE, None, made, 1))
+            self.node_state.reports.take(ContainerEvent(Verb.POST_CREATE, None, made, 1))
             self.listed[made.id] = made
-            self.reconciler.disagreements.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
+            self.node_state.source_disagreements.lasting[sandbox, ContainerId(name)] = "nri 2-3, cgroup 4"
 
     def look(self, times: int = 1) -> None:
         """As after resyncs; the runtime lists all when it is asked to."""
@@ -86,7 +87,7 @@ class Drifted:
             if self.plugin.lists > lists:
                 event = Synced((), tuple(self.listed.values()), 3, runtime=7)
                 self.repair.take([event])
-                take_nri(self.reconciler, [event])
+                take_nri(self.reconciler.node_state, [event])
                 asyncio.run(looked())
 
     def confirm(self) -> None:
@@ -97,7 +98,7 @@ class Drifted:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        return {outcome: number for outcome, number in self.reconciler.counters.repairs.items() if number}
+        return {outcome: number for outcome, number in self.node_state.counters.repairs.items() if number}
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_what_another_plugin_changed_is_no_drift(node: Drifted, runtime: CriServ
     node.listed[ContainerId("a")] = node.listed[ContainerId("a")]._replace(cpus=CpuSet([4]))
     node.look(3)
     assert (runtime.updates, node.plugin.asked, node.plugin.lists) == ([], [], 1)
-    assert str(node.reconciler.state.sandboxes[POD].containers[ContainerId("a")].reports[Source.NRI].cpuset) == "4"
+    assert str(node.node_state.state.sandboxes[POD].containers[ContainerId("a")].reports[Source.NRI].cpuset) == "4"
 
 
 def test_a_vms_container_is_never_repaired(node: Drifted, runtime: CriServer) -> None:

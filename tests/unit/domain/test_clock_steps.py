@@ -50,16 +50,17 @@ class Node:
         (top / "run").mkdir()
         (top / "bundle").mkdir()
         self.begin()
-        self.spool = Spool(self.reconciler.config.paths.spool)
+        self.spool = Spool(self.node_state.config.paths.spool)
         self.spool.prepare()
 
     def begin(self) -> None:
         """The watcher, new or again."""
         paths = {f"paths.{each}": str(self.top / each) for each in ("run", "kata_go", "kata_rs", "kubelet", "nri")}
         self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none"}))
+        self.node_state = self.reconciler.node_state
 
     def restart(self) -> None:
-        assert self.reconciler.save()
+        assert self.node_state.save()
         self.begin()
 
     def message(self, stage: str, cpus: str = "2", old: bool = False) -> bytes:
@@ -74,7 +75,7 @@ class Node:
         return f"vmpin-hook/1 stage={stage} time={time.time_ns()}{boot}\n".encode() + json.dumps(state).encode()
 
     def hook(self, stage: str, cpus: str = "2", old: bool = False) -> None:
-        assert take_hook(self.reconciler, parse_hook(self.message(stage, cpus, old))) == {POD}
+        assert take_hook(self.reconciler.node_state, parse_hook(self.message(stage, cpus, old))) == {POD}
 
     def keep(self, raw: bytes, when: int) -> None:
         assert self.spool.keep(raw, when)
@@ -82,7 +83,7 @@ class Node:
     def nri(self, cpus: str) -> None:
         """An update, as the runtime reports it now."""
         made = NriContainer(MAIN, POD, "main", 3, CpuSet.parse(cpus), {}, 0, "")
-        take_nri(self.reconciler, [ContainerEvent(Verb.POST_UPDATE, None, made, boottime.now())])
+        take_nri(self.reconciler.node_state, [ContainerEvent(Verb.POST_UPDATE, None, made, boottime.now())])
 
     def kata(self, cpus: str, *stopped: str) -> Path:
         """Kata writes its files."""
@@ -99,13 +100,13 @@ class Node:
 
     def read(self) -> list[Event]:
         reconciler = self.reconciler
-        reconciler.sources.read()
-        found = reconciler.sources.events(reconciler.state, {POD})
-        reconciler.reduce(found)
+        reconciler.node_state.sources.read()
+        found = reconciler.node_state.sources.events(reconciler.node_state.state, {POD})
+        reconciler.node_state.apply_events(found)
         return found
 
     def container(self) -> Container:
-        return self.reconciler.state.sandboxes[POD].containers[MAIN].container
+        return self.node_state.state.sandboxes[POD].containers[MAIN].container
 
     def cpus(self) -> str:
         return str(self.container().cpuset)
@@ -162,7 +163,7 @@ def test_what_lay_in_the_spool_over_a_step_is_older_than_what_was_reported_since
     node.hook("poststop")
     node.hook("createRuntime", "3")  # the same container, started again (podman)
     node.keep(created, when)
-    take_spool(node.reconciler, node.spool, set())
+    take_spool(node.reconciler.node_state, node.spool, set())
     assert (node.cpus(), node.lives()) == ("3", True)
 
 
@@ -171,7 +172,7 @@ def test_what_was_spooled_before_and_after_a_step_is_taken_in_order(node: Node, 
     node.keep(node.message("createRuntime", "2"), boottime.now())
     clock.step(step)
     node.keep(node.message("poststop"), boottime.now())
-    take_spool(node.reconciler, node.spool, set())
+    take_spool(node.reconciler.node_state, node.spool, set())
     assert not node.lives()
 
 
@@ -184,7 +185,7 @@ def test_an_end_that_an_older_hook_spooled_over_a_step_is_not_lost(node: Node, c
         path.unlink() if path.is_file() else path.rmdir()
     clock.step(step)
     node.keep(stopped, boottime.now())
-    take_spool(node.reconciler, node.spool, set())
+    take_spool(node.reconciler.node_state, node.spool, set())
     node.read()
     assert not node.lives()
 
@@ -236,9 +237,9 @@ def test_reports_with_the_time_of_a_wrong_clock_are_not_ahead_of_later_ones(node
     """A message that a hook sent with a clock that was a year ahead, by an older hook."""
     state = node.message("createRuntime", "2", old=True).partition(b"\n")[2]
     raw = b"vmpin-hook/1 stage=createRuntime time=%d\n" % (2 * time.time_ns()) + state
-    assert take_hook(node.reconciler, parse_hook(raw))
-    node.reconciler.reduce([SandboxSeen(POD, "nri"), ContainerSeen(
+    assert take_hook(node.reconciler.node_state, parse_hook(raw))
+    node.node_state.apply_events([SandboxSeen(POD, "nri"), ContainerSeen(
         POD, Container(MAIN, "main", CpuSet([3])), Source.NRI, boottime.now())])
     assert node.cpus() == "3"
-    node.reconciler.reduce([ContainerStopped(POD, MAIN, boottime.now())])
+    node.node_state.apply_events([ContainerStopped(POD, MAIN, boottime.now())])
     assert not node.lives()

@@ -37,8 +37,8 @@ def test_a_daemon_that_sets_masks_is_named(node: Spinners, tmp_path: Path) -> No
             assert node.repair(vm) == 1
         finally:
             rival.kill()
-    assert node.reconciler.counters.drift == {"numad": 1}
-    assert node.reconciler.drift_evidence.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
+    assert node.node_state.counters.drift == {"numad": 1}
+    assert node.node_state.drift_evidence.histories[vm.sandbox].why == f"numad (pid {rival.pid}) runs"
 
 
 class OutOfDescriptors(Procfs):
@@ -49,9 +49,9 @@ class OutOfDescriptors(Procfs):
 def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
-    node.reconciler.drift_evidence.proc = OutOfDescriptors()
+    node.node_state.drift_evidence.proc = OutOfDescriptors()
     assert contend(node, vm, 1) == 1
-    assert node.reconciler.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"other": 1}
 
 
 def test_each_threads_cause_is_its_own(node: Spinners) -> None:
@@ -59,10 +59,10 @@ def test_each_threads_cause_is_its_own(node: Spinners) -> None:
     here, there = node.here, node.there
     changes = {MaskRepair(ThreadRole.VCPU, here, here, there, here): 3,
                MaskRepair(ThreadRole.IOTHREAD, here, here, there, here): 1}
-    found = node.reconciler.drift_evidence.explain(vm, changes, kata_pins=True)
+    found = node.node_state.drift_evidence.explain(vm, changes, kata_pins=True)
     assert [each.cause for each in found] == [Cause.KATA, Cause.OTHER]
-    assert node.reconciler.counters.drift == {"kata": 3, "other": 1}
-    assert node.reconciler.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
+    assert node.node_state.counters.drift == {"kata": 3, "other": 1}
+    assert node.node_state.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
 
 
 def in_cgroups(root: Path, vm: Vm, **cpus: CpuSet) -> Cgroups:
@@ -80,7 +80,7 @@ def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(n
     both = node.here | node.there
     node.place(vm.sandbox, both)
     assert (node.repair(vm), node.repair(vm)) == (1, 0)
-    evidence = node.reconciler.drift_evidence
+    evidence = node.node_state.drift_evidence
     evidence.cgroups = in_cgroups(tmp_path, vm, a=both)
     for remembers in (True, False):
         evidence.remembers = remembers
@@ -88,15 +88,15 @@ def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(n
         node.move(vm, node.here)
         (seen,) = threads_of(node.reconciler.view, vm, {})
         assert (seen.ok, seen.less) == (False, False)
-        node.reconciler.pinner.recheck(vm.sandbox)
+        node.node_state.pinner.recheck(vm.sandbox)
         assert node.repair(vm) == 1
         assert mask(vm) == both
-    assert node.reconciler.counters.drift == {"other": 2}
+    assert node.node_state.counters.drift == {"other": 2}
 
 
 def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
     vm = node.vm()
-    evidence = node.reconciler.drift_evidence
+    evidence = node.node_state.drift_evidence
     everywhere = node.here | node.there
     change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, everywhere, node.here): 1}
     evidence.remembers = False
@@ -109,7 +109,7 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
 
 def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
     vm = node.vm()
-    evidence, tree = node.reconciler.drift_evidence, tmp_path / "tree"
+    evidence, tree = node.node_state.drift_evidence, tmp_path / "tree"
     evidence.cgroups = in_cgroups(tmp_path, vm, a=node.here, b=node.here | node.there)
     evidence.remembers = False
     change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
@@ -124,7 +124,7 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
 def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tmp_path: Path) -> None:
     sys = make_tree(tmp_path / "sys", "devices/system/cpu/cpu0/topology/core_id = 0\n"
                     "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/ =\n")
-    evidence = node.reconciler.drift_evidence
+    evidence = node.node_state.drift_evidence
     evidence.sysfs = Sysfs(sys)
     cpus = CpuSet(range(4))
     evidence.forget_evidence(cpus, [])

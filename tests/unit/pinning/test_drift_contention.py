@@ -26,13 +26,13 @@ def test_contention_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert record.levelno == logging.ERROR
     assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
     assert "left alone for 300 s" in record.message
-    (note,) = node.reconciler.pinner.refusals(vm.sandbox)
+    (note,) = node.node_state.pinner.refusals(vm.sandbox)
     assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
                     "such masks here) and is left alone (drift.on_fight=rest)")
-    assert node.reconciler.pinner.drift_tracker.contended == 1
-    assert node.reconciler.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
+    assert node.node_state.pinner.drift_tracker.contended == 1
+    assert node.node_state.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
     assert contend(node, other, 1) == 1  # no other program moves that one
-    assert node.reconciler.pinner.refusals(other.sandbox) == []
+    assert node.node_state.pinner.refusals(other.sandbox) == []
 
 
 def test_no_contention_begins_before_the_reports_that_wait_are_read(
@@ -40,14 +40,14 @@ def test_no_contention_begins_before_the_reports_that_wait_are_read(
     """What moved the thread once more may have been the runtime."""
     vm = node.vm()
     waiting = set[SandboxId]()
-    node.reconciler.judge_drift_after(lambda: waiting)
+    node.node_state.judge_drift_after(lambda: waiting)
     assert node.repair(vm) == 0
     assert contend(node, vm, 3) == 3
     waiting.add(vm.sandbox)
     node.move(vm, node.there)
     assert node.repair(vm) == 0
     assert log(caplog, "contention") == []
-    assert node.reconciler.pinner.drift_tracker.contended == 0
+    assert node.node_state.pinner.drift_tracker.contended == 0
     waiting.clear()
     assert node.repair(vm) == 0
     assert len(log(caplog, "contention")) == 1, "the reports explained nothing"
@@ -61,14 +61,14 @@ def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> N
     node.place(vm.sandbox, both)
     assert node.repair(vm) == 1
     assert mask(vm) == both
-    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+    assert node.node_state.pinner.refusals(vm.sandbox) == []
 
 
 def test_after_its_rest_a_thread_is_tried_again_and_contention_goes_on_quietly(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     now = 1000.0
     vm = node.vm()
-    drifts = node.reconciler.pinner.drift_tracker
+    drifts = node.node_state.pinner.drift_tracker
     drifts.now = lambda: now
     drifts.contention.rules = ContentionRules(rest=1.0)
     assert node.repair(vm) == 0
@@ -89,25 +89,25 @@ def test_after_its_rest_a_thread_is_tried_again_and_contention_goes_on_quietly(
 
 def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.LEAVE)
+    node.node_state.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.LEAVE)
     assert node.repair(vm) == 0
     assert contend(node, vm, 5) == 3
-    node.reconciler.pinner.retry_now()
+    node.node_state.pinner.retry_now()
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
-    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+    assert node.node_state.pinner.refusals(vm.sandbox) == []
 
 
 def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
-    node.reconciler.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.PERSIST)
+    node.node_state.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.PERSIST)
     assert node.repair(vm) == 0
     assert contend(node, vm, 12) == 12
     assert mask(vm) == node.here
     first, *later = [record.levelno for record in log(caplog, "contention")]
     assert first == logging.ERROR
     assert set(later) == {logging.INFO}
-    pinner = node.reconciler.pinner
+    pinner = node.node_state.pinner
     assert pinner.refusals(vm.sandbox) == [
         "1 thread is moved by another program again and again (the last time: nothing known of sets such masks "
         "here) "
@@ -121,6 +121,6 @@ def test_a_thread_that_ended_in_contention_is_forgotten(node: Spinners) -> None:
     assert node.repair(vm) == 0
     assert contend(node, vm, 5) == 3
     node.end(vm)
-    node.reconciler.pinner.keep_only([])
-    assert not node.reconciler.pinner.drift_tracker.contention
-    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+    node.node_state.pinner.keep_only([])
+    assert not node.node_state.pinner.drift_tracker.contention
+    assert node.node_state.pinner.refusals(vm.sandbox) == []

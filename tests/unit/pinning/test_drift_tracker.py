@@ -30,11 +30,11 @@ def test_a_thread_that_another_hand_moved_is_put_back_counted_and_explained(
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
     assert node.repair(vm) == 0
-    assert node.reconciler.counters.drift == node.reconciler.ledger.drift == {"other": 1}
+    assert node.node_state.counters.drift == node.node_state.ledger.drift == {"other": 1}
     (record,) = log(caplog, "repaired")
     assert record.levelno == logging.INFO
     assert f"sandbox={vm.sandbox} threads=1 cause=other: nothing known of sets such masks here" in record.message
-    history = node.reconciler.drift_evidence.histories[vm.sandbox]
+    history = node.node_state.drift_evidence.histories[vm.sandbox]
     assert (history.repairs, history.why) == ({"other": 1}, "nothing known of sets such masks here")
     assert abs(history.last - time.time()) < 60
 
@@ -43,7 +43,7 @@ def test_the_log_has_the_masks_that_were_set(node: Spinners, caplog: pytest.LogC
     """And not the sandbox's, which no thread of it may have."""
     vm = node.vm()
     node.place(vm.sandbox, node.there)
-    placements = node.reconciler.placements
+    placements = node.node_state.placement_cache.placements
     placements[vm.sandbox] = placements[vm.sandbox]._replace(mask=node.here | node.there)
     assert node.repair(vm) == 1
     (record,) = log(caplog, "pinned")
@@ -62,7 +62,7 @@ def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptu
     node.move(vm, node.here | node.there)  # and moved as well: there is a new place to go to all the same
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
-    assert node.reconciler.counters.drift == {}
+    assert node.node_state.counters.drift == {}
     assert log(caplog, "repaired") == []
 
 
@@ -73,25 +73,26 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     assert node.repair(vm) == 0
     absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
     node.place(vm.sandbox, absent)
-    wanted = node.reconciler.placements[vm.sandbox]
-    node.reconciler.placements[vm.sandbox] = waiting = wanted._replace(waiting="waits for the kubelet to rewrite it")
-    pinner = node.reconciler.pinner
+    wanted = node.node_state.placements[vm.sandbox]
+    waiting = wanted._replace(waiting="waits for the kubelet to rewrite it")
+    node.node_state.placement_cache.placements[vm.sandbox] = waiting
+    pinner = node.node_state.pinner
     for _ in range(5):
-        (result,) = pinner.carry_out(pinner.operations(vm, waiting), node.reconciler.placements)
+        (result,) = pinner.set_masks(pinner.operations(vm, waiting), node.node_state.placements)
         assert (result.outcome, result.got) == (Outcome.WAITING, node.here)
     node.move(vm, node.here | node.there)  # the cgroup is rewritten, and widens it
-    (result,) = pinner.carry_out(pinner.operations(vm, waiting), node.reconciler.placements)
+    (result,) = pinner.set_masks(pinner.operations(vm, waiting), node.node_state.placements)
     assert result.outcome is Outcome.WAITING
-    newborn = pinner.carry_out_ahead(SetAffinity(vm.sandbox, next(iter(vm.threads())), absent, node.here))
+    newborn = pinner.set_mask_ahead(SetAffinity(vm.sandbox, next(iter(vm.threads())), absent, node.here))
     assert newborn.outcome is Outcome.WAITING, "nor is a new thread's a refusal"
     assert pinner.refusals(vm.sandbox) == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
     assert len(log(caplog, f"waits for the kubelet to rewrite it sandbox={vm.sandbox}")) == 1
-    assert node.reconciler.counters.drift == {}
+    assert node.node_state.counters.drift == {}
     node.place(vm.sandbox, node.there)
     assert node.repair(vm) == 1
     assert mask(vm) == node.there
-    assert node.reconciler.counters.drift == {}
+    assert node.node_state.counters.drift == {}
     # As soon as nothing is waited for, a refusal is an error again.
     node.place(vm.sandbox, absent)
     assert node.repair(vm) == 1
@@ -104,7 +105,7 @@ def test_a_place_decided_again_hides_no_drift(node: Spinners) -> None:
     node.move(vm, node.there)
     node.place(vm.sandbox, node.here)  # another object, and the same place
     assert node.repair(vm) == 1
-    assert node.reconciler.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"other": 1}
 
 
 def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Spinners) -> None:
@@ -112,28 +113,29 @@ def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Sp
     vm = node.vm()
     assert node.repair(vm) == 0
     waiting = {SandboxId("another"), vm.sandbox}
-    node.reconciler.judge_drift_after(lambda: waiting)
+    node.node_state.judge_drift_after(lambda: waiting)
     node.move(vm, node.there)
     assert (node.repair(vm), mask(vm)) == (0, node.there)
     waiting.remove(vm.sandbox)
-    placed = node.reconciler.placements[vm.sandbox]
-    node.reconciler.placements[vm.sandbox] = placed._replace(pending=True)  # read: a container is being created
+    placed = node.node_state.placements[vm.sandbox]
+    # Read: a container is being created.
+    node.node_state.placement_cache.placements[vm.sandbox] = placed._replace(pending=True)
     assert (node.repair(vm), mask(vm)) == (1, node.here)
-    assert node.reconciler.counters.drift == {}
-    node.reconciler.placements[vm.sandbox] = placed
+    assert node.node_state.counters.drift == {}
+    node.node_state.placement_cache.placements[vm.sandbox] = placed
     assert node.repair(vm) == 0
     node.move(vm, node.there)
     waiting.add(vm.sandbox)
     assert node.repair(vm) == 0
     waiting.remove(vm.sandbox)  # read, and it explains nothing
     assert node.repair(vm) == 1
-    assert node.reconciler.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"other": 1}
 
 
 def test_a_report_that_waits_delays_no_new_place(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
-    node.reconciler.judge_drift_after(lambda: {vm.sandbox})
+    node.node_state.judge_drift_after(lambda: {vm.sandbox})
     node.place(vm.sandbox, node.there)
     assert (node.repair(vm), mask(vm)) == (1, node.there)
 
@@ -142,27 +144,27 @@ def test_drift_that_a_plan_found_is_counted_when_it_is_repaired(node: Spinners) 
     vm = node.vm()
     assert node.repair(vm) == 0
     node.move(vm, node.there)
-    pinner, placement = node.reconciler.pinner, node.reconciler.placements[vm.sandbox]
+    pinner, placement = node.node_state.pinner, node.node_state.placements[vm.sandbox]
     for _ in range(3):
         assert len(pinner.operations(vm, placement)) == 1
         pinner.recheck(vm.sandbox)
-    assert node.reconciler.counters.drift == {}
+    assert node.node_state.counters.drift == {}
     assert node.repair(vm) == 1
-    assert node.reconciler.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"other": 1}
 
 
 def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
     node.move(vm, node.there)
-    pinner, placement = node.reconciler.pinner, node.reconciler.placements[vm.sandbox]
+    pinner, placement = node.node_state.pinner, node.node_state.placements[vm.sandbox]
     assert len(pinner.operations(vm, placement)) == 1
     pinner.recheck(vm.sandbox)
     node.move(vm, node.here)
     assert node.repair(vm) == 0
     node.place(vm.sandbox, node.there)
     assert node.repair(vm) == 1
-    assert node.reconciler.counters.drift == {}
+    assert node.node_state.counters.drift == {}
 
 
 def test_the_strayed_threads_last_cpu_is_reported(node: Spinners) -> None:
@@ -173,7 +175,7 @@ def test_the_strayed_threads_last_cpu_is_reported(node: Spinners) -> None:
 
     vm = node.vm()
     assert node.repair(vm) == 0
-    node.reconciler.pinner.drift_tracker.strayed = strayed
+    node.node_state.pinner.drift_tracker.strayed = strayed
     node.move(vm, node.there)  # one that runs goes there at once
     assert node.repair(vm) == 1
     assert seen == [(vm.vmm.pid, node.there.first, node.here)]
@@ -187,15 +189,15 @@ def test_a_mask_that_is_refused_is_counted_once(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
     nowhere = CpuSet((8191,))
-    pinner = node.reconciler.pinner
+    pinner = node.node_state.pinner
     pinner.of(vm.sandbox).expected = {vm.vmm.pid: nowhere.frozen()}  # as if it had been there, and went off
     node.place(vm.sandbox, nowhere)
-    placement: Placement = node.reconciler.placements[vm.sandbox]
+    placement: Placement = node.node_state.placements[vm.sandbox]
     # No public way in: the tracker takes a placement from a pass that has set its masks, which no kernel does here.
     pinner.drift_tracker._of[vm.sandbox].placement = placement
     for _ in range(3):
         node.repair(vm)
-    assert node.reconciler.counters.drift == {"cpuset": 1}
+    assert node.node_state.counters.drift == {"cpuset": 1}
 
 
 def test_a_refusal_is_over_when_another_placement_wants_the_mask_that_the_thread_has(node: Spinners) -> None:
@@ -203,7 +205,7 @@ def test_a_refusal_is_over_when_another_placement_wants_the_mask_that_the_thread
     vm = node.vm()
     node.place(vm.sandbox, CpuSet((8191,)))
     node.repair(vm)
-    pinner = node.reconciler.pinner
+    pinner = node.node_state.pinner
     (refusal,) = pinner.refusals(vm.sandbox)
     assert "8191" in refusal
     node.repair(vm)
@@ -217,9 +219,9 @@ def test_a_refusal_is_over_when_the_vm_is_left_alone(node: Spinners) -> None:
     vm = node.vm()
     node.place(vm.sandbox, CpuSet((8191,)))
     node.repair(vm)
-    assert node.reconciler.pinner.refusals(vm.sandbox)
-    node.reconciler.pinner.leave_alone(vm.sandbox)
-    assert node.reconciler.pinner.refusals(vm.sandbox) == []
+    assert node.node_state.pinner.refusals(vm.sandbox)
+    node.node_state.pinner.leave_alone(vm.sandbox)
+    assert node.node_state.pinner.refusals(vm.sandbox) == []
 
 
 def test_whom_another_hand_moves_before_the_mask_is_read_back_is_put_back_by_the_next_pass(

@@ -20,13 +20,13 @@ pytest_plugins = ["given_unit"]
 
 def again(machine: Machine, used: bool = True) -> Reconciler:
     """A vmpin that starts on the same node after a kill."""
-    had = machine.reconciler.config
+    had = machine.node_state.config
     flags = {key: str(had.values[key]) for key, origin in had.origin.items() if origin == "flag"}
     return Reconciler(settings.load(None, {}, flags), used=used)
 
 
 def counts(reconciler: Reconciler) -> dict[str, int]:
-    found = unpinned(reconciler.unpin(reconciler.all_sandboxes()), reconciler.originals.masks)
+    found = unpinned(reconciler.unpin(reconciler.view.all_sandboxes()), reconciler.node_state.original_masks.masks)
     assert found["kept"] == []
     assert isinstance(found["counts"], dict)
     return {key: number for key, number in found["counts"].items() if number}
@@ -56,8 +56,8 @@ def test_without_the_state_file_the_second_file_has_the_masks(machine: Machine, 
     os.sched_setaffinity(vmm.pid, machine.other.frozen())  # another program's, from before vmpin
     machine.resync()
     assert mask(vmm) == machine.pool
-    machine.reconciler.save()
-    damage(machine.reconciler.config.paths.state_file, how)
+    machine.node_state.save()
+    damage(machine.node_state.config.paths.state_file, how)
     second = again(machine)
     second.resync(full=True)
     assert mask(vmm) == machine.pool
@@ -70,8 +70,8 @@ def test_the_second_file_is_not_needed_beside_the_state_file(machine: Machine, h
     vmm = machine.vmm("a")
     os.sched_setaffinity(vmm.pid, machine.other.frozen())
     machine.resync()
-    machine.reconciler.save()
-    damage(machine.reconciler.config.paths.originals_file, how)
+    machine.node_state.save()
+    damage(machine.node_state.config.paths.originals_file, how)
     second = again(machine)
     second.resync(full=True)
     assert counts(second) == {"restored": 1}
@@ -82,22 +82,22 @@ def test_the_second_file_is_not_needed_beside_the_state_file(machine: Machine, h
 def test_without_both_the_original_masks_are_not_known_and_all_cpus_are_given(machine: Machine, crowd: Path,
                                                                              how: str) -> None:
     vmm = machine.running(crowd)
-    machine.reconciler.save()
-    for path in (machine.reconciler.config.paths.state_file, machine.reconciler.config.paths.originals_file):
+    machine.node_state.save()
+    for path in (machine.node_state.config.paths.state_file, machine.node_state.config.paths.originals_file):
         damage(path, how)
     second = again(machine)
     second.resync(full=True)
-    second.save()
+    second.node_state.save()
     threads = [int(name) for name in os.listdir(f"/proc/{vmm.pid}/task")]
     everywhere = Sysfs().online()
-    planned = second.restoring(second.all_sandboxes())
+    planned = second.restoring(second.node_state.all_sandboxes())
     assert len(planned) == len(threads)
     assert all(isinstance(operation, FreeThread) for operation in planned)
     third = again(machine)  # the state that was saved since names them as not known, too
     third.resync(full=True)
     assert counts(third) == {"unknown": len(threads)}
     assert {mask(tid) for tid in threads} == {everywhere}
-    assert third.restoring(third.all_sandboxes()) == []
+    assert third.restoring(third.node_state.all_sandboxes()) == []
 
 
 def test_a_thread_that_was_free_already_is_counted_so(machine: Machine) -> None:
@@ -115,8 +115,8 @@ def test_what_starts_after_the_loss_has_its_own_mask(machine: Machine) -> None:
     while True:  # a process of the very tick in which vmpin started counts as older
         vmm = machine.vmm("a")
         second.resync(full=True)
-        if second.originals.masks[sandbox("a")].processes and all(
-                masks.main for masks in second.originals.masks[sandbox("a")].processes.values()):
+        if second.node_state.original_masks.masks[sandbox("a")].processes and all(
+                masks.main for masks in second.node_state.original_masks.masks[sandbox("a")].processes.values()):
             break
         vmm.kill()
         vmm.wait()
@@ -139,14 +139,14 @@ def test_a_vmpin_that_comes_first_takes_other_masks_for_the_original_ones(machin
 def test_masks_of_another_boot_are_no_loss(machine: Machine) -> None:
     vmm = machine.vmm("a")
     os.sched_setaffinity(vmm.pid, machine.other.frozen())
-    paths = machine.reconciler.config.paths
+    paths = machine.node_state.config.paths
     machine.reconciler.resync(full=True)
-    machine.reconciler.save()
+    machine.node_state.save()
     os.sched_setaffinity(vmm.pid, machine.other.frozen())
     second = again(machine)
     for store in (second, machine.reconciler):
-        store._store._boot_id = "another"
-    second._store.save(second._store.load(set_aside=False))
+        store.node_state._store._boot_id = "another"
+    second.node_state._store.save(second.node_state._store.load(set_aside=False))
     assert paths.originals_file.exists()
     third = again(machine)
     third.resync(full=True)

@@ -382,19 +382,19 @@ def test_a_report_in_the_state_file_that_is_older_than_the_checkpoint_gives_noth
                                       "entries": {"other": {"db": str(second)}}}))
     reconciler = Reconciler(settings)
     reconciler.reconcile([], act=False)
-    own = reconciler.placement_cache.own
+    own = reconciler.node_state.placement_cache.own
     assert (own.claims[shared.id].exclusive, own.claims[grown.id].exclusive) == ((), ())
     assert own.owner_names(second.first) == "db of other"
-    reconciler.save()
+    reconciler.node_state.save()
     # Away once more: now one of them is listed with CPUs that are not those of the report, and then the file is gone.
     checkpoint.write_text(json.dumps({"policyName": "static", "defaultCpuSet": "", "checksum": 0,
                                       "entries": {"grown": {"grown": str(first)}}}))
     again = Reconciler(settings)
     again.reconcile([], act=False)
-    assert again.placement_cache.own.claims[grown.id].exclusive == ((ContainerId("grown"), first),)
-    again.save()
+    assert again.node_state.placement_cache.own.claims[grown.id].exclusive == ((ContainerId("grown"), first),)
+    again.node_state.save()
     checkpoint.unlink()
     third = Reconciler(settings)
     third.reconcile([], act=False)
-    assert third.checkpoint.stale
-    assert third.placement_cache.own.claims == again.placement_cache.own.claims
+    assert third.node_state.checkpoint.stale
+    assert third.node_state.placement_cache.own.claims == again.node_state.placement_cache.own.claims

@@ -75,7 +75,7 @@ class Received:
     @property
     def overruns(self) -> int:
         """In a storm of others the kernel may drop events."""
-        return self.reconciler.counters.overruns
+        return self.reconciler.node_state.counters.overruns
 
 
 class Scripted(ProcConnector):
@@ -153,7 +153,7 @@ def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: Receive
     asyncio.run(scenario())
     data = received.feed.data()
     assert data["state"] == "no longer reported"
-    assert received.reconciler.counters.proc_events["exec"] >= 1
+    assert received.reconciler.node_state.counters.proc_events["exec"] >= 1
     assert not received.feed.source_health().up
 
 
@@ -166,7 +166,7 @@ def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(received:
             assert connect.made is not None
             storm = sh("while :; do /bin/true; done")
             try:
-                events = received.reconciler.counters.proc_events
+                events = received.reconciler.node_state.counters.proc_events
                 before, reads, begin = events["exec"], connect.made.reads, time.monotonic()
                 await asyncio.sleep(1)
                 # On a busy machine the storm itself is slow.
@@ -221,13 +221,13 @@ def test_a_storm_of_names_in_a_process_that_is_not_followed_is_never_received(re
         async with running(received):
             with vmm("a"):
                 await until(lambda: received.follow_ups)
-                comms = received.reconciler.counters.proc_events["comm"]
+                comms = received.reconciler.node_state.counters.proc_events["comm"]
                 storm = await asyncio.create_subprocess_exec("/bin/sh", "-c", RENAMES)
                 assert await storm.wait() == 0
                 with vmm("b"):
                     await until(lambda: any(f"{PREFIX}b" in each.started for each in received.follow_ups))
                 # What others of the machine name meanwhile may come until the first process is followed.
-                assert received.reconciler.counters.proc_events["comm"] - comms < 1000
+                assert received.reconciler.node_state.counters.proc_events["comm"] - comms < 1000
 
     asyncio.run(scenario())
 
@@ -319,7 +319,7 @@ class Short(Procfs):
 
 
 def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(received: Received) -> None:
-    received.reconciler.proc = proc = Short()
+    received.reconciler.node_state.proc = proc = Short()
     received.make(connect=Scripter(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, os.getpid(), os.getpid())))
 
     async def scenario() -> None:
@@ -377,7 +377,7 @@ def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
     received.make(Timeouts(connector_retry=0.01), connect=connect)
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
-    real, received.reconciler.proc = received.reconciler.proc, Procfs(tmp_path / "proc")
+    real, received.reconciler.node_state.proc = received.reconciler.node_state.proc, Procfs(tmp_path / "proc")
 
     async def scenario() -> None:
         task = asyncio.create_task(received.feed.run())
@@ -387,7 +387,7 @@ def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
         (line,) = caplog.messages
         assert line == ("proc connector unavailable (it takes the machine's own pid namespace): new threads are placed"
                         " at the next resync")
-        received.reconciler.proc = real
+        received.reconciler.node_state.proc = real
         await until(lambda: received.feed.source_health().up)
         assert received.lost >= lost + 1  # what was born meanwhile is looked for
         task.cancel()

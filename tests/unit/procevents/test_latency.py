@@ -33,7 +33,7 @@ def vcpu(node: Spinners, wanted: CpuSet) -> Vm:
     thread = vm.vmm.threads[vm.vmm.pid]
     vm.vmm.threads = {vm.vmm.pid: thread._replace(role=ThreadRole.VCPU, vcpu=VcpuId(0))}
     vm.found_by = "names"
-    node.reconciler.placements[vm.sandbox] = Placement(
+    node.node_state.placement_cache.placements[vm.sandbox] = Placement(
         vm.sandbox, wanted, Verdict.FLOATING, (), (VcpuPlacement(VcpuId(0), wanted),), {}, {})
     return vm
 
@@ -44,40 +44,40 @@ def newborn(vm: Vm, born: int, at: int, mask: CpuSet) -> Newborn:
 
 def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_life(node: Spinners) -> None:
     both = node.here | node.there
-    vm, book = vcpu(node, both), LatencyBook(node.reconciler)
+    vm, book = vcpu(node, both), LatencyBook(node.node_state)
     born = time.monotonic_ns() - MINUTE
     book.record(newborn(vm, born, born + 10**6, node.here), provisional=True)
     book.after_pass((), True)
-    account = node.reconciler.newborn_counts[vm.sandbox]
+    account = node.node_state.newborn_counts[vm.sandbox]
     assert (account.placed, account.placed_max) == (1, 0.001)  # when it got what it has
     os.sched_setaffinity(vm.vmm.pid, both.frozen())
     book.after_pass((), True)
     assert (account.placed, account.placed_max) == (1, 0.001)
-    assert node.reconciler.counters.placement_latency.sum == 0.001
+    assert node.node_state.counters.placement_latency.sum == 0.001
 
 
 def test_one_that_has_just_come_is_waited_for(node: Spinners) -> None:
-    vm, book = vcpu(node, node.there), LatencyBook(node.reconciler, named=600.0)
+    vm, book = vcpu(node, node.there), LatencyBook(node.node_state, named=600.0)
     now = time.monotonic_ns()
     book.record(newborn(vm, now, now, node.here), provisional=True)
     book.after_pass((), True)
-    assert node.reconciler.newborn_counts[vm.sandbox].placed == 0
+    assert node.node_state.newborn_counts[vm.sandbox].placed == 0
     os.sched_setaffinity(vm.vmm.pid, node.there.frozen())
     book.after_pass((), True)
-    assert node.reconciler.newborn_counts[vm.sandbox].placed == 1
-    assert node.reconciler.newborn_counts[vm.sandbox].placed_max > 0
+    assert node.node_state.newborn_counts[vm.sandbox].placed == 1
+    assert node.node_state.newborn_counts[vm.sandbox].placed_max > 0
 
 
 def test_a_fork_event_after_a_pass_has_counted_the_thread_counts_no_more(node: Spinners) -> None:
-    book = LatencyBook(node.reconciler)
+    book = LatencyBook(node.node_state)
     time.sleep(0.03)  # the kernel gives births in ticks of 10 ms
     vm = node.vm()
     born = time.monotonic_ns()
     node.move(vm, node.there)
-    operations = node.reconciler.pinner.operations(vm, node.reconciler.placements[vm.sandbox])
-    book.after_pass(node.reconciler.pinner.carry_out(operations, node.reconciler.placements), True)
-    assert node.reconciler.newborn_counts[vm.sandbox].outside == 1
-    account = node.reconciler.newborn_counts[vm.sandbox]
+    operations = node.node_state.pinner.operations(vm, node.node_state.placements[vm.sandbox])
+    book.after_pass(node.node_state.pinner.set_masks(operations, node.node_state.placements), True)
+    assert node.node_state.newborn_counts[vm.sandbox].outside == 1
+    account = node.node_state.newborn_counts[vm.sandbox]
     assert (account.reported, account.outside, account.born_inside) == (0, 1, 0)
     late = newborn(vm, born, time.monotonic_ns(), node.there)
     for _ in range(2):

@@ -32,7 +32,7 @@ def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine
     vmm = machine.vmm("a")
     machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
     assert mask(vmm) == machine.pool
-    assert not machine.reconciler.config.paths.state_file.exists()
+    assert not machine.node_state.config.paths.state_file.exists()
     second = machine.fresh()
     second.resync(full=True)
     assert mask(vmm) == machine.pool
@@ -44,11 +44,11 @@ def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine
 def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> None:
     vmm = machine.vmm("a")
     machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
-    assert machine.reconciler.config.paths.notes_file.exists()
-    assert machine.reconciler.unsaved
-    assert machine.reconciler.save()
-    assert not machine.reconciler.config.paths.notes_file.exists()
-    assert machine.fresh().originals.masks[sandbox("a")].processes.keys() == {ThreadId(vmm.pid, start_time(vmm.pid))}
+    assert machine.node_state.config.paths.notes_file.exists()
+    assert machine.node_state.unsaved
+    assert machine.node_state.save()
+    assert not machine.node_state.config.paths.notes_file.exists()
+    assert machine.fresh().view.originals[sandbox("a")].processes.keys() == {ThreadId(vmm.pid, start_time(vmm.pid))}
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -80,10 +80,10 @@ def test_a_helper_without_a_vm_gets_back_what_it_had(machine: Machine) -> None:
     machine.executed(helper)
     machine.resync()
     assert mask(helper) == machine.pool
-    assert machine.reconciler.all_sandboxes() == [sandbox("a")]
-    machine.reconciler.unpin(machine.reconciler.all_sandboxes())
+    assert machine.reconciler.view.all_sandboxes() == [sandbox("a")]
+    machine.reconciler.unpin(machine.reconciler.view.all_sandboxes())
     assert mask(helper) == machine.both
-    assert machine.reconciler.all_sandboxes() == []
+    assert machine.reconciler.view.all_sandboxes() == []
 
 
 @pytest.mark.parametrize("name", ["virtiofsd", "shim"])
@@ -93,7 +93,7 @@ def test_a_helper_that_has_ended_is_forgotten(machine: Machine, name: str) -> No
     helper.kill()
     helper.wait()
     machine.resync()
-    assert (machine.reconciler.newborn_counts, machine.reconciler.all_sandboxes()) == ({}, [])
+    assert (machine.node_state.newborn_counts, machine.reconciler.view.all_sandboxes()) == ({}, [])
 
 
 # Without events
@@ -116,7 +116,7 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     assert (account.reported, account.born_inside, account.outside) == (len(workers), 0, len(tids(vmm)))
     machine.placer.handle([Exec(began, vmm.pid)])
     assert (account.reported, account.born_inside, account.outside) == (len(tids(vmm)), 0, len(tids(vmm)))
-    assert machine.reconciler.counters.placement_latency.total == account.placed == len(tids(vmm))
+    assert machine.node_state.counters.placement_latency.total == account.placed == len(tids(vmm))
     machine.report("a", machine.other)  # its masks change, and nothing is outside
     machine.resync()
     assert machine.account("a").outside == len(tids(vmm))
@@ -134,7 +134,7 @@ def test_a_thread_found_late_within_its_cpus_was_never_outside(machine: Machine,
     assert mask(by_name(vmm, "CPU 1/KVM")) == machine.pool
     machine.report("a", machine.other)  # and now the others, too
     assert {mask(tid) for tid in tids(vmm)} == {machine.other}
-    assert machine.reconciler.newborn_counts == {}
+    assert machine.node_state.newborn_counts == {}
 
 
 def test_a_reported_thread_moved_by_another_writer_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
@@ -155,4 +155,4 @@ def test_a_thread_that_was_there_before_is_not_called_newborn(machine: Machine, 
     time.sleep(0.03)
     placer = NewbornPlacer(machine.reconciler)
     placer.after_pass(machine.reconciler.resync(full=True), everything=True)
-    assert machine.reconciler.newborn_counts == {}
+    assert machine.node_state.newborn_counts == {}

@@ -43,7 +43,7 @@ def test_a_vmm_without_any_report_goes_to_the_shared_pool_at_its_exec(machine: M
     follow_up = machine.executed(vmm)
     assert mask(vmm) == machine.pool
     assert (follow_up.relevant, follow_up.started) == (True, {sandbox("a")})
-    assert machine.reconciler.inventory.vms[sandbox("a")].vmm.pid == vmm.pid
+    assert machine.node_state.inventory.vms[sandbox("a")].vmm.pid == vmm.pid
     account = machine.account("a")
     assert (account.reported, account.born_inside, account.outside, account.placed) == (1, 0, 1, 1)
     assert 0 < account.outside_max == account.placed_max < 300
@@ -68,12 +68,12 @@ def test_other_programs_are_left_alone(machine: Machine) -> None:
               machine.process("qemu-system-x86_64", "-name", "sandbox-x" + PREFIX), machine.process(SHIM, "-id", "x")]
     follow_up = machine.executed(*others, os.getpid(), 2, 1 << 22)
     assert {mask(each) for each in others} == {machine.both}
-    assert (follow_up.relevant, follow_up.now, machine.reconciler.newborn_counts) == (False, set(), {})
+    assert (follow_up.relevant, follow_up.now, machine.node_state.newborn_counts) == (False, set(), {})
 
 
 def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Machine) -> None:
     machine.report("a", machine.other)
-    machine.reconciler.reduce([SuspensionChanged(sandbox("a"), True)])
+    machine.node_state.apply_events([SuspensionChanged(sandbox("a"), True)])
     machine.reconciler.reconcile([sandbox("a")])
     vmm = machine.vmm("a")
     machine.executed(vmm)
@@ -111,12 +111,12 @@ def test_a_container_that_executes_such_a_program_is_left_alone(machine: Machine
     follow_up = machine.executed(inside)
     machine.resync()
     assert mask(inside) == machine.both
-    assert (follow_up.relevant, machine.reconciler.inventory.vms, machine.reconciler.newborn_counts) == (False, {}, {})
-    assert machine.reconciler.all_sandboxes() == []
+    assert (follow_up.relevant, machine.node_state.inventory.vms, machine.node_state.newborn_counts) == (False, {}, {})
+    assert machine.reconciler.view.all_sandboxes() == []
 
 
 def test_threads_of_a_helper_that_was_given_back_are_left_alone(machine: Machine, crowd: Path) -> None:
-    machine.reconciler.reduce([SandboxSeen(sandbox("a"), "oci")])
+    machine.node_state.apply_events([SandboxSeen(sandbox("a"), "oci")])
     helper = machine.crowd(crowd, "virtiofsd", shared_dir("a"))
     machine.executed(helper)
     machine.reconciler.unpin([sandbox("a")])
@@ -157,13 +157,13 @@ def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_
 def test_a_process_that_executes_something_else_is_followed_no_more(machine: Machine) -> None:
     vmm = machine.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')}", script="read line; exec sleep 600")
     machine.executed(vmm)
-    assert sandbox("a") in machine.reconciler.inventory.vms
+    assert sandbox("a") in machine.node_state.inventory.vms
     assert vmm.stdin is not None
     vmm.stdin.write(b"go\n")
     vmm.stdin.flush()
     until(lambda: Procfs().cmdline(vmm.pid) == ["sleep", "600"])
     machine.executed(vmm)
-    assert sandbox("a") not in machine.reconciler.inventory.vms
+    assert sandbox("a") not in machine.node_state.inventory.vms
     with Thread() as thread:
         machine.take(Fork(time.monotonic_ns(), 1, 1, thread.tid, vmm.pid))
         assert mask(thread.tid) == CpuSet(os.sched_getaffinity(0))
@@ -179,17 +179,17 @@ def test_a_vmm_that_executes_itself_with_other_arguments_is_another(machine: Mac
     vmm.stdin.flush()
     until(lambda: Procfs().cmdline(vmm.pid)[-1:] == ["7"])  # none for a moment, while it executes itself
     machine.executed(vmm)
-    assert machine.reconciler.inventory.vms[sandbox("a")].vmm.argv[-2:] == ["-smp", "7"]
+    assert machine.node_state.inventory.vms[sandbox("a")].vmm.argv[-2:] == ["-smp", "7"]
 
 
 def test_a_helper_belongs_to_the_vm_that_comes_later(machine: Machine) -> None:
     shim = machine.shim("a")
     machine.executed(shim)
-    assert machine.reconciler.inventory.vms == {}
+    assert machine.node_state.inventory.vms == {}
     vmm = machine.vmm("a")
     machine.executed(vmm)
     machine.report("a", machine.other)
-    vm = machine.reconciler.inventory.vms[sandbox("a")]
+    vm = machine.node_state.inventory.vms[sandbox("a")]
     assert [process.pid for process in vm.helpers] == [shim.pid]
     assert (mask(shim), mask(vmm)) == (machine.other, machine.other)
 
@@ -208,8 +208,8 @@ def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path)
     machine.fresh().resync(full=True)
     machine.executed(shim)
     assert {mask(each) for each in tids(shim)} == {machine.both}
-    assert (follow_up.now, machine.reconciler.newborn_counts) == (set(), {})
-    assert machine.reconciler.all_sandboxes() == [sandbox("a")]
+    assert (follow_up.now, machine.node_state.newborn_counts) == (set(), {})
+    assert machine.reconciler.view.all_sandboxes() == [sandbox("a")]
     vmm = machine.vmm("a")
     machine.executed(vmm)
     assert {mask(vmm), *(mask(each) for each in tids(shim))} == {machine.other}
@@ -275,7 +275,7 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
         tid = shim.ask("vcpu", "0")
         follow_up = machine.take(Comm(time.monotonic_ns(), tid, shim.pid, "db_vcpu0"))
         assert follow_up.started == {sandbox("a")}
-        assert machine.reconciler.inventory.vms[sandbox("a")].type is DRAGONBALL
+        assert machine.node_state.inventory.vms[sandbox("a")].type is DRAGONBALL
         assert {mask(int(each)) for each in os.listdir(f"/proc/{shim.pid}/task")} == {machine.pool}
 
 
@@ -288,8 +288,8 @@ def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machi
     machine.resync()
     assert {mask(each) for each in called} == {machine.both}
     assert (follow_up.relevant, follow_up.now) == (False, set())
-    assert own(machine.reconciler.vm_sandboxes()) == own(machine.reconciler.newborn_counts) == {sandbox("a")}
-    assert not {each.pid for each in called} & machine.reconciler.inventory.process_table.helpers.keys()
+    assert own(machine.reconciler.view.vm_sandboxes()) == own(machine.node_state.newborn_counts) == {sandbox("a")}
+    assert not {each.pid for each in called} & machine.node_state.inventory.process_table.helpers.keys()
 
 
 # Any order
@@ -310,4 +310,4 @@ def test_events_may_come_doubled_late_or_for_nothing(machine: Machine, crowd: Pa
     vmm.wait()
     for event in events:
         machine.take(event)
-    assert machine.reconciler.inventory.vms == {}
+    assert machine.node_state.inventory.vms == {}

@@ -51,17 +51,17 @@ def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, cro
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     account = machine.account("a")
     assert (account.reported, account.born_inside, account.outside, account.outside_sum) == (1, 1, 0, 0.0)
-    assert machine.reconciler.counters.pins.total() == 0
+    assert machine.node_state.counters.pins.total() == 0
 
 
 def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Machine, crowd: Path) -> None:
     """The cgroup refuses its mask: here one with a CPU that the machine has not."""
     vmm = machine.running(crowd)
-    tid, reconciler = by_name(vmm, "call_rcu"), machine.reconciler
-    absent, placement = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()]), reconciler.placements[sandbox("a")]
-    reconciler.placements[sandbox("a")] = placement._replace(others=dict.fromkeys(placement.others, absent),
-                                             waiting="waits for the kubelet")
-    reconciler.pinner.of(sandbox("a")).waits = "waits for the kubelet"
+    tid, placements = by_name(vmm, "call_rcu"), machine.node_state.placement_cache.placements
+    absent, placement = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()]), placements[sandbox("a")]
+    placements[sandbox("a")] = placement._replace(others=dict.fromkeys(placement.others, absent),
+                                                  waiting="waits for the kubelet")
+    machine.node_state.pinner.of(sandbox("a")).waits = "waits for the kubelet"
     born = time.monotonic_ns()
     machine.placer.handle([Fork(born, vmm.pid, vmm.pid, tid, vmm.pid), Comm(born + 1, tid, vmm.pid, "call_rcu")])
     assert mask(tid) == machine.pool
@@ -85,7 +85,7 @@ def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> N
     machine.placer.after_pass(machine.reconciler.reconcile(follow_up.soon, scan=False))
     assert machine.account("a").placed == 1
     assert machine.account("a").placed_max <= until_then
-    assert machine.reconciler.counters.placement_latency.total == 1
+    assert machine.node_state.counters.placement_latency.total == 1
 
 
 def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Machine, crowd: Path) -> None:
@@ -94,11 +94,11 @@ def test_an_event_that_comes_after_the_pass_leaves_a_vcpu_on_its_cpu(machine: Ma
     vmm = machine.running(crowd)
     tid = by_name(vmm, "CPU 1/KVM")
     assert (mask(vmm), mask(tid)) == (machine.other, machine.pool)
-    set_before = machine.reconciler.counters.pins.total()
+    set_before = machine.node_state.counters.pins.total()
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     assert mask(tid) == machine.pool
     machine.placer.after_pass(machine.reconciler.reconcile([sandbox("a")], scan=False))
-    assert machine.reconciler.counters.pins.total() == set_before
+    assert machine.node_state.counters.pins.total() == set_before
     assert machine.account("a").placed == 1
 
 
@@ -108,7 +108,7 @@ def test_a_new_vcpu_is_placed_by_its_name_before_the_pass(machine: Machine, crow
     machine.report("a", machine.other)
     vmm = machine.running(crowd, vcpus=1)
     assert mask(by_name(vmm, "CPU 0/KVM")) == machine.other
-    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
+    machine.node_state.apply_events([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
                                              Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
     machine.reconciler.reconcile([sandbox("a")])
     assert mask(vmm) == machine.both
@@ -134,7 +134,7 @@ def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine
 def test_while_not_all_vcpus_are_known_none_of_them_waits_for_the_pass(machine: Machine, crowd: Path) -> None:
     """The last one's name is what the whole VM is placed by."""
     vmm = machine.running(crowd)
-    machine.reconciler.inventory.vms[sandbox("a")].vcpu_state = VcpuState.UNIDENTIFIED
+    machine.node_state.inventory.vms[sandbox("a")].vcpu_state = VcpuState.UNIDENTIFIED
     follow_up = machine.placer.handle([named(vmm, "call_rcu", "CPU 2/KVM")])
     assert (follow_up.now, follow_up.soon) == ({sandbox("a")}, set())
 
@@ -143,11 +143,11 @@ def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine
     """One vCPU for two exclusive CPUs may use both; of two each has its own."""
     machine.report("a", machine.both)
     vmm = machine.running(crowd, vcpus=1)
-    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("a-c"), cpuset=machine.both,
+    machine.node_state.apply_events([ContainerSeen(sandbox("a"), Container(ContainerId("a-c"), cpuset=machine.both,
                                                                      exclusive=True),
                                              Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
     machine.reconciler.reconcile([sandbox("a")])
-    placement = machine.reconciler.placements[sandbox("a")]
+    placement = machine.node_state.placements[sandbox("a")]
     assert placement.by_vcpu == {0: machine.both}
     follow_up = machine.placer.handle([named(vmm, "call_rcu", "CPU 1/KVM")])
     assert (follow_up.now, follow_up.soon) == ({sandbox("a")}, set())
@@ -162,12 +162,12 @@ def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path
         for _ in range(2):  # by then it bears its old name
             machine.reconciler.reconcile([sandbox("a")])
         assert mask(tid) == machine.both
-    assert machine.reconciler.counters.drift == {}
-    assert machine.reconciler.counters.contentions == 0
+    assert machine.node_state.counters.drift == {}
+    assert machine.node_state.counters.contentions == 0
     os.sched_setaffinity(tid, machine.other.frozen())  # as another hand does
     machine.reconciler.reconcile([sandbox("a")])
     # Whatever the cause: a numad of another test may run just then.
-    assert machine.reconciler.counters.drift.total() == 1
+    assert machine.node_state.counters.drift.total() == 1
 
 
 def test_a_new_thread_that_its_vmm_moves_before_the_pass_did_not_drift(machine: Machine, crowd: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_new_thread_that_its_vmm_moves_before_the_pass_did_not_drift(machine: 
     os.sched_setaffinity(tid, elsewhere.frozen())
     machine.placer.after_pass(machine.reconciler.reconcile([sandbox("a")], scan=False))
     assert mask(tid) == wanted
-    assert machine.reconciler.counters.drift == {}
+    assert machine.node_state.counters.drift == {}
 
 
 def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pass(
@@ -191,7 +191,7 @@ def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pas
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
     asked: list[int] = []
-    places = machine.reconciler.placement_cache
+    places = machine.node_state.placement_cache
     with_vcpu = places.with_vcpu
 
     def counted(vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
@@ -213,7 +213,7 @@ def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
     machine.configure(emulator="sandbox", iothreads="sandbox", vhost="sandbox")
     machine.report("a", machine.other)
     vmm = machine.running(crowd)
-    machine.reconciler.reduce([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
+    machine.node_state.apply_events([ContainerSeen(sandbox("a"), Container(ContainerId("more"), cpuset=machine.pool),
                                              Source.BUNDLE, boottime.now(), bundle=str(machine.path))])
     machine.reconciler.reconcile([sandbox("a")])
     assert [mask(by_name(vmm, f"CPU {vcpu}/KVM")) for vcpu in (0, 1)] == [machine.pool, machine.other]
@@ -235,7 +235,7 @@ def test_a_name_that_no_pass_would_believe_moves_nothing(machine: Machine, crowd
 
 def test_a_vcpu_that_was_unplugged_does_not_keep_its_number(machine: Machine, crowd: Path) -> None:
     vmm = pinned(machine, crowd)
-    vcpu_threads = machine.reconciler.inventory.vms[sandbox("a")].vcpu_threads
+    vcpu_threads = machine.node_state.inventory.vms[sandbox("a")].vcpu_threads
     (old,) = (thread for thread, vcpu in vcpu_threads.items() if vcpu == 1)
     vcpu_threads[ThreadId(old.tid, old.starttime - 1)] = vcpu_threads.pop(old)  # so that one has ended
     tid = by_name(vmm, "call_rcu")
@@ -254,7 +254,7 @@ def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -
 
 def test_a_thread_without_a_name_is_looked_for_again(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
-    machine.reconciler.inventory.vms[sandbox("a")].found_by = "kvm_run"
+    machine.node_state.inventory.vms[sandbox("a")].found_by = "kvm_run"
     follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, by_name(vmm, "call_rcu"), vmm.pid)])
     assert follow_up.unnamed == {sandbox("a")}
     assert machine.account("a").placed == 0
@@ -272,7 +272,7 @@ def test_a_thread_that_has_ended_is_counted_and_no_more(machine: Machine, crowd:
 
 def test_a_thread_of_another_process_with_a_dead_vmms_number_is_left_alone(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
-    process = machine.reconciler.inventory.vms[sandbox("a")].vmm
+    process = machine.node_state.inventory.vms[sandbox("a")].vmm
     process.id = ThreadId(vmm.pid, process.id.starttime - 1)  # so this one has its number
     tids_ = [by_name(vmm, "call_rcu"), by_name(vmm, "CPU 1/KVM")]
     for tid in tids_:
@@ -330,7 +330,7 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_reported(machin
     machine.children.append(vmm)
     assert vmm.stdin is not None
     assert vmm.stdout is not None
-    inventory, proc = machine.reconciler.inventory, machine.reconciler.proc
+    inventory, proc = machine.node_state.inventory, machine.node_state.proc
     first = int(vmm.stdout.readline())
     machine.report("a", machine.pool)
     machine.reconciler.resync(full=True)
@@ -371,7 +371,7 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     machine.settings["node.shared_pool"] = ""
     machine.configure()
     vmm = machine.running(crowd)
-    assert set(machine.reconciler.placement_cache.unmanaged) == {sandbox("a")}
+    assert set(machine.node_state.placement_cache.unmanaged) == {sandbox("a")}
     tid = by_name(vmm, "call_rcu")
     os.sched_setaffinity(tid, machine.other.frozen())
     now = time.monotonic_ns()
@@ -380,9 +380,9 @@ def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machin
     machine.executed(helper)
     machine.resync()
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.other, machine.both, machine.both)
-    assert machine.reconciler.counters.pins.total() == 0
-    assert machine.reconciler.newborn_counts == {}
-    assert machine.reconciler.originals.masks == {}  # kept once it is managed: what is set by hand until then counts
+    assert machine.node_state.counters.pins.total() == 0
+    assert machine.node_state.newborn_counts == {}
+    assert machine.node_state.originals == {}  # kept once it is managed: what is set by hand until then counts
     machine.report("a", machine.pool)
     assert (mask(tid), mask(vmm), mask(helper)) == (machine.pool,) * 3
-    assert machine.reconciler.placement_cache.unmanaged == {}
+    assert machine.node_state.placement_cache.unmanaged == {}

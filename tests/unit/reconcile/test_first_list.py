@@ -79,7 +79,7 @@ def started(machine: Machine) -> Reconciler:
     """A watcher's, on a node whose runtime has NRI."""
     (machine.path / "nri").touch()
     machine.configure()
-    machine.reconciler.first_list.connect(wanted=False)
+    machine.node_state.first_list.connect(wanted=False)
     return machine.reconciler
 
 
@@ -90,15 +90,15 @@ def test_without_a_state_no_vm_is_moved_to_the_pool_before_the_list(machine: Mac
     machine.resync()
     assert mask(vmm) == machine.other
     assert reconciler.view.unmanaged == {name: UNLISTED}
-    assert judge(reconciler.state.sandboxes[name], None, {}, [], unmanaged=UNLISTED) == (Verdict.WAITING, [UNLISTED])
+    assert judge(reconciler.view.sandboxes[name], None, {}, [], unmanaged=UNLISTED) == (Verdict.WAITING, [UNLISTED])
     machine.executed(born := machine.shim("a"))  # what is born meanwhile, too
     assert mask(born) == machine.both
-    reconciler.nri_connected(True)
-    reconciler.reduce([SandboxSeen(name, "nri", Pod("ns", "web", "u")), ContainerSeen(
+    reconciler.node_state.nri_connected(True)
+    reconciler.node_state.apply_events([SandboxSeen(name, "nri", Pod("ns", "web", "u")), ContainerSeen(
         name, Container(ContainerId("main"), "main", machine.other, True), Source.NRI, boottime.now())])
     machine.resync()
     assert mask(vmm) == machine.other
-    assert reconciler.placements[name].verdict is not Verdict.UNMANAGED
+    assert reconciler.node_state.placements[name].verdict is not Verdict.UNMANAGED
     assert reconciler.view.unmanaged == {}
 
 
@@ -106,7 +106,7 @@ def test_a_vm_without_containers_goes_on_the_pool_with_the_list(machine: Machine
     reconciler, vmm = started(machine), machine.vmm("a")
     machine.resync()
     assert mask(vmm) == machine.both
-    reconciler.nri_connected(True)
+    reconciler.node_state.nri_connected(True)
     machine.resync()
     assert mask(vmm) == machine.pool
 
@@ -116,19 +116,19 @@ def test_what_a_state_file_has_is_placed_but_waits_for_the_list(machine: Machine
     """A pod of runtime-rs changed while the watcher was away: its cgroup refuses the CPUs from before."""
     name = sandbox("a")
     machine.report("a", machine.other)
-    machine.reconciler.save()
+    machine.node_state.save()
     reconciler, vmm = started(machine), machine.vmm("a")
     machine.resync()
     assert mask(vmm) == machine.other
-    placement = reconciler.placements[name]
+    placement = reconciler.node_state.placements[name]
     assert placement.waiting == WAITS
     nowhere = CpuSet((8191,))  # no kernel sets that, as no cgroup does that lacks it
-    reconciler.placements[name] = placement._replace(
+    reconciler.node_state.placement_cache.placements[name] = placement._replace(
         mask=nowhere, others=dict.fromkeys(placement.others, nowhere))
-    reconciler.pinner.recheck(name)
+    reconciler.node_state.pinner.recheck(name)
     reconciler.reconcile([name])
-    assert reconciler.pinner.refusals(name) == []
+    assert reconciler.node_state.pinner.refusals(name) == []
     assert [each for each in caplog.records if each.levelname == "ERROR"] == []
-    reconciler.nri_connected(True)
+    reconciler.node_state.nri_connected(True)
     machine.resync()
-    assert reconciler.placements[name].waiting == ""
+    assert reconciler.node_state.placements[name].waiting == ""

@@ -52,7 +52,7 @@ def test_one_hook_message_is_followed_by_its_number_to_the_mask_that_was_read_ba
     lines.truncate(0)
     raw = created(machine, "a", str(machine.other))
     with log.operation() as number:  # as the watcher does
-        sandboxes = take_hook(machine.reconciler, parse_hook(raw))
+        sandboxes = take_hook(machine.node_state, parse_hook(raw))
         assert sandboxes == {sandbox("a")}
         machine.reconciler.reconcile(sandboxes)
     assert mask(vmm) == machine.other

@@ -53,12 +53,12 @@ VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
 def test_a_sandbox_without_a_change_is_not_placed_again(cache: PlacementCache) -> None:
     moved: list[SandboxId] = []
-    assert cache.place(STATE, VMS, moved.append, fail) == {ONE, TWO}
+    assert cache.place_changed(STATE, VMS, moved.append, fail) == {ONE, TWO}
     assert (set(moved), cache.unsaved) == ({ONE, TWO}, True)
     cache.unsaved = False
-    assert cache.place(STATE, VMS, moved.append, fail) == set()
+    assert cache.place_changed(STATE, VMS, moved.append, fail) == set()
     cache.dirty = {ONE}
-    assert cache.place(STATE, VMS, moved.append, fail) == set()  # it is where it was
+    assert cache.place_changed(STATE, VMS, moved.append, fail) == set()  # it is where it was
     assert (len(moved), cache.unsaved) == (2, False)
 
 
@@ -68,22 +68,22 @@ def test_a_vm_is_unmanaged_until_a_container_of_it_is_known(cache: PlacementCach
     bare = DesiredState({sandbox: SandboxState(sandbox) for sandbox in (ONE, TWO)})
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert cache.place(bare, VMS, moved.append, fail) == set()
+            assert cache.place_changed(bare, VMS, moved.append, fail) == set()
             cache.dirty = {ONE, TWO}
     assert sorted(record.getMessage() for record in caplog.records) == [
         f"unmanaged sandbox={sandbox}: {UNMANAGED}" for sandbox in (ONE, TWO)]
     assert (cache.unmanaged, cache.placements, cache.previous) == (dict.fromkeys((ONE, TWO), UNMANAGED), {}, {})
     assert cache.at_exec(ONE, bare) is None
     cache.dirty = {ONE}
-    assert cache.place(STATE, VMS, moved.append, fail) == {ONE}
+    assert cache.place_changed(STATE, VMS, moved.append, fail) == {ONE}
     assert (set(cache.unmanaged), list(cache.placements)) == ({TWO}, [ONE])
     # It has lost its container: the mask stays.
     cache.dirty = {ONE}
-    cache.place(bare, VMS, moved.append, fail)
+    cache.place_changed(bare, VMS, moved.append, fail)
     assert (set(cache.unmanaged), cache.placements[ONE].mask) == ({TWO}, CpuSet(range(4)))
     # A pool that becomes known takes the other in; what is unpinned by hand is not unmanaged.
     on_node.use_pool(CpuSet(range(4)))
-    cache.place(bare, VMS, moved.append, fail)
+    cache.place_changed(bare, VMS, moved.append, fail)
     assert not cache.unmanaged
     assert set(cache.placements) == {ONE, TWO}
 
@@ -108,10 +108,10 @@ def test_a_sandbox_that_cannot_be_placed_stays_dirty_and_the_others_are_placed(
         cache.placements.clear()
         cache.dirty = {ONE, TWO}
         monkeypatch.setattr(placement_cache, wrong, failing)
-        assert cache.place(STATE, VMS, moved.append, keep) == {good}
+        assert cache.place_changed(STATE, VMS, moved.append, keep) == {good}
         assert (moved, failed, cache.dirty) == ([good], {bad: "ZeroDivisionError()"}, {bad})
         monkeypatch.setattr(placement_cache, wrong, right)
-        assert cache.place(STATE, VMS, moved.append, keep) == {bad}
+        assert cache.place_changed(STATE, VMS, moved.append, keep) == {bad}
         assert (moved, cache.dirty) == ([good, bad], set())
 
 
@@ -127,7 +127,7 @@ def test_a_vm_is_unmanaged_where_neither_checkpoint_nor_configuration_give_a_poo
     made = PlacementCache(settings.load(None, {}, {"paths.run": str(tmp_path)}), Topology.build(CpuSet(range(4))),
                           authorities(kubelet, pool=CpuSet.parse(pool)), DesiredState(), {})
     made.dirty = {ONE}
-    made.place(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None, fail)
+    made.place_changed(DesiredState({ONE: SandboxState(ONE)}), VMS, lambda _: None, fail)
     assert (ONE in made.unmanaged) == unmanaged == (ONE not in made.placements)
     if not unmanaged:
         assert made.placements[ONE].mask == CpuSet((0, 1))

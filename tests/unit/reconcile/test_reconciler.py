@@ -87,7 +87,7 @@ class Given:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.config = machine.reconciler.config
+        self.config = machine.node_state.config
         self.store, self.kata = Memory(), Kata()
         self.adapters = Adapters.of(self.config)._replace(store=self.store, kata=self.kata)
         self.reconciler = self.again()
@@ -98,7 +98,7 @@ class Given:
         return self.reconciler
 
     def container(self, name: str, cpus: CpuSet) -> None:
-        self.reconciler.reduce([SandboxSeen(sandbox(name), "oci"), ContainerSeen(
+        self.reconciler.node_state.apply_events([SandboxSeen(sandbox(name), "oci"), ContainerSeen(
             sandbox(name), Container(ContainerId(f"c-{name}"), cpuset=cpus), Source.BUNDLE, boottime.now(),
             bundle=str(self.machine.path))])
 
@@ -133,17 +133,17 @@ def test_what_a_store_has_no_room_for_is_unsaved_until_it_has(given: Given) -> N
     given.store.room = False
     given.machine.vmm("a")
     given.reconciler.resync(full=True)
-    assert (given.reconciler.view.saved, given.reconciler.unsaved) == (False, True)
+    assert (given.reconciler.view.saved, given.reconciler.node_state.unsaved) == (False, True)
     given.store.room = True
-    assert given.reconciler.save()
-    assert (given.reconciler.view.saved, given.reconciler.unsaved) == (True, False)
+    assert given.reconciler.node_state.save()
+    assert (given.reconciler.view.saved, given.reconciler.node_state.unsaved) == (True, False)
 
 
 @pytest.mark.parametrize("acts", [True, False])
 def test_the_first_pass_places_by_the_ledger_that_was_kept(given: Given, acts: bool) -> None:
     own, spare = given.machine.other, given.machine.pool
     given.machine.settings["allocate.mode"] = "on"
-    given.config = given.machine.fresh().config
+    given.config = given.machine.fresh().node_state.config
     grant = Grant(ContainerId("c-a"), sandbox("a"), "main", "default", "a", "uid", CpuWish(), CpuPolicy.EXCLUSIVE,
                   state=GrantState.RUNNING, cpus=own, spare=spare, written=own | spare, vm=True)
     LedgerFile(given.config.paths.ledger_file, given.adapters.boot_id).save(
@@ -154,16 +154,16 @@ def test_the_first_pass_places_by_the_ledger_that_was_kept(given: Given, acts: b
     given.reconciler.resync(act=acts, full=True)
     placement = given.reconciler.view.placements[sandbox("a")]
     assert placement.others[ThreadRole.SHIM] == spare  # not all CPUs of its cpuset
-    assert given.reconciler.node.shared_pool == spare
+    assert given.reconciler.node_state.node.shared_pool == spare
 
 
 def test_a_ledger_that_cannot_be_read_stays_as_it_is_until_the_allocator_reads_it(
         given: Given, caplog: pytest.LogCaptureFixture) -> None:
     given.machine.settings["allocate.mode"] = "on"
-    given.config = given.machine.fresh().config
+    given.config = given.machine.fresh().node_state.config
     ledger = given.config.paths.ledger_file
     ledger.write_text("damaged")
-    assert not given.again().placement_cache.rulings.written
+    assert not given.again().node_state.placement_cache.rulings.written
     assert (ledger.read_text(), caplog.text) == ("damaged", "")
 
 
@@ -171,7 +171,7 @@ def test_a_restart_goes_on_with_what_the_store_has(given: Given) -> None:
     vmm = given.machine.vmm("a")
     given.container("a", given.machine.other)
     given.reconciler.resync(full=True)
-    assert given.reconciler.save()
+    assert given.reconciler.node_state.save()
     again = given.again()
     assert again.view.sandboxes[sandbox("a")].live()[0].cpuset == given.machine.other
     assert again.resync(full=True).results == ()
@@ -274,7 +274,7 @@ def test_ended_vms_leave_nothing_behind_but_original_masks_of_processes_that_run
         process.wait()
     reconciler.resync(full=True)
     assert (reconciler.view.placements, reconciler.view.vms) == ({}, {})
-    assert reconciler.unsaved
+    assert reconciler.node_state.unsaved
 
 
 def test_the_configured_annotation_is_used_from_the_start_and_adapters_are_left_as_they_are(
@@ -282,6 +282,6 @@ def test_the_configured_annotation_is_used_from_the_start_and_adapters_are_left_
     config = loading.load(None, {}, {"paths.run": str(tmp_path), "policy.exclusive_annotation": "x/y"})
     assert Adapters.of(config).kata.exclusive_annotation == "x/y"
     reconciler = Reconciler(config, acts=False, adapters=given.adapters)
-    assert reconciler.sources.kata.exclusive_annotation == ""
-    reconciler.reconfigure(config)
-    assert reconciler.sources.kata.exclusive_annotation == "x/y"
+    assert reconciler.node_state.sources.kata.exclusive_annotation == ""
+    reconciler.node_state.reconfigure(config)
+    assert reconciler.node_state.sources.kata.exclusive_annotation == "x/y"

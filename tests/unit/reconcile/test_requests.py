@@ -254,7 +254,7 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
     vm = machine.vm()
     assert machine.repair(vm) == 0
     for _ in range(10):
-        placements = machine.reconciler.placements
+        placements = machine.node_state.placement_cache.placements
         placements[vm.sandbox] = placements[vm.sandbox]._replace(
             waiting="waits for the runtime to create b", pending=True)
         machine.move(vm, machine.there)
@@ -262,22 +262,22 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
         placements[vm.sandbox] = placements[vm.sandbox]._replace(waiting="", pending=False)
         assert machine.repair(vm) == 0
     assert CpuSet(os.sched_getaffinity(vm.vmm.pid)) == machine.here
-    assert (machine.reconciler.counters.drift, machine.reconciler.pinner.drift_tracker.contended) == ({}, 0)
+    assert (machine.node_state.counters.drift, machine.node_state.pinner.drift_tracker.contended) == ({}, 0)
     machine.move(vm, machine.there)
     assert machine.repair(vm) == 1
-    assert machine.reconciler.counters.drift == {"other": 1}
+    assert machine.node_state.counters.drift == {"other": 1}
 
 
 def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     """A runtime that reports what happens does so after it has written the cgroup: sources are read again first."""
     vm = machine.vm()
     absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
-    pinner = machine.reconciler.pinner
+    pinner = machine.node_state.pinner
     pinner.grace = 3600.0
     machine.place(vm.sandbox, absent)
     for _ in range(3):
-        (result,) = pinner.carry_out(pinner.operations(vm, machine.reconciler.placements[vm.sandbox]),
-                                     machine.reconciler.placements)
+        (result,) = pinner.set_masks(pinner.operations(vm, machine.node_state.placements[vm.sandbox]),
+                                     machine.node_state.placements)
         assert result.outcome is Outcome.WAITING
     assert pinner.doubts(vm.sandbox)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
@@ -296,7 +296,7 @@ def test_a_doubt_that_nothing_came_of_does_not_shorten_the_next_one(machine: Spi
     """The sources took back what the cgroup refused, and the thread was in its place all the time."""
     vm = machine.vm()
     absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
-    pinner, placements = machine.reconciler.pinner, machine.reconciler.placements
+    pinner, placements = machine.node_state.pinner, machine.node_state.placements
     pinner.grace = 3600.0
     machine.place(vm.sandbox, machine.there)
     assert machine.repair(vm) == 1
@@ -312,7 +312,7 @@ def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: S
     """A sandbox whose last container has ended may wait until its own end: its cgroup refuses masks or does not."""
     vm = machine.vm()
     absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
-    placements, pinner = machine.reconciler.placements, machine.reconciler.pinner
+    placements, pinner = machine.node_state.placement_cache.placements, machine.node_state.pinner
     for cpus in (absent, machine.there):
         machine.place(vm.sandbox, cpus)
         placements[vm.sandbox] = placements[vm.sandbox]._replace(waiting="waits for a container, or for its end")
@@ -321,4 +321,4 @@ def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: S
     assert machine.repair(vm) == 0
     machine.move(vm, machine.here)
     assert machine.repair(vm) == 1
-    assert machine.reconciler.counters.drift == {"other": 1}
+    assert machine.node_state.counters.drift == {"other": 1}

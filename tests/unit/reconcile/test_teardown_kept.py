@@ -23,12 +23,12 @@ def test_what_threads_had_is_kept_until_they_have_it(tmp_path: Path) -> None:
         vm.helpers = nonsense  # anything that goes wrong with one VM
         results = teardown.give_all_back(reconciler)
         assert [result.operation.sandbox for result in results] == [other.sandbox]
-        assert not teardown.forget(reconciler.config, reconciler)
-        assert reconciler.config.paths.state_file.exists()
+        assert not teardown.forget(reconciler.node_state.config, reconciler)
+        assert reconciler.node_state.config.paths.state_file.exists()
         vm.helpers = []
         teardown.give_all_back(reconciler)
-        assert teardown.forget(reconciler.config, reconciler)
-        assert not reconciler.config.paths.run.exists()
+        assert teardown.forget(reconciler.node_state.config, reconciler)
+        assert not reconciler.node_state.config.paths.run.exists()
         assert {frozenset(os.sched_getaffinity(each.vmm.pid)) for each in (vm, other)} == {both.frozen()}
 
 
@@ -39,18 +39,18 @@ def test_what_threads_had_is_kept_while_they_live_whatever_they_are_taken_for(tm
         node.move(vm, both)
         assert node.repair(vm) == 1
         reconciler.resync()  # a shell is no VMM
-        assert vm.sandbox not in reconciler.inventory.vms
-        assert reconciler.all_sandboxes() == [vm.sandbox]
-        assert len(reconciler.unpin(reconciler.all_sandboxes())) == 1
+        assert vm.sandbox not in reconciler.node_state.inventory.vms
+        assert reconciler.view.all_sandboxes() == [vm.sandbox]
+        assert len(reconciler.unpin(reconciler.view.all_sandboxes())) == 1
         assert frozenset(os.sched_getaffinity(vm.vmm.pid)) == both.frozen()
-        assert reconciler.all_sandboxes() == []
+        assert reconciler.view.all_sandboxes() == []
 
 
 def test_what_a_process_had_is_forgotten_with_it(tmp_path: Path) -> None:
     with spinners(tmp_path) as node:
         vm, reconciler = node.vm(), node.reconciler
         assert node.repair(vm) == 0
-        assert reconciler.all_sandboxes() == [vm.sandbox]
+        assert reconciler.view.all_sandboxes() == [vm.sandbox]
         node.end(vm)
         reconciler.resync()
-        assert reconciler.all_sandboxes() == []
+        assert reconciler.view.all_sandboxes() == []

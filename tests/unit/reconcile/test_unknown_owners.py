@@ -167,7 +167,7 @@ def test_a_vm_whose_source_was_lost_is_found_by_its_pods_cpus(machine: Machine) 
     machine.resync()
     (found,) = node_of(machine)["unknown_owners"]
     assert (found["pod"], found["cpus"], found["here"]) == (UID, str(machine.other), True)
-    machine.reconciler.reduce([SandboxSeen(sandbox("a"), "oci", Pod("ns", "web", UID))])
+    machine.node_state.apply_events([SandboxSeen(sandbox("a"), "oci", Pod("ns", "web", UID))])
     machine.resync()
     assert node_of(machine)["unknown_owners"] == []
 
@@ -180,7 +180,7 @@ def test_a_watcher_waits_for_some_resyncs(machine: Machine) -> None:
         "checksum": 0}))
     machine.settings["watch.resync_seconds"] = "600"
     machine.configure()
-    machine.reconciler.begin_watching()
+    machine.node_state.begin_watching()
     for _ in range(RESYNCS + 1):
         machine.resync()  # however fast they follow each other
     assert node_of(machine)["unknown_owners"] == []
@@ -198,15 +198,15 @@ def test_a_node_without_a_kubelet_is_seen_in_its_collisions_unless_podresources_
     machine.configure()
     machine.vmm("a")  # on both CPUs; nothing is set
     machine.reconciler.resync(act=False)
-    machine.reconciler.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    machine.node_state.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
     (what,) = (each["what"] for each in node_of(machine)["collisions"])
     assert what.endswith(DOUBT + ")")
     survey = Survey()
     assert [*survey.take(machine.reconciler.view, lambda sandbox: None)]
     assert survey.node["collisions"][0]["what"].endswith(DOUBT + ")")  # type: ignore[index]
-    machine.reconciler.pod_resources({})
+    machine.node_state.take_pod_resources({})
     assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]
-    machine.reconciler.pod_resources(None)
+    machine.node_state.take_pod_resources(None)
     process(proc, 77, "/usr/bin/kubelet --config=x")
-    machine.reconciler.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    machine.node_state.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
     assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]

@@ -63,7 +63,7 @@ def test_a_sandbox_of_runc_is_no_vm_and_is_shown_among_the_pods_alone(machine: M
     machine.vmm("a")
     machine.resync()
     runc = sandbox("runc")
-    machine.reconciler.reduce([
+    machine.node_state.apply_events([
         SandboxSeen(runc, "nri", Pod("shop", "web", "u-1"), handler="runc"),
         ContainerSeen(runc, Container(ContainerId("c1"), "app", CpuSet((0,))), Source.NRI, 1)])
     assert set(entries(machine)) == {sandbox("a")}

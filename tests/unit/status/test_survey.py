@@ -35,12 +35,12 @@ def _received(node: Mapping[str, object], *sandboxes: Mapping[str, object]) -> R
 
 def test_a_collision_names_pods_and_containers_and_its_sentence_is_whole(machine: Machine) -> None:
     reconciler = machine.reconciler
-    reconciler.reduce([
+    reconciler.node_state.apply_events([
         SandboxSeen(SandboxId(SHOP), "nri", Pod("shop", "web", UID), handler="runc"),
         ContainerSeen(SandboxId(SHOP), Container(ContainerId(WEB), "app", machine.other), Source.NRI, 1)])
     claims = {SandboxId(SHOP): CpuClaims(((ContainerId(WEB), machine.other),), ()),
               SandboxId(DB): CpuClaims((), ((ContainerId(MAIN), machine.other),))}
-    reconciler.placement_cache.own = ownership(claims, reconciler.node)
+    reconciler.node_state.placement_cache.own = ownership(claims, reconciler.node_state.node)
     found = surveyed(machine)
     (collision,) = node_pinning(NODE, found, True)["status"]["collisions"]
     assert collision == {

@@ -8,7 +8,8 @@ import contextlib
 import logging
 import time
 
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.view import NodeView
 from vmpin.reports.isolation.isolation_observer import IsolationObserver
 from vmpin.reports.residency.sampler import BREATH, SLICE, Sampler
 
@@ -18,8 +19,9 @@ logger = logging.getLogger(__name__)
 class Sampling:
     """`sampler` and `observer` are None while no samples are taken (`proof.sample_seconds`)."""
 
-    def __init__(self, reconciler: Reconciler) -> None:
-        self._reconciler, self._view = reconciler, reconciler.view
+    def __init__(self, node_state: NodeState) -> None:
+        self._node_state = node_state
+        self._view: NodeView = node_state
         self.sampler: Sampler | None = None
         self.observer: IsolationObserver | None = None
 
@@ -30,7 +32,7 @@ class Sampling:
             seconds = config.proof.sample_seconds
             if not seconds:
                 if self.sampler is not None:
-                    self._reconciler.report_strays(None)
+                    self._node_state.report_strays(None)
                     self.sampler.close()
                     if self.observer is not None:
                         self.observer.save()
@@ -42,7 +44,7 @@ class Sampling:
                 self.sampler = Sampler(self._view, config.paths.proof_file, self.observer)
                 self.observer.keeper.load()
                 self.sampler.load()
-                self._reconciler.report_strays(self.sampler.strayed)
+                self._node_state.report_strays(self.sampler.strayed)
                 self.touch()
             due = time.monotonic() + self.sampler.turn(seconds)
             # What else is to be done has the time between two rounds, and goes on after the next one.

@@ -26,7 +26,8 @@ from vmpin.features.allocator.vm_size import vcpus_of
 from vmpin.host.daemons import programs
 from vmpin.host.files import Files
 from vmpin.host.sysfs import Sysfs
-from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.view import NodeView
 from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
 from vmpin.wire.nri_enums import Verb
@@ -46,9 +47,9 @@ _FOREIGN = 10
 class Allocating:
     """:param nri: the NRI feed, None without one. :raises SourceError: when the topology cannot be read."""
 
-    def __init__(self, reconciler: Reconciler, nri: Callable[[], NriFeed | None], timeouts: Timeouts) -> None:
-        view = reconciler.view
-        self._reconciler, self._view = reconciler, view
+    def __init__(self, node_state: NodeState, nri: Callable[[], NriFeed | None], timeouts: Timeouts) -> None:
+        view: NodeView = node_state
+        self._node_state, self._view = node_state, view
         self._topology, self._nri = view.node.topology, nri
         self._sysfs = Sysfs(view.config.paths.sys)
         # The node's files: a pod's own root has no configuration of Kata's.
@@ -60,7 +61,7 @@ class Allocating:
             partial(vcpus_of, proc=view.proc, configured=kata.of, known=view.has_vm,
                     overhead=kata.overhead),
             partial(device_nodes, self._sysfs))
-        self.updates = PoolUpdates(view, self.allocator, reconciler.read_cgroups, nri, timeouts)
+        self.updates = PoolUpdates(view, self.allocator, node_state.read_cgroups, nri, timeouts)
         self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, nri, timeouts)
         self.live: LiveAnnotations | None = None
         if view.config.of_features["allocate"].live_annotations:
@@ -85,7 +86,7 @@ class Allocating:
 
     def take(self) -> None:
         """Hand the reconciler what is given out; CPUs may wait for an update."""
-        self._reconciler.put_authority(ledger_authority(self.allocator.assignments()))
+        self._node_state.put_authority(ledger_authority(self.allocator.assignments()))
         self.updates.touch()
         if self.live is not None:
             self.live.touch()

@@ -35,7 +35,7 @@ class Endless(ThiefVisits):
 
 def test_a_visit_without_an_end_delays_no_round(node: Spinners) -> None:
     """It goes on between the rounds."""
-    sampling = Sampling(node.reconciler)
+    sampling = Sampling(node.node_state)
 
     async def sampled() -> int:
         task = asyncio.create_task(sampling.run())

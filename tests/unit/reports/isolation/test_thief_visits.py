@@ -151,7 +151,7 @@ class Counting(Procfs):
 
 
 def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> None:
-    proc = node.reconciler.proc = Counting(crowd)
+    proc = node.node_state.proc = Counting(crowd)
     visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
     visit(visits, {})
     run_for(0.05, crowd)
@@ -167,7 +167,7 @@ def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> 
 
 
 def test_more_threads_than_a_visit_looks_at_are_left_to_others(node: Spinners, crowd: int) -> None:
-    proc = node.reconciler.proc = Counting(crowd)
+    proc = node.node_state.proc = Counting(crowd)
     visits, cpu = ThiefVisits(node.reconciler.view, most=300), node.there.first
     visit(visits, {})
     run_for(0.05, crowd)
@@ -188,7 +188,7 @@ class CountingCgroups(Cgroups):
 
 
 def test_whose_a_process_is_is_looked_up_once(node: Spinners, crowd: int) -> None:
-    cgroups = node.reconciler.cgroups = CountingCgroups(crowd)
+    cgroups = node.node_state.cgroups = CountingCgroups(crowd)
     visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
     own = {OWNER: frozenset(["/sys/fs/cgroup/none/cpu.stat"])}
     visit(visits, {cpu: MUCH}, own)

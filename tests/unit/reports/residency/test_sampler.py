@@ -59,7 +59,7 @@ def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
     assert (found.elsewhere, found.free) == (0, 0)
     if sampler.host.counts_migrations:
         assert (found.certain, found.migrations) == (found.placed, 0)
-    assert list(node.reconciler.ledger.of(vm.sandbox).roles) == [ThreadRole.EMULATOR]
+    assert list(node.node_state.ledger.of(vm.sandbox).roles) == [ThreadRole.EMULATOR]
     run_for(0.1, vm.vmm.pid)
     sampler.round()
     assert node.account(vm).placed > found.placed + 0.09 * SECOND
@@ -87,7 +87,7 @@ def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> 
 def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsewhere(node: Spinners) -> None:
     vm = node.vm()
     sampler = started(node.reconciler.view)
-    node.reconciler.report_strays(sampler.strayed)
+    node.node_state.report_strays(sampler.strayed)
     assert node.repair(vm) == 0
     sampler.round()
     node.move(vm, node.there)
@@ -102,7 +102,7 @@ def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsew
     if sampler.host.counts_migrations:
         assert found.migrations >= 2
     assert [finding.cpu for finding in sampler.ledger.findings.values()] == [node.there.first]
-    assert node.reconciler.ledger.drift.total() == 1  # whatever the cause: a numad of another test may run just then
+    assert node.node_state.ledger.drift.total() == 1  # whatever the cause: a numad of another test may run just then
 
 
 def test_a_repair_goes_on_where_the_thread_cannot_be_sampled_before(node: Spinners,
@@ -118,7 +118,7 @@ def test_a_repair_goes_on_where_the_thread_cannot_be_sampled_before(node: Spinne
     run_for(0.05, vm.vmm.pid)
     monkeypatch.setattr(sampler.host, "ran", out_of_descriptors)
     assert node.repair(vm) == 1
-    assert node.reconciler.ledger.drift.total() == 1
+    assert node.node_state.ledger.drift.total() == 1
 
 
 def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners) -> None:
@@ -131,7 +131,7 @@ def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners)
     found = node.account(vm)
     assert found.free > 0.09 * SECOND
     assert (found.placed, found.elsewhere) == (0, 0)
-    del node.reconciler.placements[vm.sandbox]  # unpinned by hand
+    del node.node_state.placement_cache.placements[vm.sandbox]  # unpinned by hand
     run_for(0.1, vm.vmm.pid)
     sampler.round()
     assert node.account(vm).free > found.free + 0.09 * SECOND
@@ -199,12 +199,12 @@ while True:
     sampler.round()
     run_for(0.5, vm.vmm.pid)
     sampler.round()
-    unseen = node.reconciler.ledger.of(vm.sandbox).unseen
+    unseen = node.node_state.ledger.of(vm.sandbox).unseen
     assert unseen > 0.4 * SECOND
     assert node.account(vm).ran < 0.1 * SECOND
     run_for(0.2, vm.vmm.pid)
     sampler.round()
-    assert node.reconciler.ledger.of(vm.sandbox).unseen > unseen + 0.1 * SECOND
+    assert node.node_state.ledger.of(vm.sandbox).unseen > unseen + 0.1 * SECOND
 
 
 def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
@@ -226,7 +226,7 @@ def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners
     node.children[vm.sandbox].kill()
     node.children[vm.sandbox].wait()
     sampler.round()
-    account = node.reconciler.ledger.of(vm.sandbox)
+    account = node.node_state.ledger.of(vm.sandbox)
     unseen = account.unseen
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm.vmm.pid = node.vm("b").vmm.pid  # until the next pass it is not known that it has ended
@@ -238,7 +238,7 @@ def test_a_process_that_got_anothers_number_is_not_booked_as_that(node: Spinners
 @pytest.mark.parametrize("kernel", [False, True])
 def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: bool) -> None:
     sampler = started(node.reconciler.view)
-    vms = node.reconciler.inventory.vms
+    vms = node.node_state.inventory.vms
     time.sleep(0.02)  # start times are in steps of a hundredth of a second
     vm = spins = node.vm()
     (thread,) = spins.vmm.threads.values()
@@ -273,7 +273,7 @@ def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
     vm = node.vm()
     sampler = started(node.reconciler.view)
     sampler.round()
-    del node.reconciler.inventory.vms[vm.sandbox]
+    del node.node_state.inventory.vms[vm.sandbox]
     sampler.round()
     sampler.round()
     # No public way in: nothing that is shown has the processes that are remembered.
@@ -333,7 +333,7 @@ def test_sampling_that_is_switched_off_and_on_goes_on_with_what_is_known(node: S
     sampler.close()
     (tmp_path / "proof").write_bytes(kept)  # as if there had been no space for more
     placed = node.account(vm).placed
-    node.reconciler.ledger.drift["other"] += 1
+    node.node_state.ledger.drift["other"] += 1
     sampler = started(node.reconciler.view, tmp_path / "proof")
     assert node.account(vm).placed == placed > 0.09 * SECOND
     assert sampler.ledger.drift == {"other": 1}

@@ -45,9 +45,10 @@ class Node:
             "run", "kata_go", "kata_rs", "kubelet", "nri", "cri")}
         self.reconciler = Reconciler(settings.load(None, {}, {**paths, "watch.only": "none",
                                                             "policy.runc_repair": "true"}))
-        self.repair = RuncRepair(self.reconciler.view, self.reconciler.counters, self.reconciler.read_cgroups,
+        self.node_state = self.reconciler.node_state
+        self.repair = RuncRepair(self.reconciler.view, self.node_state.counters, self.node_state.read_cgroups,
                                  lambda: self.plugin)
-        self.reconciler.nri_connected(True)
+        self.node_state.nri_connected(True)
 
     def receive(self) -> NriEvent:
         event = self._events.get(timeout=PATIENCE)
@@ -55,7 +56,7 @@ class Node:
             assert event.runtime == os.getpid()
             event = event._replace(runtime=self.pid)
         self.repair.take([event])
-        take_nri(self.reconciler, [event])
+        take_nri(self.reconciler.node_state, [event])
         return event
 
     def connected(self, cpus: str | None = None) -> NriRuntime:
@@ -76,11 +77,11 @@ class Node:
         return self.connected(cpus)
 
     def cpus(self) -> str:
-        return str(self.reconciler.state.sandboxes[SandboxId("pod1")].containers[ContainerId("c1")].container.cpuset)
+        return str(self.node_state.state.sandboxes[SandboxId("pod1")].containers[ContainerId("c1")].container.cpuset)
 
     def repaired(self) -> list[ContainerId]:
         """What is asked of the runtime for a disagreement that lasts."""
-        self.reconciler.disagreements.lasting[SandboxId("pod1"), ContainerId("c1")] = "the sources disagree"
+        self.node_state.source_disagreements.lasting[SandboxId("pod1"), ContainerId("c1")] = "the sources disagree"
 
         async def look() -> None:
             self.repair.begin()
@@ -122,7 +123,7 @@ def test_a_list_of_containerds_has_what_was_updated_while_it_was_not_connected(n
 
 def test_nor_does_it_over_a_restart_of_the_watcher(node: Node) -> None:
     runtime = updated(node)
-    assert node.reconciler.save()
+    assert node.node_state.save()
     node.begin()
     assert node.cpus() == UPDATED
     node.restarted(runtime, CREATED)
@@ -147,8 +148,8 @@ def test_a_runtime_that_was_not_restarted_lists_what_is_so(node: Node) -> None:
 def test_a_runc_container_is_not_given_the_cpus_of_a_list(node: Node) -> None:
     """With the watcher's own state file lost as well: the cgroup is right, and the list is all that NRI says."""
     runtime = node.connected(CREATED)
-    node.reconciler.reduce([CpusetSeen(SandboxId("pod1"), ContainerId("c1"), CpuSet.parse(UPDATED), Source.CGROUP,
-                                       1 << 62)])
+    node.node_state.apply_events([CpusetSeen(SandboxId("pod1"), ContainerId("c1"), CpuSet.parse(UPDATED),
+                                             Source.CGROUP, 1 << 62)])
     assert node.cpus() == UPDATED
     assert node.repaired() == []
     # What the runtime reports as it happens is another matter.
