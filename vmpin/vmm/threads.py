@@ -162,10 +162,10 @@ class _Vm:
             self._fds = kvm.vcpu_fds(self.procfs, self.pid)
         return self._fds
 
-    def by_index(self, found: Mapping[int, int]) -> dict[int, VcpuId]:
-        """KVM's vcpu ids as the VMM counts its vCPUs."""
-        vcpus = self.vmm.vcpus_of_kvm_ids(self.argv, found.values())
-        return {key: vcpus[number] for key, number in found.items() if number in vcpus}
+    def by_index(self, kvm_ids: Mapping[int, int]) -> dict[int, VcpuId]:
+        """KVM's vcpu ids as the VMM counts its vCPUs, under the same keys."""
+        vcpus = self.vmm.vcpus_of_kvm_ids(self.argv, kvm_ids.values())
+        return {key: vcpus[number] for key, number in kvm_ids.items() if number in vcpus}
 
     def all_iothreads(self) -> Collection[int]:
         """Return the iothreads identified by QMP or before; failing that, by the order in which QEMU made them."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from vmpin.domain.model import Vcpu, VcpuId
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm import qemu
-from vmpin.vmm.arguments import keyvals, option_values
 from vmpin.vmm.qemu_cmdline import (
     Smp,
     cpu_index,
@@ -219,14 +218,3 @@ def test_iothreads_are_the_declared_objects() -> None:
 ])
 def test_qmp_sockets_are_those_another_client_may_use(line: str, paths: tuple[str, ...]) -> None:
     assert qmp_sockets([X86, *line.split()]) == paths
-
-
-def test_options_take_one_dash_or_two() -> None:
-    assert option_values(["x", "-a", "1", "--a", "2", "-b", "3", "-a"], "a") == ["1", "2"]
-
-
-def test_keyvals_are_split_as_qemu_does() -> None:
-    assert keyvals("a,,b,k=v,,w,flag,,x=1,x", "first") == [
-        ("first", "a,b"), ("k", "v,w"), ("flag,x", "1"), ("x", "on")]
-    assert keyvals("k=v=w", "first") == [("k", "v=w")]
-    assert keyvals("", "first") == []

@@ -33,18 +33,18 @@ class GuestAddress:
 def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
     """The channels into a VM's guest, those with ports first: Kata's agent can be reached over them as well.
     :param kata_go, kata_rs: the state directories of Kata's two runtimes."""
-    ways = vm.type.channels
-    found: list[Channel] = []
+    offered = vm.type.channels
+    channels: list[Channel] = []
     # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
-    cid = ways.cid(vm.argv)
+    cid = offered.cid(vm.argv)
     if cid is not None:
-        found.append(Vsock(cid))
-    elif (device := ways.vsock_daemon(vm.argv)) is not None:
-        found += _of_daemon(device, proc)
-    found = found or [*_recorded_or_hybrid(vm, kata_go, kata_rs)]
-    if (path := ways.serial(vm.argv, SERIAL)) is not None:
-        found.append(VirtioSerial(path, vm.pid))
-    return found
+        channels.append(Vsock(cid))
+    elif (device := offered.vsock_daemon(vm.argv)) is not None:
+        channels += _of_daemon(device, proc)
+    channels = channels or [*_recorded_or_hybrid(vm, kata_go, kata_rs)]
+    if (path := offered.serial(vm.argv, SERIAL)) is not None:
+        channels.append(VirtioSerial(path, vm.pid))
+    return channels
 
 
 def _recorded_or_hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterator[HybridVsock | Vsock]:
