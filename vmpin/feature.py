@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Awaitable, Coroutine
 
     from prometheus_client.core import Metric
@@ -91,6 +92,9 @@ class Feature(NamedTuple):
     check_config: Callable[[Config], ConfigError | None] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
+    #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""), and may set
+    #: another `run`.
+    options: Callable[[str, ArgumentParser], None] | None = None
     watch: Callable[[Watcher], WatcherPart | None] | None = None
     #: Which annotations of pods the reporter hands to the watcher, by their keys; None for none.
     watched_annotations: Callable[[Config], Callable[[str], bool] | None] | None = None

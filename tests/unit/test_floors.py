@@ -184,8 +184,10 @@ def test_every_package_has_a_floor_and_the_root_does_not_grow() -> None:
 
 
 def floor(module: str) -> int:
-    """A feature's verbs stand beside the command line's own, and use what these share."""
-    return FLOORS["cli"] + 1 if ".verbs" in module and top(module) == "features" else FLOORS[top(module)]
+    """A feature's verbs stand beside the command line's own, and use what these share; so do the options that its
+    manifest adds to these."""
+    above = top(module) == "features" and (".verbs" in module or module.endswith(".manifest"))
+    return FLOORS["cli"] + 1 if above else FLOORS[top(module)]
 
 
 def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
@@ -203,7 +205,7 @@ NAME_THE_ALLOCATOR = (
 
 
 #: The same of the cluster.
-NAME_THE_CLUSTER = ("daemon", "cli", "status.explain", "features.allocator.live_annotations")
+NAME_THE_CLUSTER = ("daemon", "cli.status_text", "status.explain", "features.allocator.live_annotations")
 
 
 def feature_of(module: str) -> str:

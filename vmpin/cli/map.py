@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.cli.allocator.ledger_report import ledger_report
-from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.control_client import status_document
 from vmpin.cli.map_output import show
 from vmpin.cli.this_program import about_this_node
@@ -46,20 +45,16 @@ examples:
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", run, about=_ABOUT,
-                  epilog=cluster.examples("map", _EXAMPLES))
+                  epilog=_EXAMPLES)
     direct_flag(parser)
     parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
         "draw the node described in this YAML file, as vmpin would place it"))
     watch_flag(parser)
     output_flag(parser, ("text", "svg", "html", "json"))
     parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
-    cluster.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if cluster.asked(args):
-        from vmpin.cli.cluster import all_nodes
-        return all_nodes.draw(args)
     if args.watch and args.output != "text" and args.file is None:
         raise UsageError(f"-o {args.output} is drawn once", "--watch goes with --file FILE, which it writes again")
     if args.scenario is not None:

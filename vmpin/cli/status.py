@@ -3,11 +3,19 @@
 import argparse
 import sys
 
-from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.control_client import ask_raw, only, read_status, status_document
 from vmpin.cli.output import print_data
 from vmpin.cli.this_program import about_this_node
-from vmpin.cli.verb_options import Verbs, direct_flag, output_flag, sandbox_argument, usable_config, verb, watch_flag
+from vmpin.cli.verb_options import (
+    Verbs,
+    direct_flag,
+    namespace_flag,
+    output_flag,
+    sandbox_argument,
+    usable_config,
+    verb,
+    watch_flag,
+)
 from vmpin.feature import inspect_vms
 
 _EXAMPLES = """\
@@ -29,20 +37,17 @@ the reason), unmanaged (no CPUs for it are known: left as it is), off.
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run,
-                  epilog=cluster.examples("status", _EXAMPLES))
+                  epilog=_EXAMPLES)
     sandbox_argument(parser, "only this one")
+    namespace_flag(parser)
     output_flag(parser, ("table", "wide", "json", "yaml"))
     direct_flag(parser)
     parser.add_argument("--inspect", action="store_true", help=about_this_node(
         "also inspect the devices of each VM, as -o wide does (as root: docs/network.md)"))
     watch_flag(parser)
-    cluster.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if cluster.asked(args):
-        from vmpin.cli.cluster import all_nodes
-        return all_nodes.status(args)
     config = usable_config(args)
     if args.output == "json" and args.sandbox is None and not args.inspect and not sys.stdout.isatty():
         # The watcher's answer is the document: it is passed on without parsing thousands of threads.

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vmpin.cli.this_program import KUBECTL, named, program
+from vmpin.cli.this_program import named, program
 from vmpin.cli.verb_options import HelpFormatter, VersionFlag
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ VERBS = {
     "isolation": "isolation", "map": "map", "top": "top.command", "doctor": "doctor", "gather": "gather",
     "plan": "plan", "allocations": "allocator.allocations", "set": "allocator.set", "reconcile": "reconcile",
     "unpin": "unpin", "config": "config", "install-hook": "install_hook", "install-service": "install_service",
-    "guest": "guest", "reporter": "reporter", "help": "help", "version": "version",
+    "guest": "guest", "help": "help", "version": "version",
     "completion": "completion",
 }
 
@@ -71,12 +71,12 @@ def verb_modules() -> dict[str, str]:
 def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of all verbs; where the arguments begin with one, of that alone, as the others' modules take time to
     load."""
-    examples, name = _EXAMPLES, program()
-    if name == KUBECTL:
-        from vmpin.cli.cluster.flags import PLUGIN_EXAMPLES as examples
+    from vmpin.feature import features, present
+
+    name = program()
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
     vars(argparse)["_"] = lambda text: text
-    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=named(examples), formatter_class=HelpFormatter)
+    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=named(_EXAMPLES), formatter_class=HelpFormatter)
     parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
                         "exists)")
@@ -88,6 +88,9 @@ def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     own = [f"vmpin.cli.{VERBS[verb]}"] if verb in VERBS else None
     for module in own or (dict.fromkeys(verb_modules().values()) if verb is None else [verb_modules()[verb]]):
         importlib.import_module(module).add_parser(verbs)
+    for options in present(feature.options for feature in features()):
+        for verb_name, verb_parser in {"": parser, **verbs.choices}.items():
+            options(verb_name, verb_parser)
     return parser
 
 

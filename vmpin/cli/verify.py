@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 
 from vmpin.cli.allocator.ledger_report import misplaced_grants
-from vmpin.cli.cluster import flags as cluster
 from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
 from vmpin.cli.run_times import duration, elsewhere, percent, print_proof, proof
@@ -14,6 +13,7 @@ from vmpin.cli.verb_options import (
     Verbs,
     answering,
     direct_flag,
+    namespace_flag,
     output_flag,
     sandbox_argument,
     usable_config,
@@ -46,17 +46,15 @@ exit codes:
      sandbox's VMM, a pod with exclusive CPUs of which no container is known, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
-     unmanaged, or not placed yet), the watcher does not answer, or without one the required privileges are missing;
-     with --all-nodes, a node is stale, missing or not ready, has unmanaged pods alone, or the API server does not
-     answer
-
+     unmanaged, or not placed yet), the watcher does not answer, or without one the required privileges are missing
 """
 
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 on drift or collisions)", run,
-                  about=_ABOUT, epilog=_EXITS + cluster.examples("verify", ""))
+                  about=_ABOUT, epilog=_EXITS)
     sandbox_argument(parser, "only this one")
+    namespace_flag(parser)
     parser.add_argument("--since", metavar="DURATION", help=about_this_node(
         "also where they ran since then: 90s, 30m, 24h, 7d"))
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help=about_this_node(
@@ -64,14 +62,10 @@ def add_parser(verbs: Verbs) -> None:
     direct_flag(parser)
     watch_flag(parser)
     output_flag(parser, ("text", "json"))
-    cluster.add_flags(parser)
 
 
 @answering(UnseenError)
 def run(args: argparse.Namespace) -> int:
-    if cluster.asked(args):
-        from vmpin.cli.cluster import all_nodes
-        return all_nodes.verify(args)
     config, tolerated = usable_config(args), percent(args.tolerate)
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:

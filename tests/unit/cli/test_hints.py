@@ -80,3 +80,10 @@ def test_a_plan_names_a_sandbox_without_a_pod_as_explain_takes_it(
     assert main(["plan", "--config", str(tmp_path / "vmpin.yaml")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == (
         "sandbox abababababab is unmanaged: its threads keep their masks (vmpin explain abababababab)")
+
+
+def test_the_table_of_exit_codes_has_every_command() -> None:
+    text = (Path(__file__).parents[3] / "docs/exit-codes.md").read_text()
+    rows = [line.split(" | ")[0].strip("| ").replace("`", "") for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in row.split(", ")) == sorted(verb_modules())
+    assert "docs/exit-codes.md" in (Path(__file__).parents[3] / "README.md").read_text()

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from vmpin.cli import control_client, run_times
 from vmpin.cli.allocator import allocations
-from vmpin.cli.cluster import all_nodes
 from vmpin.cli.main import main
 from vmpin.cli.table_layout import Block, blocks_of, lines_of
 from vmpin.domain.wrapping import wrapped
+from vmpin.features.cluster.verbs import all_nodes
 from vmpin.features.network import vm_networks
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -1,7 +1,85 @@
-"""The parts of the feature `cluster` (docs/kubernetes.md)."""
+"""The parts of the feature `cluster` (docs/kubernetes.md).
+
+The options for all nodes are here, beside the parts: a status of this node alone loads no other module of it."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vmpin.feature import Feature
 
-FEATURE = Feature("cluster")
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+
+_ABOUT = """\
+Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
+no pod is entered or listed. A node whose object is older than twice its refresh is stale. One that the reporter's
+DaemonSet chooses and that has no object is missing: to find it takes the rights to list DaemonSets and nodes. Each of
+these options implies --all-nodes (-n where no SANDBOX is given). Needs the extra vmpin[kubernetes].
+"""
+_EXIT = """
+exit code 3 with --all-nodes: a node is stale, missing or not ready, has unmanaged pods alone, or the API server does
+not answer
+
+"""
+_EXAMPLES = """\
+of a cluster:
+  vmpin {verb} --all-nodes
+  vmpin {verb} --node NAME
+  vmpin {verb} -n NAMESPACE -l topology.kubernetes.io/zone=a
+  vmpin {verb} --all-nodes -o json
+"""
+#: In place of the examples in `vmpin --help`.
+_PLUGIN_EXAMPLES = """\
+every node of the cluster, from their NodePinnings (of the current context; --context and --kubeconfig for another):
+  vmpin status               a line for each node, then the pods that are not in place
+  vmpin status -n shop       of the pods of one namespace
+  vmpin map                  a sign for each CPU of each node
+  vmpin map --node NAME      one node's CPUs with their owners
+  vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if a node is stale or missing
+
+The other commands are about the machine that they are started on. `vmpin help kubernetes`: how to run them on a node.
+"""
+
+
+def _options(verb: str, parser: ArgumentParser) -> None:
+    """The kubectl plugin is about the cluster: its help lists no examples of this node."""
+    from vmpin.cli.this_program import KUBECTL, named, program
+
+    plugin = program() == KUBECTL
+    if not verb and plugin:
+        parser.epilog = named(_PLUGIN_EXAMPLES)
+    if verb not in ("status", "verify", "map"):
+        return
+    of_this_node = "" if plugin and verb != "verify" else f"{parser.epilog}\n"
+    parser.epilog = of_this_node + named(_EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb))
+    parser.set_defaults(run=_run_on_all(verb, parser.get_default("run")))
+    parser.conflict_handler = "resolve"  # -n is of all nodes, too
+    group = parser.add_argument_group("all nodes of a cluster", _ABOUT)
+    group.add_argument("--all-nodes", action="store_true", default=plugin,
+                       help=f"every node of the cluster{' (always so here)' if plugin else ', instead of this one'}")
+    group.add_argument("--node", metavar="NAME", default="", help="one node of the cluster")
+    group.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this "
+                       "namespace; with SANDBOX that pod's, on this node")
+    group.add_argument("-l", "--selector", metavar="SELECTOR", default="", help="only nodes with these labels; a "
+                       "NodePinning has its node's zone, region and pool, and vmpin.io/ready")
+    group.add_argument("--kubeconfig", metavar="FILE", help="as kubectl's (default: KUBECONFIG, else "
+                       "~/.kube/config, else the service account of this pod)")
+    group.add_argument("--context", metavar="NAME", default="", help="a context of the kubeconfig")
+
+
+def _run_on_all(verb: str, on_this_node: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
+    """Carry a verb out for all nodes where an option asks for that, else as the core does."""
+    def run(args: Namespace) -> int:
+        namespace = args.namespace and getattr(args, "sandbox", None) is None
+        if not (args.all_nodes or args.node or namespace or args.selector or args.kubeconfig or args.context):
+            return on_this_node(args)
+        from vmpin.features.cluster.verbs.all_nodes import VERBS
+
+        return VERBS[verb](args)
+
+    return run
+
+
+FEATURE = Feature("cluster", verbs={"reporter": "vmpin.features.cluster.verbs.reporter"}, options=_options)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from vmpin.cli.map_output import show, show_lines, width
 from vmpin.cli.output import print_data, print_text, table
@@ -76,10 +77,14 @@ def draw(args: argparse.Namespace) -> int:
     return 0
 
 
+#: What carries each verb out.
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {"status": status, "verify": verify, "map": draw}
+
+
 def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
     """Read all nodes' records from the API server. :param everything: also the pods that are in place.
     :raises ConfigError, ClusterError, UsageError: no answer."""
-    server = ApiServer(args.kubeconfig, args.context, as_kubectl=True)
+    server = ApiServer(args.kubeconfig and Path(args.kubeconfig), args.context, as_kubectl=True)
     server.check()
     return read_fleet(server.send, time.time, NodeChoice(args.node, args.selector, args.namespace),
                       (lambda record: record) if everything else NodeRecord.attention)

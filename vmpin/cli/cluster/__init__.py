@@ -1,1 +1,0 @@
-"""The command line for every node of a cluster: `--all-nodes`, and the kubectl plugin."""
