@@ -24,16 +24,16 @@ from rich.text import Text
 from top_given import MS, used
 
 from vmpin.cli.status_text import print_one
-from vmpin.cli.top.screen import laid_out
-from vmpin.cli.top.sheet import Surroundings, sheet
-from vmpin.cli.top.view_state import Line, Page, State, View, with_selection
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import names_of
-from vmpin.reports.isolation.cpu_intervals import Interval
-from vmpin.reports.isolation.isolation_advice import ThiefKind
-from vmpin.reports.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
-from vmpin.reports.isolation.isolation_page import page
-from vmpin.reports.isolation.isolation_report import document, pod_report, with_slo
+from vmpin.features.isolation.cpu_intervals import Interval
+from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
+from vmpin.features.isolation.isolation_page import page
+from vmpin.features.isolation.isolation_report import document, pod_report, with_slo
+from vmpin.features.isolation.verbs.top.screen import laid_out
+from vmpin.features.isolation.verbs.top.sheet import Surroundings, sheet
+from vmpin.features.isolation.verbs.top.view_state import Line, Page, State, View, with_selection
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 #: Rich's (it has no public name), without fonts from the web: what shows it has a monospaced one.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from vmpin.cpuset import CpuSet
-from vmpin.reports.isolation.cpu_intervals import Interval
-from vmpin.reports.isolation.isolation_advice import ThiefKind
-from vmpin.reports.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
-from vmpin.reports.isolation.isolation_report import document, pod_report
+from vmpin.features.isolation.cpu_intervals import Interval
+from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
+from vmpin.features.isolation.isolation_report import document, pod_report
 
 SHOP, DB = "5f2c8e91d0b74a36" * 4, "77aa10e5c94f4d02" * 4
 WEB, LOGS, MAIN = "c1e8a4b2" * 8, "c2f9b5c3" * 8, "c30ac6d4" * 8

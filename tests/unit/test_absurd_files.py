@@ -25,14 +25,14 @@ from vmpin.errors import ConfigError, SourceError
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.texts.grant_annotation import read_annotation
 from vmpin.features.allocator.texts.wish_values import AnnotationError
+from vmpin.features.isolation import isolation_file
+from vmpin.features.isolation.isolation_books import IsolationBooks
 from vmpin.host import daemons
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_file import sealed
 from vmpin.reconcile.state_format import SavedState, dumps, text_of
-from vmpin.reports.isolation import isolation_file
-from vmpin.reports.isolation.isolation_books import IsolationBooks
 from vmpin.reports.residency import books_file
 from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import parse_go, parse_rs

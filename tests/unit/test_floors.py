@@ -55,12 +55,10 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "status.health", "status.pod_arguments", "install.service_unit",
               "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map",
               "reports.residency.usage",
-              "reports.isolation.cpu_intervals", "reports.isolation.isolation_books",
-              "reports.isolation.isolation_shares", "reports.isolation.isolation_advice",
-              "reports.isolation.isolation_report", "reports.isolation.isolation_text",
-              "reports.isolation.isolation_page",
-              "reports.top.thread_intervals", "reports.top.node_description", "reports.top.pod_usage",
-              "reports.top.usage_document", "cli.top.keys", "cli.top.view_state", "cli.top.sheet",
+              *(f"features.isolation.{name}" for name in (
+                  "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",
+                  "isolation_text", "isolation_page", "top.thread_intervals", "top.node_description", "top.pod_usage",
+                  "top.usage_document", "verbs.top.keys", "verbs.top.view_state", "verbs.top.sheet")),
               "cli.shell.help_layout",
               "doctor.checks",
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
@@ -78,15 +76,16 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
         "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct",
         "types", "typing"}
 #: All that may come from outside the standard library, and where.
-OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"}, "rich": {"cli.output", "cli.top.screen", "cli.top.live"},
+OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
+           "rich": {"cli.output", "features.isolation.verbs.top.screen", "features.isolation.verbs.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics"},
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
-ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "vmm.qmp", "reconcile.one_pass",
-         "procevents.feed", "guests", "features.allocator", "daemon"}
+ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "host.turns", "vmm.qmp",
+         "reconcile.one_pass", "procevents.feed", "guests", "features.allocator", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
@@ -94,22 +93,23 @@ NUMBERS_ELSEWHERE = {
     **dict.fromkeys((
         "host", "doctor.collect.kernel", "doctor.collect.own_facts", "guests.transport.discovery",
         "pinning.restoration",
-        "procevents.newborn_placer", "reports.bundle.vms", "reports.isolation.thief_visits", "reports.residency",
-        "reports.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition", "vmm.thread_list",
+        "procevents.newborn_placer", "reports.bundle.vms", "features.isolation.thief_visits", "reports.residency",
+        "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
+        "vmm.thread_list",
         "features.allocator.allocator_topology",
         *(f"features.network.{name}" for name in ("device_nodes", "netns", "netns_reader", "rtnetlink"))),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
         "config.plain_yaml", "features.allocator.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
-        "reports.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
+        "features.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
     **dict.fromkeys((
         "cli.mask_changes", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
         "config.yaml_file",
-        "daemon.samples.isolation_answers",
+        "features.isolation.isolation_answers",
         *(f"features.cluster.{name}" for name in (
             "fleet.fleet_document", "fleet.node_fleet", "kube.agenda", "kube.event_limits", "kube.topology_agenda",
             "reporter.api_server")),
-        "domain.terminal", "guests.kata_agent", "reports.isolation.isolation_observer", "reports.map.svg",
+        "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer", "reports.map.svg",
         "sources.nri.call_decoding", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
                      "features.network.vm_networks", "features.demo", "cli.shell.names"),
@@ -193,19 +193,16 @@ def floor(module: str) -> int:
 def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
             if top(name) != top(module) and floor(name) >= floor(module) and module != "feature"
-            and not (feature_of(name) == "allocator" and within(module, NAME_THE_ALLOCATOR))
-            and not (feature_of(name) == "cluster" and within(module, NAME_THE_CLUSTER))
-            and not (top(name) == "daemon" and feature_of(module) == "allocator")] == []
+            and not within(module, NAMING.get(feature_of(name), ()))
+            and not (top(name) == "daemon" and feature_of(module) in NAMING)] == []
 
 
-#: Core modules that name the allocator until their part of it is one of a feature.
-NAME_THE_ALLOCATOR = (
-    "daemon", "reconcile.node_state", "reconcile.teardown", "reports.map.node_map", "scenario.node_scenario",
-    "scenario.scenario_reader", "status.prometheus", "cli")
-
-
-#: The same of the cluster.
-NAME_THE_CLUSTER = ("daemon", "cli.status_text", "status.explain", "features.allocator.live_annotations")
+#: Core modules that name a feature until their part of it is one of the feature.
+NAMING = {
+    "allocator": ("daemon", "reconcile.node_state", "reconcile.teardown", "reports.map.node_map",
+                  "scenario.node_scenario", "scenario.scenario_reader", "status.prometheus", "cli"),
+    "cluster": ("daemon", "cli.status_text", "status.explain", "features.allocator.live_annotations"),
+    "isolation": ("daemon.control", "daemon.sampling")}
 
 
 def feature_of(module: str) -> str:
@@ -216,8 +213,7 @@ def test_the_core_names_no_feature_and_no_feature_another() -> None:
     """The seam alone reaches them, by their names in vmpin/features/__init__.py."""
     assert [(module, name) for module, path in MODULES.items() for name in sorted(own(path))
             if feature_of(name) and feature_of(name) != feature_of(module)
-            and not (feature_of(name) == "allocator" and within(module, NAME_THE_ALLOCATOR))
-            and not (feature_of(name) == "cluster" and within(module, NAME_THE_CLUSTER))] == []
+            and not within(module, NAMING.get(feature_of(name), ()))] == []
 
 
 def test_a_manifest_loads_the_seam_alone() -> None:
@@ -346,7 +342,7 @@ def test_nothing_is_changed_through_the_view() -> None:
     """Its owner changes it, in reconcile. What is counted elsewhere is counted in the reconciler's counters: those of
     the view are for status to read."""
     for module, path in MODULES.items():
-        if top(module) in ("reconcile", "cli"):  # cli.top has another kind of view
+        if top(module) in ("reconcile", "cli") or ".verbs" in module:  # verbs.top has another kind of view
             continue
         for node in nodes(path):
             if isinstance(node, ast.Attribute | ast.Subscript):

@@ -13,8 +13,6 @@ import pytest
 
 from vmpin.bounded import load_json
 from vmpin.cli import audit, run_times, verb_options
-from vmpin.cli import isolation as isolation_flags
-from vmpin.cli.top import command as top_flags
 from vmpin.config import values
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import SandboxId, VcpuId
@@ -24,6 +22,8 @@ from vmpin.features.allocator.grants.cpu_request import CpuWish
 from vmpin.features.allocator.texts.annotations import changed
 from vmpin.features.allocator.vm_size import vcpus_of
 from vmpin.features.cluster.fleet.node_record import record_of_pinning
+from vmpin.features.isolation.verbs import isolation as isolation_flags
+from vmpin.features.isolation.verbs.top import command as top_flags
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.protocol.frames import MAX_HW, ProtocolError, parse_ids
 from vmpin.protocol.parsing import MAX_NUMBER, parse_answer

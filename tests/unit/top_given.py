@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vmpin.reports.top.node_description import NodeDescription, describe
-from vmpin.reports.top.pod_usage import NodeUsage, usage
-from vmpin.reports.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
+from vmpin.features.isolation.top.node_description import NodeDescription, describe
+from vmpin.features.isolation.top.pod_usage import NodeUsage, usage
+from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 
 MS = 1_000_000
 SHOP, DB, BAD, RUNC = "a" * 64, "b" * 64, "c" * 64, "d" * 64

@@ -2,8 +2,9 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.control_client import status_document
@@ -24,6 +25,7 @@ from vmpin.feature import inspect_vms
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.features.allocator.ledger_holders import LedgerMap
+    from vmpin.reports.map.node_map import Picture
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
@@ -61,13 +63,18 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.cli.scenario_file import planned_picture
         show(planned_picture(Path(args.scenario)), args)
         return 0
-    from vmpin.host.sysfs import Sysfs
-    from vmpin.reports.map.node_map import picture
     config = usable_config(args)
     found = status_document(config, None, direct=args.direct)
     inspect_vms(config, found["sandboxes"])
-    show(picture(found, Sysfs(config.paths.sys).topology(), _ledger(config, args.direct), os.uname().nodename), args)
+    show(picture_of(config, found, args.direct, os.uname().nodename), args)
     return 0
+
+
+def picture_of(config: "Config", document: Mapping[str, Any], direct: bool, node_name: str = "") -> "Picture":
+    """The picture of this node by its status document. :param direct: without the watcher."""
+    from vmpin.host.sysfs import Sysfs
+    from vmpin.reports.map.node_map import picture
+    return picture(document, Sysfs(config.paths.sys).topology(), _ledger(config, direct), node_name)
 
 
 def _ledger(config: "Config", direct: bool) -> "LedgerMap | None":

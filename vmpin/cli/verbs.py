@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit",
-    "isolation": "isolation", "map": "map", "top": "top.command", "doctor": "doctor", "gather": "gather",
-    "plan": "plan", "allocations": "allocator.allocations", "set": "allocator.set", "reconcile": "reconcile",
+    "map": "map", "doctor": "doctor", "gather": "gather", "plan": "plan",
+    "allocations": "allocator.allocations", "set": "allocator.set", "reconcile": "reconcile",
     "unpin": "unpin", "config": "config", "install-hook": "install_hook", "install-service": "install_service",
     "guest": "guest", "help": "help", "version": "version",
     "completion": "completion",

@@ -90,7 +90,7 @@ class Control:
     def _long(self, operation: str, request: dict[str, object]) -> Awaitable[dict[str, object]] | None:
         """An answer during which the watcher goes on with its other work; None where the operation has none."""
         if operation == "isolation":
-            from vmpin.daemon.samples.isolation_answers import isolation
+            from vmpin.features.isolation.isolation_answers import isolation
 
             return isolation(self._watcher, request)
         if operation == "allocations" and request.get("explain") is not None:

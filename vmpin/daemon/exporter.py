@@ -20,12 +20,12 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.config.values import Address
 from vmpin.daemon import http
 from vmpin.daemon.http import HttpReply
-from vmpin.daemon.turns import in_turns
 from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.feature import WatcherPart
 from vmpin.host import unix_sockets
+from vmpin.host.turns import in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
 from vmpin.status.headcount import Headcount

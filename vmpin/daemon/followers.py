@@ -19,10 +19,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Protocol
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
-from vmpin.daemon.turns import in_turns
 from vmpin.domain.guest_report import GuestData
 from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
+from vmpin.host.turns import in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import about, health
 from vmpin.status.health import SourceHealth

@@ -11,9 +11,9 @@ from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.daemon.feeds import poll_pod_resources
 from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.supervision import Source, notify_watchdog
-from vmpin.daemon.turns import Rationed
 from vmpin.features.cluster.kube import untrusted_pod
 from vmpin.host.socket_peers import Admission, Peer, is_member
+from vmpin.host.turns import Rationed
 from vmpin.host.unix_sockets import Handler, serve
 from vmpin.runtime.oci import MAX_STATE
 

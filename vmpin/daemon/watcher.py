@@ -26,7 +26,7 @@ from vmpin.daemon.reloading import reloaded
 from vmpin.daemon.reporter_health import ReporterHealth
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
-from vmpin.daemon.samples.sampling import Sampling
+from vmpin.daemon.sampling import Sampling
 from vmpin.daemon.state_saving import StateSaving
 from vmpin.daemon.supervision import SupervisedTasks
 from vmpin.daemon.task_table import tasks_of

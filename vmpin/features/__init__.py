@@ -3,6 +3,7 @@
 NAMES = (
     "allocator",
     "cluster",
+    "isolation",
     "network",
     "demo",
 )

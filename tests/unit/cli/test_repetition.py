@@ -22,13 +22,12 @@ from vmpin.cli import repetition
 from vmpin.cli.main import main
 from vmpin.cli.shell.grammar import read
 from vmpin.cli.verb_options import without_seconds
-from vmpin.cli.verbs import VERBS, verbs_parser
+from vmpin.cli.verbs import verbs_parser
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("VMPIN_", "LINES", "COLUMNS"))}
 #: What reads, and is worth reading again.
-WATCHED = {"status", "explain", "verify", "audit", "map", "doctor", "allocations", "isolation",
-           "plan"}
+WATCHED = {"status", "explain", "verify", "audit", "map", "doctor", "allocations", "plan"}
 
 
 @pytest.fixture
@@ -74,7 +73,6 @@ def test_the_verbs_that_read_have_it() -> None:
     found = {each.name for each in read(verbs_parser([]), "vmpin").commands
              if any("--watch" in option.names for option in each.options)}
     assert found >= WATCHED
-    assert found <= set(VERBS)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [
@@ -178,11 +176,6 @@ def test_an_error_ends_it_at_first_and_is_shown_later(empty: list[str], tmp_path
 
 def test_a_drawing_is_not_repeated_into_a_pipe(empty: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*empty, "map", "-w", "-o", "svg"]) == 2
-    assert "--watch goes with --file FILE" in capsys.readouterr().err
-
-
-def test_a_page_is_not_repeated_into_a_pipe(empty: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*empty, "isolation", "--all", "-w", "-o", "html"]) == 2
     assert "--watch goes with --file FILE" in capsys.readouterr().err
 
 

@@ -37,7 +37,7 @@ def _ticks() -> int:
 
 
 class RunListener(Protocol):
-    """Is called with what each sample finds (reports.isolation.isolation_observer)."""
+    """Is called with what each sample finds (features.isolation.isolation_observer)."""
 
     def ran(self, sandbox: SandboxId, spent: int, cpu: int, stayed: bool, place: CpuSet | None) -> None:
         """A thread ran `spent` ns and was on `cpu` in the end. :param stayed: it was there all the time.

@@ -1,0 +1,210 @@
+"""What is on the screen: pages as kept in golden files, widths, hostile names, and only changed lines written."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from top_given import BAD, MS, SHOP, described, document, process, ran, sandbox, used
+
+from vmpin.features.isolation.top.node_description import describe
+from vmpin.features.isolation.top.pod_usage import NodeUsage, usage
+from vmpin.features.isolation.verbs.top.answers import HELP
+from vmpin.features.isolation.verbs.top.batch import block
+from vmpin.features.isolation.verbs.top.screen import ScreenWriter, column_widths, cut, laid_out, wrapped
+from vmpin.features.isolation.verbs.top.sheet import PODS, Surroundings, percent, rate, sheet, text_lines
+from vmpin.features.isolation.verbs.top.view_state import Line, Mode, Page, State, View, answered, with_selection
+
+GOLDEN = Path(__file__).parents[4] / "data" / "top"
+AROUND = Surroundings("node-a", "03:14:15", 3.0, "")
+PAGES = {"pods": Page(View.PODS), "threads": Page(View.THREADS, SHOP, sort="role"),
+         "threads-bad": Page(View.THREADS, BAD, sort="busy"), "thieves": Page(View.THIEVES)}
+
+
+def drawn(found: NodeUsage, state: State, width: int = 80, height: int = 24,
+          around: Surroundings = AROUND) -> list[Line]:
+    made = sheet(found, state, around)
+    if state.page.view is View.TEXT:
+        made = replace(made, text=wrapped(made.text, width))
+    return laid_out(made, with_selection(state, made.listed(height)), width, height)
+
+
+def plain(lines: list[Line]) -> list[str]:
+    return ["".join(text for text, _ in line).rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_looks_as_kept(name: str, size: tuple[int, int]) -> None:
+    """VMPIN_GOLDEN=1 writes them anew, to be looked at."""
+    text = "\n".join(plain(drawn(used(), State((PAGES[name],)), *size))) + "\n"
+    file = GOLDEN / f"{name}-{size[0]}x{size[1]}.txt"
+    if os.environ.get("VMPIN_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("size", [(1, 2), (20, 5), (40, 10), (79, 24), (80, 24), (131, 30), (400, 100)])
+def test_no_line_is_wider_than_the_screen(name: str, size: tuple[int, int]) -> None:
+    lines = drawn(used(), State((PAGES[name],)), *size)
+    assert len(lines) == size[1]
+    assert max(cell_len("".join(text for text, _ in line)) for line in lines) <= size[0]
+
+
+def test_what_is_selected_and_what_is_wrong_shows_without_colours() -> None:
+    lines = plain(drawn(used(), State((Page(View.PODS, selected=BAD),))))
+    assert [line[:2] for line in lines if "demo/" in line[:12]] == ["  ", "  ", ">!", "  "]
+
+
+def test_the_rows_that_are_shown_are_counted_where_not_all_fit() -> None:
+    given_ = document()
+    given_["sandboxes"] = [sandbox(f"{number:064}", f"pod-{number:03}", 1000 + 10 * number) for number in range(300)]
+    found = usage(describe(given_), None)
+    lines = plain(drawn(found, State((Page(View.PODS, sort="name", selected=f"{250:064}"),))))
+    assert len(lines) == 24
+    assert lines[-1].endswith(" 234-252 of 302")
+    assert any(line.startswith("> ") and "pod-250" in line for line in lines)
+
+
+@pytest.mark.parametrize(("spent", "text"), [(0, "0 ms"), (300_000, "<1 ms"), (93 * MS, "31 ms"),
+                                             (3600 * MS, "1200 ms")])
+def test_rates(spent: int, text: str) -> None:
+    assert rate(spent, 3.0) == text
+    assert rate(spent, 3.0, exact=False) == (f"~{text}" if spent else text)
+    assert rate(spent, 0.0) == "-"
+
+
+@pytest.mark.parametrize(("spent", "text"), [(0, "0%"), (3 * MS, "<1%"), (1500 * MS, "50%"), (48_000 * MS, "1600%")])
+def test_shares_of_a_cpu(spent: int, text: str) -> None:
+    assert percent(spent, 3.0) == text
+    assert percent(spent, 0.0) == "-"
+
+
+HOSTILE = "\x1b[2J\x07\r\n‮a]0;x"
+
+
+def test_hostile_names_are_escaped_on_every_page() -> None:
+    given_ = document(collisions=[{"cpu": 5, "what": HOSTILE}])
+    for each in given_["sandboxes"]:
+        each["pod"]["name"] = HOSTILE
+        each["reasons"] = [HOSTILE]
+        for thread in each["threads"]:
+            thread["name"] = HOSTILE
+        each["drift"] = {"repairs": {HOSTILE: 1}, "last": 1.0, "why": HOSTILE}
+        each["containers"][0]["guest"] = {"state": HOSTILE, "error": "", "outside": []}
+    found = used(process(900, HOSTILE, ran(901, 30, 5, HOSTILE), cgroup=f"/x/{HOSTILE}"),
+                 description=describe(given_))
+    around = Surroundings(HOSTILE, "03:14:15", 3.0, HOSTILE)
+    states = [State((replace(page, filter="a"),)) for page in PAGES.values()]
+    states += [State((Page(View.PODS, filter=HOSTILE),), mode=Mode.FILTER),
+               State(notice=HOSTILE), answered(State(), HOSTILE, text_lines([HOSTILE]))]
+    for state in states:
+        for width in (80, 200):
+            lines = drawn(found, state, width, around=around)
+            assert all(text.isprintable() for line in lines for text, _ in line), state
+    assert all(line.isprintable() for line in block(found, "now", "stolen", trouble=HOSTILE))
+
+
+def test_trouble_stands_in_the_second_line() -> None:
+    found = replace(used(description=describe(document(collisions=[{"cpu": 5, "what": "both own it"}]))),
+                    kernel_seen=False, precise=False)
+    line = plain(drawn(found, State(), 400, around=Surroundings("n", "t", 3.0, "since 03:00:00 no watcher")))[1]
+    assert line == ("stolen ~83 ms a second from 2 pods; 1 pod marked ! not in order; 1 collision, see m; since "
+                    "03:00:00 no watcher; no kernel thread in sight: another PID namespace; run times in ticks only")
+
+
+def test_before_the_first_interval_and_with_nothing_stolen() -> None:
+    assert plain(drawn(usage(described(), None), State()))[1] == "measuring; 1 pod marked ! not in order"
+    assert plain(drawn(used(process(1, "x", ran(1, 5, 0))), State()))[1].startswith("nothing was stolen; ")
+    empty = usage(describe({**document(owners=[]), "sandboxes": []}), None)
+    assert "  no VM sandbox runs on this node, and no container has exclusive CPUs" in plain(drawn(empty, State()))
+
+
+def test_a_pod_that_has_ended_says_so() -> None:
+    assert "  this pod has ended" in plain(drawn(used(), State((Page(View.THREADS, "gone"),))))
+
+
+def test_the_prompt_replaces_the_keys() -> None:
+    confirm = State((Page(View.PODS, selected=SHOP),), mode=Mode.CONFIRM)
+    assert plain(drawn(used(), confirm))[-1] == "y or n: set the masks of demo/shop now, as `vmpin reconcile` does?"
+    assert plain(drawn(used(), State(paused=True)))[-1].startswith("PAUSED, p goes on")
+    typing = State((Page(View.PODS, filter="sh"),), mode=Mode.FILTER)
+    lines = plain(drawn(used(), typing))
+    assert lines[-1].startswith("filter: sh_")
+    assert sum("demo/" in line[:12] for line in lines) == 1
+    assert lines[0].endswith("1 of 4 pods by stolen, filter 'sh'")
+
+
+def test_the_help_fits_the_smallest_screen() -> None:
+    assert max(map(len, HELP.splitlines())) <= 80
+
+
+def test_a_text_is_broken_between_words() -> None:
+    lines = plain([*wrapped(text_lines(["one two three four", "", "x"]), 9)])
+    assert lines == ["one two", "three", "four", "", "x"]
+
+
+@given(st.lists(st.lists(st.text(max_size=30), min_size=len(PODS), max_size=len(PODS)), max_size=5),
+       st.integers(60, 300))
+@example([["x" * 30] * len(PODS)], 60)
+@example([["x" * 30] * len(PODS)], 132)
+def test_columns_take_no_more_than_there_is(rows: list[list[str]], width: int) -> None:
+    columns = [column for column in PODS if width >= column.screen]
+    found = column_widths(columns, [row[:len(columns)] for row in rows], width)
+    names = sum(not column.most for column in columns)  # which keep a character each
+    assert sum(found) + 2 * (len(columns) - 1) + 2 <= width + names
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.just("")), max_size=4), st.integers(1, 40))
+def test_a_line_is_cut_to_the_width(line: list[tuple[str, str]], width: int) -> None:
+    assert cell_len("".join(text for text, _ in cut(tuple(line), width))) <= width
+
+
+def writer(monkeypatch: pytest.MonkeyPatch, **environment: str) -> ScreenWriter:
+    for name in ("NO_COLOR", "COLORTERM", "TERM", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **environment}.items():
+        monkeypatch.setenv(name, value)
+    return ScreenWriter(Console(force_terminal=True))
+
+
+def test_only_changed_lines_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = writer(monkeypatch)
+    first = made.update([(("a", ""),), (("b", "bold"),), (("c", ""),)])
+    assert first.startswith("\x1b[H\x1b[2J")
+    assert made.update([(("a", ""),), (("b", "bold"),), (("c", ""),)]) == ""
+    assert made.update([(("a", ""),), (("b", ""),), (("c", ""),)]) == "\x1b[2;1Hb\x1b[K"
+    assert made.update([(("a", ""),)]).startswith("\x1b[H\x1b[2J")
+    made.forget()
+    assert "a" in made.update([(("a", ""),)])
+
+
+def test_colours_are_those_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    red: Line = (("x", "bold red"),)
+    assert "\x1b[1;31mx" in writer(monkeypatch).update([red])
+    plain_ = writer(monkeypatch, NO_COLOR="1").update([red])
+    assert "31m" not in plain_
+    assert "\x1b[1mx" in plain_
+
+
+def test_a_block_for_a_log() -> None:
+    lines = list(block(used(), "2026-01-01T00:00:03Z", "stolen", trouble="no watcher runs"))
+    assert lines[:4] == [
+        "2026-01-01T00:00:03Z 3.0 s, 4 pods, busy 206%, stolen ~83 ms a second", "WATCHER: no watcher runs",
+        "POD         CPUS     BUSY  STOLEN/s  WAITED/s  DRIFT  GUEST     IN PLACE  VERDICT   KIND  ID",
+        "demo/shop   5-6+0-1  151%  ~81 ms    32 ms     0      applied   4/4       pinned    VM    aaaaaaaaaaaa"]
+    assert lines[-3:-1] == [
+        "STOLEN 31 ms on CPU 5 of demo/shop by kube-system/noisy/stress: thread 601 (stress-ng-cpu) of process 600 "
+        "(stress-ng)",
+        "STOLEN ~2 ms on CPU 3 of demo/cache by kernel: thread 41 (kworker/u8:1)"]
+    assert len(list(block(used(), "now", "name", "shop"))) == 6
+    assert not re.search(r"\s$", "\n".join(lines))

@@ -1,0 +1,308 @@
+"""Reads the exclusive CPUs of every pod at each round of the sampler, and books what was foreign there.
+
+Of a VM, the sampler reports the run time of each thread; of containers without a VM, their cgroups count it. An owner
+that only the kubelet reports has neither, and is not watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import ContainerId, SandboxId, ThreadId
+from vmpin.features.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
+from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_books import MINUTE, IsolationBooks, OwnerBook
+from vmpin.features.isolation.isolation_keeper import IsolationKeeper
+from vmpin.features.isolation.thief_visits import HotCpu, ThiefVisits
+from vmpin.host import boottime
+from vmpin.host.cgroup import usage
+from vmpin.host.cpu_times import STEP, CpuLines, tickless
+from vmpin.host.procfs import seconds_since_boot
+from vmpin.placement.ownership import Ownership
+from vmpin.placement.rules import Placement
+from vmpin.reconcile.view import NodeView
+
+#: How old a reading of /proc/stat may be for the next owner (ns).
+_FRESH = 1_000_000
+#: By what a series of readings may be wrong in the end, for each CPU: steps of idle time, the last tick of a thread
+#: that runs, and the time between the readings of a CPU and of the threads. Where ticks stop, run times are older.
+_SLACK, _SLACK_TICKLESS = 2 * STEP + 2 * _FRESH, 1_000_000_000
+#: Foreign time of an interval for which processes are visited: this much on one CPU, and this part of the time.
+_NOTABLE, _NOTABLE_PART = 3 * STEP, 0.005
+#: Seconds between visits without any.
+_VISIT_EVERY = 60.0
+_MAX_NAME = 253
+
+
+class _Counter:
+    """Foreign time of a CPU (ns), and its largest value: an interval may be negative, as readings are imprecise.
+    `visited` is the sum when the last visit began."""
+
+    __slots__ = ("most", "sum", "visited")
+
+    def __init__(self) -> None:
+        self.sum = self.most = self.visited = 0
+
+    def add(self, spent: int) -> None:
+        self.sum += spent
+        if self.sum > self.most:
+            self.most = self.sum
+
+
+class _Owner:
+    """An owner of exclusive CPUs. `before` is its last reading, None before the first of a series; `usage` the files
+    of its containers' cgroups, with what they counted then (no VM's)."""
+
+    def __init__(self, cpus: CpuSet, containers: tuple[ContainerId, ...]) -> None:
+        self.cpus, self.containers = cpus, containers
+        self.own = OwnRun()
+        self.before: CpuReading | None = None
+        self.usage: dict[str, int] = {}
+        self.placement: Placement | None = None
+        #: Whether no thread of the VM is placed elsewhere.
+        self.confined = False
+        self.foreign: dict[int, _Counter] = {}
+
+
+class IsolationObserver:
+    """Called by the sampler. :param keep: the file in which the books survive a restart; None for none.
+    :param visit_share: the share of one CPU that visits use at most.
+
+    `fresh`: a reading of all CPUs is used again for so long (ns)."""
+
+    def __init__(self, view: NodeView, keep: Path | None = None, visit_share: float = 0.005) -> None:
+        self.view, self.fresh, self._visit_share = view, _FRESH, visit_share
+        self.books = IsolationBooks()
+        self.keeper = IsolationKeeper(keep, view.boot_id, self.books)
+        self.visits = ThiefVisits(view)
+        self._tickless = tickless(view.config.paths.sys)
+        self._owners: dict[SandboxId, _Owner] = {}
+        self._ownership: Ownership | None = None
+        #: Whether there was a refresh: owners that come after it begin then.
+        self._refreshed = False
+        self._lines: CpuLines | None = None
+        #: The CPUs on which foreign time was notable since the last visit began.
+        self._hot: set[int] = set()
+        #: When the last visit began: time.monotonic(), and CLOCK_BOOTTIME in ns.
+        self._visited, self._visited_at = float("-inf"), 0
+        self._round = boottime.now()
+        #: Foreign time of CPUs' former owners since the start (ns).
+        self._former: dict[int, int] = {}
+
+    # Of the sampler
+
+    def refresh(self) -> list[SandboxId]:
+        """Take the owners as they are now. :returns: those that are new, or have other CPUs."""
+        ownership, first = self.view.ownership, not self._refreshed
+        if ownership is self._ownership and not first:
+            return []
+        self._ownership, self._refreshed = ownership, True
+        owners, new = {}, []
+        for sandbox, claim in ownership.claims.items():
+            cpus = claim.cpus & self.view.node.online
+            containers = tuple(container for container, _ in claim.exclusive)
+            if not cpus or sandbox not in self.view.sandboxes:
+                continue
+            old = self._owners.get(sandbox)
+            if old is not None and old.cpus == cpus and old.containers == containers:
+                owners[sandbox] = old
+                continue
+            owners[sandbox] = _Owner(cpus, containers)
+            self._named(self._book_of(sandbox, boottime.now(), first), sandbox, cpus)
+            new.append(sandbox)
+        for sandbox, old in self._owners.items():
+            if owners.get(sandbox) is not old:
+                for cpu, counter in old.foreign.items():
+                    self._former[cpu] = self._former.get(cpu, 0) + counter.most
+        self._owners = owners
+        return new
+
+    def begin(self, sandbox: SandboxId) -> None:
+        """Take the first reading of an owner that is no VM."""
+        owner = self._owners.get(sandbox)
+        if owner is not None and sandbox not in self.view.vms and sandbox not in self.view.vm_sandboxes():
+            self._read_containers(sandbox, owner)
+
+    def ran(self, sandbox: SandboxId, spent: int, cpu: int, stayed: bool, place: CpuSet | None) -> None:
+        """A thread of a VM ran since the last sample, and was on `cpu` in the end."""
+        if (owner := self._owners.get(sandbox)) is not None:
+            owner.own.add(spent, cpu, stayed, place, owner.cpus)
+
+    def unplaced(self, sandbox: SandboxId, spent: int) -> None:
+        """Processes of a VM ran, and no thread of them that was sampled did."""
+        if (owner := self._owners.get(sandbox)) is None:
+            return
+        placement = self.view.placements.get(sandbox)
+        if placement is not owner.placement:
+            owner.placement, owner.confined = placement, _confined(placement, owner.cpus)
+        owner.own.add_unplaced(spent, owner.confined)
+
+    def sampled(self, sandbox: SandboxId) -> None:
+        """All threads of a VM were sampled."""
+        if (owner := self._owners.get(sandbox)) is not None:
+            self._read(sandbox, owner)
+
+    def round_ended(self) -> None:
+        """Every VM was sampled: read the other owners, and book those that are no more."""
+        now = boottime.now()
+        without = {sandbox: owner for sandbox, owner in self._owners.items() if sandbox not in self.view.vms}
+        vms = self.view.vm_sandboxes() if without else set()
+        for sandbox, owner in without.items():
+            if sandbox in vms:
+                owner.before = None  # a VM without a VMM: it begins, or has ended
+            else:
+                self._read_containers(sandbox, owner)
+        for book in self.books.owners.values():
+            if book.owner not in self._owners and book.ended is None:
+                book.idle(now, now - self._round)
+        self.books.end(set(self.view.sandboxes), now)
+        self.books.alive = self._round = now
+        self._plan_visit()
+        self.keeper.begin()
+
+    def go_on(self, budget: float) -> bool:
+        """Go on for some seconds with a visit of processes or with the writing of the file, if one is under way.
+        :returns: whether one is, still."""
+        if self.keeper.under_way:
+            self.keeper.step()
+        elif self.visits.under_way:
+            self.visits.step(budget)
+            for sandbox, thefts in self.visits.taken().items():
+                if (book := self.books.owners.get(sandbox)) is not None:
+                    book.met(self._visited_at, thefts, ThiefKind.KERNEL)
+        return self.visits.under_way or self.keeper.under_way
+
+    # Of the watcher
+
+    def foreign_seconds(self) -> dict[int, float]:
+        """Foreign seconds by CPU that was exclusive since the start: they only grow."""
+        found = dict(self._former)
+        for owner in self._owners.values():
+            for cpu, counter in owner.foreign.items():
+                found[cpu] = found.get(cpu, 0) + counter.most
+        return {cpu: spent / 1e9 for cpu, spent in found.items()}
+
+    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
+        """The same of each owner that there is, since it has these CPUs."""
+        return {sandbox: {cpu: counter.most / 1e9 for cpu, counter in owner.foreign.items()}
+                for sandbox, owner in self._owners.items()}
+
+    def save(self) -> None:
+        """Write the file at once."""
+        self.keeper.save()
+
+    # Reading
+
+    def _read(self, sandbox: SandboxId, owner: _Owner) -> None:
+        reading = self._reading(owner.cpus)
+        if owner.before is not None and owner.before.at == reading.at:
+            return  # two rounds within a millisecond: what its threads ran counts with the next reading
+        before, owner.before = owner.before, reading
+        own, owner.own = owner.own, OwnRun()
+        now = boottime.now()
+        book = self._book_of(sandbox, now, False)
+        found = None if before is None else interval(before, reading, own)
+        if found is None or not book.book(now, found):
+            self._named(book, sandbox, owner.cpus)
+            book.begin(now, sum(_SLACK + _SLACK_TICKLESS * (cpu in self._tickless) for cpu in owner.cpus))
+            return
+        self._count(owner, found)
+
+    def _reading(self, cpus: CpuSet) -> CpuReading:
+        if self._lines is None or time.monotonic_ns() - self._lines.at > self.fresh:
+            self._lines = CpuLines(self.view.proc, max(self.view.node.online, default=0))
+        return CpuReading(self._lines.at, {cpu: CpuTimes(*times) for cpu, times in self._lines.of(cpus).items()})
+
+    def _read_containers(self, sandbox: SandboxId, owner: _Owner) -> None:
+        """Read an owner that is no VM: what its containers' cgroups counted."""
+        state = self.view.sandboxes.get(sandbox)
+        counted: dict[str, int] = {}
+        for container in owner.containers if state is not None else ():
+            record = state.containers.get(container) if state is not None else None
+            found = None if record is None or record.init is None else self._usage(container, record.init)
+            if record is None or found is None:
+                owner.before = None  # without it, its own run time would count as foreign
+                return
+            path, spent = found
+            counted[path] = spent
+            cpuset = record.container.cpuset
+            owner.own.add_unplaced(spent - owner.usage.get(path, spent), cpuset is not None and cpuset <= owner.cpus)
+        if counted.keys() != owner.usage.keys():
+            owner.before = None
+        owner.usage = counted
+        if counted:
+            self._read(sandbox, owner)
+
+    def _usage(self, container: ContainerId, init: ThreadId) -> tuple[str, int] | None:
+        """The usage file of a container by its first process, and what that counted."""
+        with contextlib.suppress(OSError, ValueError):  # the cgroup is being removed
+            stat = self.view.proc.stat(init.tid)
+            there = stat is not None and stat.starttime == init.starttime
+            path = self.view.cgroups.usage_file(init.tid, container) if there else None
+            spent = None if path is None else usage(path)
+            return None if path is None or spent is None else (path, spent)
+        return None
+
+    # Booking
+
+    def _book_of(self, sandbox: SandboxId, now: int, first: bool) -> OwnerBook:
+        """Return the book of an owner; a new one begins when its owner had the CPUs first.
+        :param first: before the first round it is unknown since when its owner has the CPUs: perhaps since it began,
+            or since the last reading of an earlier watcher."""
+        vm = self.view.vms.get(sandbox)
+        begun = 0 if vm is None else vm.vmm.id.starttime
+        since = max(self.books.alive, self._began(sandbox, begun, now)) if first else now
+        book = self.books.of(sandbox, now, begun, since)
+        book.longest = max(MINUTE, int(2e9 * self.view.config.proof.sample_seconds))
+        return book
+
+    def _began(self, sandbox: SandboxId, begun: int, now: int) -> int:
+        """When an owner's first process began (CLOCK_BOOTTIME, ns)."""
+        state = self.view.sandboxes.get(sandbox)
+        inits = [] if state is None else [record.init.starttime for record in state.containers.values()
+                                         if record.init is not None]
+        times = [begun] if begun else inits
+        return int(seconds_since_boot(min(times)) * 1e9) if times else now
+
+    def _named(self, book: OwnerBook, sandbox: SandboxId, cpus: CpuSet) -> None:
+        state = self.view.sandboxes.get(sandbox)
+        if state is not None and state.pod is not None:
+            book.namespace, book.pod = state.pod.namespace[:_MAX_NAME], state.pod.name[:_MAX_NAME]
+        book.kind = "vm" if sandbox in self.view.vm_sandboxes() else "runc"
+        book.take(cpus)
+
+    def _count(self, owner: _Owner, found: Interval) -> None:
+        for cpu, spent in found.foreign.items():
+            if (counter := owner.foreign.get(cpu)) is None:
+                counter = owner.foreign[cpu] = _Counter()
+            counter.add(spent)
+        notable = max(_NOTABLE, int(_NOTABLE_PART * found.elapsed))
+        if sum(found.foreign.values()) - found.interrupts >= notable:
+            self._hot.update(cpu for cpu, spent in found.foreign.items() if spent >= notable)
+
+    def _plan_visit(self) -> None:
+        """Visit the processes now where foreign time was found, and now and then to compare the next visit with."""
+        pause = max(self.visits.cost / self._visit_share, 0.0 if self._hot else _VISIT_EVERY)
+        if self.visits.under_way or not self._owners or time.monotonic() - self._visited < pause:
+            return
+        self._visited, self._visited_at = time.monotonic(), self._round
+        hot = {}
+        for sandbox, owner in self._owners.items():
+            for cpu, counter in owner.foreign.items():
+                if cpu in self._hot:
+                    hot[cpu] = HotCpu(sandbox, counter.sum - counter.visited)
+                counter.visited = counter.sum
+        self._hot.clear()
+        self.visits.start(hot, {sandbox: frozenset(owner.usage) for sandbox, owner in self._owners.items()
+                                if owner.usage})
+
+
+def _confined(placement: Placement | None, cpus: CpuSet) -> bool:
+    """Whether every thread of a VM is placed within the CPUs."""
+    if placement is None:
+        return False
+    places = [*placement.others.values(), *(place.cpus for place in placement.vcpus)]
+    return all(place is not None and place <= cpus for place in places)

@@ -1,0 +1,160 @@
+"""The isolation report of one owner of exclusive CPUs as data: shares, worst minute, thieves, what was not seen.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from vmpin.features.isolation.isolation_advice import ThiefKind, advice, title
+from vmpin.features.isolation.isolation_books import FORMER, MINUTE, OwnerBook, Thief
+from vmpin.features.isolation.isolation_shares import (
+    Account,
+    Shares,
+    Slo,
+    WorstMinute,
+    account_of,
+    bins,
+    compare,
+    foreign_by_cpu,
+    period,
+    shares,
+    thefts,
+    unseen_in,
+    worst_minute,
+)
+
+VERSION = 1
+#: Parts of the period that are shown one by one, and thieves.
+MAX_BINS, MAX_SHOWN = 48, 20
+_NS = 10**9
+
+#: A moment (CLOCK_BOOTTIME, ns) as RFC 3339.
+Clock = Callable[[int], str]
+
+
+def pod_report(book: OwnerBook, since: int, now: int, clock: Clock,
+               drift: Mapping[str, object] | None = None) -> dict[str, object] | None:
+    """One pod's part of the document; None where its book has nothing of the period.
+
+    :param since: (CLOCK_BOOTTIME, ns). :param drift: its repairs since it was met.
+    """
+    span = period(book, since, now)
+    if span is None:
+        return None
+    account = account_of(book, span.first, span.last)
+    unseen = unseen_in(book, account, span.end - span.begin)
+    found = shares(account, unseen)
+    worst = worst_minute(book, span.first, span.last)
+    return {
+        "sandbox": book.owner, "pod": {"namespace": book.namespace, "name": book.pod} if book.pod else None,
+        "kind": book.kind, "cpus": str(book.cpus), "ended": book.ended is not None,
+        "since": clock(span.begin), "until": clock(span.end), "seconds": round((span.end - span.begin) / _NS, 3),
+        "cpu_seconds": _seconds(found.total),
+        "share": {"had": _share(found, found.had), "least": _share(found, found.least),
+                  "most": _share(found, found.most)},
+        "bounds": {"least": _seconds(found.least), "most": _seconds(found.most)},
+        "parts": {name: {"seconds": _seconds(spent), "share": _share(found, spent)}
+                  for name, spent in (("had", found.had), ("kernel", found.kernel), ("others", found.others),
+                                      ("unidentified", found.unidentified), ("hypervisor", found.steal),
+                                      ("unseen", found.unseen))},
+        "foreign_by_cpu": [{"cpu": None if cpu == FORMER else cpu, "seconds": _seconds(spent)}
+                           for cpu, spent in foreign_by_cpu(book, span.first, span.last).items()],
+        "worst": None if worst is None else _worst(worst, book, clock),
+        "thieves": [_thief(each, spent, book) for each, spent in
+                    list(thefts(book, span.first, span.last).items())[:MAX_SHOWN]],
+        "drift": None if drift is None else dict(drift),
+        "limits": _limits(account, found, len(book.cpus)),
+        "bins": [_bin(minute, length, sums, clock) for minute, length, sums in bins(book, span, MAX_BINS)]}
+
+
+def document(pods: Iterable[Mapping[str, Any]], since: str, until: str) -> dict[str, object]:
+    return {"version": VERSION, "since": since, "until": until, "pods": list(pods)}
+
+
+def with_slo(found: Mapping[str, Any], percent: float) -> dict[str, Any]:
+    """The document with an objective (percent), and how each pod and all of them compare with it."""
+    pods = [{**pod, "slo": slo_of(pod, percent).value} for pod in found["pods"]]
+    return {**found, "slo": {"percent": percent, "verdict": _together({pod["slo"] for pod in pods}).value},
+            "pods": pods}
+
+
+def slo_of(pod: Mapping[str, Any], percent: float) -> Slo:
+    """Compares whole milliseconds of CPU time, and no rounded shares."""
+    parts = {name: round(part["seconds"] * 1000) for name, part in pod["parts"].items()}
+    least, most = (round(pod["bounds"][name] * 1000) for name in ("least", "most"))
+    return compare(Shares(parts["had"], parts["kernel"], parts["others"], parts["unidentified"], parts["hypervisor"],
+                          parts["unseen"], least, most), percent / 100)
+
+
+def _together(verdicts: set[str]) -> Slo:
+    return next((each for each in (Slo.MISSED, Slo.UNDECIDED) if each.value in verdicts), Slo.KEPT)
+
+
+def _worst(worst: WorstMinute, book: OwnerBook, clock: Clock) -> dict[str, object]:
+    account = worst.account
+    found = shares(account, 0)
+    thief, spent = _foremost(worst, found, account)
+    lost = found.total - found.had
+    return {"minute": clock(worst.minute * MINUTE), "seconds": _seconds(lost), "share": _share(found, lost),
+            "least": _seconds(account.bounds[0]), "most": _seconds(account.bounds[1]), "cpu": worst.cpu,
+            "thief": None if thief is None else _thief(thief, spent, book),
+            "advice": "its cause was over before threads were met; `vmpin audit --seconds 60` samples all of them "
+                      "while it lasts" if thief is None else advice(thief, str(book.cpus))}
+
+
+def _foremost(worst: WorstMinute, found: Shares, account: Account) -> tuple[Thief | None, int]:
+    """Return the thief with most of a minute, and its time: the thread that was met, interrupts, or the hypervisor."""
+    choices = [(worst.theft, worst.thief), (min(account.interrupts, account.bounds[1]),
+                                           Thief(ThiefKind.INTERRUPTS, "interrupts", "")),
+               (found.steal, Thief(ThiefKind.HYPERVISOR, "the hypervisor", ""))]
+    spent, thief = max(choices, key=lambda each: each[0] if each[1] is not None else -1)
+    # Half of what is missing is still without a name: none of these is the cause.
+    return (thief, spent) if spent * 2 >= found.unidentified and spent else (None, 0)
+
+
+def _thief(thief: Thief, spent: int, book: OwnerBook) -> dict[str, object]:
+    return {"kind": thief.kind, "name": thief.name, "where": thief.where, "title": title(thief),
+            "seconds": _seconds(spent), "advice": advice(thief, str(book.cpus))}
+
+
+def _limits(account: Account, found: Shares, cpus: int) -> list[str]:
+    """Describe what sampling could not see in this period, as sentences."""
+    texts = []
+    if found.unseen > account.slack:
+        texts.append(f"{_text(found.unseen // max(1, cpus))} of the period had no samples (no watcher ran, it was "
+                     "stopped, or a CPU was offline): they count as neither the pod's nor others'")
+    floating = account.less + account.more - account.steal
+    if floating > account.slack:
+        texts.append(f"{_text(floating)} of CPU time were run by threads of the pod that may also run on other CPUs: "
+                     "it is unknown on which they did")
+    if found.unidentified > account.slack:
+        texts.append(f"{_text(found.unidentified)} of CPU time were foreign, and no thread was met that had it: the "
+                     "kernel's or others'")
+    if found.steal:
+        texts.append(f"the hypervisor took {_text(found.steal)} of CPU time, which run times of threads may include")
+    texts.append(f"readings are imprecise by {_text(max(account.slack, 1))} of CPU time in all")
+    return texts
+
+
+def _bin(minute: int, length: int, sums: Account, clock: Clock) -> dict[str, object]:
+    """A part of so many minutes; of one that was hardly seen, no share is shown."""
+    found = shares(sums, 0)
+    seen = sums.seen > 0 and sums.watched * 4 >= length * 60_000
+    return {"start": clock(minute * MINUTE), "share": _share(found, found.had) if seen else None}
+
+
+def _seconds(milliseconds: int) -> float:
+    return milliseconds / 1000
+
+
+def _share(found: Shares, spent: int) -> float:
+    return round(found.part(spent), 7)
+
+
+def _text(milliseconds: int) -> str:
+    seconds = milliseconds / 1000
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:.0f} s"
+

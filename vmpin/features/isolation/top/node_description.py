@@ -1,0 +1,174 @@
+"""The pods of a node, their exclusive CPUs and threads, from the status document.
+
+Pure. Made once for each document; what is costly is looked up once and kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.pod_names import PodNames, names_of, with_names
+from vmpin.domain.terminal import pod_name, short_id
+from vmpin.features.isolation.top.thread_intervals import ProcessInterval
+from vmpin.reports.cpu_owners import CpuOwner, owners_of, sandboxes_of
+from vmpin.reports.residency.usage import SampledProcess, container_of
+
+#: Of a container in its guest, the most urgent first; then whatever else there is.
+_GUEST = ("error", "left alone", "no agent", "pending", "sent", "applied")
+#: Verdicts with nothing to look at.
+_CALM = ("pinned", "floating")
+
+
+class DescribedPod(NamedTuple):
+    """A pod with a VM, or one with exclusive CPUs. `verdict` is "" without a VM. `exclusive` are the CPUs of its
+    containers that are theirs alone, `shared` the rest of its mask; `drift` how many threads were put back, and `why`
+    the last time; `guest` the most urgent state of its containers in the guest, "" for none."""
+
+    id: str
+    title: str
+    kind: str
+    exclusive: CpuSet = EMPTY
+    shared: CpuSet = EMPTY
+    verdict: str = ""
+    reasons: tuple[str, ...] = ()
+    drift: int = 0
+    why: str = ""
+    guest: str = ""
+    in_place: tuple[int, int] = (0, 0)
+    threads: tuple[Mapping[str, Any], ...] = ()
+    namespace: str = ""
+    name: str = ""
+
+    @property
+    def calm(self) -> bool:
+        return not self.verdict or self.verdict in _CALM
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """`owned`: the owners of each exclusive CPU. `changed`: CPUs that changed owners since the description before;
+    what ran there does not count for the new owners. `document` is what all of it was made from."""
+
+    document: Mapping[str, Any]
+    pods: tuple[DescribedPod, ...]
+    owners: tuple[CpuOwner, ...]
+    owned: Mapping[int, tuple[CpuOwner, ...]]
+    by_tid: Mapping[int, str]
+    names: PodNames
+    by_container: Mapping[str, str]
+    collisions: tuple[str, ...]
+    titles: Mapping[str, str]
+    changed: CpuSet = EMPTY
+    #: What was looked up for a process outside VMs, by pid and cgroup.
+    _pods: dict[tuple[int, str], str | None] = field(default_factory=dict, compare=False)
+    _cpus: dict[tuple[int, str, str | None], frozenset[int]] = field(default_factory=dict, compare=False)
+
+    def sandbox_of(self, process: ProcessInterval) -> str | None:
+        """The VM sandbox of a process; None for none."""
+        found = self.by_tid.get(process.pid)
+        if found is not None:
+            return found
+        return next((self.by_tid[thread.tid] for thread in process.threads if thread.tid in self.by_tid), None)
+
+    def pod_of(self, process: ProcessInterval) -> str | None:
+        """The pod, as `DescribedPod.id`, of a process outside VMs."""
+        if process.kernel:
+            return None
+        key = process.pid, process.cgroup
+        if key not in self._pods:
+            container, sampled = container_of(process.cgroup), _sampled(process)
+            self._pods[key] = self.by_container.get(container or "") or next(
+                (owner.sandbox for owner in self.owners if not owner.vm and owner.owns(sampled, None)), None)
+        return self._pods[key]
+
+    def cpus_of(self, process: ProcessInterval, sandbox: str | None) -> frozenset[int]:
+        """The exclusive CPUs that are the process's own."""
+        key = (process.pid if sandbox is None else 0), process.cgroup, sandbox
+        if key not in self._cpus:
+            sampled = _sampled(process)
+            self._cpus[key] = union(owner.cpus for owner in self.owners if owner.owns(sampled, sandbox)).frozen()
+        return self._cpus[key]
+
+    def label_of(self, process: ProcessInterval, sandbox: str | None) -> str:
+        """Its pod or container; else the unit or cgroup, "kernel", or "host"."""
+        if process.kernel and sandbox is None:
+            return "kernel"
+        if sandbox is not None:
+            return self.titles.get(sandbox) or short_id(sandbox)
+        found = self.names.name(None, container_of(process.cgroup), process.cgroup)
+        if found:
+            return found
+        return short_id(process.cgroup.rpartition("/")[2]) or "host"
+
+
+def _sampled(process: ProcessInterval) -> SampledProcess:
+    return SampledProcess(process.pid, process.comm, process.kernel, process.cgroup, False, ())
+
+
+def describe(document: Mapping[str, Any], before: NodeDescription | None = None) -> NodeDescription:
+    """Derive from a status document what the view shows of a node. :param document: with the part `pods`."""
+    owners = owners_of(document)
+    owned: dict[int, list[CpuOwner]] = {}
+    for owner in owners:
+        for cpu in owner.cpus:
+            owned.setdefault(cpu, []).append(owner)
+    by_cpu = {cpu: tuple(many) for cpu, many in owned.items()}
+    pods = document.get("pods", ())
+    names, labels = PodNames.of(pods), names_of(document)
+    by_container = {container["id"]: entry["sandbox"] for entry in pods for container in entry["containers"]}
+    collisions = tuple(f"CPU {each['cpu']}: {with_names(each['what'], labels)}"
+                       for each in document["node"].get("collisions", ()))
+    described = _pods(document, owners)
+    return NodeDescription(document, described, owners, by_cpu, sandboxes_of(document), names, by_container,
+                           collisions, {pod.id: pod.title for pod in described},
+                           EMPTY if before is None else _changed(before.owned, by_cpu))
+
+
+def _changed(then: Mapping[int, tuple[CpuOwner, ...]], now: Mapping[int, tuple[CpuOwner, ...]]) -> CpuSet:
+    def keys(owners: tuple[CpuOwner, ...]) -> set[tuple[str, str]]:
+        return {(owner.sandbox, owner.container) for owner in owners}
+
+    if then == now:
+        return EMPTY
+    return CpuSet(cpu for cpu in then.keys() | now.keys() if keys(then.get(cpu, ())) != keys(now.get(cpu, ())))
+
+
+def _pods(document: Mapping[str, Any], owners: tuple[CpuOwner, ...]) -> tuple[DescribedPod, ...]:
+    exclusive: dict[str, CpuSet] = {}
+    for owner in owners:
+        exclusive[owner.sandbox] = exclusive.get(owner.sandbox, EMPTY) | owner.cpus
+    found = {sandbox["id"]: _vm(sandbox, exclusive.get(sandbox["id"], EMPTY)) for sandbox in document["sandboxes"]}
+    for entry in document["node"]["owners"]:
+        id = entry["sandbox"]
+        if id not in found:
+            kind = {"unseen": "kubelet"}.get(entry.get("kind") or "runc", entry.get("kind") or "runc")
+            pod = entry.get("pod")
+            found[id] = _named(DescribedPod(id, pod_name(pod, short_id(id)), kind, exclusive[id]), pod)
+    titles = Counter(pod.title for pod in found.values())
+    return tuple(pod if titles[pod.title] == 1 else pod._replace(title=f"{pod.title} ({short_id(pod.id)})")
+                 for pod in found.values())
+
+
+def _vm(sandbox: Mapping[str, Any], exclusive: CpuSet) -> DescribedPod:
+    drift, threads = sandbox["drift"], sandbox["threads"]
+    return _named(DescribedPod(
+        sandbox["id"], pod_name(sandbox["pod"], short_id(sandbox["id"])), "vm", exclusive,
+        CpuSet.parse(sandbox["mask"] or "") - exclusive, sandbox["verdict"], tuple(sandbox["reasons"]),
+        0 if drift is None else sum(drift["repairs"].values()), "" if drift is None else drift["why"],
+        _guest(sandbox), (sum(thread["ok"] for thread in threads), len(threads)), tuple(threads)),
+        sandbox["pod"])
+
+
+def _named(made: DescribedPod, pod: Mapping[str, Any] | None) -> DescribedPod:
+    return made if pod is None else made._replace(namespace=pod["namespace"], name=pod["name"])
+
+
+def _guest(sandbox: Mapping[str, Any]) -> str:
+    states = {container["guest"]["state"] for container in sandbox["containers"]
+              if container["guest"] is not None and not container["pause"]}
+    return next((state for state in (*_GUEST, *sorted(states)) if state in states), "")
+

@@ -1,0 +1,198 @@
+"""What an interval was to the pods of a node: how busy each was, how long it waited, and which threads ran on its
+exclusive CPUs without being its own.
+
+Pure. A kernel thread that is bound to one CPU belongs to that CPU, as in the audit, and takes nothing from its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vmpin.features.isolation.top.node_description import DescribedPod, NodeDescription
+from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
+
+
+class CpuTheft(NamedTuple):
+    """A thread that ran on exclusive CPUs of a pod (`victim`, as DescribedPod.id). `pod` names where the thread
+    belongs: its pod, unit or cgroup. `ran` in ns; an estimate unless `exact`."""
+
+    victim: str
+    cpu: int
+    ran: int
+    exact: bool
+    tid: int
+    thread: str
+    pid: int
+    process: str
+    pod: str
+
+
+class CpuUse(NamedTuple):
+    """An exclusive CPU in the interval, in ns. `busy` is the kernel's own count, None where it was not read."""
+
+    cpu: int
+    busy: int | None
+    own: int = 0
+    kernel: int = 0
+    stolen: int = 0
+    exact: bool = True  #: No part of `stolen` is an estimate.
+
+    @property
+    def unseen(self) -> int:
+        """Interrupts, and threads that began and ended between the samples."""
+        return 0 if self.busy is None else max(0, self.busy - self.own - self.kernel - self.stolen)
+
+
+class ThreadUsage(NamedTuple):
+    """A thread of a pod. `cpu` is where it was last, None where it did not run; `mask` and `ok` (whether that is the
+    decided one) are of VMs only."""
+
+    tid: int
+    role: str
+    name: str
+    cpu: int | None
+    mask: str
+    wanted: str
+    ok: bool
+    busy: int
+    waited: int
+
+
+@dataclass
+class PodUsage:
+    """A pod, with what its threads used (ns in the interval). `exact`: no part of `stolen` is an estimate."""
+
+    pod: DescribedPod
+    busy: int = 0
+    waited: int = 0
+    stolen: int = 0
+    exact: bool = True
+    ran: list[ThreadInterval] = field(default_factory=list)
+
+    def matches(self, text: str) -> bool:
+        """Whether the text of a filter is in what is shown of the pod; case does not matter."""
+        pod, wanted = self.pod, text.casefold()
+        return any(wanted in each.casefold() for each in (pod.title, pod.id, pod.kind, pod.verdict, pod.guest,
+                                                          str(pod.exclusive)))
+
+    def threads(self) -> list[ThreadUsage]:
+        """The threads of a VM, all of them; of another pod those that ran."""
+        ran = {thread.tid: thread for thread in self.ran}
+        found = []
+        for each in self.pod.threads:
+            now = ran.pop(each["tid"], None)
+            role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
+            found.append(ThreadUsage(each["tid"], role, each["name"], None if now is None else now.cpu, each["actual"],
+                                     each["wanted"] or "", each["ok"], 0 if now is None else now.ran,
+                                     0 if now is None else now.waited))
+        return [*found, *(ThreadUsage(thread.tid, "", thread.comm, thread.cpu, "", "", True, thread.ran, thread.waited)
+                          for thread in ran.values())]
+
+
+@dataclass(frozen=True)
+class NodeUsage:
+    """`seconds` is 0 before the first interval. `cpus`: the use of each exclusive CPU."""
+
+    description: NodeDescription
+    seconds: float
+    pods: tuple[PodUsage, ...]
+    thefts: tuple[CpuTheft, ...] = ()
+    cpus: tuple[CpuUse, ...] = ()
+    threads: int = 0
+    kernel_seen: bool = True
+    precise: bool = True
+
+    @property
+    def stolen(self) -> int:
+        return sum(pod.stolen for pod in self.pods)
+
+    @property
+    def estimated(self) -> bool:
+        return not all(pod.exact for pod in self.pods)
+
+    def thefts_of(self, pod: str | None) -> list[CpuTheft]:
+        """Return the thefts from one pod, or all; the longest first."""
+        return [theft for theft in self.thefts if pod in (None, theft.victim)]
+
+    def cpus_of(self, pod: DescribedPod) -> list[CpuUse]:
+        return [use for use in self.cpus if use.cpu in pod.exclusive]
+
+
+class _IntervalBooks:
+    """What an interval adds up to."""
+
+    def __init__(self, description: NodeDescription, interval: UsageInterval) -> None:
+        self.description = description
+        self.elapsed = round(interval.seconds * 1e9)
+        self.pods = {pod.id: PodUsage(pod) for pod in description.pods}
+        self.cpus = {cpu: CpuUse(cpu, interval.busy.get(cpu)) for cpu in sorted(description.owned)
+                     if cpu not in description.changed}
+        #: By CPU, what ran there and was not its owner's.
+        self._foreign: dict[int, list[tuple[ProcessInterval, ThreadInterval, str]]] = {}
+
+    def book(self, process: ProcessInterval) -> None:
+        description, cpus = self.description, self.cpus
+        sandbox = description.sandbox_of(process)
+        pod = self.pods.get(sandbox or description.pod_of(process) or "")
+        if pod is not None:
+            pod.ran += process.threads
+            pod.busy += sum(thread.ran for thread in process.threads)
+            pod.waited += sum(thread.waited for thread in process.threads)
+        there = [thread for thread in process.threads if thread.cpu in cpus]
+        if not there:
+            return
+        mine, label = description.cpus_of(process, sandbox), ""
+        for thread in there:
+            use = cpus[thread.cpu]
+            if thread.cpu in mine:
+                cpus[thread.cpu] = use._replace(own=use.own + thread.ran)
+            elif process.kernel and sandbox is None and thread.bound:
+                cpus[thread.cpu] = use._replace(kernel=use.kernel + thread.ran)
+            else:
+                label = label or description.label_of(process, sandbox)
+                self._foreign.setdefault(thread.cpu, []).append((process, thread, label))
+
+    def thefts(self) -> list[CpuTheft]:
+        """Return the thefts from each pod, the longest first. Estimates are cut, each by the same share, to the time
+        that their CPU had left: a thread that came at the end of the interval brought all of its run time with it."""
+        found = []
+        for cpu, foreign in self._foreign.items():
+            use = self.cpus[cpu]
+            exact = sum(thread.ran for _, thread, _ in foreign if thread.bound)
+            estimated = sum(thread.ran for _, thread, _ in foreign) - exact
+            share = min(1.0, max(0, self.elapsed - use.own - use.kernel - exact) / max(estimated, 1))
+            victims = {owner.sandbox for owner in self.description.owned[cpu]}
+            for process, thread, label in foreign:
+                ran = thread.ran if thread.bound else round(thread.ran * share)
+                use = use._replace(stolen=use.stolen + ran, exact=use.exact and thread.bound)
+                found += [CpuTheft(victim, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid, process.comm,
+                                label) for victim in victims]
+            self.cpus[cpu] = use
+            for pod in (self.pods[victim] for victim in victims if victim in self.pods):
+                pod.stolen += use.stolen
+                pod.exact = pod.exact and use.exact
+        return sorted(found, key=lambda theft: (-theft.ran, theft.cpu, theft.tid))
+
+
+def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeUsage:
+    """Book an interval by pod. :param interval: None before the second sample."""
+    if interval is None:
+        return NodeUsage(description, 0.0, tuple(PodUsage(pod) for pod in description.pods))
+    books = _IntervalBooks(description, interval)
+    for process in interval.processes:
+        books.book(process)
+    thefts = tuple(books.thefts())
+    return NodeUsage(description, interval.seconds, tuple(books.pods.values()), thefts, tuple(books.cpus.values()),
+                     interval.threads, interval.kernel_seen, interval.precise)
+
+
+_ORDERS: dict[str, Callable[[PodUsage], tuple[object, ...]]] = {
+    "stolen": lambda row: (-row.stolen, row.pod.calm), "busy": lambda row: (-row.busy,),
+    "waited": lambda row: (-row.waited,), "drift": lambda row: (-row.pod.drift,), "name": lambda row: ()}
+
+
+def sorted_pods(pods: Iterable[PodUsage], order: str) -> list[PodUsage]:
+    """Sort pods in one of these orders, equal ones by name."""
+    return sorted(pods, key=lambda row: (*_ORDERS[order](row), row.pod.title))

@@ -1,0 +1,166 @@
+"""`vmpin isolation`: what share of its exclusive CPUs' time a pod had for itself, and what took the rest."""
+
+import argparse
+import contextlib
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vmpin.bounded import parse_real
+from vmpin.cli.control_client import Document, ask
+from vmpin.cli.output import print_data, table
+from vmpin.cli.run_times import duration
+from vmpin.cli.verb_options import (
+    Verbs,
+    answering,
+    namespace_flag,
+    new_file,
+    output_flag,
+    usable_config,
+    verb,
+    watch_flag,
+    write_page,
+)
+from vmpin.config.settings import Config
+from vmpin.errors import UnseenError, UsageError, WatcherError
+from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
+
+_ABOUT = """\
+What share of the time of its exclusive CPUs a pod had for itself, running or idle, and what the kernel and others had;
+the worst minute, what took its time, and what to do about it. The watcher reads each exclusive CPU every
+proof.sample_seconds and keeps the sums by the minute of the last 24 hours: of VMs, and of containers without a VM.
+
+The share is exact but for what --help of verify calls uncertain, so it has bounds. Time without samples, as while no
+watcher ran, is not seen: it counts against the lower bound, and not against the upper one.
+"""
+
+_EXAMPLES = """\
+examples:
+  vmpin isolation demo/shop                          the last 24 hours of one pod
+  vmpin isolation --all --since 1h                   every pod with exclusive CPUs, a line each
+  vmpin isolation --all --slo 99.9                   for scripts: exit code 1 if a pod had less than 99.9 %
+  vmpin isolation demo/shop --since 5m --watch       again every two seconds
+  vmpin isolation --all -o html --file isolation.html
+
+exit codes:
+  0  without --slo, or every pod had at least that share
+  1  a pod had less
+  2  the command line cannot be used, or samples are off
+  3  the objective lies between the bounds of a share; or the watcher does not answer
+"""
+
+#: The books go back that far.
+_LONGEST = 24 * 3600
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "isolation", "what share of its exclusive CPUs' time a pod had for itself", run, about=_ABOUT,
+                  epilog=_EXAMPLES)
+    parser.add_argument("pod", nargs="?", metavar="POD",
+                        help="POD, NAMESPACE/POD, or the first digits of its sandbox's id; also one that has ended")
+    namespace_flag(parser)
+    parser.add_argument("--all", action="store_true", help="every pod that has, or had, exclusive CPUs")
+    parser.add_argument("--since", metavar="DURATION", default="24h", help="90s, 30m, 24h (the default, and the most)")
+    parser.add_argument("--slo", metavar="PERCENT", help="the share that each pod should have had at least: 99.9")
+    watch_flag(parser)
+    output_flag(parser, ("text", "html", "json"))
+    parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
+
+
+@answering(UnseenError)
+def run(args: argparse.Namespace) -> int:
+    if bool(args.pod) == args.all:
+        raise UsageError("give a pod, or --all", "`vmpin isolation --all` lists the pods with exclusive CPUs")
+    if args.watch and args.output == "html" and args.file is None:
+        raise UsageError("-o html is printed once", "--watch goes with --file FILE, which it writes again")
+    config, since = usable_config(args), duration(args.since)
+    if since > _LONGEST:
+        raise UsageError(f"--since {args.since}: the books of isolation go back 24 hours", "e.g. --since 24h")
+    objective = None if args.slo is None else _objective(args.slo)
+    found = _document(config, since)
+    if args.pod:
+        found["pods"] = [_chosen(found["pods"], args.pod, args.namespace)]
+    elif args.namespace:
+        found["pods"] = [pod for pod in found["pods"] if pod["pod"] and pod["pod"]["namespace"] == args.namespace]
+    if objective is not None:
+        from vmpin.features.isolation.isolation_report import with_slo
+        found = with_slo(found, objective)
+    _show(found, objective, args)
+    if objective is None:
+        return 0
+    return {"kept": 0, "missed": 1, "undecided": 3}[found["slo"]["verdict"]]
+
+
+def _objective(text: str) -> float:
+    """A number above 0, up to 100. :raises UsageError: for any other text."""
+    if found := parse_real(text, 100):
+        return found
+    raise UsageError(f"--slo {text}: is no percentage above 0", "e.g. --slo 99.9")
+
+
+def _document(config: Config, since: int) -> Document:
+    """Ask the watcher for the isolation of the last `since` seconds. :raises WatcherError: without a watcher."""
+    found = ask(config, {"op": "isolation", "since": since})
+    if found is None:
+        raise WatcherError("no watcher runs, and only a watcher records what runs on exclusive CPUs",
+                           "start `vmpin watch`; `vmpin audit` samples the CPUs for some seconds without one")
+    return found
+
+
+def _chosen(pods: Sequence[Document], text: str, namespace: str) -> Document:
+    """Return the pod that an argument names. :raises UsageError: for none, and for several."""
+    named = [NamedSandbox(pod["sandbox"], pod["pod"]["namespace"] if pod["pod"] else "",
+                          pod["pod"]["name"] if pod["pod"] else "") for pod in pods]
+    meant = the_one_meant(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")
+    return next(pod for pod in pods if pod["sandbox"] == meant.sandbox.id)
+
+
+def _show(found: dict[str, Any], objective: float | None, args: argparse.Namespace) -> None:
+    if args.output == "html":
+        from vmpin.features.isolation.isolation_page import page
+        text = page(found, socket.gethostname())
+        if args.file is None:
+            sys.stdout.write(text)
+        else:
+            write_page(args.file, text, args.watch)
+        return
+    with contextlib.ExitStack() as stack:
+        if args.file is not None:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(_opened(args.file))))
+        if args.output == "json":
+            print_data(found, "json")
+        else:
+            _print_text(found, objective, bool(args.pod))
+
+
+def _print_text(found: dict[str, Any], objective: float | None, single: bool) -> None:
+    from vmpin.features.isolation import isolation_text as texts
+    pods = found["pods"]
+    width = max(texts.WIDTH, min(120, shutil.get_terminal_size((texts.WIDTH, 24)).columns)) - 1
+    if single:
+        for line in texts.lines(pods[0], objective, width):
+            print(line)
+        return
+    if not pods:
+        print("no pod has, or had, exclusive CPUs in that time: nothing was compared")
+        return
+    table([*texts.TABLE, *(["SLO"] if objective is not None else [])],
+          [texts.row(pod, objective is not None) for pod in pods], {"missed": "yellow", "undecided": "yellow"},
+          spare=("KERNEL", "AT LEAST"), also="`vmpin isolation POD`")
+    for pod in pods:
+        if pod["worst"] is not None:
+            print()
+            for line in texts.worst_lines(pod, width):
+                print(line)
+    print(f"\nsince {found['since']}; `vmpin isolation POD` has the details of a pod")
+
+
+def _opened(path: str) -> Any:
+    """The file, to be written. :raises UsageError: where it cannot be opened."""
+    try:
+        return Path(path).open("w", encoding="utf-8")
+    except OSError as err:
+        raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --file FILE") from err

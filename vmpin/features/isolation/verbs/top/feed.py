@@ -1,0 +1,183 @@
+"""Reads the node for the live view and for the batch: the watcher's status, and samples of all threads.
+
+NodeReader does it once, at a call; UsageFeed calls it in a thread of its own, so that a slow watcher never holds up a
+key. The watcher is asked at most once a refresh, for what `vmpin status` asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Self
+
+from vmpin.cli.control_client import DEADLINE, Document, ask_raw, read_status
+from vmpin.config.settings import Config
+from vmpin.cpuset import EMPTY
+from vmpin.errors import VmpinError
+from vmpin.features.isolation.top.interval_sampler import IntervalSampler
+from vmpin.features.isolation.top.node_description import NodeDescription, describe
+from vmpin.features.isolation.top.pod_usage import NodeUsage, usage
+from vmpin.features.isolation.top.thread_intervals import UsageInterval
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs
+from vmpin.status.pod_arguments import NamedSandbox, meant, the_one_meant
+
+#: Seconds that a watcher has for an answer once it has given one: the last answer is used meanwhile.
+_LATER = 5.0
+#: However short the delay, the watcher is asked no more often than at the default one (seconds, less a little, as no
+#: refresh comes on time); and read directly, the node at most this share of the time.
+_ASK, _SHARE = 2.5, 0.05
+#: The first interval is no longer than this (seconds).
+_FIRST = 1.0
+
+
+class NodeReader:
+    """:param pods: the arguments POD; [] for all. :param namespace: of these pods."""
+
+    def __init__(self, config: Config, direct: bool, pods: Sequence[str] = (), namespace: str = "") -> None:
+        self._config, self._direct = config, direct
+        self._pods, self._namespace = pods, namespace
+        proc = Procfs(config.paths.proc)
+        self._sampler = IntervalSampler(proc, Cgroups(config.paths.cgroup, proc))
+        self._described: NodeDescription | None = None
+        self._chosen: frozenset[str] | None = None
+        self._answer = b""
+        self._next = 0.0
+        #: What is amiss with the watcher, "" for nothing.
+        self.trouble = ""
+
+    def first(self) -> NodeUsage:
+        """The pods, without any usage yet. :raises UsageError: for an argument that names no pod."""
+        self._describe(self._document(DEADLINE))
+        named = self._named()
+        for text in self._pods:
+            the_one_meant(text, self._namespace, named, what="pod of a VM, or with exclusive CPUs,")
+        self._sample()
+        assert self._described is not None
+        return self._only(usage(self._described, None))
+
+    def read(self) -> NodeUsage:
+        """The usage since the last call."""
+        self._refresh()
+        assert self._described is not None
+        found = usage(self._described, self._sample())
+        if self._described.changed:
+            self._described = replace(self._described, changed=EMPTY)
+        return self._only(found)
+
+    def _only(self, found: NodeUsage) -> NodeUsage:
+        """The chosen pods alone."""
+        chosen = self._chosen
+        if chosen is None:
+            return found
+        return replace(found, pods=tuple(row for row in found.pods if row.pod.id in chosen),
+                       thefts=tuple(theft for theft in found.thefts if theft.victim in chosen))
+
+    def _sample(self) -> UsageInterval | None:
+        description = self._described
+        assert description is not None
+        return self._sampler.sample(description.owned, description.by_tid)
+
+    def _refresh(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        try:
+            self._describe(self._document(_LATER))
+        except VmpinError as err:
+            if not self.trouble.startswith("since"):
+                self.trouble = f"since {time.strftime('%H:%M:%SZ', time.gmtime())} {err}"
+
+    def _document(self, deadline: float) -> bytes | Document:
+        """The watcher's answer, or without one what this process reads."""
+        began = time.monotonic()
+        self._next = began + _ASK
+        request: Document = {"op": "status", "wide": False, "pods": True}
+        raw = None if self._direct else ask_raw(self._config, request, has_direct=True, deadline=deadline)
+        self.trouble = "" if raw is not None or self._direct else "no watcher runs"
+        if raw is not None:
+            return raw
+        self._answer = b""
+        found = read_status(self._config, pods=True)
+        self._next = max(self._next, began + (time.monotonic() - began) / _SHARE)
+        return found
+
+    def _describe(self, answer: bytes | Document) -> None:
+        if isinstance(answer, bytes):
+            lasting = _lasting(answer)
+            if lasting and lasting == self._answer:
+                return
+            self._answer, answer = lasting, json.loads(answer)
+        self._described = describe(answer, self._described)  # type: ignore[arg-type]
+        if self._pods:
+            named = self._named()
+            self._chosen = frozenset(each.sandbox.id for text in self._pods
+                                     for each in meant(text, self._namespace, named))
+
+    def _named(self) -> list[NamedSandbox]:
+        assert self._described is not None
+        return [NamedSandbox(pod.id, pod.namespace, pod.name) for pod in self._described.pods]
+
+
+def _lasting(answer: bytes) -> bytes:
+    """Return the part of an answer that a node at rest repeats: all but the time and the counters of its sources. b""
+    where that is not found. Within a string of JSON no quote stands alone, so no name can look like a key."""
+    head, _, rest = answer.partition(b',"sources":')
+    node, pods = head.partition(b'"watcher":')[2], rest.partition(b',"pods":')[2]
+    return node + pods if node and pods else b""
+
+
+class UsageFeed:
+    """A thread that reads the node every `delay` seconds, and carries out tasks of the view in between. A context.
+
+    Results are put into a queue, and a byte is written to the pipe whose other end is `wake`.
+    """
+
+    def __init__(self, reader: NodeReader, delay: float) -> None:
+        self._reader, self._delay = reader, delay
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.wake, self._alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # A task may wait for a watcher that does not answer: that holds up no end.
+        self._thread = threading.Thread(target=self._run, name="vmpin-top", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tasks.put(None)
+
+    def put(self, task: Callable[[], object]) -> None:
+        """Hand over a task: its result, or the VmpinError that it raises, becomes one of `results`."""
+        self._tasks.put(task)
+
+    def results(self) -> list[object]:
+        """Return what has come since the last call: NodeUsage, results of tasks, exceptions."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._results.get_nowait())
+        return found
+
+    def _run(self) -> None:
+        due = time.monotonic() + min(self._delay, _FIRST)
+        while True:
+            try:
+                task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
+                if task is None:
+                    return
+            except queue.Empty:
+                due = max(due + self._delay, time.monotonic() + self._delay / 2)
+                task = self._reader.read
+            try:
+                self._results.put(task())
+            except BaseException as err:  # raised again by the view
+                self._results.put(err)
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._alarm, b"!")

@@ -1,0 +1,294 @@
+"""What is on the screen as lines and rows: of the pods, of one pod's threads, of thieves, of a text.
+
+Pure: from the usage of a node and the state of the view. Texts of others are escaped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vmpin.domain.terminal import number_of, printable, short_id
+from vmpin.features.isolation.top.node_description import DescribedPod
+from vmpin.features.isolation.top.pod_usage import CpuTheft, CpuUse, NodeUsage, PodUsage, ThreadUsage, sorted_pods
+from vmpin.features.isolation.verbs.top.view_state import Line, ListedRows, Mode, Page, State, View
+
+#: Thieves that a pod's page lists above its threads.
+_THIEVES = 4
+#: Styles of rich.
+_BAD, _ODD, _DIM, _BOLD = "bold red", "yellow", "dim", "bold"
+
+
+class Column(NamedTuple):
+    """`least` is its width at least, `most` at most (0: whatever is left), twice that on a wide screen; it is shown
+    from `screen` columns on."""
+
+    title: str
+    least: int = 0
+    most: int = 0
+    right: bool = False
+    screen: int = 0
+
+
+class Row(NamedTuple):
+    """`marked`: needs attention. `styles` by column, "" for none."""
+
+    id: str
+    cells: tuple[str, ...]
+    marked: bool = False
+    styles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A page: lines, then a table, or a text that scrolls (`text`), then the line of keys."""
+
+    head: tuple[Line, ...]
+    keys: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[Row, ...] = ()
+    text: tuple[Line, ...] = ()
+    #: Instead of rows where there are none.
+    empty: str = ""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(row.id for row in self.rows) if self.columns else ("",) * len(self.text)
+
+    def height(self, screen: int) -> int:
+        """How many rows fit on a screen of so many lines."""
+        return max(1, screen - len(self.head) - bool(self.columns) - 1)
+
+    def listed(self, screen: int) -> ListedRows:
+        return ListedRows(self.ids, self.height(screen))
+
+
+class Surroundings(NamedTuple):
+    """What the head shows besides: the name of the node, the local time of the sample, the delay, and what is amiss
+    with the watcher ("" for nothing)."""
+
+    node: str
+    time: str
+    delay: float
+    watcher: str
+
+
+PODS = (Column("POD", 8), Column("CPUS", 4, 14), Column("BUSY", 5, 5, True), Column("STOLEN/s", 8, 9, True),
+        Column("WAITED/s", 8, 9, True), Column("DRIFT", 5, 6, True), Column("GUEST", 8, 10),
+        Column("IN PLACE", 8, 9, True, 96), Column("VERDICT", 9, 9, screen=108), Column("KIND", 7, 7, screen=116),
+        Column("ID", 12, 14, screen=132))
+THREADS = (Column("THREAD", 7, 7, True), Column("ROLE", 8, 10), Column("NAME", 8), Column("CPU", 3, 4, True),
+           Column("MASK", 6, 12), Column("BUSY", 5, 5, True), Column("WAITED/s", 8, 9, True), Column("PLACE", 8, 14))
+THIEVES = (Column("TAKEN/s", 8, 9, True), Column("CPU", 3, 4, True), Column("BY POD, UNIT", 10),
+           Column("THREAD", 7, 17), Column("OF PROCESS", 10, 16), Column("STOLEN FROM", 10))
+
+
+def percent(spent: int, seconds: float) -> str:
+    """The part of one CPU that `spent` (ns) is: `187%`; "-" before anything was measured."""
+    if not seconds:
+        return "-"
+    share = spent / seconds / 1e7
+    return "<1%" if 0 < share < 0.5 else f"{share:.0f}%"
+
+
+def rate(spent: int, seconds: float, exact: bool = True) -> str:
+    """Milliseconds in each second: `31 ms`, with `~` before an estimate; "-" before anything was measured."""
+    if not seconds:
+        return "-"
+    each = spent / seconds / 1e6
+    text = "<1 ms" if 0 < each < 0.5 else f"{each:.0f} ms"
+    return text if exact or not spent else f"~{text}"
+
+
+def cpus_text(pod: DescribedPod) -> str:
+    """`5-6+0-1`: 5 and 6 are its own, 0 and 1 shared; without CPUs of its own `+0-1`."""
+    shared = f"+{pod.shared}" if pod.shared else ""
+    return f"{pod.exclusive}{shared}" if pod.exclusive or shared else "-"
+
+
+def sheet(usage: NodeUsage, state: State, around: Surroundings) -> Sheet:
+    """The page on top."""
+    page = state.page
+    found = {View.PODS: _pods, View.THREADS: _threads, View.THIEVES: _thieves, View.TEXT: _text}[page.view](
+        usage, page, around)
+    return _with_prompt(found, usage, state)
+
+
+def _with_prompt(found: Sheet, usage: NodeUsage, state: State) -> Sheet:
+    page, keys = state.page, found.keys
+    if state.mode is Mode.FILTER:
+        keys = f"filter: {printable(page.filter)}_   Enter: keep it, Esc: as before"
+    elif state.mode is Mode.CONFIRM:
+        title = page.pod if page.view is not View.PODS else page.selected
+        keys = f"y or n: set the masks of {title_of(usage, title)} now, as `vmpin reconcile` does?"
+    elif state.notice:
+        keys = printable(state.notice)
+    elif state.paused:
+        keys = f"PAUSED, p goes on   {keys}"
+    return Sheet(found.head, keys, found.columns, found.rows, found.text, found.empty)
+
+
+def title_of(usage: NodeUsage, pod: str) -> str:
+    return printable(usage.description.titles.get(pod) or short_id(pod))
+
+
+def _first(usage: NodeUsage, around: Surroundings, more: str) -> Line:
+    return (("vmpin top", _BOLD), (f"  {printable(around.node)}  {around.time}  every {around.delay:g} s  {more}", ""))
+
+
+def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
+    """The line on what was stolen, and on everything that is not as it should be."""
+    description = usage.description
+    victims = sum(pod.stolen > 0 for pod in usage.pods)
+    parts: list[tuple[str, str]] = []
+    if not usage.seconds:
+        parts.append(("measuring", _DIM))
+    elif victims:
+        parts.append((f"stolen {rate(usage.stolen, usage.seconds, not usage.estimated)} a second from "
+                      f"{number_of(victims, 'pod')}", _BAD))
+    elif description.owned:
+        parts.append(("nothing was stolen", ""))
+    else:
+        parts.append(("no CPU is exclusive", ""))
+    odd = sum(not pod.calm for pod in description.pods)
+    parts += [(f"{number_of(odd, 'pod')} marked ! not in order", _ODD)] * bool(odd)
+    parts += [(f"{number_of(len(description.collisions), 'collision')}, see m", _BAD)] * bool(description.collisions)
+    parts += [(printable(around.watcher), _BAD)] * bool(around.watcher)
+    parts += [("no kernel thread in sight: another PID namespace", _BAD)] * (not usage.kernel_seen)
+    parts += [("run times in ticks only", _ODD)] * (not usage.precise)
+    return tuple(part for each in parts for part in (("; ", ""), each))[1:]
+
+
+def thief_text(theft: CpuTheft, usage: NodeUsage, victim: bool) -> str:
+    """`~31 ms on CPU 5 of demo/shop by demo/noisy: thread 4711 (burn) of process 4700 (stress)`"""
+    process = f" of process {theft.pid} ({theft.process})" if theft.pid != theft.tid else ""
+    whose = f" of {title_of(usage, theft.victim)}" if victim else ""
+    return printable(f"{rate(theft.ran, usage.seconds, theft.exact)} on CPU {theft.cpu}{whose} by {theft.pod}: thread "
+                     f"{theft.tid} ({theft.thread}){process}")
+
+
+def _matching(rows: Sequence[Row], text: str) -> tuple[Row, ...]:
+    wanted = text.casefold()
+    return tuple(row for row in rows if not wanted or any(wanted in cell.casefold() for cell in row.cells))
+
+
+def _shown(page: Page, count: int, what: str) -> str:
+    """Describe the rows, for the first line. :param count: of the rows that match the filter."""
+    return f"{count} of {what}, filter {page.filter!r}" if page.filter else what
+
+
+# Pods
+
+def _pods(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
+    shown = [pod_row(row, usage) for row in sorted_pods(usage.pods, page.sort) if row.matches(page.filter)]
+    many = len(usage.pods)
+    most = next(iter(usage.thefts), None)
+    return Sheet(
+        (_first(usage, around, _shown(page, len(shown), f"{number_of(many, 'pod')} by {page.sort}")),
+         _trouble(usage, around),
+         ((f"most: {thief_text(most, usage, victim=True)}", _BAD),) if most is not None else ()),
+        "Enter threads  t thieves  e explain  m map  / filter  s sort  r reconcile  ? q", PODS, tuple(shown),
+        empty="no pod matches the filter" if many else
+        "no VM sandbox runs on this node, and no container has exclusive CPUs")
+
+
+def pod_row(row: PodUsage, usage: NodeUsage) -> Row:
+    pod, seconds = row.pod, usage.seconds
+    stolen = rate(row.stolen, seconds, row.exact) if pod.exclusive else ""
+    ok, threads = pod.in_place
+    return Row(pod.id, tuple(printable(cell) for cell in (
+        pod.title, cpus_text(pod), percent(row.busy, seconds), stolen,
+        rate(row.waited, seconds) if usage.precise else "?", str(pod.drift) if pod.verdict else "", pod.guest or "-",
+        f"{ok}/{threads}" if pod.verdict else "", pod.verdict or "-",
+        {"vm": "VM", "kubelet": "kubelet"}.get(pod.kind, pod.kind), pod.id[:12])), not pod.calm,
+        (_ODD if not pod.calm else "", "", "", _BAD if row.stolen else "", "", "",
+         _ODD if pod.guest in ("error", "no agent") else "", _ODD if ok < threads else "", _ODD * (not pod.calm)))
+
+
+# The threads of one pod
+
+_THREAD_ORDER: dict[str, Callable[[ThreadUsage], tuple[object, ...]]] = {
+    "role": lambda row: (), "busy": lambda row: (-row.busy,), "waited": lambda row: (-row.waited,),
+    "name": lambda row: (row.name,)}
+
+
+def _threads(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
+    row = next((each for each in usage.pods if each.pod.id == page.pod), None)
+    if row is None:
+        return Sheet((_first(usage, around, ""), (), ()), "q back", THREADS, empty="this pod has ended")
+    threads = sorted(row.threads(), key=_THREAD_ORDER[page.sort])
+    rows = [_thread_row(each, usage) for each in threads]
+    shown = _matching(rows, page.filter)
+    what = _shown(page, len(shown), f"{number_of(len(rows), 'thread')} by {page.sort}")
+    head = [_first(usage, around, what), *_about(row, usage)]
+    return Sheet(tuple(head), "q back  t thieves  e explain  m map  / filter  s sort  r reconcile  ? help", THREADS,
+                 shown, empty="no thread of it ran" if not page.filter else "no thread matches the filter")
+
+
+def _about(row: PodUsage, usage: NodeUsage) -> list[Line]:
+    """A pod in full: its state, the use of its exclusive CPUs, the thieves."""
+    pod, seconds = row.pod, usage.seconds
+    ok, threads = pod.in_place
+    state = f"{pod.verdict}, {ok}/{threads} in place" if pod.verdict else "no VM"
+    guest = f"; guest {pod.guest}" if pod.guest else ""
+    lines: list[Line] = [((printable(pod.title), _BOLD), (printable(f": {state}; CPUs {cpus_text(pod)}{guest}"), ""))]
+    lines += [((printable(f"! {reason}"), _ODD),) for reason in pod.reasons[:2]]
+    if pod.drift:
+        lines.append(((printable(f"put back {number_of(pod.drift, 'time')}, last: {pod.why}"), _ODD),))
+    lines += [_use(use, seconds) for use in usage.cpus_of(pod)[:_THIEVES]]
+    thefts = usage.thefts_of(pod.id)
+    lines += [((f"  stolen {thief_text(theft, usage, victim=False)}", _BAD),) for theft in thefts[:_THIEVES]]
+    if len(thefts) > _THIEVES:
+        lines.append(((f"  and {len(thefts) - _THIEVES} more, t lists them", _DIM),))
+    return lines
+
+
+def _use(use: CpuUse, seconds: float) -> Line:
+    busy = "" if use.busy is None else f"busy {percent(use.busy, seconds)}, "
+    unseen = "" if use.busy is None else f", unseen {rate(use.unseen, seconds, False)}"
+    return ((f"CPU {use.cpu}: {busy}its own {percent(use.own, seconds)}, stolen ", ""),
+            (rate(use.stolen, seconds, use.exact), _BAD if use.stolen else ""),
+            (f", kernel {rate(use.kernel, seconds)}{unseen}", ""))
+
+
+def _thread_row(each: ThreadUsage, usage: NodeUsage) -> Row:
+    place = "ok" if each.ok and each.mask else f"not on {each.wanted}" if not each.ok else ""
+    return Row(str(each.tid), tuple(printable(cell) for cell in (
+        each.tid, each.role or "-", each.name, "-" if each.cpu is None else each.cpu, each.mask or "-",
+        percent(each.busy, usage.seconds), rate(each.waited, usage.seconds) if usage.precise else "?", place)),
+        not each.ok, ("", "", "", "", "", "", "", "" if each.ok else _ODD))
+
+
+# Thieves
+
+def _thieves(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
+    thefts = usage.thefts_of(page.pod or None)
+    whose = f"from {title_of(usage, page.pod)}" if page.pod else "from all pods"
+    rows = [_thief_row(theft, usage) for theft in thefts]
+    shown = _matching(rows, page.filter)
+    note = ("~ is an estimate: the thread may run on other CPUs, too (? has more)", _DIM)
+    return Sheet((_first(usage, around, _shown(page, len(shown), f"{number_of(len(rows), 'theft')} {whose}")),
+                  _trouble(usage, around), (note,)),
+                 "q back  e explain  m map  / filter  T thieves of all pods  ? help",
+                 tuple(column for column in THIEVES if not page.pod or column.title != "STOLEN FROM"), shown,
+                 empty="nothing was stolen in the last interval" if not page.filter else "no thief matches the filter")
+
+
+def _thief_row(theft: CpuTheft, usage: NodeUsage) -> Row:
+    process = "-" if theft.pid == theft.tid else f"{theft.process} {theft.pid}"
+    return Row(f"{theft.tid}:{theft.cpu}:{theft.victim}", tuple(printable(cell) for cell in (
+        rate(theft.ran, usage.seconds, theft.exact), theft.cpu, theft.pod, f"{theft.thread} {theft.tid}", process,
+        title_of(usage, theft.victim))))
+
+
+# Texts
+
+def _text(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
+    return Sheet((((printable(page.title), _BOLD),), ()), "q back  arrows, Space and G scroll", text=page.lines)
+
+
+def text_lines(text: Sequence[str] | str) -> tuple[Line, ...]:
+    """Lines for a page of text."""
+    lines = text.splitlines() if isinstance(text, str) else text
+    return tuple(((printable(line), ""),) for line in lines)
