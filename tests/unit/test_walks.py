@@ -20,6 +20,7 @@ from walks import Walk
 from vmpin.cli.main import main
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
+from vmpin.daemon.task_table import tasks_of
 from vmpin.daemon.watcher import Watcher
 from vmpin.host.lock import Lock
 from vmpin.sources.spool import Spool
@@ -88,7 +89,7 @@ def test_status(machine: Machine, crowd: Path, capsys: pytest.CaptureFixture[str
     async def asked() -> None:
         with Lock(config.paths.lock_file) as lock:
             watcher = watcher_of(machine, config, lock)
-            task = asyncio.create_task(watcher.run())
+            task = asyncio.create_task(watcher.run(tasks_of))
             await until(lambda: watcher.about is not None)
             with walk.recorded():
                 assert await asyncio.to_thread(main, arguments) == 0

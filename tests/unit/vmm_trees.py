@@ -10,8 +10,8 @@ import pytest
 from vmpin.domain.model import ThreadId, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs, Stat
 from vmpin.vmm import qemu
-from vmpin.vmm.qmp import QmpAnswer
 from vmpin.vmm.threads import Identified, identify
+from vmpin.vmm.virtual_machine import QmpAnswer
 from vmpin.vmm.vmm_type import VmmType
 
 PID = 100

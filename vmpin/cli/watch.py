@@ -71,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
         # Only now, with every thread in its place: asyncio takes longer to load than that took.
         import asyncio
 
+        from vmpin.daemon.task_table import tasks_of
         from vmpin.daemon.watcher import Watcher
-        asyncio.run(Watcher(lambda: load_config(args), reconciler, spool, kept, lock, changed=file.changed).run())
+
+        watcher = Watcher(lambda: load_config(args), reconciler, spool, kept, lock, changed=file.changed)
+        asyncio.run(watcher.run(tasks_of))
     return 0

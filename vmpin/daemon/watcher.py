@@ -28,8 +28,7 @@ from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.sampling import Sampling
 from vmpin.daemon.state_saving import StateSaving
-from vmpin.daemon.supervision import SupervisedTasks
-from vmpin.daemon.task_table import tasks_of
+from vmpin.daemon.supervision import Source, SupervisedTasks
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart, features, present
 from vmpin.guests.manager import GuestManager
@@ -103,9 +102,10 @@ class Watcher:
         self.hooks = HookIntake(node_state, spool, self.saving, self.passes.follow_hook)
         self.about: About | None = None  #: None until it is ready.
 
-    async def run(self) -> None:
-        """Run the watcher until SIGTERM or SIGINT. :raises LockHeldError: when another process took the run
-        directory's lock."""
+    async def run(self, tasks_of: Callable[[Watcher, RunDirectory], dict[str, Source]]) -> None:
+        """Run the watcher until SIGTERM or SIGINT.
+        :param tasks_of: its tasks, by name (task_table).
+        :raises LockHeldError: when another process took the run directory's lock."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from vmpin.domain.model import VcpuId
+from vmpin.vmm.virtual_machine import QmpAnswer
 
 if TYPE_CHECKING:
     from qemu.qmp import QMPClient
@@ -32,13 +32,6 @@ _READ_LIMIT = 1 << 20
 #: Seconds for each attempt at a socket. QEMU answers within milliseconds, but on a machine that is busy both ends may
 #: wait for a CPU.
 DEADLINES = 0.2, 0.8, 3.2
-
-
-class QmpAnswer(NamedTuple):
-    """The thread ids QEMU gave: each vCPU's cpu-index, and the iothreads."""
-
-    vcpus: Mapping[int, VcpuId]
-    iothreads: frozenset[int]
 
 
 async def ask(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> bool:

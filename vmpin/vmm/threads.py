@@ -27,7 +27,7 @@ from vmpin.vmm.thread_names import IOTHREAD, read_names
 from vmpin.vmm.vmm_type import VmmType
 
 if TYPE_CHECKING:
-    from vmpin.vmm.qmp import QmpAnswer
+    from vmpin.vmm.virtual_machine import QmpAnswer
 
 #: include/linux/sched.h; the io_uring workers before Linux 6.4, which have no PF_USER_WORKER.
 _PF_IO_WORKER = 0x00000010

@@ -5,15 +5,12 @@ Plain data with states; `inventory` alone changes it, but for two marks that pro
 """
 
 import enum
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmThread
 from vmpin.host.procfs import Stat
 from vmpin.vmm.vmm_type import VmmType
-
-if TYPE_CHECKING:
-    from vmpin.vmm.qmp import QmpAnswer
 
 
 class Reading(enum.Enum):
@@ -23,6 +20,13 @@ class Reading(enum.Enum):
     CURRENT = enum.auto()
     #: A thread was created since, or may have been; the threads have changed since.
     OUTDATED = enum.auto()
+
+
+class QmpAnswer(NamedTuple):
+    """The thread ids QEMU gave: each vCPU's cpu-index, and the iothreads."""
+
+    vcpus: Mapping[int, VcpuId]
+    iothreads: frozenset[int]
 
 
 class QmpNeed(enum.Enum):

@@ -19,7 +19,7 @@ from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids
 from vmpin.vmm.thread_names import read_names
 from vmpin.vmm.threads import Identified, identify
-from vmpin.vmm.virtual_machine import Refresh
+from vmpin.vmm.virtual_machine import QmpAnswer, Refresh
 
 #: Three cores in a socket: KVM's vcpu ids, which are APIC ids, are 0, 1, 2, 4, 5 and 6.
 SMP = "6,sockets=2,cores=3,threads=1,maxcpus=6"
@@ -58,11 +58,11 @@ def named() -> Iterator[NestedVm]:
 
 
 def identify_threads(vm: NestedVm, procfs: Procfs | None = None, debugfs: str = NOWHERE,
-         answer: qmp.QmpAnswer | None = None) -> Identified:
+         answer: QmpAnswer | None = None) -> Identified:
     return identify(vm.pid, qemu.QEMU, vm.argv, vm.threads(), procfs or Procfs(), debugfs=debugfs, qmp=answer)
 
 
-def asked(vm: NestedVm) -> qmp.QmpAnswer:
+def asked(vm: NestedVm) -> QmpAnswer:
     answer = asyncio.run(qmp.query(vm.qmp_path, PATIENCE, vm.pid))
     assert answer is not None
     return answer

@@ -25,6 +25,7 @@ from vmpin.config.settings import Config
 from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.supervision import SupervisedTasks
+from vmpin.daemon.task_table import tasks_of
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.errors import ConfigError, LockHeldError
@@ -65,7 +66,7 @@ class Place:
             spool.prepare()
             made = Watcher(lambda: self.load(), Reconciler(config), spool, [], lock,
                            timeouts or Timeouts(save=0.001, file_calm=0.001), lambda: self.changed())
-            task = asyncio.create_task(made.run())
+            task = asyncio.create_task(made.run(tasks_of))
             await until(lambda: made.about is not None or task.done())
             try:
                 if not task.done():

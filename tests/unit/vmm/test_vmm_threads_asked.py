@@ -10,8 +10,9 @@ from vmm_trees import CPU0, CPU1, FUTEX, IO, PID, PPOLL, QEMU, RCU, UNNAMED, Fak
 
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
 from vmpin.vmm import qemu
-from vmpin.vmm.qmp import QmpAnswer, read_answer
+from vmpin.vmm.qmp import read_answer
 from vmpin.vmm.threads import wants_qmp
+from vmpin.vmm.virtual_machine import QmpAnswer
 
 unnamed = vmm_trees.unnamed
 
