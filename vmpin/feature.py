@@ -96,6 +96,8 @@ class Feature(NamedTuple):
     #: another `run`.
     options: Callable[[str, ArgumentParser], None] | None = None
     watch: Callable[[Watcher], WatcherPart | None] | None = None
+    #: The node's name where a configuration has another one than the host's; "" for none.
+    node_name: Callable[[Config], str] | None = None
     #: Which annotations of pods the reporter hands to the watcher, by their keys; None for none.
     watched_annotations: Callable[[Config], Callable[[str], bool] | None] | None = None
     #: Finds the NUMA nodes of VMs' NICs, for policy.vhost: near. (/proc, the path of /sys) → the finder.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmpin.config import values
-from vmpin.config.kubernetes_settings import KubernetesSettings
 from vmpin.config.table_entry import Setting, setting
 from vmpin.config.values import Address
 from vmpin.cpuset import CpuSet
@@ -227,7 +226,6 @@ class Config(NamedTuple):
     proof: ProofSettings
     guest: GuestSettings
     metrics: MetricsSettings
-    kubernetes: KubernetesSettings
     log: LogSettings
     of_features: Mapping[str, Any]
     origin: Mapping[str, str]
@@ -257,7 +255,7 @@ class Config(NamedTuple):
 _OF_CORE: dict[str, type[Any]] = {"paths": PathSettings, "node": NodeSettings, "policy": PolicySettings,
                                   "watch": WatchSettings, "drift": DriftSettings, "proof": ProofSettings,
                                   "guest": GuestSettings, "metrics": MetricsSettings,
-                                  "kubernetes": KubernetesSettings, "log": LogSettings}
+                                  "log": LogSettings}
 _OF_FEATURES: dict[str, type[Any]] = {
     name: fields for sections in present(feature.sections for feature in features())
     for name, fields in sections().items()}

@@ -22,7 +22,7 @@ from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import ResidencyLedger, RunAccount
 from vmpin.domain.terminal import label_text
-from vmpin.feature import WatcherPart, present
+from vmpin.feature import WatcherPart, features, present
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
@@ -75,8 +75,9 @@ class NodeCollector(Collector):
         if self.facts is None:
             return
         yield _gauge("vmpin_build_info", "The running version, always 1.", {self._version: 1}, "version")
+        names = (name(self.facts.view.config) for name in present(feature.node_name for feature in features()))
         yield _gauge("vmpin_node_info", "The node that it runs on, by its name and the kernel's boot id, always 1.",
-                     {(self.facts.view.config.kubernetes.node or self._host, self.facts.view.boot_id): 1},
+                     {(next(filter(None, names), self._host), self.facts.view.boot_id): 1},
                      "node", "boot_id")
         yield from _state(self.facts)
         yield from _counts(self.facts)

@@ -19,12 +19,16 @@ def _sections() -> Mapping[str, type[Any]]:
     return {"allocate": AllocateSettings}
 
 
+#: The key of what hands changed annotations over; no key where nothing can.
+_WATCH_PODS = "kubernetes.watch_pods"
+
+
 def _check_config(config: Config) -> ConfigError | None:
-    if not config.of_features["allocate"].live_annotations or config.kubernetes.watch_pods:
+    if not config.of_features["allocate"].live_annotations or config.values.get(_WATCH_PODS):
         return None
     from vmpin.errors import ConfigError
 
-    return ConfigError("allocate.live_annotations is on and kubernetes.watch_pods is off: changed annotations "
+    return ConfigError(f"allocate.live_annotations is on and {_WATCH_PODS} is off: changed annotations "
                        "come with the pods' data that the reporter hands over", "switch both on, or the first one off")
 
 

@@ -4,13 +4,15 @@ The options for all nodes are here, beside the parts: a status of this node alon
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vmpin.feature import Feature
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from vmpin.config.settings import Config
 
 _ABOUT = """\
 Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
@@ -41,6 +43,18 @@ every node of the cluster, from their NodePinnings (of the current context; --co
 
 The other commands are about the machine that they are started on. `vmpin help kubernetes`: how to run them on a node.
 """
+
+
+def _sections() -> Mapping[str, type[Any]]:
+    from vmpin.features.cluster.kubernetes_settings import KubernetesSettings
+
+    return {"kubernetes": KubernetesSettings}
+
+
+def _node_name(config: Config) -> str:
+    from vmpin.features.cluster.kubernetes_settings import kubernetes
+
+    return kubernetes(config).node
 
 
 def _options(verb: str, parser: ArgumentParser) -> None:
@@ -82,4 +96,5 @@ def _run_on_all(verb: str, on_this_node: Callable[[Namespace], int]) -> Callable
     return run
 
 
-FEATURE = Feature("cluster", verbs={"reporter": "vmpin.features.cluster.verbs.reporter"}, options=_options)
+FEATURE = Feature("cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
+                  options=_options, node_name=_node_name)

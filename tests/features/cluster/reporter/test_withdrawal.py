@@ -9,6 +9,7 @@ import pytest
 from vmpin.config import loading
 from vmpin.errors import ClusterError
 from vmpin.features.cluster.kube.api_request import ApiRequest
+from vmpin.features.cluster.kubernetes_settings import kubernetes
 from vmpin.features.cluster.reporter import withdrawal
 from vmpin.features.cluster.reporter.api_server import ApiServer
 from vmpin.features.cluster.reporter.withdrawal import SHOWN, IncompleteWithdrawal, withdraw_everywhere
@@ -47,7 +48,7 @@ class OneServer:
 def test_a_reporter_that_does_not_end_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """As on a node that is down: the DaemonSet's deletion then lasts as long."""
     server = OneServer(2 * withdrawal.PAGE + 1)
-    keys = loading.load(None, {}, {"kubernetes.daemonset": "vmpin/vmpin-reporter"}).kubernetes
+    keys = kubernetes(loading.load(None, {}, {"kubernetes.daemonset": "vmpin/vmpin-reporter"}))
     assert withdraw_everywhere(cast(ApiServer, server), keys, within=0.0) == server.pods
     assert server.changed[0] == "DELETE /apis/apps/v1/namespaces/vmpin/daemonsets/vmpin-reporter"
     assert len([each for each in server.changed if each.endswith("/status")]) == server.pods
@@ -56,7 +57,7 @@ def test_a_reporter_that_does_not_end_holds_up_nothing(caplog: pytest.LogCapture
 
 def test_what_is_refused_is_named_and_holds_up_nothing_else() -> None:
     server = OneServer(SHOWN + 20, refuses="/p1")  # p1, and p10 to p19
-    keys = loading.load(None, {}, {}).kubernetes
+    keys = kubernetes(loading.load(None, {}, {}))
     with pytest.raises(IncompleteWithdrawal) as caught:
         withdraw_everywhere(cast(ApiServer, server), keys)
     assert len(server.changed) == SHOWN + 20 - 11

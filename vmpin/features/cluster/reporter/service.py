@@ -19,6 +19,7 @@ from vmpin.features.cluster.kube.cluster_node import ClusterNode, node_of
 from vmpin.features.cluster.kube.identifiers import valid_name
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.node_topology import TopologyMode
+from vmpin.features.cluster.kubernetes_settings import kubernetes
 from vmpin.features.cluster.reporter.api_link import ApiLink
 from vmpin.features.cluster.reporter.api_server import ApiServer
 from vmpin.features.cluster.reporter.link_report import LinkReport
@@ -36,7 +37,7 @@ class Reporter:
     :raises ConfigError: where the configuration names no node."""
 
     def __init__(self, config: Config) -> None:
-        keys = config.kubernetes
+        keys = kubernetes(config)
         if not valid_name(keys.node):
             raise ConfigError("kubernetes.node: no name of a node" if not keys.node else
                               f"kubernetes.node: {keys.node!r} is no name of a node",

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vmpin.config.kubernetes_settings import KubernetesSettings
 from vmpin.errors import ClusterError, UsageError
 from vmpin.features.cluster.kube.api_request import ApiRequest, checked, node_path
 from vmpin.features.cluster.kube.cluster_node import label_withdrawal, node_of
@@ -22,6 +21,7 @@ from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of,
 from vmpin.features.cluster.kube.pod_annotations import annotation_change
 from vmpin.features.cluster.kube.pod_condition import condition_withdrawal
 from vmpin.features.cluster.kube.pod_record import record_of
+from vmpin.features.cluster.kubernetes_settings import KubernetesSettings
 from vmpin.features.cluster.reporter.api_server import ApiServer
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,15 @@
-"""`kubernetes`: the keys of `vmpin reporter`, of which the watcher reads none."""
+"""`kubernetes`: the keys of `vmpin reporter`, of which the watcher reads `node` for its metrics."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.config import values
 from vmpin.config.table_entry import setting
+
+if TYPE_CHECKING:
+    from vmpin.config.settings import Config
 
 
 class KubernetesSettings(NamedTuple):
@@ -30,3 +35,9 @@ class KubernetesSettings(NamedTuple):
     ready_file: Path | None = setting("", values.path_or_unset, "file that is there while the API server is reached, "
                                       "for a readiness probe; unset: none")
     annotate: bool = setting(False, values.flag, "whether pods get the annotations vmpin.io/cpus and vmpin.io/vcpus")
+
+
+def kubernetes(config: Config) -> KubernetesSettings:
+    """The section `kubernetes` of a configuration."""
+    section: KubernetesSettings = config.of_features["kubernetes"]
+    return section
