@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from need import lacking
@@ -26,12 +28,7 @@ from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
-from vmpin.domain.topology import Topology
-from vmpin.feature import WatcherPart
-from vmpin.features.allocator.allocation_report import AllocatorView
-from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.ledger import Ledger, RefusedRequest
-from vmpin.features.allocator.grants.refusal import RefusalKind
+from vmpin.feature import WatcherPart, features
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import CpuClaims, ownership
@@ -59,7 +56,6 @@ class Node:
     parts: Mapping[str, WatcherPart] = field(default_factory=dict)
     sources: list[SourceHealth] = field(default_factory=lambda: [SourceHealth("hook", True, True)])
     report: GuestReport | None = None
-    allocator: AllocatorView | None = None
     asked: int = 0
 
     def __post_init__(self) -> None:
@@ -136,9 +132,9 @@ class Node:
             {self.id: CpuClaims(((WEB, self.first),), ()), SandboxId("other"): CpuClaims(((WEB, self.second),), ())},
             self.node_state.node)
         both = self.first | self.second
-        refused = RefusedRequest("main", "tests", "shop", "why", 10**18, RefusalKind.CPUS)
-        self.allocator = AllocatorView("on", "", Topology.build(both, caches=[both], nodes={0: both}),
-                                       AllocationOptions(), Ledger(shared=both, refused=(refused,)), both)
+        # A feature that has metrics has a module NAME_metered among its tests.
+        self.parts = {feature.name: import_module(f"{feature.name}_metered").filled(both) for feature in features()
+                      if find_spec(f"{feature.name}_metered")}
 
     def close(self) -> None:
         self._end.set()
@@ -162,9 +158,6 @@ class Node:
 
     def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
         return {self.id: {self.first.first: 0.5}, SandboxId("gone"): {self.first.first: 1.0}}
-
-    def allocator_view(self) -> AllocatorView | None:
-        return self.allocator
 
     def scrape(self) -> str:
         return asyncio.run(Exporter(self).metrics()).decode()

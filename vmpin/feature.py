@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from argparse import ArgumentParser
     from collections.abc import Awaitable, Coroutine
+    from pathlib import Path
 
     from prometheus_client.core import Metric
 
+    from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
     from vmpin.doctor.finding import Check
@@ -70,6 +72,9 @@ class WatcherPart(NamedTuple):
     #: Called after each pass, and after each resync.
     after_pass: Callable[[], None] | None = None
     after_resync: Callable[[], None] | None = None
+    #: Called with the annotations of pods, by pod uid and key, that `Feature.watched_annotations` chose, whenever the
+    #: reporter has handed over those of all pods.
+    take_annotations: Callable[[Mapping[str, Mapping[str, str]]], None] | None = None
     #: Called once, when the watcher ends and still owns the run directory.
     end: Callable[[], None] | None = None
     #: The feature's member of `features` in the status document, and in what clients that follow the node are sent
@@ -90,6 +95,16 @@ class Feature(NamedTuple):
     sections: Callable[[], Mapping[str, type[Any]]] | None = None
     #: What is wrong with a configuration of which each value by itself is right; None for nothing.
     check_config: Callable[[Config], ConfigError | None] | None = None
+    #: Those of these sections of which a change takes a restart of the watcher.
+    fixed_sections: Sequence[str] = ()
+    #: An authority on the CPUs of containers, by what is kept in the run directory: it rules from the first pass on.
+    #: (the configuration, the boot id) → None where it does not rule.
+    authority: Callable[[Config, str], Authority | None] | None = None
+    #: Its files in the run directory.
+    files: Callable[[Config], Iterable[Path]] | None = None
+    #: Gives back what it has changed on the node when vmpin leaves it. Called with the run directory's lock held;
+    #: False where not all of that was possible, so that its files stay.
+    give_back: Callable[[Config], bool] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
     #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""), and may set
@@ -147,3 +162,9 @@ def added_members(parts: Mapping[str, WatcherPart], sandbox: SandboxId) -> dict[
 def status_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:
     """The member `features` of the status document."""
     return {name: part.status() for name, part in parts.items() if part.status is not None}
+
+
+def briefs_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:
+    """The briefs of features that clients which follow the node are sent, by the feature's name."""
+    found = {name: part.brief() for name, part in parts.items() if part.brief is not None}
+    return {name: brief for name, brief in found.items() if brief is not None}

@@ -20,7 +20,6 @@ from vmpin.domain.counters import Counters
 from vmpin.domain.guest_report import GuestReport
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
-from vmpin.features.allocator.allocation_report import AllocatorView
 from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
 
@@ -49,9 +48,6 @@ class _Watched:
 
     def following(self) -> int:
         return 1
-
-    def allocator_view(self) -> AllocatorView | None:
-        return None
 
 
 def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:

@@ -124,7 +124,8 @@ def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_bytes()))
 
 
-#: The seam has the types of all floors in the signatures of its parts, and imports none of them when it runs.
+#: The seam has the types of all floors in the signatures of its parts, and imports none of them when it runs; the
+#: manifests of features have these signatures, too.
 SEAM = ROOT / "vmpin" / "feature.py"
 
 
@@ -139,7 +140,7 @@ def _run_time_nodes(path: Path) -> Iterator[ast.AST]:
 def imports(path: Path) -> frozenset[str]:
     """Every module named in an import, also within functions: `vmpin.x` for `from vmpin import x`."""
     found = set()
-    for node in nodes(path) if path != SEAM else _run_time_nodes(path):
+    for node in nodes(path) if path != SEAM and path.name != "manifest.py" else _run_time_nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -199,9 +200,9 @@ def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
 
 #: Core modules that name a feature until their part of it is one of the feature.
 NAMING = {
-    "allocator": ("daemon", "reconcile.node_state", "reconcile.teardown", "reports.map.node_map",
-                  "scenario.node_scenario", "scenario.scenario_reader", "status.prometheus", "cli"),
-    "cluster": ("daemon", "cli.status_text", "status.explain", "features.allocator.live_annotations"),
+    "allocator": ("reports.map.node_map", "scenario.node_scenario", "scenario.scenario_reader", "cli",
+                  "features.isolation"),
+    "cluster": ("daemon", "cli.status_text", "status.explain"),
     "isolation": ("daemon.control", "daemon.sampling")}
 
 
@@ -393,10 +394,9 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
                if isinstance(node, ast.Attribute) and node.attr == "handed_pods" and isinstance(node.ctx, ast.Load)}
     assert readers == {"daemon.control"}
     assert {module for module, names in reach.items() if "daemon.handed_pods" in names} == {"daemon.watcher"}
-    # What asks for CPUs crosses apart from it, and has one reader there: with allocate.live_annotations alone.
+    # What asks for CPUs crosses apart from it, and is decoded only for a feature that takes it.
     assert {module for module, names in reach.items() if "features.cluster.kube.asked_annotations" in names} == {
-        "features.cluster.kube.pod_record", "features.cluster.reporter.pod_handover",
-        "features.allocator.live_annotations"}
+        "features.cluster.kube.pod_record", "features.cluster.reporter.pod_handover", "daemon.control"}
 
 
 _STATUS = """\

@@ -36,7 +36,8 @@ class PathSettings(NamedTuple):
     kubelet: Path = setting("/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint")
     nri: Path = setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
     cri: Path | None = setting("", values.path_or_unset, "socket of the container runtime for CRI calls, used by "
-                                "policy.runc_repair and allocate; unset: containerd's and CRI-O's own, if they exist")
+                                "policy.runc_repair and to give out CPUs; unset: containerd's and CRI-O's own, if "
+                                "they exist")
 
     @property
     def hook_socket(self) -> Path:
@@ -77,11 +78,6 @@ class PathSettings(NamedTuple):
     def isolation_file(self) -> Path:
         """The books of foreign time on exclusive CPUs."""
         return self.run / "isolation"
-
-    @property
-    def ledger_file(self) -> Path:
-        """The CPUs that the allocator has given out."""
-        return self.run / "ledger.json"
 
     @property
     def lock_file(self) -> Path:

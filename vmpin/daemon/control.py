@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from vmpin.bounded import load_json, real
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
-from vmpin.feature import SocketRequest, added_members, status_of
+from vmpin.feature import SocketRequest, added_members, present, status_of
 from vmpin.features.cluster.kube import reporter_report, untrusted_pod
+from vmpin.features.cluster.kube.asked_annotations import decoded_member
 from vmpin.host.socket_streams import Stream
 from vmpin.status import collector
 
@@ -93,10 +94,6 @@ class Control:
             from vmpin.features.isolation.isolation_answers import isolation
 
             return isolation(self._watcher, request)
-        if operation == "allocations" and request.get("explain") is not None:
-            from vmpin.features.allocator.allocation_answers import explained
-
-            return explained(self._watcher.allocating, str(request["explain"]))
         return None
 
     def _take(self, operation: str, request: dict[str, object], admitted: bool) -> bytes:
@@ -106,8 +103,10 @@ class Control:
             return _encoded({operation: "taken"}) + b"\n"
         if not admitted:
             self._watcher.handed_pods.admit()
-        if (allocating := self._watcher.allocating) is not None and allocating.live is not None:
-            allocating.live.take(request)
+        if taking := [*present(part.take_annotations for part in self._watcher.parts.values())]:
+            annotations = decoded_member(request)
+            for take in taking:
+                take(annotations)
         answer = _encoded({"pods": self._watcher.handed_pods.take(request)}) + b"\n"
         self._watcher.counters.pod_reports += 1
         return answer
@@ -129,14 +128,6 @@ class Control:
         watcher, reconciler, view = self._watcher, self._watcher.reconciler, self._watcher.view
         if operation == "about" and watcher.about is not None:
             return watcher.about.data(view, watcher.resynced, watcher.source_health())
-        if operation == "allocations":
-            from vmpin.features.allocator.allocation_answers import allocations
-
-            return allocations(watcher.allocating, request)
-        if operation == "set":
-            from vmpin.features.allocator.allocation_answers import set_policy
-
-            return set_policy(watcher.allocating, request)
         if operation == "proof":
             sampler = watcher.sampling.sampler
             if sampler is None:

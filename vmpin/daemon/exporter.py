@@ -33,7 +33,6 @@ from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
-    from vmpin.features.allocator.allocation_report import AllocatorView
     from vmpin.status.prometheus import NodeCollector
 
 logger = logging.getLogger(__name__)
@@ -41,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
-    task's failures, `counters` gets the loop's lag; `guest` returns a guest's report, None where no map is
-    sent to it, `allocator_view` what is given out, None with `allocate.mode` off; `following` counts the clients that
-    do, and `foreign_seconds` sums up what others had, by exclusive CPU; `foreign_by_sandbox` also by its owner."""
+    task's failures, `counters` gets the loop's lag; `guest` returns a guest's report, None where no map is sent to it;
+    `following` counts the clients that do, and `foreign_seconds` sums up what others had, by exclusive CPU;
+    `foreign_by_sandbox` also by its owner."""
 
     view: NodeView
     resynced: float
@@ -54,8 +53,6 @@ class ExportedWatcher(Protocol):
     def source_health(self) -> Iterable[SourceHealth]: ...
 
     def guest(self, sandbox: SandboxId, /) -> GuestReport | None: ...
-
-    def allocator_view(self) -> AllocatorView | None: ...
 
     def following(self) -> int: ...
 
@@ -129,7 +126,7 @@ class Exporter:
                                      len(asyncio.all_tasks()), watcher.view.config.metrics.per_sandbox,
                                      watcher.following(), watcher.foreign_seconds(),
                                      watcher.foreign_by_sandbox() if watcher.view.config.metrics.per_sandbox else {},
-                                     watcher.allocator_view(), watcher.parts.values())
+                                     watcher.parts.values())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

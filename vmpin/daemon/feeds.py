@@ -114,7 +114,7 @@ class NriFeed:
         now = time.monotonic()
         if now >= self._requested.get(purpose, float("-inf")) + pause:
             self._requested[purpose] = now
-            logger.info("allocate: %s: %s", purpose, why)
+            logger.info("%s: %s", purpose, why)
             self.request_list()
 
     def unread(self) -> set[SandboxId]:

@@ -15,13 +15,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Protocol
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.guest_report import GuestData
 from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
+from vmpin.feature import WatcherPart, briefs_of
 from vmpin.host.turns import in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import about, health
@@ -45,9 +46,9 @@ class FollowedWatcher(Protocol):
 
     view: NodeView
     resynced: float
+    parts: Mapping[str, WatcherPart]
 
     def source_health(self) -> Iterable[SourceHealth]: ...
-    def allocated(self) -> dict[str, object] | None: ...
 
 
 class Followers:
@@ -122,7 +123,7 @@ class Followers:
 
     def _send(self, survey: Survey) -> None:
         node = {**survey.node, **self._readiness(), "kubelet": self._kubelet or {},
-                "allocator": self._watcher.allocated()}
+                "features": briefs_of(self._watcher.parts)}
         changed = [entry for sandbox, entry in survey.sandboxes.items() if self._sent.get(sandbox) != entry]
         gone = [sandbox for sandbox in self._sent if sandbox not in survey.sandboxes]
         self._sent = survey.sandboxes

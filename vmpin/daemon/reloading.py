@@ -9,6 +9,7 @@ from vmpin import log
 from vmpin.config.settings import Config, to_plain, with_values
 from vmpin.domain.terminal import as_written
 from vmpin.errors import ConfigError
+from vmpin.feature import features
 from vmpin.host.unix_sockets import open_to
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
         logger.error("configuration not loaded: %s: the last one stays in use", err)
         return None
     if later := changes(config, loaded):
-        logger.warning("changed paths, allocate, %s are used after a restart only: %s", " and ".join(FIXED),
-                       "; ".join(later))
+        logger.warning("changed %s are used after a restart only: %s", " and ".join((
+            ", ".join(("paths", *_fixed_sections(), *FIXED[:-1])), FIXED[-1])), "; ".join(later))
     changed = "; ".join(changes(old, config)) or "nothing changed"
     # At whichever of the two levels shows it.
     if quiet := not logger.isEnabledFor(logging.INFO):
@@ -78,8 +79,12 @@ def _shown(value: object) -> str:
     return as_written(to_plain(value)) or "unset"
 
 
+def _fixed_sections() -> tuple[str, ...]:
+    return tuple(section for feature in features() for section in feature.fixed_sections)
+
+
 def keep_fixed(old: Config, new: Config) -> Config:
     """`new`, but with `old`'s values of the keys that take a restart: what is bound, open or written to stays."""
-    fixed = {key: value for key, value in old.values.items() if key.startswith(("paths.", "allocate."))
-             or key in FIXED}
+    sections = ("paths", *_fixed_sections())
+    fixed = {key: value for key, value in old.values.items() if key.partition(".")[0] in sections or key in FIXED}
     return with_values({**new.values, **fixed}, new.origin)

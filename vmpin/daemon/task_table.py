@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,13 +49,6 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
         sources.update(part.tasks)
     if watcher.nri is not None:
         sources["nri"] = watcher.nri.run
-    if watcher.allocating is not None:
-        sources["allocate"] = watcher.allocating.updates.run
-        sources["ended"] = watcher.allocating.ended.run
-        if watcher.allocating.live is not None:
-            sources["annotations"] = watcher.allocating.live.run
-    if config.of_features["allocate"].mode != "on" and config.paths.ledger_file.exists():
-        sources["release"] = partial(_release_ledger, watcher)
     if watcher.proc_events is not None:
         sources["births"] = watcher.proc_events.run
     if sd_notify.watchdog_seconds() is not None:
@@ -66,11 +58,3 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
 
         sources["metrics"] = directory.restarted(Exporter(watcher, watcher.timeouts).run)
     return sources
-
-
-async def _release_ledger(watcher: Watcher) -> None:
-    """The allocator was switched off: its ledger is given up. As every task that ends, it is made again."""
-    from vmpin.features.allocator.ledger_release import release_ledger
-
-    if await asyncio.to_thread(release_ledger, watcher.view.config, watcher.timeouts.cri_call):
-        await asyncio.Event().wait()

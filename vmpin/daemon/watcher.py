@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vmpin import log
 from vmpin.config.settings import Config
@@ -46,10 +45,6 @@ from vmpin.status.about import About
 from vmpin.status.health import SourceHealth
 from vmpin.wire.nri_enums import Verb
 
-if TYPE_CHECKING:
-    from vmpin.features.allocator.allocating import Allocating
-    from vmpin.features.allocator.allocation_report import AllocatorView
-
 logger = logging.getLogger(__name__)
 
 
@@ -74,18 +69,12 @@ class Watcher:
         self._tasks = SupervisedTasks(timeouts)
         self.restarts, self.counters = self._tasks.restarts, node_state.counters
         self.saving = StateSaving(node_state, spool, kept, lock, self._resync.set, timeouts)
-        self.allocating: Allocating | None = None
-        if config.of_features["allocate"].mode != "off":
-            from vmpin.features.allocator.allocating import Allocating
-
-            self.allocating = Allocating(node_state, lambda: self.nri, timeouts)
         #: What features do in it, by the feature's name; none of those that are switched off.
         self.parts: Mapping[str, WatcherPart] = {
             feature.name: part for feature in features()
             if feature.watch is not None and (part := feature.watch(self)) is not None}
-        decisions = None if self.allocating is None else self.allocating.allocator
-        decisions = decisions or next(present(part.decider for part in self.parts.values()), None)
-        self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decisions) if wants_nri(config) else None
+        decider = next(present(part.decider for part in self.parts.values()), None)
+        self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decider) if wants_nri(config) else None
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
@@ -115,8 +104,6 @@ class Watcher:
         directory.open()
         if self.nri is not None:
             self.node_state.judge_drift_after(self.nri.unread)
-        if self.allocating is not None:
-            self.allocating.check()
         for begin in present(part.begin for part in self.parts.values()):
             begin()
         self.hooks.take_spool()
@@ -198,15 +185,11 @@ class Watcher:
                     self._resync.set()  # containers that are not listed any more may have left something behind
                 case Disconnected():
                     self.node_state.nri_connected(False)
-        if self.allocating is not None:
-            self.allocating.take()
         for before_events in present(part.before_events for part in self.parts.values()):
             before_events()
         touched, lost = take_nri(self.node_state, events)
         for after_events in present(part.after_events for part in self.parts.values()):
             after_events(events)
-        if self.allocating is not None:
-            self.allocating.started(events)
         if lost and self.nri is not None:
             self.nri.request_list()
         if not touched:
@@ -276,8 +259,6 @@ class Watcher:
             self.passes.ask_qmp()
             self._watch_files()
             self._repair.begin()
-            if self.allocating is not None:
-                self.allocating.resynced()
             for after_resync in present(part.after_resync for part in self.parts.values()):
                 after_resync()
             if self._relist.due() and self.nri is not None:
@@ -298,13 +279,8 @@ class Watcher:
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
-        allocate = {} if self.allocating is None else {"allocate": self.allocating.data()}
-        return (None if self.nri is None else {**self.nri.data(), **allocate},
+        return (None if self.nri is None else self.nri.data(),
                 None if self.proc_events is None else self.proc_events.data())
-
-    def allocator_view(self) -> AllocatorView | None:
-        """Return what the allocator has given out; None where it gives nothing."""
-        return None if self.allocating is None else self.allocating.view()
 
     def foreign_seconds(self) -> dict[int, float]:
         return {} if self.sampling.observer is None else self.sampling.observer.foreign_seconds()
@@ -315,10 +291,6 @@ class Watcher:
     def following(self) -> int:
         """How many clients follow the node's changes."""
         return len(self.followers)
-
-    def allocated(self) -> dict[str, object] | None:
-        """Return `Allocating.brief`, for followers."""
-        return None if self.allocating is None else self.allocating.brief()
 
     @log.operation()
     def refresh_everything(self) -> PassReport:

@@ -93,11 +93,9 @@ class NodeState:
                                             saved.kubelet if config.watch.kubelet else None)
         self._kubelet = KubeletAuthority(self.checkpoint, config.watch.kubelet)
         self.authorities = Authorities(config.node.shared_pool, [self._kubelet])
-        if config.of_features["allocate"].mode == "on":
-            from vmpin.features.allocator.kept_grants import kept_assignments, ledger_authority
-
-            # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
-            self.authorities.put(ledger_authority(kept_assignments(config.paths.ledger_file, self.boot_id)))
+        for authority_of in present(feature.authority for feature in features()):
+            if (authority := authority_of(config, self.boot_id)) is not None:
+                self.authorities.put(authority)
         self.source_disagreements = SourceDisagreements()
         self._unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
         self._watches = False

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmpin.config.settings import Config
-from vmpin.config.timeouts import TIMEOUTS
+from vmpin.feature import features, present
 from vmpin.pinning.apply import Result
 from vmpin.reconcile import state_file
 from vmpin.reconcile.reconciler import Reconciler
@@ -32,11 +32,8 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         logger.error("not all masks restored sandboxes=%d: the original masks are still in %s",
                      len(reconciler.node_state.originals), config.paths.state_file)
         return False
-    if config.paths.ledger_file.exists():
-        from vmpin.features.allocator.ledger_release import release_ledger
-
-        if not release_ledger(config, TIMEOUTS.cri_call):
-            return False
+    if not all([give_back(config) for give_back in present(feature.give_back for feature in features())]):
+        return False
     # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
     import shutil
 
@@ -65,7 +62,8 @@ def left(config: Config) -> list[Path]:
 
 def _files(config: Config) -> Iterable[Path]:
     paths = config.paths
-    kept = (paths.state_file, paths.originals_file, paths.proof_file, paths.isolation_file, paths.ledger_file)
+    kept = (paths.state_file, paths.originals_file, paths.proof_file, paths.isolation_file,
+            *(path for files in present(feature.files for feature in features()) for path in files(config)))
     yield from (*kept, paths.notes_file, paths.hook_socket, paths.control_socket, paths.status_socket)
     for path in kept:
         yield from state_file.beside(path)

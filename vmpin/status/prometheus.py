@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -29,9 +29,6 @@ from vmpin.reconcile.view import NodeView
 from vmpin.status.about import version
 from vmpin.status.headcount import Headcount, ThreadPlace
 from vmpin.status.health import SourceHealth
-
-if TYPE_CHECKING:
-    from vmpin.features.allocator.allocation_report import AllocatorView
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -58,7 +55,6 @@ class ScrapeData(NamedTuple):
     foreign: Mapping[int, float] = MappingProxyType({})  #: Foreign seconds by exclusive CPU.
     #: The same of each owner of exclusive CPUs.
     foreign_by_sandbox: Mapping[SandboxId, Mapping[int, float]] = MappingProxyType({})
-    allocator: AllocatorView | None = None  #: With `allocate.mode` observe or on.
     parts: Iterable[WatcherPart] = ()  #: What features do in the watcher.
 
 
@@ -87,12 +83,6 @@ class NodeCollector(Collector):
                        {str(cpu): spent for cpu, spent in self.facts.foreign.items()}, "cpu")
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
-        if self.facts.allocator is not None:
-            from vmpin.features.allocator.allocation_metrics import (
-                allocation_families,  # few nodes give out CPUs themselves
-            )
-
-            yield from allocation_families(self.facts.allocator, self.facts.per_sandbox)
         for metrics in present(part.metrics for part in self.facts.parts):
             yield from metrics(self.facts)
         yield from self._process.collect()

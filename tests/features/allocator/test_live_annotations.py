@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from newcomers import Machine
@@ -18,7 +18,6 @@ from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
-from vmpin.errors import WireError
 from vmpin.feature import WatcherPart
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
@@ -61,7 +60,7 @@ class Node:
 
     def hand(self, **pods: dict[str, str]) -> int:
         """:returns: how many decisions follow at once."""
-        self.live.take({"asked": {f"uid-{pod}": annotations for pod, annotations in pods.items()}})
+        self.live.take({f"uid-{pod}": annotations for pod, annotations in pods.items()})
         return self.steps()
 
     def steps(self) -> int:
@@ -124,14 +123,14 @@ def test_a_refusal_is_counted_and_logged_once(tmp_path: Path, caplog: pytest.Log
 def test_pods_of_other_nodes_and_pods_made_again_change_nothing(tmp_path: Path) -> None:
     node = Node(tmp_path, "a")
     before = node.allocator.ledger()
-    node.live.take({"asked": {uid: EXCLUSIVE for uid in ("uid-of-another-node", "a", "c-a", "", "uid-a2", "UID-A")}})
+    node.live.take({uid: EXCLUSIVE for uid in ("uid-of-another-node", "a", "c-a", "", "uid-a2", "UID-A")})
     assert node.steps() == 0
     assert node.allocator.ledger() == before
 
 
 def test_what_a_silent_reporter_handed_over_is_forgotten(tmp_path: Path) -> None:
     node = Node(tmp_path, "a")
-    node.live.take({"asked": {"uid-a": EXCLUSIVE}})
+    node.live.take({"uid-a": EXCLUSIVE})
     node.time += TIMEOUTS.handed_kept
     assert node.steps() == 0
     assert node.has() == ("none", "")
@@ -159,11 +158,12 @@ def test_observing_shows_what_would_be(tmp_path: Path, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("member", [[], "x", 1, None, {"u": []}, {"u": {"k": 1}}, {"u": {"k": "x" * 5000}},
                                     {str(number): {} for number in range(257)}])
-def test_a_member_that_no_reporter_makes_leaves_what_was_there(tmp_path: Path, member: object) -> None:
+def test_a_member_that_no_reporter_makes_leaves_what_was_there(
+        tmp_path: Path, machine: Machine, member: object) -> None:
     node = Node(tmp_path, "a")
-    node.live.take({"asked": {"uid-a": EXCLUSIVE}})
-    with pytest.raises(WireError, match="asked"):
-        node.live.take({"asked": member})
+    node.live.take({"uid-a": EXCLUSIVE})
+    request = json.dumps({"op": "pods", "version": 1, "pods": [], "asked": member}).encode() + b"\n"
+    assert "asked" in on_the_socket(tmp_path / "s", Watched(machine, node.live, deciding=False), request)["error"]
     assert node.steps() == 1
 
 
@@ -171,13 +171,12 @@ class Watched:
     """As much of a watcher as the status socket takes; its reconciler and its allocator are real."""
 
     about, stopping = None, False
-    parts: ClassVar[Mapping[str, WatcherPart]] = {}
-
-    def __init__(self, machine: Machine, live: LiveAnnotations | None) -> None:
+    def __init__(self, machine: Machine, live: LiveAnnotations | None, deciding: bool = True) -> None:
         self.reconciler, self.view, self.guests = machine.reconciler, machine.reconciler.view, self
         self.counters = machine.node_state.counters
         self.handed_pods = HandedPods(Timeouts(handed_pause=0.0))
-        self.allocating, self.live = self, live
+        self.live, self.deciding = live, deciding and live is not None
+        self.parts = {} if live is None else {"allocator": WatcherPart(take_annotations=live.take)}
 
 
 def on_the_socket(path: Path, watched: Watched, request: bytes, deciding: Node | None = None) -> Any:
@@ -189,7 +188,8 @@ def on_the_socket(path: Path, watched: Watched, request: bytes, deciding: Node |
         made = unix_sockets.listen(path)
         control = Control(watched, reading=True)  # type: ignore[arg-type]
         tasks = [asyncio.create_task(unix_sockets.serve(made, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))]
-        if watched.live is not None:
+        if watched.deciding:
+            assert watched.live is not None
             tasks.append(asyncio.create_task(watched.live.run()))
         async with asyncio.timeout(120):
             reader, writer = await asyncio.open_unix_connection(path)

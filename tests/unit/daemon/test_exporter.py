@@ -18,20 +18,14 @@ from metered import WEB, Node, metered
 
 from vmpin.config import loading as settings
 from vmpin.config.timeouts import Timeouts
-from vmpin.cpuset import CpuSet
 from vmpin.daemon import exporter
 from vmpin.daemon.exporter import Exporter
 from vmpin.daemon.http import HttpReply
 from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.guest_report import ContainerReport, GuestReport
-from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadRole
-from vmpin.domain.topology import Topology
+from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.errors import ConfigError
-from vmpin.features.allocator.allocation_report import AllocatorView
-from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
-from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims, ownership
 from vmpin.placement.rules import Verdict
@@ -317,22 +311,3 @@ def test_no_file_of_another_owner_is_replaced(node: Node) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(busy))
     assert file.read_text() == "root\n"
-
-
-def test_an_allocator_has_metrics_of_its_own(node: Node) -> None:
-    assert "vmpin_allocat" not in node.scrape()
-    machine = Topology.build(CpuSet.parse("0-3"), caches=[CpuSet.parse("0-1"), CpuSet.parse("2-3")],
-                             nodes={0: CpuSet.parse("0-1"), 1: CpuSet.parse("2-3")})
-    grant = Grant(ContainerId("c"), SandboxId("s"), "main", "shop", "web", "u", CpuWish(CpuPolicy.EXCLUSIVE),
-                  CpuPolicy.EXCLUSIVE, state=GrantState.RUNNING, cpus=CpuSet.parse("2"))
-    node.allocator = AllocatorView("on", "", machine, AllocationOptions(reserved=CpuSet.parse("0")),
-                                   Ledger({grant.container: grant}, CpuSet.parse("0-1,3")), CpuSet.parse("0-1,3"),
-                                   {"cpus": 2}, 5)
-    assert node.values("vmpin_allocate_mode") == {("off",): 0, ("observe",): 0, ("on",): 1}
-    assert node.values("vmpin_allocatable_cpus") == {("0",): 1, ("1",): 1}
-    assert node.values("vmpin_allocatable_cache_cpus") == {("0",): 1, ("2",): 1}
-    assert node.values("vmpin_allocatable_largest_cpus") == {("machine",): 2, ("node",): 1, ("cache",): 1}
-    assert node.values("vmpin_allocations")["exclusive", "running"] == 1
-    assert node.values("vmpin_pool_cpus") == {(): 3}
-    assert node.values("vmpin_allocation_refusals_total") == {("cpus",): 2, ("alignment",): 0, ("request",): 0}
-    assert node.values("vmpin_pool_changes_total") == {(): 5}

@@ -36,15 +36,11 @@ class Watched:
         self.resynced = float("inf")
         self.sources: tuple[SourceHealth, ...] = ()
         self.parts: Mapping[str, WatcherPart] = {}
-        self.given: dict[str, object] | None = None
         # No line without a change, and no pause after one.
         self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=beat))
 
     def source_health(self) -> Iterable[SourceHealth]:
         return self.sources
-
-    def allocated(self) -> dict[str, object] | None:
-        return self.given
 
     def resync(self) -> None:
         self.machine.resync()
@@ -161,14 +157,16 @@ def test_the_kubelets_configuration_is_read_for_a_client_that_asks_for_it(
     asyncio.run(main())
 
 
-def test_the_allocators_part_is_sent_where_there_is_one_and_when_it_changes(machine: Machine, tmp_path: Path) -> None:
+def test_a_features_part_is_sent_where_there_is_one_and_when_it_changes(machine: Machine, tmp_path: Path) -> None:
     async def main() -> None:
+        given: dict[str, object] | None = None
         watched = Watched(machine)
+        watched.parts = {"allocator": WatcherPart(brief=lambda: given), "other": WatcherPart()}
         async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as client:
-            assert (await client.line())["node"]["allocator"] is None
-            watched.given = {"allocatable": "1-3", "free": "1", "why": ""}
+            assert (await client.line())["node"]["features"] == {}
+            given = {"allocatable": "1-3", "free": "1", "why": ""}
             watched.followers.touch()
-            assert (await client.line())["node"]["allocator"] == watched.given
+            assert (await client.line())["node"]["features"] == {"allocator": given}
     asyncio.run(main())
 
 

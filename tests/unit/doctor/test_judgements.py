@@ -135,8 +135,8 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     ("allocation", facts(checkpoint=None, settings=GIVING, daemons=(
         Daemon("dra-driver-cpu", "dracpu", 5), Daemon("katalyst", "katalyst-agent", 6))), "bad",
      "dracpu, katalyst-agent give out CPUs as well"),
-    ("allocation", facts(checkpoint=None, settings=GIVING, status={"sources": {"nri": {
-        "state": "connected", "allocate": {"foreign": ["shop/db/main"]}}}}), "bad", "1 container came with a cpuset"),
+    ("allocation", facts(checkpoint=None, settings=GIVING, status={"features": {"allocator": {
+        "foreign": ["shop/db/main"]}}}), "bad", "1 container came with a cpuset"),
     ("nri", facts(settings={"watch.nri": "off"}), "warn", "no runtime reads a registration"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(read_by=()),)), "warn", "no runtime reads"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(),)), "ok", "not used"),

@@ -15,10 +15,7 @@ from trees import make_tree
 from vmpin.config import loading
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
-from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
-from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
-from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
@@ -137,34 +134,6 @@ def test_what_a_store_has_no_room_for_is_unsaved_until_it_has(given: Given) -> N
     given.store.room = True
     assert given.reconciler.node_state.save()
     assert (given.reconciler.view.saved, given.reconciler.node_state.unsaved) == (True, False)
-
-
-@pytest.mark.parametrize("acts", [True, False])
-def test_the_first_pass_places_by_the_ledger_that_was_kept(given: Given, acts: bool) -> None:
-    own, spare = given.machine.other, given.machine.pool
-    given.machine.settings["allocate.mode"] = "on"
-    given.config = given.machine.fresh().node_state.config
-    grant = Grant(ContainerId("c-a"), sandbox("a"), "main", "default", "a", "uid", CpuWish(), CpuPolicy.EXCLUSIVE,
-                  state=GrantState.RUNNING, cpus=own, spare=spare, written=own | spare, vm=True)
-    LedgerFile(given.config.paths.ledger_file, given.adapters.boot_id).save(
-        Ledger({grant.container: grant}, shared=spare))
-    given.machine.vmm("a")
-    given.again(acts)
-    given.container("a", own | spare)
-    given.reconciler.resync(act=acts, full=True)
-    placement = given.reconciler.view.placements[sandbox("a")]
-    assert placement.others[ThreadRole.SHIM] == spare  # not all CPUs of its cpuset
-    assert given.reconciler.node_state.node.shared_pool == spare
-
-
-def test_a_ledger_that_cannot_be_read_stays_as_it_is_until_the_allocator_reads_it(
-        given: Given, caplog: pytest.LogCaptureFixture) -> None:
-    given.machine.settings["allocate.mode"] = "on"
-    given.config = given.machine.fresh().node_state.config
-    ledger = given.config.paths.ledger_file
-    ledger.write_text("damaged")
-    assert not given.again().node_state.placement_cache.rulings.written
-    assert (ledger.read_text(), caplog.text) == ("damaged", "")
 
 
 def test_a_restart_goes_on_with_what_the_store_has(given: Given) -> None:

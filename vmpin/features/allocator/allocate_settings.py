@@ -9,6 +9,9 @@ from vmpin.config.table_entry import setting
 from vmpin.cpuset import CpuSet
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vmpin.config.settings import Config
     from vmpin.features.allocator.grants.allocation_options import AllocationOptions, GroupRule
 
 _ALIGNMENT = values.one_of("node", "cache", "core", "socket", "node!", "cache!", "core!", "socket!")
@@ -121,3 +124,14 @@ class AllocateSettings(NamedTuple):
             self.strict_reserved, self.pool_headroom, frozenset(filter(None, self.privileged_namespaces.split(","))),
             group_rules(self.groups), frozenset(map(allowed.HonouredKeys, filter(None, self.honour.split(",")))),
             self.export.replace("off", ""), self.grow_delay_seconds, self.align.endswith("!"))
+
+
+def settings_of(config: Config) -> AllocateSettings:
+    """Return the section `allocate` of a configuration."""
+    settings: AllocateSettings = config.of_features["allocate"]
+    return settings
+
+
+def ledger_path(config: Config) -> Path:
+    """Return the place of the ledger's file, in the run directory."""
+    return config.paths.run / "ledger.json"

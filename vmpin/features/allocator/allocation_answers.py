@@ -4,7 +4,8 @@ for a container that runs (`vmpin set`)."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
@@ -15,35 +16,32 @@ from vmpin.features.allocator.grants.ledger import Grant, Ledger
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
 
 if TYPE_CHECKING:
-    from vmpin.features.allocator.allocating import Allocating
+    from vmpin.features.allocator.node_allocator import NodeAllocator
 
-_HINT = "allocate.mode is off: set it to observe or on, and restart the watcher"
+_NO_LIST = "the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`"
 
 
-def _seen(allocating: Allocating | None) -> tuple[Allocating, AllocatorView]:
-    """Return the allocator, and what it gives out. :raises WatcherError: while nothing is given out."""
-    if allocating is None:
-        raise WatcherError("vmpin gives out no CPUs", _HINT)
-    view = allocating.view()
+def allocations(node: NodeAllocator, request: Mapping[str, object]) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+    """Answer the request `allocations` with the report of the ledger, or with sentences about a pod or container.
+    :raises WatcherError: while nothing is given out."""
+    view = node.view()
     if view is None:
-        raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
-    return allocating, view
+        raise WatcherError(*_NO_LIST)
+    return _reported(node, view, request) if request.get("explain") is None else _explained(view, str(
+        request["explain"]))
 
 
-async def explained(allocating: Allocating | None, name: str) -> dict[str, object]:
+async def _explained(view: AllocatorView, name: str) -> dict[str, Any]:
     """Explain in a thread of its own: on a machine of 16 nodes the next best set may take seconds to be found."""
-    return {"sentences": await asyncio.to_thread(explanations, _seen(allocating)[1], name)}
+    return {"sentences": await asyncio.to_thread(explanations, view, name)}
 
 
-def allocations(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
-    """Answer the request `allocations` with the report of the ledger. :raises WatcherError: while nothing is given
-    out."""
-    allocating, view = _seen(allocating)
+def _reported(node: NodeAllocator, view: AllocatorView, request: Mapping[str, object]) -> dict[str, Any]:
     report = allocation_report(view)
     if request.get("actual") is True:
         due = dict(due_updates(view.machine, view.ledger, view.options))
         for grant in report["grants"]:
-            actual = allocating.actual_cpus(view.ledger.grants[grant["id"]])
+            actual = node.actual_cpus(view.ledger.grants[grant["id"]])
             wanted = due.get(grant["id"])
             # CPUs that it has yet to lose are not its own, though its cgroup was written with them last. Those that it
             # has yet to get back are no mistake.
@@ -53,18 +51,16 @@ def allocations(allocating: Allocating | None, request: dict[str, object]) -> di
     return report
 
 
-def set_policy(allocating: Allocating | None, request: dict[str, object]) -> dict[str, object]:
+def set_policy(node: NodeAllocator, request: Mapping[str, Any]) -> dict[str, Any]:
     """Change what a running container asks for. :raises WatcherError: while nothing is given out.
     :raises UsageError: when it is refused, or the name fits no container, or several."""
-    if allocating is None:
-        raise WatcherError("vmpin gives out no CPUs", _HINT)
-    ledger = allocating.allocator.ledger()
+    ledger = node.allocator.ledger()
     changes = request["changes"]
     if ledger is None or not isinstance(changes, dict):
-        raise WatcherError("the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`")
+        raise WatcherError(*_NO_LIST)
     grant = _named(ledger, str(request["target"]), str(request.get("namespace", "")))
     texts = {str(key): str(value) for key, value in changes.items()}
-    answer = allocating.change(grant.container, texts, dry_run=request.get("dry_run") is not False)
+    answer = node.change(grant.container, texts, dry_run=request.get("dry_run") is not False)
     if answer.refusal:
         raise UsageError(answer.refusal.removeprefix("vmpin: "), "nothing was changed")
     after = answer.ledger.grants[grant.container]

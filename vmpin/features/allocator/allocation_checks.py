@@ -30,7 +30,7 @@ def allocation(facts: NodeFacts) -> CheckResult:
                    "set allocate.mode: off, or give the kubelet the policy none: drain the node, remove "
                    f"{point.path}, restart the kubelet", *evidence)
     rivals = list(dict.fromkeys(daemon.name for daemon in facts.daemons if daemon.kind in ALLOCATORS))
-    others = (((facts.status.get("sources") or {}).get("nri") or {}).get("allocate") or {}).get("foreign") or ()
+    others = ((facts.status.get("features") or {}).get("allocator") or {}).get("foreign") or ()
     evidence += [f"{name} came with a cpuset that vmpin did not give" for name in others]
     if rivals or others:
         who = several(rivals) + (" give" if len(rivals) > 1 else " gives") if rivals else (

@@ -10,26 +10,23 @@ import asyncio
 import logging
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
-
-if TYPE_CHECKING:
-    from vmpin.daemon.feeds import NriFeed
+from vmpin.features.allocator.pool_updates import RuntimeLists
 
 logger = logging.getLogger(__name__)
 
 
 class EndedPods:
     """`run` is one of the watcher's tasks. :param configured: the CRI socket of the configuration.
-    :param ended: called after a pod has been ended. :param nri: the NRI feed, None without one."""
+    :param ended: called after a pod has been ended. :param runtime: None without NRI."""
 
     def __init__(self, allocator: CpuAllocator, configured: Path | None, ended: Callable[[], None],
-                 nri: Callable[[], NriFeed | None], timeouts: Timeouts = TIMEOUTS) -> None:
-        self._allocator, self._configured, self._ended, self._nri = allocator, configured, ended, nri
+                 runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts = TIMEOUTS) -> None:
+        self._allocator, self._configured, self._ended, self._runtime = allocator, configured, ended, runtime
         self._timeouts = timeouts
         self._wake = asyncio.Event()
         self._before: Set[SandboxId] = frozenset()
@@ -56,8 +53,9 @@ class EndedPods:
         try:
             ready = await asyncio.to_thread(cri.ready_pods, cri.sockets(self._configured), self._timeouts.cri_call)
         except cri.NoRuntime as err:
-            if (nri := self._nri()) is not None:
-                nri.request_list_for("ended pods are found in the runtime's next list", self._timeouts.ended_pods, err)
+            if (lists := self._runtime()) is not None:
+                lists.request_list_for("ended pods are found in the runtime's next list",
+                                       self._timeouts.ended_pods, err)
             return
         except SourceError as err:
             logger.debug("allocate: pods not listed (%s): pods that ended unreported keep their CPUs until the next "

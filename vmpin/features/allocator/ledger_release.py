@@ -11,6 +11,7 @@ import logging
 from vmpin.config.settings import Config
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
+from vmpin.features.allocator.allocate_settings import ledger_path
 from vmpin.features.allocator.grants.live_change import release_pool
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.host.procfs import Procfs
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 def release_ledger(config: Config, timeout: float) -> bool:
     """Give the pool back, with the run directory's lock held. Interrupted at any moment and called again, it does the
     rest. :param timeout: in seconds, for each CRI call. :returns: whether nothing is left to do."""
-    path = config.paths.ledger_file
+    path = ledger_path(config)
     if not path.exists():
         return True
     ledger = LedgerFile(path, Procfs(config.paths.proc).boot_id()).load()

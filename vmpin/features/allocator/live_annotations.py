@@ -10,14 +10,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.annotation_changes import changed_containers, next_change
 from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.cluster.kube.asked_annotations import decoded_member
 
 #: Refusals that are kept; the oldest is forgotten.
 MAX_REFUSED = 64
@@ -38,9 +36,9 @@ class LiveAnnotations:
         self._refused: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
 
-    def take(self, request: Mapping[str, Any]) -> None:
-        """Replace all that was handed over before. :raises WireError: then that stays."""
-        self._handed = decoded_member(request)
+    def take(self, pods: Mapping[str, Mapping[str, str]]) -> None:
+        """Replace all that was handed over before. :param pods: their annotations by uid and key."""
+        self._handed = pods
         self._taken = self._now()
         self._refused = {key: why for key, why in self._refused.items() if key[0] in self._handed}
         self._wake.set()

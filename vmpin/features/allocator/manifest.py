@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from vmpin.feature import Feature
+from vmpin.feature import Feature, SocketRequest, WatcherPart
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
+    from vmpin.daemon.watcher import Watcher
     from vmpin.doctor.finding import Check
     from vmpin.errors import ConfigError
 
@@ -24,7 +28,9 @@ _WATCH_PODS = "kubernetes.watch_pods"
 
 
 def _check_config(config: Config) -> ConfigError | None:
-    if not config.of_features["allocate"].live_annotations or config.values.get(_WATCH_PODS):
+    from vmpin.features.allocator.allocate_settings import settings_of
+
+    if not settings_of(config).live_annotations or config.values.get(_WATCH_PODS):
         return None
     from vmpin.errors import ConfigError
 
@@ -32,8 +38,60 @@ def _check_config(config: Config) -> ConfigError | None:
                        "come with the pods' data that the reporter hands over", "switch both on, or the first one off")
 
 
+def _authority(config: Config, boot_id: str) -> Authority | None:
+    from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
+
+    if settings_of(config).mode != "on":
+        return None
+    from vmpin.features.allocator.kept_grants import kept_assignments, ledger_authority
+
+    # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
+    return ledger_authority(kept_assignments(ledger_path(config), boot_id))
+
+
+def _files(config: Config) -> Sequence[Path]:
+    from vmpin.features.allocator.allocate_settings import ledger_path
+
+    return [ledger_path(config)]
+
+
+def _give_back(config: Config) -> bool:
+    if not any(path.exists() for path in _files(config)):
+        return True
+    from vmpin.config.timeouts import TIMEOUTS
+    from vmpin.features.allocator.ledger_release import release_ledger
+
+    return release_ledger(config, TIMEOUTS.cri_call)
+
+
+def _watch(watcher: Watcher) -> WatcherPart:
+    from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
+
+    config = watcher.view.config
+    mode = settings_of(config).mode
+    released = mode != "on" and ledger_path(config).exists()
+    if mode == "off" and not released:
+        return _OFF
+    from vmpin.features.allocator.watcher_part import release_task, watcher_part
+
+    part = _OFF if mode == "off" else watcher_part(watcher.node_state, lambda: watcher.nri, watcher.timeouts)
+    return part._replace(tasks={**part.tasks, "release": release_task(config, watcher.timeouts)}) if released else part
+
+
+def _refuse(request: object, sandbox: object) -> NoReturn:
+    from vmpin.errors import WatcherError
+
+    raise WatcherError("vmpin gives out no CPUs",
+                       "allocate.mode is off: set it to observe or on, and restart the watcher")
+
+
+_OFF = WatcherPart(requests={"allocations": SocketRequest(_refuse), "set": SocketRequest(_refuse)})
+
+
 def _watched_annotations(config: Config) -> Callable[[str], bool] | None:
-    if not config.of_features["allocate"].live_annotations:
+    from vmpin.features.allocator.allocate_settings import settings_of
+
+    if not settings_of(config).live_annotations:
         return None
     from vmpin.features.allocator.texts.asking_annotations import asks
 
@@ -48,5 +106,6 @@ def _checks() -> Sequence[Check]:
                   allocation)]
 
 
-FEATURE = Feature("allocator", sections=_sections, check_config=_check_config,
+FEATURE = Feature("allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
+                  authority=_authority, files=_files, give_back=_give_back, watch=_watch,
                   watched_annotations=_watched_annotations, checks=_checks)

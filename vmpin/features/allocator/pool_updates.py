@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Container, Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.events import Source
@@ -21,22 +21,29 @@ from vmpin.errors import SourceError
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.reconcile.view import NodeView
 
-if TYPE_CHECKING:
-    from vmpin.daemon.feeds import NriFeed
-
 logger = logging.getLogger(__name__)
 
 #: A container whose cgroup has other CPUs than its own is given them so often within so many seconds.
 TRIES, WITHIN = 3, 600.0
 
 
+class RuntimeLists(Protocol):
+    """The connection to the runtime, of which the allocator uses that a list can be asked for."""
+
+    def request_list(self) -> None:
+        """Have the runtime list its containers again, where it can."""
+
+    def request_list_for(self, purpose: str, pause: float, why: Exception) -> None:
+        """The same for a purpose that can wait: once in `pause` seconds, and with `why` in the log."""
+
+
 class PoolUpdates:
     """:param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
-    :param nri: the NRI feed, None without one."""
+    :param runtime: None without NRI."""
 
     def __init__(self, view: NodeView, allocator: CpuAllocator, read_back: Callable[[Container[ContainerId]], None],
-                 nri: Callable[[], NriFeed | None], timeouts: Timeouts = TIMEOUTS) -> None:
-        self._view, self._allocator, self._read_back, self._nri = view, allocator, read_back, nri
+                 runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts = TIMEOUTS) -> None:
+        self._view, self._allocator, self._read_back, self._runtime = view, allocator, read_back, runtime
         self._timeouts = timeouts
         self._wake = asyncio.Event()
         self._tries: dict[ContainerId, list[float]] = {}
@@ -112,8 +119,8 @@ class PoolUpdates:
                 await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
             except cri.NoRuntime as err:
                 self._allocator.postpone(pause)
-                if (nri := self._nri()) is not None:  # it connects again: the answer to the list gives the CPUs
-                    nri.request_list_for("CPUs are given with the answer to the next list", pause, err)
+                if (lists := self._runtime()) is not None:  # a new connection: the answer to the list gives the CPUs
+                    lists.request_list_for("CPUs are given with the answer to the next list", pause, err)
                 return
             except SourceError as err:
                 self._refused[container] = time.monotonic() + pause

@@ -37,7 +37,7 @@ def test_cpus_of_a_plugin_before_it_are_left_alone_and_reported(node: Allocating
         [grant] = [each for each in node.data("allocations")["grants"] if each["pod"] == "rival"]
         assert grant["left_alone"]
         assert "another program's cpuset" in node.cli("allocations", "-o", "wide").stdout
-        (named,) = node.data("status")["sources"]["nri"]["allocate"]["foreign"]
+        (named,) = node.data("status")["features"]["allocator"]["foreign"]
         assert named.endswith("/rival/main")
         found = json.loads(node.cli("doctor", "allocation", "-o", "json").stdout)["findings"]
         assert [(each["level"], "CPUs as well" in each["what"]) for each in found] == [("bad", True)]

@@ -291,9 +291,9 @@ def test_a_refused_change_of_an_annotation_is_an_event_of_its_pod_once() -> None
     refused = {"uid": "uid-web", "container": "main", "why": "vmpin: 8 CPUs are asked for, and 2 are free"}
     cluster = Cluster()
     cluster.put(pod(), pod("other"))
-    cluster.report(allocator={"why": "", "refused": [{**refused, "why": "of an earlier reporter"}]})
+    cluster.report(features={"allocator": {"why": "", "refused": [{**refused, "why": "of an earlier reporter"}]}})
     assert events(cluster.step()) == []
-    cluster.report(allocator={"why": "", "refused": [{**refused, "uid": "uid-gone"}, refused]})
+    cluster.report(features={"allocator": {"why": "", "refused": [{**refused, "uid": "uid-gone"}, refused]}})
     (write,) = [each for each in cluster.step(1) if each.kind == "event"]
     assert (write.pod.name if write.pod else "", write.what.event.reason.value, write.what.event.reason.type) == (
         "web", "CPUsRefused", "Warning")

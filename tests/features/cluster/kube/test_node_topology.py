@@ -64,7 +64,7 @@ def test_zones_have_their_cpus_without_those_that_a_container_owns() -> None:
 def test_where_the_watcher_gives_out_the_cpus_its_ledger_has_what_is_allocatable_and_available() -> None:
     """The kubelet's reservation does not count then, nor which containers the watcher has seen with CPUs."""
     given = {"allocatable": "1-7", "free": "1,3,6-7", "why": ""}
-    found = part(exclusive="4-5", kubelet={"reservedSystemCPUs": "7"}, allocator=given)
+    found = part(exclusive="4-5", kubelet={"reservedSystemCPUs": "7"}, features={"allocator": given})
     assert cpu_of(found) == [("node-0", "4", "3", "2"), ("node-1", "4", "4", "2")]
     assert cpu_of(found._replace(online="0-2,4-7")) == [("node-0", "3", "2", "1"), ("node-1", "4", "4", "2")]
     assert annotation_of(zones_of(found)) == annotation_of(zones_of(part(exclusive="4-5"))), "the owners alone"
@@ -73,7 +73,7 @@ def test_where_the_watcher_gives_out_the_cpus_its_ledger_has_what_is_allocatable
 @pytest.mark.parametrize("given", [{"allocatable": "0-", "free": "1", "why": ""},
                                    {"allocatable": "1-7", "free": "0," * 5000, "why": ""}])
 def test_a_ledgers_part_that_cannot_be_read_makes_no_zone(given: dict[str, str]) -> None:
-    assert zones_of(part(allocator=given)) == ()
+    assert zones_of(part(features={"allocator": given})) == ()
 
 
 def test_cpus_that_are_offline_count_for_nothing() -> None:
@@ -268,9 +268,10 @@ def test_while_the_kubelets_checkpoint_cannot_be_used_nothing_changes() -> None:
 
 def test_while_the_ledger_is_unknown_nothing_is_written() -> None:
     given = Given("own")
-    assert given.sent(part(allocator={"why": "the container runtime has not listed its containers yet"})) == []
-    assert given.agenda.note == "not written: the container runtime has not listed its containers yet"
-    (request,) = given.sent(part(allocator={"allocatable": "1-7", "free": "1-6", "why": ""}), 1)
+    why = "the container runtime has not listed its containers yet"
+    assert given.sent(part(features={"allocator": {"why": why}})) == []
+    assert given.agenda.note == f"not written: {why}"
+    (request,) = given.sent(part(features={"allocator": {"allocatable": "1-7", "free": "1-6", "why": ""}}), 1)
     body: Any = request.body
     assert [zone["resources"][0]["available"] for zone in body["zones"]] == ["3", "3"]
 

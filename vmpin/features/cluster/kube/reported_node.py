@@ -158,7 +158,7 @@ def _node(entry: Mapping[str, Any]) -> NodePart:
                                     _text(each["what"], _LONG)) for each in entry["collisions"][:_MOST["collisions"]])
     texts = {key: _text(entry[key], _CPUS) for key in (
         "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
-    given = entry.get("allocator")
+    given = (entry.get("features") or {}).get("allocator")
     allocator = None if given is None else AllocatorPart(
         _text(given.get("allocatable", ""), _CPUS), _text(given.get("free", ""), _CPUS), _text(given["why"], _LONG),
         tuple(RefusedChange(_text(each["uid"]), _text(each["container"]), _text(each["why"], _LONG))

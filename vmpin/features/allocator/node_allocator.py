@@ -1,5 +1,5 @@
-"""The allocator in the watcher: made with `allocate.mode` observe or on, suspended while the kubelet's static policy
-gives out the CPUs, and its ledger handed to the reconciler."""
+"""The allocator of a watcher's node: suspended while the kubelet's static policy gives out the CPUs, and its ledger
+handed to the reconciler."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.config.timeouts import Timeouts
 from vmpin.domain.model import ContainerId
+from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
 from vmpin.features.allocator.allocation_report import AllocatorView, brief
 from vmpin.features.allocator.allocator_topology import allocator_topology, device_nodes
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
@@ -21,7 +22,7 @@ from vmpin.features.allocator.grants.ledger import Grant
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.kept_grants import ledger_authority
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.pool_updates import PoolUpdates
+from vmpin.features.allocator.pool_updates import PoolUpdates, RuntimeLists
 from vmpin.features.allocator.vm_size import vcpus_of
 from vmpin.host.daemons import programs
 from vmpin.host.files import Files
@@ -33,7 +34,6 @@ from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
 from vmpin.wire.nri_enums import Verb
 
 if TYPE_CHECKING:
-    from vmpin.daemon.feeds import NriFeed
     from vmpin.features.allocator.live_annotations import LiveAnnotations
 
 logger = logging.getLogger(__name__)
@@ -44,34 +44,35 @@ _STATIC = ("the kubelet's CPU manager policy is static: it gives out the CPUs, a
 _FOREIGN = 10
 
 
-class Allocating:
-    """:param nri: the NRI feed, None without one. :raises SourceError: when the topology cannot be read."""
+class NodeAllocator:
+    """:param runtime: None without NRI. :raises SourceError: when the topology cannot be read."""
 
-    def __init__(self, node_state: NodeState, nri: Callable[[], NriFeed | None], timeouts: Timeouts) -> None:
+    def __init__(self, node_state: NodeState, runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts) -> None:
         view: NodeView = node_state
         self._node_state, self._view = node_state, view
-        self._topology, self._nri = view.node.topology, nri
+        self._topology, self._runtime = view.node.topology, runtime
         self._sysfs = Sysfs(view.config.paths.sys)
+        settings = settings_of(view.config)
         # The node's files: a pod's own root has no configuration of Kata's.
         kata = KataDefaultVcpus(Files(f"{view.proc.root}/1/root"), len(view.node.online),
                                 partial(programs, view.proc, ("containerd", "crio")))
         self.allocator = CpuAllocator(
-            allocator_topology(self._sysfs), view.config.of_features["allocate"].options,
-            LedgerFile(view.config.paths.ledger_file, view.boot_id),
+            allocator_topology(self._sysfs), settings.options,
+            LedgerFile(ledger_path(view.config), view.boot_id),
             partial(vcpus_of, proc=view.proc, configured=kata.of, known=view.has_vm,
                     overhead=kata.overhead),
             partial(device_nodes, self._sysfs))
-        self.updates = PoolUpdates(view, self.allocator, node_state.read_cgroups, nri, timeouts)
-        self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, nri, timeouts)
+        self.updates = PoolUpdates(view, self.allocator, node_state.read_cgroups, runtime, timeouts)
+        self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, runtime, timeouts)
         self.live: LiveAnnotations | None = None
-        if view.config.of_features["allocate"].live_annotations:
+        if settings.live_annotations:
             from vmpin.features.allocator.live_annotations import LiveAnnotations
 
             self.live = LiveAnnotations(self.allocator, self.take, timeouts)
 
     def check(self) -> None:
         """Suspend the allocator while the kubelet gives out CPUs, resume it when that ends, and hand the reconciler
-        what is given out. Called by the watcher when it starts, before any feed does, and after each resync."""
+        what is given out. To be called before any source reports, and after each resync."""
         kubelet = self._view.kubelet
         suspended = _STATIC if kubelet is not None and kubelet.static else ""
         if suspended != self.allocator.suspended:
@@ -80,8 +81,8 @@ class Allocating:
                 logger.error("allocate: nothing is allocated: %s", suspended)
             else:
                 logger.info("allocate: the kubelet's policy is not static any more: CPUs are allocated")
-                if (nri := self._nri()) is not None:
-                    nri.request_list()
+                if (lists := self._runtime()) is not None:
+                    lists.request_list()
         self.take()
 
     def take(self) -> None:
@@ -147,7 +148,7 @@ class Allocating:
     def data(self) -> dict[str, object]:
         """Return the allocator's part of the status."""
         ledger = self.allocator.ledger()
-        return {"mode": self._view.config.of_features["allocate"].mode, "suspended": self.allocator.suspended,
+        return {"mode": str(self.allocator.options.mode), "suspended": self.allocator.suspended,
                 "pool": None if ledger is None else str(ledger.shared),
                 "grants": 0 if ledger is None else len(ledger.grants),
                 "foreign": [] if ledger is None else sorted({

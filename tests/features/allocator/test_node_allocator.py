@@ -16,9 +16,10 @@ from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer
-from vmpin.features.allocator.allocating import Allocating
+from vmpin.features.allocator.allocate_settings import ledger_path
 from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.node_allocator import NodeAllocator
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.nri_enums import Verb
 
@@ -32,13 +33,13 @@ def on_a_node(root: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Rec
         (root / name).mkdir()
     config = loading.load(None, {}, {**paths, "allocate.mode": "on", "watch.kubelet": "true", **keys})
     found = Reconciler(config)
-    LedgerFile(config.paths.ledger_file, found.view.boot_id).save(Ledger(shared=CPUS))
+    LedgerFile(ledger_path(config), found.view.boot_id).save(Ledger(shared=CPUS))
     return found
 
 
 def test_it_is_made_without_an_effect_and_checked_later(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
-    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
+    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
     assert (reconciler.view.rulings.written, made.allocator.suspended) == (False, "")
     made.check()
     assert reconciler.view.rulings.written
@@ -51,7 +52,7 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
     (tmp_path / "kubelet/cpu_manager_state").write_text(json.dumps({"policyName": "static",
                                                                     "defaultCpuSet": str(CPUS)}))
     reconciler.node_state.read_kubelet()
-    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
+    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
     assert (made.allocator.suspended, caplog.messages) == ("", [])
     made.check()
     assert made.allocator.suspended.startswith("the kubelet's CPU manager policy is static")
@@ -62,7 +63,7 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
 def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_path: Path) -> None:
     sys = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {CPUS}\ndevices/system/cpu/isolated =\n")
     reconciler = on_a_node(tmp_path, {"paths.sys": str(sys)})
-    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
+    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
     (sys / "devices/system/cpu/isolated").write_text(f"{CPUS.first}\n")
     reconciler.node_state.read_node()
     made.resynced()
@@ -71,7 +72,7 @@ def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_pat
 
 def test_containers_that_came_with_a_cpuset_of_another_plugin_are_named(tmp_path: Path) -> None:
     reconciler = on_a_node(tmp_path)
-    made = Allocating(reconciler.node_state, lambda: None, TIMEOUTS)
+    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
     assert made.data()["foreign"] == []
     made.allocator.synchronize(Listed(frozenset((SandboxId("pod"),)), ()))
     made.allocator.decide(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod"), "main", "shop", "db",
