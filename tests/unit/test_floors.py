@@ -79,6 +79,7 @@ PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "d
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "rich": {"cli.output", "features.isolation.verbs.top.screen", "features.isolation.verbs.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
+           "argcomplete": {"cli.completion"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics"},
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
@@ -112,7 +113,7 @@ NUMBERS_ELSEWHERE = {
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer", "reports.map.svg",
         "sources.nri.call_decoding", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
-                     "features.network.vm_networks", "features.demo", "cli.shell.names"),
+                     "features.network.vm_networks", "features.demo", "cli.completion"),
                     "the program's own answer, or its own start"),
 }
 

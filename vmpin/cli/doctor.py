@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmpin.cli.control_client import Document
 from vmpin.cli.output import Line, print_data, print_styled
-from vmpin.cli.verb_options import Verbs, node_root, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verb_options import Verbs, completed_by, node_root, output_flag, usable_config, verb, watch_flag
 from vmpin.doctor.checks import all_checks, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.pod_names import names_of, with_names
@@ -57,7 +57,8 @@ def add_parser(verbs: Verbs) -> None:
     checks = "".join(f"  {check.name:{width}}  {check.about}\n" for check in table)
     parser = verb(verbs, "doctor", "check this node, and print problems with their remedies (exit 1 on bad)", run,
                   about=_ABOUT, epilog=f"{_LEVELS}\nchecks:\n{checks}\n{_EXAMPLES}")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these (default: all)")
+    completed_by(parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these (default: all)"),
+                 lambda: (check.name for check in all_checks()))
     parser.add_argument("--root", type=node_root, default=Path("/"), metavar="DIR", help="the mount of the node's "
                         "file system, with other programs' configuration (default: /)")
     watch_flag(parser)

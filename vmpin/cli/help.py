@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vmpin.cli.output import print_markdown
 from vmpin.cli.this_program import installed_version
-from vmpin.cli.verb_options import Verbs, verb
+from vmpin.cli.verb_options import Verbs, completed_by, verb
 from vmpin.cli.verbs import did_you_mean, grammar, verb_modules, verbs_parser
 from vmpin.errors import UsageError
 
@@ -20,8 +20,8 @@ examples:
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
-    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list that "
-                        "`vmpin help` prints")
+    completed_by(parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list "
+                                     "that `vmpin help` prints"), lambda: {**verb_modules(), **pages()})
     parser.add_argument("--man", action="store_true", help="print the manual page of TOPIC, a command, or of vmpin "
                         "(`vmpin help --man status | man -l -`)")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of TOPIC's -o json, or list the "

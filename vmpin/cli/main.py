@@ -21,6 +21,9 @@ GONE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; :returns: its exit code."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell completes a line
+        from vmpin.cli.completion import complete_line
+        complete_line()
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
@@ -44,9 +47,6 @@ def _carry_out(arguments: Sequence[str]) -> int:
     """Run a command line, print its error, and return the exit code. :raises BrokenPipeError: if the reader of the
     output has ended."""
     try:
-        if arguments[:1] == ["__complete"]:
-            from vmpin.cli.shell.names import print_names
-            return print_names(arguments[1:])
         _refuse_unknown(arguments)
         parsed = _parsed(arguments)
         if getattr(parsed, "watch", None):

@@ -3,10 +3,12 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from vmpin.cli.table_layout import Block, blocks_of, lines_of
 from vmpin.domain.terminal import printable
-from vmpin.domain.wrapping import wrapped
+
+if TYPE_CHECKING:
+    from vmpin.cli.table_layout import Block
 
 VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waiting": "yellow", "unmanaged": "yellow",
             "off": "dim", "yes": "green", "no": "red"}
@@ -41,6 +43,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
         for line in plain_table(columns, cells):
             print(line)
         return
+    from vmpin.cli.table_layout import blocks_of
     width, rows_with_titles = columns_of_terminal(), [list(columns), *cells]
     blocks = blocks_of(rows_with_titles, width, spare, keys)
     print_styled(line for block in blocks for line in _styled(rows_with_titles, block, styles or {}))
@@ -51,8 +54,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
         print_text(f"{also} also has {', '.join(left)} (no room in {width} columns)")
 
 
-def _styled(rows: Sequence[Sequence[str]], block: Block, styles: dict[str, str]) -> "list[Line]":
+def _styled(rows: Sequence[Sequence[str]], block: "Block", styles: dict[str, str]) -> "list[Line]":
     """The columns of this block, their titles underlined."""
+    from vmpin.cli.table_layout import lines_of
     made: list[Line] = []
     for row, lines in zip(rows, lines_of(rows, block), strict=True):
         kinds = [styles.get(row[place], "") if made else "bold" for place in block.places]
@@ -67,7 +71,11 @@ def _styled(rows: Sequence[Sequence[str]], block: Block, styles: dict[str, str])
 def print_text(text: str, indent: str = "") -> None:
     """Print a sentence: at a terminal broken between words, and after commas in long CPU lists."""
     text, columns = printable(text), columns_of_terminal()
-    for line in wrapped(text, columns, indent, f"{indent}  ") if columns else [f"{indent}{text}"]:
+    if not columns:
+        print(f"{indent}{text}")
+        return
+    from vmpin.domain.wrapping import wrapped
+    for line in wrapped(text, columns, indent, f"{indent}  "):
         print(line)
 
 
@@ -81,6 +89,7 @@ def columns_of_terminal() -> int:
 
 def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of an aligned table. :param cells: printable texts."""
+    from vmpin.cli.table_layout import blocks_of, lines_of
     rows = [columns, *cells]
     (block,) = blocks_of(rows, 0)
     return ((" " * block.gap).join(line).rstrip() for lines in lines_of(rows, block) for line in lines)

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,20 @@ def verb(verbs: Verbs, name: str, summary: str, run: Callable[[argparse.Namespac
 def global_options(parser: argparse.ArgumentParser) -> None:
     """The program's own options, which may follow a verb as well; only the program's help shows them."""
     parser.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    parser.add_argument("--set", action="append", dest="set_here", default=[], help=argparse.SUPPRESS)
+    completed_by(parser.add_argument("--set", action="append", dest="set_here", default=[], help=argparse.SUPPRESS),
+                 keys_to_set)
     parser.add_argument("--version", action=VersionFlag, nargs=0, help=argparse.SUPPRESS)
+
+
+def completed_by(action: argparse.Action, words: Callable[[], Iterable[str]]) -> None:
+    """Have a shell complete an argument's values by these words (completion); the metavar decides for others."""
+    vars(action)["completer"] = lambda **_: words()
+
+
+def keys_to_set() -> Iterable[str]:
+    """Yield the keys of the configuration, as --set takes them."""
+    from vmpin.config.settings import BY_KEY
+    return (f"{key}=" for key in BY_KEY)
 
 
 class VersionFlag(argparse.Action):

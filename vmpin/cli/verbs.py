@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vmpin.cli.this_program import named, program
-from vmpin.cli.verb_options import HelpFormatter, VersionFlag
+from vmpin.cli.verb_options import HelpFormatter, Verbs, VersionFlag, completed_by, keys_to_set
 
 if TYPE_CHECKING:
     from vmpin.cli.shell.grammar import Command
@@ -73,16 +73,7 @@ def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     load."""
     from vmpin.feature import features, present
 
-    name = program()
-    # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
-    vars(argparse)["_"] = lambda text: text
-    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=named(_EXAMPLES), formatter_class=HelpFormatter)
-    parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
-    parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
-                        "exists)")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
-                        help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)")
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog=name)
+    parser, verbs = _program_parser()
     # Only the verb's own module is loaded if the verb is evident: a short command starts in half the time.
     verb = named_verb(arguments)
     own = [f"vmpin.cli.{VERBS[verb]}"] if verb in VERBS else None
@@ -92,6 +83,30 @@ def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         for verb_name, verb_parser in {"": parser, **verbs.choices}.items():
             options(verb_name, verb_parser)
     return parser
+
+
+def names_parser() -> argparse.ArgumentParser:
+    """A parser of the verbs' names alone, which loads none of their modules."""
+    parser, verbs = _program_parser()
+    for verb in verb_modules():
+        verbs.add_parser(verb)
+    return parser
+
+
+def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
+    """The program's parser without verbs, and to what they are added."""
+    name = program()
+    # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
+    vars(argparse)["_"] = lambda text: text
+    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=named(_EXAMPLES), formatter_class=HelpFormatter)
+    parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
+    parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
+                        "exists)")
+    completed_by(parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[],
+        help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)"), keys_to_set)
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog=name)
+    return parser, verbs
 
 
 def grammar(arguments: Sequence[str] = ()) -> "Command":

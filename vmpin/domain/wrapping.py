@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 #: Words with what follows them, the parts of CPU lists, numbers with their unit.
 _PIECE = re.compile(r"(?:`[^`]{1,50}`|[^ ,])*(?: [s%]\)?(?= |$))?[ ,]*")
-_WORD = re.compile(r"(?:`[^`]{1,50}`|[^ ])*[ ]*")
 
 
 def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
@@ -28,7 +27,7 @@ def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None)
 def filled(text: str, width: int) -> list[str]:
     """Break a text at blanks alone, for commands: a word that is longer than the width is a line of its own."""
     lines = [""]
-    for word in _WORD.findall(text):
+    for word in re.findall(r"(?:`[^`]{1,50}`|[^ ])*[ ]*", text):
         if lines[-1] and len((lines[-1] + word).rstrip()) > width:
             lines.append("")
         lines[-1] += word

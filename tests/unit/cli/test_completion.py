@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from need import need_tool
 from typed_shell import VMPIN, TypedShell, answering_watcher, pod, typed_shell
 
-from vmpin.cli.shell.completed import leaves
+from vmpin.cli.shell.grammar import Command
 from vmpin.cli.verbs import grammar, verb_modules
 from vmpin.config.settings import BY_KEY
 from vmpin.doctor.checks import all_checks
@@ -42,16 +42,26 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
                "VMPIN_COMPLETION_DEADLINE": "120"}
 
 
-def script(shell: str, to: Path) -> Path:
-    made = to / f"vmpin.{shell}"
-    made.write_text(subprocess.run([*VMPIN, "completion", shell], check=True, capture_output=True, text=True,
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """vmpin, as an installation has it: the shells' scripts start it by its path."""
+    path = tmp_path / "bin" / "vmpin"
+    path.parent.mkdir()
+    path.write_text(f"#!{sys.executable}\nimport sys\nfrom vmpin.cli.__main__ import main\nsys.exit(main())\n")
+    path.chmod(0o755)
+    return path
+
+
+def script(shell: str, program: Path) -> Path:
+    path = program.with_suffix(f".{shell}")
+    path.write_text(subprocess.run([program, "completion", shell], check=True, capture_output=True, text=True,
                                    timeout=120).stdout)
-    return made
+    return path
 
 
-def ready(shell: str, typed: TypedShell, place: Path) -> None:
+def ready(shell: str, typed: TypedShell, program: Path) -> None:
     """Completes vmpin, and shows instead what it would get."""
-    made = script(shell, place)
+    made = script(shell, program)
     if shell == "zsh":
         typed.type("autoload -U compinit; compinit -D -u; zstyle ':completion:*' insert-tab false; echo on$((1+1))\n",
                    "on2")
@@ -60,9 +70,10 @@ def ready(shell: str, typed: TypedShell, place: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", START)
-def test_a_real_shell_completes_it_as_it_is_typed(shell: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_real_shell_completes_it_as_it_is_typed(shell: str, environment: dict[str, str], program: Path,
+                                                  tmp_path: Path) -> None:
     with typed_shell([need_tool(shell), *START[shell]], environment, tmp_path) as typed:
-        ready(shell, typed, tmp_path)
+        ready(shell, typed, program)
         for text, arguments in (
                 ("vmpin expl\tsho\t", "<explain><shop>"), ("vmpin status demo/st\t", "<status><demo/store>"),
                 ("vmpin status -n test sto\t", "<status><-n><test><store>"),
@@ -74,10 +85,10 @@ def test_a_real_shell_completes_it_as_it_is_typed(shell: str, environment: dict[
 
 
 @pytest.mark.parametrize("shell", START)
-def test_hostile_names_are_one_argument_each_and_run_nothing(shell: str, environment: dict[str, str],
-                                                            tmp_path: Path) -> None:
+def test_hostile_names_are_one_argument_each_and_run_nothing(shell: str, environment: dict[str, str], program: Path,
+                                                             tmp_path: Path) -> None:
     with typed_shell([need_tool(shell), *START[shell]], environment, tmp_path) as typed:
-        ready(shell, typed, tmp_path)
+        ready(shell, typed, program)
         for name in HOSTILE:
             typed.type(f"vmpin status {name[:2]}\t\n", f"<status><{name}>")
         typed.type("vmpin status h\t\t\n", "<status><h>")
@@ -85,28 +96,40 @@ def test_hostile_names_are_one_argument_each_and_run_nothing(shell: str, environ
     assert not (tmp_path / "made").exists()
 
 
-def names(environment: dict[str, str], *words: str) -> list[str]:
-    ran = subprocess.run([*VMPIN, "__complete", *words], env=environment, capture_output=True, text=True, timeout=120)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout.splitlines()
+PATIENT = {**os.environ, "VMPIN_COMPLETION_DEADLINE": "120"}
 
 
-def test_the_names_are_those_that_mean_one_thing(environment: dict[str, str]) -> None:
-    assert set(names(environment, "sandboxes", "")) == {"shop", "demo/store", "test/store", *HOSTILE}
-    assert names(environment, "sandboxes", "st", "status", "--namespace=demo") == ["store"]
-    assert names(environment, "sandboxes", "demo/") == ["demo/shop", "demo/store"]
-    assert names(environment, "containers", "shop/") == ["shop/logs", "shop/web"]
-    assert names(environment, "namespaces", "", "status", "-n") == ["demo", "test", "x"]
-    assert names(environment, "sandboxes", "0") == []
-    assert names(environment, "no-such-kind-of-name", "shop") == ["shop"]
+def offered(tmp_path: Path, line: str, environment: Mapping[str, str] = PATIENT) -> list[str]:
+    """What completes the line at its end, as the shells' scripts ask for it; without a shell's quotes."""
+    answer = tmp_path / "answer"
+    answer.write_bytes(b"")
+    ran = subprocess.run(VMPIN, timeout=120, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={
+        **environment, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "fish", "_ARGCOMPLETE_IFS": "\v",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line, "COMP_POINT": str(len(line))})
+    assert (ran.stdout, ran.stderr) == ("", "")
+    return [word for word in answer.read_text().split("\v") if word]
 
 
-@pytest.mark.parametrize("words", [
-    [], ["sandboxes"], ["sandboxes", "", "--config", "/nonexistent"],
-    ["sandboxes", "", "--set", "nonsense"], ["sandboxes", "", "--set", "paths.run=relative"],
-    ["sandboxes", "\udcff\x1b", "-n"], ["sandboxes", "no", "--set"], ["sandboxes", "no", "--config"]])
-def test_the_names_are_never_an_error(words: list[str], environment: dict[str, str]) -> None:
-    assert names(environment, *words) == []
+def test_the_names_are_those_that_mean_one_thing(environment: dict[str, str], tmp_path: Path) -> None:
+    def names(line: str) -> list[str]:
+        return offered(tmp_path, f"vmpin {line}", environment)
+
+    assert set(names("status ")) == {"shop", "demo/store", "test/store", *HOSTILE}
+    assert names("status --namespace=demo st") == ["store"]
+    assert names("unpin demo/") == ["demo/shop", "demo/store"]
+    assert names("explain shop/") == ["shop/logs", "shop/web"]
+    assert names("status -n ") == ["demo", "test", "x"]
+    assert names("status 0") == []
+
+
+@pytest.mark.parametrize("line", [
+    "vmpin --config /nonexistent status ", "vmpin --set nonsense status ", "vmpin no-such-verb ",
+    "vmpin --set paths.run=relative status ", "vmpin status \udcff\x1b", "vmpin status 'no", "vmpin status no -n "])
+def test_nothing_is_offered_rather_than_an_error_shown(line: str, environment: dict[str, str],
+                                                       tmp_path: Path) -> None:
+    names = [] if not line.endswith("-n ") else ["demo", "test", "x"]
+    assert offered(tmp_path, line, environment) == names
 
 
 def test_a_watcher_that_does_not_answer_holds_up_no_shell(tmp_path: Path) -> None:
@@ -114,43 +137,38 @@ def test_a_watcher_that_does_not_answer_holds_up_no_shell(tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "vmpin.sock"))
         listener.listen()
-        ran = subprocess.run([*VMPIN, "__complete", "sandboxes", ""], capture_output=True, timeout=120,
-                             env={**os.environ, "VMPIN_PATHS_RUN": str(tmp_path)})
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")
-    assert ran.returncode != -signal.SIGALRM
+        assert offered(tmp_path, "vmpin status ", {**os.environ, "VMPIN_PATHS_RUN": str(tmp_path)}) == []
 
 
-def in_bash(place: Path, *words: str) -> list[str]:
-    """What bash is offered for the last word, by the script's own function."""
-    ran = subprocess.run(
-        ["bash", "--norc", "-c", 'compopt() { :; }; source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
-         '_vmpin; printf "%s\\n" "${COMPREPLY[@]}"', "bash", place, *words],
-        capture_output=True, text=True, timeout=120)
-    assert ran.stderr == ""
-    return [line for line in ran.stdout.splitlines() if line]
+def leaves(command: Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Command]]:
+    """Every command below the program with the words that name it: (status,), (guest,), (guest, build)."""
+    return [leaf for each in command.commands
+            for leaf in [((*path, each.name), each), *leaves(each, (*path, each.name))]]
 
 
-def in_fish(place: Path, *words: str) -> list[str]:
-    line = " ".join(words)
-    ran = subprocess.run([need_tool("fish"), "--no-config", "-c", f"source {place}; complete -C '{line}'"],
-                         capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(place.parent)})
-    assert ran.stderr == ""
-    return [found.partition("\t")[0] for found in ran.stdout.splitlines()]
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_every_verb_option_and_choice_of_the_parsers_is_offered(shell: str, tmp_path: Path) -> None:
-    made, offered = script(shell, tmp_path), in_bash if shell == "bash" else in_fish
-    assert offered(made, "vmpin", "") == list(verb_modules()) or shell == "fish"
-    assert set(offered(made, "vmpin", "")) >= set(verb_modules())
-    assert offered(made, "vmpin", "--config", "x", "comp") == ["completion"]
-    assert set(offered(made, "vmpin", "--set", "")) == {f"{key}=" for key in BY_KEY}
-    assert set(offered(made, "vmpin", "doctor", "")) == {check.name for check in all_checks()}
-    assert {"placement", "status"} <= set(offered(made, "vmpin", "help", ""))
+def test_every_verb_option_and_choice_of_the_parsers_is_offered(tmp_path: Path) -> None:
+    assert set(offered(tmp_path, "vmpin ")) >= set(verb_modules())
+    assert offered(tmp_path, "vmpin --config x comp") == ["completion"]
+    assert set(offered(tmp_path, "vmpin --set ")) == {f"{key}=" for key in BY_KEY}
+    assert set(offered(tmp_path, "vmpin status --set ")) == {f"{key}=" for key in BY_KEY}
+    assert set(offered(tmp_path, "vmpin doctor ")) == {check.name for check in all_checks()}
+    assert set(offered(tmp_path, "vmpin set shop ")) >= {"policy=", "align="}
+    assert {"placement", "status"} <= set(offered(tmp_path, "vmpin help "))
     for path, command in leaves(grammar()):
         whole = [name for option in command.options for name in option.names if name.startswith("--")]
-        if shell == "bash" or path[0] in ("status", "guest", "unpin"):  # each start of fish takes long
-            assert set(offered(made, "vmpin", *path, "--")) >= {*whole, "--config", "--set"}, path
-            for option in command.options:
-                if option.choices:
-                    assert set(offered(made, "vmpin", *path, option.names[0], "")) == set(option.choices)
+        assert set(offered(tmp_path, f"vmpin {' '.join(path)} --")) >= {*whole, "--config", "--set"}, path
+        for option in command.options:
+            if option.choices:
+                assert set(offered(tmp_path, f"vmpin {' '.join(path)} {option.names[0]} ")) == set(option.choices)
+
+
+def test_a_tab_loads_one_verb_and_nothing_of_the_others(tmp_path: Path) -> None:
+    """All of them take three times as long."""
+    ran = subprocess.run([sys.executable, "-X", "importtime", *VMPIN[1:]], timeout=120, capture_output=True, text=True,
+                         stdin=subprocess.DEVNULL, env={
+                             **PATIENT, "_ARGCOMPLETE": "1",
+                             "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "x"),
+                             "COMP_LINE": "vmpin status --", "COMP_POINT": "15"})
+    loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
+    assert {"argcomplete", "vmpin.cli.control_client"} <= loaded
+    assert not {"vmpin.doctor.checks", "vmpin.cli.run_times", "rich", "yaml", "asyncio"} & loaded

@@ -4,7 +4,7 @@ import argparse
 
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, print_text
-from vmpin.cli.verb_options import Verbs, namespace_flag, output_flag, usable_config, verb
+from vmpin.cli.verb_options import Verbs, completed_by, namespace_flag, output_flag, usable_config, verb
 from vmpin.errors import UsageError, WatcherError
 
 #: The annotations' short names.
@@ -31,7 +31,8 @@ def add_parser(verbs: Verbs) -> None:
                   epilog=_EXAMPLES)
     parser.add_argument("target", metavar="POD[/CONTAINER]", help="POD or NAMESPACE/POD, either with "
                         "/CONTAINER, or the beginning of a container's id")
-    parser.add_argument("changes", metavar="KEY=VALUE", nargs="+", help=f"what it asks for: {', '.join(KEYS)}")
+    completed_by(parser.add_argument("changes", metavar="KEY=VALUE", nargs="+",
+                                     help=f"what it asks for: {', '.join(KEYS)}"), lambda: (f"{key}=" for key in KEYS))
     namespace_flag(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
     output_flag(parser, ("text", "json"))
