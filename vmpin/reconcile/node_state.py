@@ -89,6 +89,9 @@ class NodeState:
         self.state: DesiredState = saved.state
         self.inventory = VmInventory(self.proc, str(config.paths.sys), config.watch.pattern, saved.vcpus)
         self.vms: Mapping[SandboxId, Vm] = self.inventory.vms
+        processes = self.inventory.process_table
+        self.impostors: Collection[Impostor] = processes.impostors.values()
+        self.helper_pids: Set[int] = processes.helpers.keys()
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
         self._kubelet = KubeletAuthority(self.checkpoint, config.watch.kubelet)
@@ -108,8 +111,9 @@ class NodeState:
             partial(numa_node_of, self.nic_nodes), self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
+        self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
-                                            lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.inventory.vms,
+                                            lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.vms,
                                             self._pinned_by_kata)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
         lost = self._store.lost and (lock.of_another(config.paths.lock_file) if used is None else used)
@@ -117,6 +121,7 @@ class NodeState:
             logger.warning("the record of the original masks was lost: threads that run already may have masks of "
                            "vmpin's; `vmpin unpin` will give them all CPUs that their cgroup allows")
         self.original_masks = OriginalMaskStore(self.proc, saved.originals, lost)
+        self.originals: Mapping[SandboxId, OriginalMasks] = self.original_masks.masks
         self.pinner = Pinner(self.proc, self.cgroups, self.original_masks, self.drift_tracker)
         self.cpusets = CpusetFiles(self.cgroups)
         self.failures = Failures(self.pinner.recheck)
@@ -173,10 +178,6 @@ class NodeState:
         return self.placement_cache.rulings
 
     @property
-    def unmanaged(self) -> Mapping[SandboxId, str]:
-        return self.placement_cache.unmanaged
-
-    @property
     def nics(self) -> Mapping[ThreadId, NearNic]:
         return self.nic_nodes.found
 
@@ -211,16 +212,8 @@ class NodeState:
         return self.inventory.contested
 
     @property
-    def impostors(self) -> Collection[Impostor]:
-        return self.inventory.process_table.impostors.values()
-
-    @property
     def followed(self) -> Mapping[int, tuple[Vm, Process]]:
         return self.inventory.followed
-
-    @property
-    def helper_pids(self) -> Set[int]:
-        return self.inventory.process_table.helpers.keys()
 
     def helped(self) -> set[SandboxId]:
         return self.inventory.process_table.sandboxes_with_helpers()
@@ -230,10 +223,6 @@ class NodeState:
 
     def kata(self, sandbox: SandboxId) -> KataSandbox | None:
         return self.sources.sandboxes.get(sandbox)
-
-    @property
-    def originals(self) -> Mapping[SandboxId, OriginalMasks]:
-        return self.original_masks.masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
         return self.pinner.refusals(sandbox, but)
@@ -278,7 +267,7 @@ class NodeState:
     def cpuset_files(self) -> Iterable[Path]:
         """The cpuset.cpus files that the CPUs of containers, and of VMMs' cgroups, are written to."""
         processes = [*(init for _, _, init in self._with_processes()),
-                     *(vm.vmm.id for vm in self.inventory.vms.values())]
+                     *(vm.vmm.id for vm in self.vms.values())]
         return self.cpusets.paths(processes, self.inventory.process_table.round)
 
     def _with_processes(self) -> Iterator[tuple[SandboxId, ContainerRecord, ThreadId]]:
@@ -291,7 +280,7 @@ class NodeState:
     def expect_cgroup_moves(self, sandboxes: Iterable[SandboxId]) -> None:
         """Have the cgroups of VMMs read again: the runtime may have moved them, or soon will."""
         for sandbox in sandboxes:
-            if (vm := self.inventory.vms.get(sandbox)) is not None:
+            if (vm := self.vms.get(sandbox)) is not None:
                 self.cpusets.forget(vm.vmm.id)
 
     def read_written(self, files: Collection[Path]) -> set[SandboxId]:
@@ -301,7 +290,7 @@ class NodeState:
             if self.cpusets.among(init, files):
                 touched.add(sandbox)
                 self.apply_events(self.sources.cgroup(sandbox, record, init))
-        for vm in self.inventory.vms.values():
+        for vm in self.vms.values():
             if self.cpusets.among(vm.vmm.id, files):
                 touched.add(vm.sandbox)
                 self.drift_evidence.written(vm.sandbox)
@@ -323,7 +312,7 @@ class NodeState:
     def compare_owners(self) -> None:
         """Look again for pods with CPUs of which no container is known. A command without a watcher cannot wait."""
         nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
-                       for sandbox in map(self.state.sandboxes.get, self.inventory.vms) if sandbox is not None)
+                       for sandbox in map(self.state.sandboxes.get, self.vms) if sandbox is not None)
         patience = RESYNCS * self.config.watch.resync_seconds if self._watches else 0.0
         self._unknown_owners.compare(self.state, self.kubelet, nameless, self.sources.nri, patience,
                                     doubt=self.checkpoint_doubt)
@@ -409,7 +398,7 @@ class NodeState:
 
     def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
         """The VMs among these whose containers' CPUs are in no file of Kata's."""
-        return {sandbox for sandbox in sandboxes if sandbox in self.inventory.vms
+        return {sandbox for sandbox in sandboxes if sandbox in self.vms
                 and not self._listed_by_kata(sandbox)}
 
     def _listed_by_kata(self, sandbox: SandboxId) -> bool:
@@ -423,14 +412,14 @@ class NodeState:
 
     def has_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox's VMM runs, or Kata has state of it."""
-        return sandbox in self.inventory.vms or sandbox in self.sources.sandboxes
+        return sandbox in self.vms or sandbox in self.sources.sandboxes
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…). The allocator
         asks the same of one pod (vm_size)."""
         by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if named_for_kata(sandbox.handler)}
         with_shims = self.inventory.process_table.sandboxes_with_helpers(ThreadRole.SHIM)
-        return self.inventory.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
+        return self.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
 
     def _pinned_by_kata(self, sandbox: SandboxId) -> bool:
         """Whether Kata sets the masks of a sandbox's vCPUs, too (enable_vcpus_pinning)."""
