@@ -57,7 +57,7 @@ def exec_storm(made: Node, machines: Sequence[Machine], build: Path, seconds: in
         "ordinary_a_second": round(median([each.rate for each in plain]), 1), "bytes": _LONG, "seconds": seconds,
         "rounds": rounds, "short_line": round(costs["short"], 3),
         "long_to_short": round(costs["long"] / max(costs["short"], 1e-3), 2), **answers,
-        "overruns": status["sources"]["births"]["overruns"]})
+        "overruns": status["sources"]["new_threads"]["overruns"]})
 
 
 def name_storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int, rounds: int) -> Figure:
@@ -97,8 +97,8 @@ def name_storm(made: Node, machines: Sequence[Machine], build: Path, seconds: in
         "names_a_second": round(median([each.rate for each in names])), "seconds": seconds, "rounds": rounds,
         "hook_ms": round(median(hooks), 1), "hook_quiet_ms": round(median(quiet), 1),
         "hook_ratio": round(median(hooks) / median(quiet), 2), "hooks_late": late,
-        "overruns": status["sources"]["births"]["overruns"],
-        "events": status["sources"]["births"]["events"]})
+        "overruns": status["sources"]["new_threads"]["overruns"],
+        "events": status["sources"]["new_threads"]["events"]})
 
 
 def _argv(reexec: Path, rate: int, seconds: int, length: int) -> list[str]:

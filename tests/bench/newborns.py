@@ -114,12 +114,12 @@ def to_placed(made: Node, machines: Sequence[Machine], build: Path, blocks: int)
         if taskset is not None:
             peers["taskset_us"] = round(1000 * median([process_ms(
                 [taskset, "-apc", str(pool), str(machines[0].pid)], environment()) for _ in range(20)]), 1)
-    more = {"sandboxes": len(machines) + 1, "births": 2 * len(outside), "outside_us": round(median(outside), 1),
+    more = {"sandboxes": len(machines) + 1, "new_threads": 2 * len(outside), "outside_us": round(median(outside), 1),
             "vcpu_us": round(median(vcpus), 1), **peers}
     slower = max(outside, vcpus, key=median)
     return [Figure("birth_to_placed", round(median(slower), 1), "µs", median(floors), 500, "value", more),
             Figure("birth_p99", _p99(slower), "µs", _p99(floors), 5000, "value",
-                   {"births": len(slower), "outside_p99_us": round(_p99(outside), 1),
+                   {"new_threads": len(slower), "outside_p99_us": round(_p99(outside), 1),
                     "vcpu_p99_us": round(_p99(vcpus), 1)})]
 
 
@@ -153,12 +153,12 @@ def storm(made: Node, machines: Sequence[Machine], build: Path, seconds: int) ->
             status = ask(made.config(), {"op": "status"})
             if status is None:
                 raise CannotMeasure("the watcher does not answer")
-            counted = status["sources"]["births"]
+            counted = status["sources"]["new_threads"]
         with listening(0, 0) as listener:
             least = storm_of([str(program), str(RATE // 2), str(seconds), "exec"], 2, listener)
     return Figure("fork_storm", executed.at(RATE), "% of a CPU", least.at(RATE), 25, "value", {
         "processes_a_second": round(executed.rate), "forks": round(forks.at(RATE), 3), "forks_a_second":
-        round(forks.rate), "seconds": seconds, "births": len(births), "birth_us": round(median(births), 1),
+        round(forks.rate), "seconds": seconds, "new_threads": len(births), "birth_us": round(median(births), 1),
         "birth_p99_us": round(_p99(births), 1), "overruns": counted["overruns"], "events": counted["events"]})
 
 
@@ -216,7 +216,7 @@ def watching(made: Node) -> Iterator[Watcher]:
 
 def _source_state(made: Node) -> str:
     status = ask(made.config(), {"op": "status"})
-    return "" if status is None else str(status["sources"]["births"]["state"])
+    return "" if status is None else str(status["sources"]["new_threads"]["state"])
 
 
 @contextlib.contextmanager

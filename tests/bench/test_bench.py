@@ -123,7 +123,7 @@ def test_what_a_plugin_costs_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
-def test_births_and_storms_are_measured(tmp_path: Path) -> None:
+def test_new_threads_and_storms_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
     out = tmp_path / "bench.json"
@@ -139,8 +139,8 @@ def test_births_and_storms_are_measured(tmp_path: Path) -> None:
         assert figure["floor"] > 0
     assert placed["value"] == max(placed["outside_us"], placed["vcpu_us"])
     assert placed["value"] <= worst["value"]
-    assert placed["births"] == 100
-    assert min(storm["births"], storm["processes_a_second"], storm["events"]["exec"]) > 0
+    assert placed["new_threads"] == 100
+    assert min(storm["new_threads"], storm["processes_a_second"], storm["events"]["exec"]) > 0
     assert left_over(ran.pid) == []
 
 

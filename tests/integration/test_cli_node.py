@@ -68,7 +68,7 @@ def test_the_status_as_json(lab: Lab) -> None:
     (owner,) = found["node"]["owners"]
     assert owner == {"sandbox": lab.vm.sandbox, "container": lab.node.id("web"), "cpus": lab.second, "kind": "vm",
                      "pod": found["sandboxes"][0]["pod"], "name": "web[2J", "init": None, "cgroup": None}
-    assert set(found["sources"]) == {"nri", "kubelet", "births", "hooks", "repairs"}
+    assert set(found["sources"]) == {"nri", "kubelet", "new_threads", "hooks", "repairs"}
     (sandbox,) = found["sandboxes"]
     assert sandbox["id"] == lab.vm.sandbox
     vmm = Procfs().stat(lab.vm.pid)
@@ -78,7 +78,7 @@ def test_the_status_as_json(lab: Lab) -> None:
     assert (sandbox["mask"], sandbox["verdict"], sandbox["reasons"], sandbox["found_by"]) == (
         union((lab.first, lab.second)), "pinned", [], "names")
     for container in sandbox["containers"]:
-        assert container["words"] == {"bundle": {"cpus": container["cpuset"], "since": container["since"]}}
+        assert container["cpusets_by_source"] == {"bundle": {"cpus": container["cpuset"], "since": container["since"]}}
         assert container["exclusive_by"] == ("pool" if container["exclusive"] else None)
         assert container["source"] == "bundle"
     assert {(entry["id"], entry["cpuset"], entry["exclusive"], entry["vcpus"]) for entry in sandbox["containers"]} == {

@@ -27,7 +27,7 @@ def test_drift_is_repaired_at_the_next_resync(node: Node, cpus: tuple[str, str])
 
 
 def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "new_threads": False})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
@@ -42,7 +42,7 @@ def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -
 
 
 def test_drift_is_seen_at_once_and_repaired_when_asked(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "new_threads": False})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
@@ -77,7 +77,8 @@ def test_masks_set_by_hand_stay_until_a_container_is_known(node: Node, cpus: tup
         (born,) = (tid for tid, vcpu in vm.vcpus().items() if vcpu == new)
         assert by_tid(vm.pid)[born] == by_hand[vm.pid]
         status = node.sandbox(vm.sandbox)
-        assert (status["verdict"], status["mask"], status["drift"], status["birth"]) == ("unmanaged", None, None, None)
+        assert (status["verdict"], status["mask"]) == ("unmanaged", None)
+        assert (status["drift"], status["new_threads"]) == (None, None)
         assert "no container of it is known" in " ".join(status["reasons"])
         assert {thread["wanted"] for thread in status["threads"]} == {None}
         assert "is left alone" in node.cli("explain", vm.sandbox).stdout

@@ -249,19 +249,19 @@ def test_nothing_listens_by_default(node: Metered) -> None:
 
 def test_contention_is_counted_when_it_is_noticed_though_nothing_is_set_from_then_on(node: Metered) -> None:
     first, second = two_cpus()
-    node.configure(node={"shared_pool": first}, drift={"fight_repairs": 1})
+    node.configure(node={"shared_pool": first}, drift={"contention_repairs": 1})
     node.on(node.run / "metrics.sock", per_sandbox=True)
     with Qemu(node.id("a"), vcpus=1) as vm:
         node.start()
         node.wait_for_all(vm.pid, first)
         node.wait_until_served()
-        assert node.value("vmpin_fights_total") == 0
+        assert node.value("vmpin_contentions_total") == 0
 
         def contended() -> bool:
             os.sched_setaffinity(vm.pid, {int(second)})
             return "contention sandbox=" in node.log()
 
         wait(contended, "no contention is noticed")
-        wait(lambda: node.value("vmpin_fights_total") == 1, "contention is not counted")
-        assert node.value("vmpin_sandbox_fights_total", sandbox=vm.sandbox) == 1
+        wait(lambda: node.value("vmpin_contentions_total") == 1, "contention is not counted")
+        assert node.value("vmpin_sandbox_contentions_total", sandbox=vm.sandbox) == 1
         assert os.sched_getaffinity(vm.pid) == {int(second)}

@@ -118,7 +118,7 @@ def test_a_program_that_sets_masks_is_named_when_it_runs(node: Node, cpus: tuple
 def test_a_cgroup_that_has_less_than_before_is_the_cause(node: Node, cpus: tuple[str, str]) -> None:
     both = union(cpus)
     cgroup = node.cpuset_cgroup(both)
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "new_threads": False})
     with Qemu(node.id("a"), vcpus=1) as vm:
         for tid in by_tid(vm.pid):
             with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ def test_a_cgroup_that_has_less_than_before_is_the_cause(node: Node, cpus: tuple
 
 
 def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, drift={"fight_repairs": 2})
+    node.configure(node={"shared_pool": cpus[0]}, drift={"contention_repairs": 2})
     with Qemu(node.id("a"), vcpus=1) as vm, Qemu(node.id("b"), vcpus=1) as other:
         node.start()
         for each in (vm, other):
@@ -165,14 +165,14 @@ def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus:
 
 
 def test_contention_can_be_persisted_in(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, drift={"fight_repairs": 1, "on_fight": "persist"})
+    node.configure(node={"shared_pool": cpus[0]}, drift={"contention_repairs": 1, "on_contention": "persist"})
     with Qemu(node.id("a"), vcpus=1) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
         for _ in range(5):
             os.sched_setaffinity(vm.pid, {int(cpus[1])})
             wait(lambda: os.sched_getaffinity(vm.pid) == {int(cpus[0])}, "it is not put back")
-        assert "they are put back all the same (drift.on_fight=persist)" in node.log()
+        assert "they are put back all the same (drift.on_contention=persist)" in node.log()
 
 
 # Proof
@@ -209,7 +209,7 @@ def test_what_ran_in_its_place_is_proved(sampled: Node, cpus: tuple[str, str]) -
 
 
 def test_what_ran_elsewhere_is_found_with_its_cpu(sampled: Node, cpus: tuple[str, str]) -> None:
-    sampled.configure(watch={"resync_seconds": 600, "births": False})
+    sampled.configure(watch={"resync_seconds": 600, "new_threads": False})
     with Busy(sampled.id("a")) as vm:
         sampled.start()
         sampled.wait_for_all(vm.pid, cpus[0])
@@ -239,7 +239,7 @@ def test_what_ran_elsewhere_is_found_with_its_cpu(sampled: Node, cpus: tuple[str
 
 def test_a_repair_between_two_samples_hides_nothing(sampled: Node, cpus: tuple[str, str]) -> None:
     """Both are done at a resync's pace: what was put back in time looks as if it had always been there."""
-    sampled.configure(proof={"sample_seconds": 600}, watch={"resync_seconds": 600, "births": False})
+    sampled.configure(proof={"sample_seconds": 600}, watch={"resync_seconds": 600, "new_threads": False})
     with Busy(sampled.id("a")) as vm:
         sampled.start()
         sampled.wait_for_all(vm.pid, cpus[0])

@@ -100,7 +100,7 @@ def report(story: Story, seed: int, seconds: float, failed: str) -> dict[str, ob
         "alone": [story.world.made[f"rests without {part}"] for part in ("an API server", "a reporter")],
         "watchers": story.world.starts,
         "pins": checks.total("vmpin_pins_total"), "repairs": checks.total("vmpin_drift_total"),
-        "births": checks.total("vmpin_birth_latency_seconds_count"), "syncs": story.world.runtime.syncs,
+        "new_threads": checks.total("vmpin_new_thread_latency_seconds_count"), "syncs": story.world.runtime.syncs,
         "checks": sum(checks.done.values()), "checks_by_kind": dict(checks.done),
         "violations": len(checks.found), "found": checks.found, "failed": failed,
         "lacking": story.lacking(), "never": story.never()}
@@ -112,7 +112,7 @@ def show(found: dict[str, object]) -> None:
         assert isinstance(kinds, dict)
         print(f"{name}: {found[name]}: " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
     print(", ".join(f"{name} {found[name]}" for name in (
-        "sandboxes", "containers", "spooled", "watchers", "syncs", "pins", "repairs", "births")))
+        "sandboxes", "containers", "spooled", "watchers", "syncs", "pins", "repairs", "new_threads")))
     print(f"rests {found['rests']}, checks {found['checks']}, violations {found['violations']}", flush=True)
 
 

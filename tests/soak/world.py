@@ -97,7 +97,7 @@ class World(Node):
         self.wrap = [need_tool("setpriv"), "--pdeathsig", "KILL"]  # no watcher outlives its story
         self.configure(
             node={"shared_pool": listed(self.pool)}, paths={"sys": str(self.sys)},
-            watch={"resync_seconds": self.resync}, drift={"on_fight": "persist"}, proof={"sample_seconds": 1},
+            watch={"resync_seconds": self.resync}, drift={"on_contention": "persist"}, proof={"sample_seconds": 1},
             guest={"via": "vmpin-agent"}, metrics={"address": f"unix:{self.run}/metrics.sock", "per_sandbox": True})
 
     def __enter__(self) -> Self:

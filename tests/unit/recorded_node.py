@@ -29,7 +29,7 @@ def container(id: str, name: str, cpuset: str, vcpus: str, exclusive: bool, gues
     return {"id": id, "name": name, "cpuset": cpuset, "own_cpus": cpuset if exclusive else None,
             "stale_cpuset": None, "exclusive": exclusive,
             "exclusive_by": "kubelet" if exclusive else None, "state": "running", "pause": False, "source": "nri",
-            "since": since, "words": {"nri": {"cpus": cpuset, "since": since}},
+            "since": since, "cpusets_by_source": {"nri": {"cpus": cpuset, "since": since}},
             "kubelet": cpuset if exclusive else None, "shared_with": [], "vcpus": vcpus, "disagreement": None,
             "guest": {"state": guest, "error": "", "cgroup": "/kubepods/pod1/web", "wanted": vcpus,
                       "effective": vcpus, "processes": 4, "threads": 31, "outside": [], "text": guest}}
@@ -54,8 +54,9 @@ def sandbox(id: str, pod: dict[str, Any], pid: int, verdict: str, containers: li
             "near": None, "network": network(), "pod": pod, "mask": mask,
             "verdict": verdict, "reasons": [], "found_by": "kvm_run", "containers": containers, "threads": threads,
             "cgroup": {"path": f"/sys/fs/cgroup/kata_overhead/{id}", "cpus": "0-63"},
-            "birth": {"told": 41, "inside": 39, "ended": 0, "outside": 2, "outside_ms": {"sum": 1.25, "max": 0.8},
-                      "placed": 12, "placed_ms": {"mean": 0.31, "max": 0.9}},
+            "new_threads": {"reported": 41, "inside": 39, "ended": 0, "outside": 2,
+                            "outside_ms": {"sum": 1.25, "max": 0.8}, "placed": 12,
+                            "placed_ms": {"mean": 0.31, "max": 0.9}},
             "drift": None, "proof": {"roles": {"vcpu": {
                 "placed": 86123.25, "certain": 86001.5, "elsewhere": 0.125, "free": 0.0, "waited": 12.5,
                 "migrations": 17}}, "unseen": 0.02}, "untrusted": None, "rivals": [], **more}
@@ -99,7 +100,7 @@ def status() -> dict[str, Any]:
                                     "exclusive": "40-43,48-51", "version": 3, "checksum_ok": True, "trouble": "",
                                     "bad": 0, "pod_resources": True, "stale": False,
                                     "written": "2026-01-02T02:57:54Z", "second_witness": None},
-                        "births": {"state": "connected", "events": {"fork": 410, "exec": 7}, "overruns": 0},
+                        "new_threads": {"state": "connected", "events": {"fork": 410, "exec": 7}, "overruns": 0},
                         "hooks": {"taken": 3, "refused": 0, "disputed": 0, "last": "2026-01-02T02:57:55Z"},
                         "repairs": {"done": 0, "failed": 0}},
             "sandboxes": [shop, db]}

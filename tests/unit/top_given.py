@@ -27,7 +27,7 @@ def sandbox(id: str, name: str, pid: int, **more: object) -> dict[str, Any]:
                             "exclusive": True, "exclusive_by": "kubelet", "since": None, "source": "bundle",
                             "own_cpus": "5-6", "stale_cpuset": None, "shared_with": [], "vcpus": "1-2",
                             "disagreement": None,
-                            "words": {}, "kubelet": "5-6",
+                            "cpusets_by_source": {}, "kubelet": "5-6",
                             "guest": {"state": "applied", "error": "", "outside": []}}],
             "threads": [thread(pid, "0-1"), thread(pid + 1, "0-1", 0), thread(pid + 2, "5", 1),
                         thread(pid + 3, "6", 2)], **more}

@@ -97,8 +97,8 @@ def _sources(sources: Document, now: datetime) -> str:
     given = "no checkpoint" if kubelet is None else "no usable checkpoint" if not kubelet["policy"] else (
         f"policy {kubelet['policy']}, exclusive CPUs {kubelet['exclusive'] or 'none'}")
     given += f" ({kubelet['trouble']})" if kubelet and kubelet["trouble"] else ""
-    feed = "not used" if sources["births"] is None else sources["births"]["state"]
-    return f"sources: NRI {link}; kubelet {given}; births {feed}; hooks {_hooks(sources, now)}"
+    feed = "not used" if sources["new_threads"] is None else sources["new_threads"]["state"]
+    return f"sources: NRI {link}; kubelet {given}; process events {feed}; hooks {_hooks(sources, now)}"
 
 
 def _hooks(sources: Document, now: datetime) -> str:
@@ -214,8 +214,8 @@ def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]
         print_text(f"guest: {guest['by'] or 'no agent'}{state}{own}", "  ")
     if sandbox["cgroup"]:
         print_text(f"cgroup of the VMM: {sandbox['cgroup']['path']}, CPUs {sandbox['cgroup']['cpus']}", "  ")
-    if sandbox["birth"]:
-        print_text(_birth(sandbox["birth"]), "  ")
+    if sandbox["new_threads"]:
+        print_text(_new_threads(sandbox["new_threads"]), "  ")
     if drift := sandbox["drift"]:
         print_text(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}", "  ")
     if sandbox["proof"] and sandbox["proof"]["roles"]:
@@ -226,17 +226,18 @@ def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]
         _print_threads(sandbox["threads"])
 
 
-def _birth(birth: Document) -> str:
+def _new_threads(counts: Document) -> str:
     """How its new threads were placed, and how long their masks allowed other CPUs."""
-    found = f"births: {number_of(birth['told'], 'thread')}, {birth['inside']} within their CPUs"
-    if birth["ended"]:
-        found += f", {birth['ended']} had ended already"
-    if birth["outside"]:
-        found += (f"; {birth['outside']} were allowed outside, {birth['outside_ms']['max']} ms at most, "
-                  f"{birth['outside_ms']['sum']} ms in all")
-    if birth["placed"]:
-        found += f"; in place {birth['placed_ms']['mean']} ms after birth, {birth['placed_ms']['max']} ms at most"
-    return found
+    text = f"new threads: {counts['reported']}, {counts['inside']} within their CPUs"
+    if counts["ended"]:
+        text += f", {counts['ended']} had ended already"
+    if counts["outside"]:
+        text += (f"; {counts['outside']} were allowed outside, {counts['outside_ms']['max']} ms at most, "
+                  f"{counts['outside_ms']['sum']} ms in all")
+    if counts["placed"]:
+        text += (f"; in place {counts['placed_ms']['mean']} ms after their creation, "
+                 f"{counts['placed_ms']['max']} ms at most")
+    return text
 
 
 def _guest(container: Document) -> str:
@@ -248,7 +249,7 @@ def _guest(container: Document) -> str:
 
 def _others(container: Document) -> str:
     """The cpusets of the sources without precedence, if they differ."""
-    others = [f"{source} {report['cpus']}" for source, report in container["words"].items()
+    others = [f"{source} {report['cpus']}" for source, report in container["cpusets_by_source"].items()
               if source != container["source"] and report["cpus"] != container["cpuset"]]
     if container["kubelet"] not in (None, container["own_cpus"]):
         others.append(f"kubelet {container['kubelet']}")

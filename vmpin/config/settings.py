@@ -127,7 +127,7 @@ class WatchSettings(NamedTuple):
                                  "groups have no name here); unset: root alone")
     nri: str = setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
     kubelet: bool = setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
-    births: bool = setting(
+    new_threads: bool = setting(
         True, values.flag, "whether the kernel reports new programs and threads as they start (proc connector)")
     reload: str = setting(
         "signal", values.one_of("signal", "change"),
@@ -147,10 +147,10 @@ class WatchSettings(NamedTuple):
 class DriftSettings(NamedTuple):
     """`drift`: what is done about a thread that another program moves again and again."""
 
-    on_fight: str = setting("rest", values.one_of("rest", "leave", "persist"), "what is done about a thread that "
+    on_contention: str = setting("rest", values.one_of("rest", "leave", "persist"), "what is done about a thread that "
                              "another program moves again and again: rest (left alone for a while, then tried again), "
                              "leave (left alone until its placement changes, or vmpin reconcile) or persist")
-    fight_repairs: int = setting(
+    contention_repairs: int = setting(
         3, values.count, "how often a minute a thread is put back before the next time counts as contention")
     rest_seconds: float = setting(
         300.0, values.seconds,
@@ -240,8 +240,8 @@ class Config(NamedTuple):
 
     @property
     def contention_rules(self) -> ContentionRules:
-        return ContentionRules(OnContention(self.drift.on_fight), self.drift.fight_repairs, self.drift.rest_seconds,
-                               self.watch.resync_seconds)
+        return ContentionRules(OnContention(self.drift.on_contention), self.drift.contention_repairs,
+                               self.drift.rest_seconds, self.watch.resync_seconds)
 
     def data(self) -> dict[str, dict[str, object]]:
         """Return every key with its value, as JSON and YAML can hold it, and where it came from."""

@@ -231,7 +231,7 @@ class FileFeed:
         self._changed(written, since)
 
 
-NEEDED = {"hook", "control", "resync", "settle"}  #: Tasks of the watcher's without which it is not ready.
+NEEDED = {"hook", "control", "resync", "recheck"}  #: Tasks of the watcher's without which it is not ready.
 
 
 def source_health(view: NodeView, nri: NriFeed | None, proc_events: ProcEventsFeed | None,
@@ -246,7 +246,7 @@ def source_health(view: NodeView, nri: NriFeed | None, proc_events: ProcEventsFe
             wanted = config.watch.nri == "on" or nri.plugin is not None or config.paths.nri.exists()
             if wanted:
                 yield SourceHealth(name, view.nri_listed, True, nri.state)
-        elif name == "births" and proc_events is not None:
+        elif name == "new_threads" and proc_events is not None:
             yield proc_events.source_health()
         elif name == "podresources":
             if pod_resources_socket(config).exists():

@@ -69,7 +69,7 @@ class Passes:
         while True:
             due = await self.rechecks.due()
             with log.operation():
-                self.run(due, "settle")
+                self.run(due, "recheck")
                 self.ask_qmp()
                 self._saving.save_soon(only_if_unsaved=True)
                 for sandbox in self.rechecks.checked(due):

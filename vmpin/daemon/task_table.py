@@ -39,7 +39,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
         "status": listening(directory.status, untrusted_pod.MAX_REQUEST,
                             Rationed(Control(watcher, reading=True).answer), True, may_read),
         "follow": watcher.followers.run,
-        "resync": partial(watcher.resync_regularly, directory), "settle": watcher.passes.recheck,
+        "resync": partial(watcher.resync_regularly, directory), "recheck": watcher.passes.recheck,
         "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run,
         "proof": watcher.sampling.run}
     if config.watch.kubelet:
@@ -50,7 +50,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
     if watcher.nri is not None:
         sources["nri"] = watcher.nri.run
     if watcher.proc_events is not None:
-        sources["births"] = watcher.proc_events.run
+        sources["new_threads"] = watcher.proc_events.run
     if sd_notify.watchdog_seconds() is not None:
         sources["watchdog"] = notify_watchdog
     if config.metrics.address is not None:

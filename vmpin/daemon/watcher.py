@@ -77,12 +77,13 @@ class Watcher:
         self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decider) if wants_nri(config) else None
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
-                             if config.watch.births else None)
+                             if config.watch.new_threads else None)
         self._relist = Relist()
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(node_state)
-        self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off", timeouts=timeouts)
+        self.guests = GuestManager(early=config.watch.new_threads and config.guest.via_for() != "off",
+                                   timeouts=timeouts)
         self.guest = self.guests.report
         self.followers = Followers(self, self.guests.data, timeouts)
         self.handed_pods = HandedPods(timeouts)
@@ -225,7 +226,7 @@ class Watcher:
     @log.operation()
     def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:
         if follow_up.now:
-            self.passes.run(follow_up.now, "birth", since, scan=False)
+            self.passes.run(follow_up.now, "new_threads", since, scan=False)
             self.passes.ask_qmp()
         self.passes.rechecks.restart(follow_up.started)
         self.passes.rechecks.unnamed_thread(follow_up.unnamed)

@@ -61,7 +61,7 @@ def _receives(facts: NodeFacts, up: set[str]) -> bool:
     """True if a source reports new VMs and containers. The hook's socket is one only if a runtime runs the hook."""
     hook = facts.watcher.about.get("passes", {}).get("hook") or any(
         found.read_by and not found.broken for found in facts.hooks)
-    return bool(up & {"births", "nri"} or ("hook" in up and hook))
+    return bool(up & {"new_threads", "nri"} or ("hook" in up and hook))
 
 
 def configuration(facts: NodeFacts) -> CheckResult:

@@ -77,7 +77,7 @@ class NewbornCounts:
     def data(self) -> dict[str, object]:
         """Return the counts for the status, times in milliseconds."""
         mean = _ms(self.placed_sum / self.placed) if self.placed else None
-        return {"told": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": self.outside,
+        return {"reported": self.reported, "inside": self.born_inside, "ended": self.ended, "outside": self.outside,
                 "outside_ms": {"sum": _ms(self.outside_sum), "max": _ms(self.outside_max)},
                 "placed": self.placed, "placed_ms": {"mean": mean, "max": _ms(self.placed_max)}}
 
@@ -119,7 +119,7 @@ class Counters:
         self.disputed_by: Counter[SandboxId] = Counter()
         #: How late timers of the watcher's event loop fired, where that is measured.
         self.loop_lag = Histogram()
-        #: Passes, by their trigger: hook, nri, files, resync, settle, qmp, request, birth.
+        #: Passes, by their trigger: hook, nri, files, resync, recheck, qmp, request, new_threads.
         self.passes: Counter[str] = Counter()
         self.pass_seconds = Histogram()  #: How long the passes took.
 

@@ -79,7 +79,7 @@ class DriftTracker:
         persisted = [thread for thread in drift.contended
                      if rule is OnContention.PERSIST and self.contention.count(thread)]
         return [f"{number_of(len(threads), 'thread is moved')} by another program again and again (the last time: "
-                f"{drift.why}) and {'is' if len(threads) == 1 else 'are'} {what} (drift.on_fight={rule})"
+                f"{drift.why}) and {'is' if len(threads) == 1 else 'are'} {what} (drift.on_contention={rule})"
                 for threads, what in ((drift.left, "left alone"), (persisted, "put back each time")) if threads]
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
@@ -154,7 +154,7 @@ class DriftTracker:
             self.contended += 1
             self.contended_by[sandbox] += 1
             logger.error("contention sandbox=%s threads=%d: put back %d times within %.0f s and moved again "
-                         "(%s): %s (drift.on_fight=%s)", sandbox, new, rules.repairs, rules.within,
+                         "(%s): %s (drift.on_contention=%s)", sandbox, new, rules.repairs, rules.within,
                          drift.why, does, rules.on_contention)
         else:
             logger.info("contention goes on sandbox=%s: %s", sandbox, does)

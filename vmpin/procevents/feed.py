@@ -144,7 +144,7 @@ class ProcEventsFeed:
         return self._connector is not None
 
     def source_health(self) -> SourceHealth:
-        return SourceHealth("births", self.connected, False, self._state)
+        return SourceHealth("new_threads", self.connected, False, self._state)
 
     def data(self) -> dict[str, object]:
         """Return the feed's counters for the status."""

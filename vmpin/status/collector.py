@@ -74,7 +74,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
             "node": node_data(view.node, view.ownership,
                               with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt),
                               _owners(view), _disagreements(view), _impostors(view), view.unknown_owners.values()),
-            "sources": {"nri": nri, "kubelet": _kubelet(view), "births": proc_events,
+            "sources": {"nri": nri, "kubelet": _kubelet(view), "new_threads": proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
                                   "disputed": view.counters.disputed, "last": last},
                         "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
@@ -218,7 +218,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         absent=_why_absent(view, sandbox.id) if vm is None else "",
                         **_of_features(view, vm),
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
-                        birth=None if newborns is None else newborns.data(),
+                        new_threads=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),
                         proof=account.data() if wide and account is not None else None)
 

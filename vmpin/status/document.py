@@ -120,7 +120,7 @@ def _container(state: SandboxState, container: Container, rulings: Rulings, wall
         "exclusive_by": container.ruled_by if exclusive else None,
         "state": str(container.state), "pause": container.pause,
         "source": container.ruled_by if report is None and container.cpuset else record.source.label,
-        "since": None if report is None else _when(report.time, wall_offset), "words": reports,
+        "since": None if report is None else _when(report.time, wall_offset), "cpusets_by_source": reports,
         "kubelet": _text(cpus)}
 
 

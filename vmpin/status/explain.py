@@ -132,7 +132,7 @@ _REPORTED_BY = {"bundle": "from its creation", "cgroup": "from its cgroup", "kat
 
 def _reported_by(container: Mapping[str, Any]) -> str:
     since = f" (since {container['since']})" if container["since"] else ""
-    agree = [source for source, report in container["words"].items()
+    agree = [source for source, report in container["cpusets_by_source"].items()
              if source != container["source"] and report["cpus"] == container["cpuset"]]
     more = f", confirmed by {' and '.join(agree)}" if agree else ""
     return _REPORTED_BY.get(container["source"], f"from {container['source']}") + since + more

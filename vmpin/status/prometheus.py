@@ -132,11 +132,12 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
                     for role in ThreadRole for outcome in Outcome}, "role", "outcome")
     yield _counter("vmpin_drift_total", "Threads found elsewhere and put back, by cause.",
                    {cause.value: counters.drift[cause.value] for cause in Cause}, "cause")
-    yield _counter("vmpin_fights_total", "Contention with another writer of the same masks.", counters.contentions)
+    yield _counter("vmpin_contentions_total", "Contention with another writer of the same masks.",
+                   counters.contentions)
     yield _counter("vmpin_runc_repairs_total", "Cpusets of runc containers restored by the runtime "
                    "(policy.runc_repair), by result.",
                    {outcome: counters.repairs[outcome] for outcome in ("done", "failed")}, "outcome")
-    yield _histogram("vmpin_birth_latency_seconds", "From the creation of a thread until its placement.",
+    yield _histogram("vmpin_new_thread_latency_seconds", "From the creation of a thread until its placement.",
                      counters.placement_latency)
     yield _histogram("vmpin_allowed_outside_seconds", "How long the mask of a thread allowed CPUs outside its "
                      "sandbox, for threads with such a mask.", counters.outside)
@@ -203,7 +204,7 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
                  *_POD)
     counters = facts.view.counters
     for name, text, counted in (
-            ("fights", "As vmpin_fights_total", counters.contentions_by),
+            ("contentions", "As vmpin_contentions_total", counters.contentions_by),
             ("disputed_annotations", "As vmpin_disputed_annotations_total", counters.disputed_by),
             ("pins_refused", "Masks that the kernel refused", counters.refused_by)):
         yield _counter(f"vmpin_sandbox_{name}_total", f"{text}, of each sandbox with any.",

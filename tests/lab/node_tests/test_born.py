@@ -18,7 +18,7 @@ from vmpin.cpuset import CpuSet
 def source_state(vmpin: Vmpin, watcher: Watcher) -> str:
     """What the watcher says of births, once it knows."""
     until(lambda: "proc connector " in watcher.log.read_text(), lambda: watcher.log.read_text())
-    return str(vmpin.json("status")["sources"]["births"]["state"])
+    return str(vmpin.json("status")["sources"]["new_threads"]["state"])
 
 
 def events_of_a_bare_listener() -> int:
@@ -51,10 +51,10 @@ def test_every_thread_of_a_vm_gets_its_place_without_a_clock(nested_vm: StartsVm
         until(lambda: len(vm.vhost_tids()) == 2, "two vhost workers")
         until(lambda: set(vm.masks().values()) == {pool}, lambda: f"all on {pool}: {vm.masks()} {vm.all_threads()}")
         # Born in their place, threads have their masks before the watcher has read of them.
-        until(lambda: vmpin.status(vm)["birth"]["told"] >= len(vm.tids()),
-              lambda: f"all births reported: {vmpin.status(vm)['birth']} {vm.all_threads()}")
-        born = vmpin.status(vm)["birth"]
-        assert born["inside"] + born["outside"] + born["ended"] >= born["told"]
+        until(lambda: vmpin.status(vm)["new_threads"]["reported"] >= len(vm.tids()),
+              lambda: f"all births reported: {vmpin.status(vm)['new_threads']} {vm.all_threads()}")
+        born = vmpin.status(vm)["new_threads"]
+        assert born["inside"] + born["outside"] + born["ended"] >= born["reported"]
     assert events_of_a_bare_listener() == 0
 
 
@@ -91,4 +91,4 @@ def test_a_missing_right_is_reported_and_the_resync_does_it(nested_vm: StartsVms
         assert source_state(vmpin, watcher) == "not reported: CAP_NET_ADMIN is missing"
         vm = nested_vm(vcpus=1)
         until(lambda: set(vm.masks().values()) == {pool}, lambda: vm.masks())
-        assert vmpin.status(vm)["birth"]["told"] == 0
+        assert vmpin.status(vm)["new_threads"]["reported"] == 0

@@ -200,7 +200,7 @@ def test_a_bad_value_names_the_variable_or_the_flag_it_came_from() -> None:
 
 @pytest.mark.parametrize(("name", "hint"), [
     ("VMPIN_LOG_LEVLE", "did you mean 'VMPIN_LOG_LEVEL'?"), ("VMPIN_CONFIG", "`vmpin config` lists every key"),
-    ("VMPIN_", ""), ("VMPIN_DRIFT_ONFIGHT", "VMPIN_DRIFT_ON_FIGHT")])
+    ("VMPIN_", ""), ("VMPIN_DRIFT_ONCONTENTION", "VMPIN_DRIFT_ON_CONTENTION")])
 def test_a_variable_that_sets_no_key_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings.load(None, {"PATH": "/bin", name: "x"}, {})

@@ -119,7 +119,7 @@ def test_what_was_counted_by_sandbox_names_the_pod_and_ends_with_it(node: Node) 
     """With a VM or without; none before the first event."""
     node.pod("shop")
     series = {name: f"vmpin_sandbox_{name}" for name in (
-        "disputed_annotations_total", "pins_refused_total", "fights_total", "disagreements")}
+        "disputed_annotations_total", "pins_refused_total", "contentions_total", "disagreements")}
     assert [node.values(name) for name in series.values()] == [{}] * 4
     node.fill()
     assert [node.values(name) for name in series.values()] == [{("tests", "shop", node.id): 1}] * 4
@@ -153,10 +153,10 @@ def test_what_was_counted_is_reported(node: Node) -> None:
     node.report = GuestReport("vmpin-agent", "up", {WEB: ContainerReport("applied")})
     assert node.values("vmpin_pins_total")["refused", "vhost"] == 3
     assert sum(node.values("vmpin_pins_total").values()) == 3
-    births = node.values("vmpin_birth_latency_seconds_bucket")
+    births = node.values("vmpin_new_thread_latency_seconds_bucket")
     assert [births[(bound,)] for bound in ("0.00025", "0.0005", "30.0", "+Inf")] == [0, 1, 1, 2]
-    assert node.values("vmpin_birth_latency_seconds_count") == {(): 2}
-    assert node.values("vmpin_birth_latency_seconds_sum") == {(): pytest.approx(99.0004)}
+    assert node.values("vmpin_new_thread_latency_seconds_count") == {(): 2}
+    assert node.values("vmpin_new_thread_latency_seconds_sum") == {(): pytest.approx(99.0004)}
     assert node.values("vmpin_passes_total") == {("hook",): 2}
     assert node.values("vmpin_source_restarts_total") == {("nri",): 1}
     assert node.values("vmpin_source_up") == {("hook",): 1}

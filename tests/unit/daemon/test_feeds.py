@@ -143,8 +143,8 @@ def test_the_health_of_each_source_is_shown(tmp_path: Path) -> None:
     config = loading.load(None, {}, {**paths, "watch.kubelet": "true"})
     view = Reconciler(config, acts=False).view
     found = {each.name: each for each in source_health(view, None, None, [
-        "hook", "settle", "files", "podresources"], {"files": "OSError()"})}
-    assert list(found) == ["hook", "settle", "files"]  # this node has no kubelet's socket
+        "hook", "recheck", "files", "podresources"], {"files": "OSError()"})}
+    assert list(found) == ["hook", "recheck", "files"]  # this node has no kubelet's socket
     assert [(each.up, each.needed, each.why) for each in found.values()] == [
         (True, True, ""), (True, True, ""), (False, False, "OSError()")]
     (failing,) = source_health(view, None, None, ["hook"], {"hook": "OSError()"})

@@ -71,7 +71,7 @@ def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callab
             assert (status["watcher"], status["sources"]["hooks"]["taken"]) == (os.getpid(), 1)
             about = await place.control(op="about")
             assert {each["name"] for each in about["sources"]} == {
-                "hook", "control", "status", "follow", "resync", "settle", "state", "files", "guests", "proof"}
+                "hook", "control", "status", "follow", "resync", "recheck", "state", "files", "guests", "proof"}
             assert all(each["up"] for each in about["sources"])
             assert watcher.view.counters.passes["hook"] == 1
         assert notified() == ["STOPPING=1"]
@@ -108,7 +108,7 @@ def test_the_line_of_each_pass_has_the_number_of_what_led_to_it(place: Place) ->
         async with place.watching(Timeouts(rechecks=(0.001, 0.001))) as watcher:
             assert await place.ask("hook.sock", place.message()) == b"ok\n"
             passes = watcher.view.counters.passes
-            await until(lambda: passes["hook"] == 1 and passes["settle"] >= 2 and passes["resync"])
+            await until(lambda: passes["hook"] == 1 and passes["recheck"] >= 2 and passes["resync"])
 
     vmpin.addHandler(handler)
     vmpin.setLevel(logging.DEBUG)
@@ -119,7 +119,7 @@ def test_the_line_of_each_pass_has_the_number_of_what_led_to_it(place: Place) ->
         vmpin.setLevel(level)
     found = re.findall(r"pass why=(\w+) .*", written.getvalue())
     numbered = re.findall(r"pass why=(\w+) .* op=(\d+)$", written.getvalue(), re.MULTILINE)
-    assert {"hook", "settle", "resync"} <= {why for why, _ in numbered}
+    assert {"hook", "recheck", "resync"} <= {why for why, _ in numbered}
     assert [why for why, _ in numbered] == found
     assert len({number for _, number in numbered}) == len(numbered)
 

@@ -28,7 +28,7 @@ def test_contention_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert "left alone for 300 s" in record.message
     (note,) = node.node_state.pinner.refusals(vm.sandbox)
     assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
-                    "such masks here) and is left alone (drift.on_fight=rest)")
+                    "such masks here) and is left alone (drift.on_contention=rest)")
     assert node.node_state.pinner.drift_tracker.contended == 1
     assert node.node_state.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
     assert contend(node, other, 1) == 1  # no other program moves that one
@@ -111,7 +111,7 @@ def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog:
     assert pinner.refusals(vm.sandbox) == [
         "1 thread is moved by another program again and again (the last time: nothing known of sets such masks "
         "here) "
-        "and is put back each time (drift.on_fight=persist)"]
+        "and is put back each time (drift.on_contention=persist)"]
     pinner.retry_now()
     assert pinner.refusals(vm.sandbox) == []
 

@@ -134,5 +134,6 @@ def test_the_account_adds_up() -> None:
     account.count_outside(0.0005)
     account.count_in_place(0.001)
     account.count_in_place(0.004)
-    assert account.data() == {"told": 5, "inside": 2, "ended": 1, "outside": 2, "outside_ms": {"sum": 2.5, "max": 2.0},
-                              "placed": 2, "placed_ms": {"mean": 2.5, "max": 4.0}}
+    assert account.data() == {"reported": 5, "inside": 2, "ended": 1, "outside": 2,
+                              "outside_ms": {"sum": 2.5, "max": 2.0}, "placed": 2,
+                              "placed_ms": {"mean": 2.5, "max": 4.0}}

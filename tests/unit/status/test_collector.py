@@ -81,7 +81,7 @@ def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) 
                                entry=lambda data: data["id"])
     sources = found["sources"]
     assert isinstance(sources, dict)
-    assert (sources["nri"], sources["births"], found["watcher"]) == (given, {"state": "connected"}, 7)
+    assert (sources["nri"], sources["new_threads"], found["watcher"]) == (given, {"state": "connected"}, 7)
     assert found["sandboxes"] == [sandbox("a")]
     assert (sources["kubelet"], sources["hooks"]) == (None, {"taken": 0, "refused": 0, "disputed": 0, "last": None})
 

@@ -9,8 +9,8 @@ from vmpin.status.explain import container_sentences, sentences
 
 def container(id: str, name: str, cpuset: str, vcpus: str) -> dict[str, Any]:
     return {"id": id, "name": name, "cpuset": cpuset, "own_cpus": cpuset, "stale_cpuset": None, "exclusive": True,
-            "shared_with": [], "exclusive_by": "kubelet", "source": "nri", "since": None, "words": {}, "vcpus": vcpus,
-            "guest": None, "disagreement": None, "pause": False}
+            "shared_with": [], "exclusive_by": "kubelet", "source": "nri", "since": None, "cpusets_by_source": {},
+            "vcpus": vcpus, "guest": None, "disagreement": None, "pause": False}
 
 
 def thread(tid: int, vcpu: int | None, wanted: str) -> dict[str, Any]:

@@ -16,8 +16,9 @@ POD = untrusted_pod({
                                  **dict.fromkeys(map(str, range(30)), "")}},
     "status": {"qosClass": "Burstable", "conditions": [
         {"type": "PodResizeInProgress", "status": "True", "reason": "Error", "message": "m"}]}}).data()
-ENTRY: dict[str, Any] = {"id": "s1", "reasons": [], "containers": [], "guest": None, "cgroup": None, "birth": None,
-                         "drift": None, "proof": None, "threads": [], "pod": None, "vmm": None, "mask": None,
+ENTRY: dict[str, Any] = {"id": "s1", "reasons": [], "containers": [], "guest": None, "cgroup": None,
+                         "new_threads": None, "drift": None, "proof": None, "threads": [], "pod": None, "vmm": None,
+                         "mask": None,
                          "verdict": "waiting"}
 NODE: dict[str, Any] = {"online": "0", "shared_pool": "0", "pool_known": True, "unknown_owners": [],
                         "exclusive": "", "housekeeping": "", "disagreements": [],

@@ -44,7 +44,7 @@ from vmpin.sources.kubelet_config import kubelet_config
 logger = logging.getLogger(__name__)
 
 _MONITOR = "conmon"
-PROC_EVENTS = "births"  #: Name of the watcher's source of process events.
+PROC_EVENTS = "new_threads"  #: Name of the watcher's source of process events.
 
 
 def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Mapping[str, Any],

@@ -181,7 +181,7 @@ def test_process_events_take_rights(found: Rights, why: str) -> None:
 
 def test_a_running_watchers_report_on_process_events_counts(tmp_path: Path) -> None:
     config = made_up(tmp_path, "proc/\nsys/\n")
-    sources = [{"name": "births", "up": False, "needed": False, "why": "reported so"}]
+    sources = [{"name": "new_threads", "up": False, "needed": False, "why": "reported so"}]
     facts = looked(config, tmp_path, state="running", pid=1, about={"sources": sources})
     assert facts.connector == ConnectorFacts(False, "reported so")
 

@@ -11,10 +11,10 @@ import threading
 import time
 from typing import Any
 
-import birth_steps
+import new_thread_steps
 import pytest
-from birth_steps import ForkMasks, birth, in_time, overruns, start
 from need import need_tool
+from new_thread_steps import ForkMasks, in_time, new_threads, overruns, start
 from process_masks import by_tid, seen
 from real_node import Node, talk
 from real_qemu import Qemu, need_kvm
@@ -24,7 +24,7 @@ from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 
 pytest_plugins = ["given"]
-node = birth_steps.node
+node = new_thread_steps.node
 pytestmark = pytest.mark.root
 
 #: A ROM in place of firmware: where a CPU begins, 16 bytes before the end, cli; hlt; and hlt again.
@@ -86,21 +86,22 @@ def test_a_thread_that_is_born_outside_is_put_back_and_counted(node: Node, cpus:
     def counted(name: str) -> bool:
         with Qemu(node.id(name), vcpus=2, maxcpus=8) as vm:
             wait_until_at_rest(node)
-            lost, before = overruns(node), birth(node, vm.sandbox)
+            lost, before = overruns(node), new_threads(node, vm.sandbox)
             os.sched_setaffinity(vm.pid, {int(cpus[1])})
             assert vm.add_vcpu() == 7
             node.wait_for_vcpus(vm.pid, {0: cpus[0], 1: cpus[0], 7: cpus[0]})
-            after = wait(lambda: ((found := birth(node, vm.sandbox))["told"] == before["told"] + 1 and found)
-                         or overruns(node) > lost, lambda: (before, birth(node, vm.sandbox)))
+            after = wait(lambda: ((found := new_threads(node, vm.sandbox))["reported"] == before["reported"] + 1
+                                  and found)
+                         or overruns(node) > lost, lambda: (before, new_threads(node, vm.sandbox)))
             if overruns(node) > lost:
                 return False
             assert (after["inside"], after["outside"]) == (before["inside"], before["outside"] + 1)
             assert after["outside_ms"]["sum"] > before["outside_ms"]["sum"]
             wide = node.cli("status", "-o", "wide").stdout
             # Two, where the watcher had placed QEMU before that made its first thread.
-            assert (f"births: {after['told']} threads, {after['inside']} within their CPUs; "
+            assert (f"new threads: {after['reported']}, {after['inside']} within their CPUs; "
                     f"{after['outside']} were allowed outside") in wide
-            assert "births reported by the kernel" in wide
+            assert "process events reported by the kernel" in wide
             return True
 
     assert in_time(counted)
@@ -136,9 +137,10 @@ def test_what_was_lost_is_looked_for(node: Node, cpus: tuple[str, str]) -> None:
             thread.join()
         node.watcher.send_signal(signal.SIGCONT)
         node.wait_for_all(vm.pid, cpus[0])
-        wait(lambda: node.status()["sources"]["births"]["overruns"] >= 1, lambda: node.status()["sources"]["births"])
+        wait(lambda: node.status()["sources"]["new_threads"]["overruns"] >= 1,
+             lambda: node.status()["sources"]["new_threads"])
         node.wait_for_log("lost events: everything is read again")
-        outside = wait(lambda: birth(node, vm.sandbox), "no account")
+        outside = wait(lambda: new_threads(node, vm.sandbox), "no account")
         assert 1 <= outside["outside"] <= len(vm.tids())
         assert outside["outside_ms"]["max"] > 100
 
@@ -150,26 +152,26 @@ def test_without_proc_events_it_logs_that_once_and_polls(node: Node, cpus: tuple
     node.start()
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.wait_for_all(vm.pid, cpus[0])
-        found = wait(lambda: birth(node, vm.sandbox), "no account")
-        assert found["told"] == 0
+        found = wait(lambda: new_threads(node, vm.sandbox), "no account")
+        assert found["reported"] == 0
         assert 1 <= found["outside"] <= len(vm.tids())  # what was born after its creator was placed is not
         assert found["outside_ms"]["max"] > 0
-        state = node.status()["sources"]["births"]["state"]
+        state = node.status()["sources"]["new_threads"]["state"]
         assert state.startswith("not reported: it takes the machine's own network namespace, which cannot be entered")
         node.resyncs()
     assert node.log().count("proc connector unavailable") == 1
 
 
-def test_births_can_be_left_out(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(watch={"births": False})
+def test_new_threads_can_be_left_out(node: Node, cpus: tuple[str, str]) -> None:
+    node.configure(watch={"new_threads": False})
     node.start()
     with Qemu(node.id("a"), vcpus=2) as vm:
         time.sleep(0.5)
         assert cpus[0] not in seen(vm.pid).all()
-        assert node.status()["sources"]["births"] is None
+        assert node.status()["sources"]["new_threads"] is None
         assert node.cli("reconcile").returncode == 0
         assert seen(vm.pid).all() == {cpus[0]}
-    assert "births" not in node.log()
+    assert "new_threads" not in node.log()
 
 
 def test_a_watcher_that_is_killed_right_after_a_vm_began_can_give_everything_back(
@@ -191,10 +193,10 @@ def test_a_watcher_that_is_killed_right_after_a_vm_began_can_give_everything_bac
 def test_the_account_is_in_the_document(node: Node) -> None:
     start(node)
     with Qemu(node.id("a"), vcpus=1) as vm:
-        wait(lambda: birth(node, vm.sandbox), "no account")
-        sources = node.status()["sources"]["births"]
+        wait(lambda: new_threads(node, vm.sandbox), "no account")
+        sources = node.status()["sources"]["new_threads"]
         assert sources["state"].startswith("reported by the kernel")
         assert sources["events"]["exec"] >= 1
         assert sources["events"]["fork"] >= 1
-        assert set(birth(node, vm.sandbox)) == {"told", "inside", "ended", "outside", "outside_ms", "placed",
+        assert set(new_threads(node, vm.sandbox)) == {"reported", "inside", "ended", "outside", "outside_ms", "placed",
                                                 "placed_ms"}

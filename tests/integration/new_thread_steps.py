@@ -41,12 +41,12 @@ def start(node: Node) -> None:
 
 def overruns(node: Node) -> int:
     """How often the kernel dropped events for the watcher, as in a storm of another test."""
-    return int(node.status()["sources"]["births"]["overruns"])
+    return int(node.status()["sources"]["new_threads"]["overruns"])
 
 
-def birth(node: Node, sandbox: str) -> Any:
+def new_threads(node: Node, sandbox: str) -> Any:
     found = node.sandbox(sandbox)
-    return None if found is None else found["birth"]
+    return None if found is None else found["new_threads"]
 
 
 class ForkMasks:

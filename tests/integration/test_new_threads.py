@@ -12,11 +12,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import birth_steps
 import kata_shim
+import new_thread_steps
 import pytest
-from birth_steps import ForkMasks, birth, in_time, overruns, start
 from kata_shim import Shim
+from new_thread_steps import ForkMasks, in_time, new_threads, overruns, start
 from process_masks import by_tid
 from real_node import Node
 from real_qemu import Qemu
@@ -25,7 +25,7 @@ from waiting import wait
 from vmpin.cpuset import CpuSet
 
 pytest_plugins = ["given"]
-node = birth_steps.node
+node = new_thread_steps.node
 pytestmark = pytest.mark.root
 
 
@@ -36,11 +36,12 @@ def test_every_thread_of_a_vm_is_born_in_its_place(node: Node, cpus: tuple[str, 
         before = overruns(node)
         with ForkMasks() as forks, Qemu(node.id(name), vcpus=4, iothreads=["io1"]) as vm:
             node.wait_for_all(vm.pid, cpus[0])
-            born = wait(lambda: ((found := birth(node, vm.sandbox)) and found["told"] >= len(vm.tids()) and found)
-                        or overruns(node) > before, lambda: birth(node, vm.sandbox))
+            born = wait(lambda: ((found := new_threads(node, vm.sandbox))
+                                 and found["reported"] >= len(vm.tids()) and found)
+                        or overruns(node) > before, lambda: new_threads(node, vm.sandbox))
             if overruns(node) > before:
                 return False
-            assert born["inside"] + born["outside"] + born["ended"] == born["told"]
+            assert born["inside"] + born["outside"] + born["ended"] == born["reported"]
             assert 0 < born["outside_ms"]["max"] <= born["outside_ms"]["sum"]  # the main thread, from its exec
             assert f"started sandbox={vm.sandbox} role=emulator pid={vm.pid}" in node.log()
             if born["outside"] > 1 or set(forks.masks(vm.pid)) != {CpuSet.parse(cpus[0])}:
