@@ -19,7 +19,7 @@ class ManualPages(BuildHookInterface):  # type: ignore[type-arg]
         if version != "standard":  # an editable installation
             return
         sys.path.insert(0, self.root)
-        from vmpin.cli.shell.manual import pages
+        from vmpin.cli.manual import pages
         from vmpin.cli.verbs import grammar
         self._directory = tempfile.TemporaryDirectory()
         for name, text in pages(grammar(), self.metadata.version).items():

@@ -59,7 +59,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
                   "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",
                   "isolation_text", "isolation_page", "top.thread_intervals", "top.node_description", "top.pod_usage",
                   "top.usage_document", "verbs.top.keys", "verbs.top.view_state", "verbs.top.sheet")),
-              "cli.shell.help_layout",
+              "cli.help_layout",
               "doctor.checks",
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (

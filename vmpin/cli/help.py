@@ -65,7 +65,7 @@ def _schema(directory: Path, name: str | None) -> int:
 
 
 def _manual(name: str | None) -> int:
-    from vmpin.cli.shell import manual
+    from vmpin.cli import manual
     found, file = manual.pages(grammar(), installed_version() or ""), "vmpin.1" if name is None else f"vmpin-{name}.1"
     if file not in found:
         raise UsageError(f"no command is called {name!r}", "`vmpin --help` lists them")

@@ -32,7 +32,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=terminal_columns() - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        from vmpin.cli.shell.help_layout import laid_out
+        from vmpin.cli.help_layout import laid_out
 
         return "".join(f"{indent}{line}\n" if line else "\n"
                        for line in laid_out(text, min(width, _WIDEST) - len(indent)).splitlines())

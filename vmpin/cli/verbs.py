@@ -10,7 +10,7 @@ from vmpin.cli.this_program import named, program
 from vmpin.cli.verb_options import HelpFormatter, Verbs, VersionFlag, completed_by, keys_to_set
 
 if TYPE_CHECKING:
-    from vmpin.cli.shell.grammar import Command
+    from vmpin.cli.grammar import Command
 
 #: The verbs by module, in the order in which help shows them.
 VERBS = {
@@ -111,7 +111,7 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
 
 def grammar(arguments: Sequence[str] = ()) -> "Command":
     """Describe what the parsers take: all of it, or for a command line what concerns its verb."""
-    from vmpin.cli.shell.grammar import read
+    from vmpin.cli.grammar import read
     return read(verbs_parser(arguments), "vmpin")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vmpin.cli.grammar import Command, read
 from vmpin.cli.main import main
-from vmpin.cli.shell.grammar import Command, read
 from vmpin.cli.verb_options import load_config
 from vmpin.cli.verbs import verb_modules, verbs_parser
 from vmpin.config.settings import BY_KEY

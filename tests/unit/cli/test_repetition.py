@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli import repetition
+from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.shell.grammar import read
 from vmpin.cli.verb_options import without_seconds
 from vmpin.cli.verbs import verbs_parser
 

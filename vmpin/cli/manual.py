@@ -2,8 +2,8 @@
 
 import re
 
-from vmpin.cli.shell.grammar import Command, Option
-from vmpin.cli.shell.help_layout import laid_out
+from vmpin.cli.grammar import Command, Option
+from vmpin.cli.help_layout import laid_out
 
 #: What a page of 78 columns leaves to text, as man and mandoc indent it.
 _WIDTH = 70

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from vmpin.cli import verb_options
+from vmpin.cli.help_layout import laid_out
 from vmpin.cli.main import main
-from vmpin.cli.shell.help_layout import laid_out
 from vmpin.cli.verbs import grammar, verb_modules
 
 

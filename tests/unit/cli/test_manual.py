@@ -10,10 +10,10 @@ import pytest
 from need import need_tool
 
 from vmpin.cli.main import main
-from vmpin.cli.shell.manual import escaped, pages
+from vmpin.cli.manual import escaped, pages
 from vmpin.cli.verbs import grammar, verb_modules
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 PAGES = pages(grammar(), "0.1.0")
 
 

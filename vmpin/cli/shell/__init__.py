@@ -1,1 +1,0 @@
-"""The command line as a thing of its own: its grammar, help and repetition."""
