@@ -28,13 +28,20 @@ if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
     from vmpin.doctor.finding import Check
+    from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.model import SandboxId
+    from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
     from vmpin.host.socket_streams import Stream
+    from vmpin.host.sysfs import Sysfs
     from vmpin.reconcile.nic_nodes import NicNodes
     from vmpin.reconcile.view import NodeView
+    from vmpin.reports.cpu_owners import CpuOwner
+    from vmpin.scenario.scenario_part import ScenarioPart
+    from vmpin.scenario.scenario_values import ScenarioValues
     from vmpin.sources.nri.nri_events import NriEvent
     from vmpin.status.health import SourceHealth
+    from vmpin.status.pod_arguments import NamedSandbox
     from vmpin.status.prometheus import ScrapeData
     from vmpin.vmm.virtual_machine import Vm
 
@@ -54,6 +61,34 @@ class SocketRequest(NamedTuple):
     answer: Callable[[dict[str, Any], SandboxId | None], dict[str, Any] | Awaitable[dict[str, Any]] | Stream]
     reading: bool = False
     handed: bool = False
+
+
+class ScenarioKeys(NamedTuple):
+    """Keys of scenarios.
+
+    :param read: (the reader of values, the scenario's keys, its topology) → what they describe; with one of `names`
+        in the scenario.
+    :param topology: reads this machine, for a scenario that has no topology, with all that the keys need."""
+
+    names: Sequence[str]
+    read: Callable[[ScenarioValues, Mapping[str, object], Topology], ScenarioPart]
+    topology: Callable[[Sysfs], Topology]
+
+
+class Comparison(NamedTuple):
+    """What a feature compared for `vmpin verify`: whether all is as it should be, members of the document, and lines
+    of the text."""
+
+    good: bool
+    members: Document
+    lines: Sequence[str]
+
+
+class ExplainedPods(NamedTuple):
+    """Pods and their containers, and sentences about one of them, by its id."""
+
+    pods: Sequence[NamedSandbox]
+    sentences: Callable[[str], Sequence[str]]
 
 
 class WatcherPart(NamedTuple):
@@ -111,6 +146,17 @@ class Feature(NamedTuple):
     #: another `run`.
     options: Callable[[str, ArgumentParser], None] | None = None
     watch: Callable[[Watcher], WatcherPart | None] | None = None
+    #: Keys of scenarios (`vmpin plan --scenario`).
+    scenario: ScenarioKeys | None = None
+    #: Which CPUs the pool and containers have where it gives them out, for `vmpin map`; None where it does not. This
+    #: and the next three ask the watcher.
+    held_cpus: Callable[[Config], HeldCpus | None] | None = None
+    #: Owners of CPUs beside the containers that have exclusive ones, for `vmpin audit`.
+    cpu_owners: Callable[[Config], Iterable[CpuOwner]] | None = None
+    #: What it compares for `vmpin verify`; None for nothing. (the configuration, a sandbox or None for all)
+    verify: Callable[[Config, str | None], Comparison | None] | None = None
+    #: Pods that `vmpin explain` takes beside those in VMs; None where there can be none.
+    explained_pods: Callable[[Config], ExplainedPods | None] | None = None
     #: The node's name where a configuration has another one than the host's; "" for none.
     node_name: Callable[[Config], str] | None = None
     #: Which annotations of pods the reporter hands to the watcher, by their keys; None for none.
@@ -168,3 +214,8 @@ def briefs_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:
     """The briefs of features that clients which follow the node are sent, by the feature's name."""
     found = {name: part.brief() for name, part in parts.items() if part.brief is not None}
     return {name: brief for name, brief in found.items() if brief is not None}
+
+
+def explained_pods(config: Config) -> list[ExplainedPods]:
+    """The pods that features have sentences about, for a command that asks the watcher."""
+    return [*present(pods(config) for pods in present(feature.explained_pods for feature in features()))]

@@ -72,7 +72,7 @@ class WithoutFeature:
 
 
 #: Features that the core still names.
-NOT_YET = {"allocator", "cluster", "isolation"}
+NOT_YET = {"cluster", "isolation"}
 
 
 @pytest.fixture(scope="module", params=[feature for feature in features() if feature.name not in NOT_YET],

@@ -47,7 +47,8 @@ SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
               "config.plain_yaml",
-              "scenario.node_scenario", "scenario.scenario_topology", "scenario.scenario_values",
+              "scenario.node_scenario", "scenario.scenario_part", "scenario.scenario_topology",
+              "scenario.scenario_values",
               "features.demo.firmware", "features.demo.kata_pinning", "features.demo.worth",
               "features.demo.worth_picture",
               "features.demo.worth_report",
@@ -63,8 +64,8 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "doctor.checks",
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (
-                  "allocation_checks", "allocation_report", "ledger_holders", "scenario_allocation", "scenario_events",
-                  "scenario_pods")),
+                  "allocation_checks", "allocation_report", "ledger_holders", "played_events", "scenario_allocation",
+                  "scenario_events", "scenario_pods")),
               "features.cluster.kube", "features.cluster.fleet",
               "features.network.near_nic", "features.network.network_text", "features.network.nic_path",
               "features.network.vhost_order", "features.network.vm_network", "features.network.rtnetlink",
@@ -201,8 +202,6 @@ def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
 
 #: Core modules that name a feature until their part of it is one of the feature.
 NAMING = {
-    "allocator": ("reports.map.node_map", "scenario.node_scenario", "scenario.scenario_reader", "cli",
-                  "features.isolation"),
     "cluster": ("daemon", "cli.status_text", "status.explain"),
     "isolation": ("daemon.control", "daemon.sampling")}
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from vmpin.bounded import parse_real
-from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
 from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.verb_options import Verbs, answering, direct_flag, output_flag, usable_config, verb, watch_flag
@@ -15,6 +14,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames
 from vmpin.domain.terminal import number_of, short_id
 from vmpin.errors import UsageError
+from vmpin.feature import features, present
 from vmpin.reports.audit import VERSION, AuditFinding, Judgement, Kind, Use, judge
 from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
 from vmpin.reports.residency.thread_usage import ThreadUsageSampler
@@ -108,12 +108,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _owners(config: Config, found: Document, direct: bool) -> tuple[CpuOwner, ...]:
-    """The exclusive containers, and what else owns CPUs where vmpin gives them out."""
-    report = ledger_report(config, direct)
-    if report is None:
-        return owners_of(found)
-    from vmpin.features.allocator.ledger_holders import ledger_owners
-    return (*owners_of(found), *ledger_owners(report))
+    """The exclusive containers, and what else owns CPUs by a feature."""
+    others = () if direct else present(feature.cpu_owners for feature in features())
+    return (*owners_of(found), *(owner for cpu_owners in others for owner in cpu_owners(config)))
 
 
 def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:

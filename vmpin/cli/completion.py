@@ -113,7 +113,6 @@ class _Names:
 def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     """The names on this node that complete an argument. :param kind: sandboxes, containers or namespaces.
     :param text: what was typed of the name. :param words: those of the command line before it."""
-    from vmpin.cli.allocator.ledger_report import grants_of, without_vm
     from vmpin.cli.control_client import named_sandboxes, status_document
     from vmpin.cli.verb_options import load_config
     from vmpin.status.pod_arguments import offered
@@ -126,7 +125,9 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     config = load_config(args)
     sandboxes = named_sandboxes(status_document(config, None))
     if kind == "containers":
-        sandboxes += without_vm(grants_of(config), {each.id for each in sandboxes})
+        from vmpin.feature import explained_pods
+        vms = {each.id for each in sandboxes}
+        sandboxes += [pod for pods, _ in explained_pods(config) for pod in pods if pod.id not in vms]
     if kind == "namespaces":
         return sorted({each.namespace for each in sandboxes if each.namespace.startswith(text)})
     return offered(text, args.namespace, sandboxes, containers=kind == "containers")

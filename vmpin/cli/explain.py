@@ -4,14 +4,13 @@ import argparse
 from collections.abc import Mapping
 from datetime import datetime
 
-from vmpin.cli.allocator.ledger_report import grants_of, without_vm
-from vmpin.cli.control_client import Document, ask, entry_of, named_sandboxes, status_document
+from vmpin.cli.control_client import Document, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import VERSION, print_data, print_text
 from vmpin.cli.verb_options import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages
-from vmpin.feature import inspect_vms
+from vmpin.feature import explained_pods, inspect_vms
 from vmpin.status.pod_arguments import Meant, the_one_meant
 
 _EXAMPLES = """\
@@ -37,15 +36,16 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
     found = status_document(config, None, direct=args.direct)
-    grants = [] if args.direct else grants_of(config)
     sandboxes = named_sandboxes(found)
     vms = {each.id for each in sandboxes}
-    gives = config.of_features["allocate"].mode != "off"
-    what = "pod of a VM, or with CPUs that vmpin gave it," if gives else "VM sandbox"
-    meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *without_vm(grants, vms)], what)
+    explained = [] if args.direct else explained_pods(config)
+    what = "pod of a VM, or with CPUs that vmpin gave it," if explained else "VM sandbox"
+    others = [pod for pods, _ in explained for pod in pods if pod.id not in vms]
+    meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *others], what)
     texts = _of_sandbox(config, found, meant) if meant.sandbox.id in vms else []
-    if any(grant["sandbox"] == meant.sandbox.id for grant in grants):
-        texts += _of_grants(config, meant.container or meant.sandbox.id)
+    for pods, sentences_of in explained:
+        if any(pod.id == meant.sandbox.id for pod in pods):
+            texts += sentences_of(meant.container or meant.sandbox.id)
     if args.output == "json":
         print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": texts}, "json")
     else:
@@ -70,10 +70,3 @@ def _of_sandbox(config: Config, found: Document, meant: Meant) -> list[str]:
         return container_sentences(found, entry, meant.container)
     inspect_vms(config, [entry])
     return sentences(found, entry)
-
-
-def _of_grants(config: Config, id: str) -> list[str]:
-    """Return the watcher's sentences about a container's CPUs from the allocator; none without a watcher.
-    :param id: of a container or a sandbox."""
-    found = ask(config, {"op": "allocations", "explain": id})
-    return [] if found is None else [f"{text[0].upper()}{text[1:]}." for text in found["sentences"]]

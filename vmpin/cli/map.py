@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin.cli.allocator.ledger_report import ledger_report
 from vmpin.cli.control_client import status_document
 from vmpin.cli.map_output import show
 from vmpin.cli.this_program import about_this_node
@@ -20,11 +19,10 @@ from vmpin.cli.verb_options import (
     watch_flag,
 )
 from vmpin.errors import UsageError
-from vmpin.feature import inspect_vms
+from vmpin.feature import features, inspect_vms, present
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
-    from vmpin.features.allocator.ledger_holders import LedgerMap
     from vmpin.reports.map.node_map import Picture
 
 _ABOUT = """\
@@ -74,12 +72,6 @@ def picture_of(config: "Config", document: Mapping[str, Any], direct: bool, node
     """The picture of this node by its status document. :param direct: without the watcher."""
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.map.node_map import picture
-    return picture(document, Sysfs(config.paths.sys).topology(), _ledger(config, direct), node_name)
-
-
-def _ledger(config: "Config", direct: bool) -> "LedgerMap | None":
-    found = ledger_report(config, direct)
-    if found is None:
-        return None
-    from vmpin.features.allocator.ledger_holders import ledger_map
-    return ledger_map(found)
+    asked = () if direct else present(feature.held_cpus for feature in features())
+    held = next(present(held_cpus(config) for held_cpus in asked), None)
+    return picture(document, Sysfs(config.paths.sys).topology(), held, node_name)

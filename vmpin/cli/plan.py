@@ -96,19 +96,18 @@ def _scenario(args: argparse.Namespace) -> int:
     previous = None if args.previous is None else load_previous(Path(args.previous))
     scenario = load_scenario(Path(args.scenario))
     document: Document = {"version": VERSION, **place_scenario(scenario, previous).data()}
-    events: list[Document] = []
-    if scenario.allocation is not None:
-        from vmpin.features.allocator.scenario_allocation import play
-        events = document["events"] = play(scenario.allocation).events
+    parts = [part.played() for part in scenario.of_features.values()]
+    for part in parts:
+        document |= part.members
     if args.output == "json":
         print_data(document, "json")
     else:
-        from vmpin.cli.allocator import played_events
-        for event in events:
-            print(played_events.text(event))
-        if scenario.allocation is None or scenario.sandboxes:
+        for part in parts:
+            for line in part.lines:
+                print(line)
+        if not parts or scenario.sandboxes:
             _print(document)
-    return 1 if any("refused" in event for event in events) else 0
+    return 1 if any(part.refused for part in parts) else 0
 
 
 def _print(document: Document) -> None:

@@ -10,7 +10,7 @@ from vmpin.config import yaml_file
 from vmpin.domain.model import SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError, SourceError
-from vmpin.features.allocator.allocator_topology import allocator_topology
+from vmpin.feature import features, present
 from vmpin.host.sysfs import Sysfs
 from vmpin.placement.vcpus import Previous
 from vmpin.reports.map.node_map import Picture, picture
@@ -30,7 +30,8 @@ def load_scenario(path: Path) -> Scenario:
     """Read a scenario; one without a topology is on this machine. :raises ConfigError: as `load`, or if empty."""
     machine = None
     with contextlib.suppress(SourceError):  # of no use to a scenario that has a topology
-        machine = allocator_topology(Sysfs())
+        keys = next(present(feature.scenario for feature in features()), None)
+        machine = Sysfs().topology() if keys is None else keys.topology(Sysfs())
     document = yaml_file.load(path, pipe=True)
     if not document:
         raise ConfigError(f"{path}: is empty: a scenario has `sandboxes`, `pods` or `events`")
@@ -48,13 +49,10 @@ def load_previous(path: Path) -> dict[SandboxId, Previous]:
 
 
 def planned_picture(path: Path) -> Picture:
-    """The node of a scenario, for the map; where CPUs are given out, by the ledger. :raises ConfigError: as above."""
+    """The node of a scenario, for the map; where CPUs are given out, with their holders.
+    :raises ConfigError: as above."""
     scenario = load_scenario(path)
     outcome = place_scenario(scenario)
-    ledger = None
-    if scenario.allocation is not None:
-        from vmpin.cli.allocator.played_events import ledger_after
-        from vmpin.features.allocator.scenario_allocation import play
-        ledger = ledger_after(play(scenario.allocation))
+    held = next(present(part.played().held for part in scenario.of_features.values()), None)
     return picture(planned_node(outcome.data()["sandboxes"], scenario.node, outcome.own, outcome.collisions),
-                   scenario.node.topology, ledger, path.name)
+                   scenario.node.topology, held, path.name)

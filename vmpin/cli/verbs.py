@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 VERBS = {
     "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit",
     "map": "map", "doctor": "doctor", "gather": "gather", "plan": "plan",
-    "allocations": "allocator.allocations", "set": "allocator.set", "reconcile": "reconcile",
-    "unpin": "unpin", "config": "config", "install-hook": "install_hook", "install-service": "install_service",
-    "guest": "guest", "help": "help", "version": "version",
+    "reconcile": "reconcile", "unpin": "unpin", "config": "config", "install-hook": "install_hook",
+    "install-service": "install_service", "guest": "guest", "help": "help", "version": "version",
     "completion": "completion",
 }
 

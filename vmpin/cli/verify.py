@@ -4,7 +4,6 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 
-from vmpin.cli.allocator.ledger_report import misplaced_grants
 from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
 from vmpin.cli.run_times import duration, elsewhere, percent, print_proof, proof
@@ -24,6 +23,7 @@ from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, pod_name, short_id
 from vmpin.errors import UnseenError, UsageError
+from vmpin.feature import features, present
 
 _ABOUT = """\
 Compare the mask of each thread in the kernel with its placement, now: through the watcher if one runs, else without
@@ -78,10 +78,11 @@ def run(args: argparse.Namespace) -> int:
                   if chosen is None or chosen in collision["sandboxes"]]
     unmanaged = [sandbox["id"] for sandbox in found["sandboxes"] if sandbox["verdict"] == "unmanaged"]
     past = None if since is None or lost is not None else proof(config, chosen, since)
-    grants = misplaced_grants(config, args.direct, chosen)
+    comparisons = [] if args.direct else [*present(verify(config, chosen) for verify in present(
+        feature.verify for feature in features()))]
     contested = _contested(found["sandboxes"])
     unknown = found["node"]["unknown_owners"] if chosen is None else [] if lost is None else [lost]
-    good = (not drift and not collisions and not contested and not grants and not unknown
+    good = (not drift and not collisions and not contested and not unknown and all(each.good for each in comparisons)
             and (past is None or elsewhere(past) <= tolerated))
     if good and past is None and not any(thread["wanted"] is not None for _, thread in threads) and not all(
             map(_left_by_operator, found["sandboxes"])):
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
                     "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
                     "collisions": collisions, "contested": contested, "unmanaged": unmanaged,
                     "unknown_owners": unknown,
-                    **({} if grants is None else {"grants": grants}),
+                    **{name: member for each in comparisons for name, member in each.members.items()},
                     **({} if past is None else {"proof": past})}, "json")
         return 0 if good else 1
     titles = {each["id"]: pod_name(each.get("pod"), short_id(each["id"])) for each in found["sandboxes"]}
@@ -107,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
                        "because of the cpuset cgroup (CGROUP): vmpin explain POD")
     elif lost is None:
         said = _without_drift(found["sandboxes"], [thread for _, thread in threads])
-        print_text(said if grants is None else said.replace("nothing was", "no thread was"))
-    _print_findings(titles, unmanaged, grants, contested)
+        print_text(said.replace("nothing was", "no thread was") if comparisons else said)
+    _print_findings(titles, unmanaged, [line for each in comparisons for line in each.lines], contested)
     for owner in unknown:
         print_text(f"UNKNOWN OWNER: {owner['what']}")
     for collision in collisions:
@@ -122,16 +123,12 @@ def _contested(sandboxes: Sequence[Document]) -> list[Document]:
     return [{"sandbox": sandbox["id"], "pids": sandbox["rivals"]} for sandbox in sandboxes if sandbox.get("rivals")]
 
 
-def _print_findings(titles: Mapping[str, str], unmanaged: Sequence[str], grants: Sequence[Document] | None,
+def _print_findings(titles: Mapping[str, str], unmanaged: Sequence[str], of_features: Sequence[str],
                     contested: Sequence[Document]) -> None:
     for sandbox in unmanaged:
         print_text(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin explain {titles[sandbox]})")
-    if grants == []:
-        print("each container outside of VMs has the CPUs that vmpin has given it")
-    for grant in grants or ():
-        name = f"{grant['namespace']}/{grant['pod']}/{grant['container']}"
-        print_text(f"{name} has CPUs {grant['actual'] or 'none'}, and not {grant['cpuset']}, which vmpin has given it "
-                   f"({grant['policy']})")
+    for line in of_features:
+        print_text(line)
     for entry in contested:
         print_text(f"CONTESTED: processes {', '.join(map(str, entry['pids']))} all name {titles[entry['sandbox']]} as "
                    "their VM, and nothing shows which is its VMM")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole
-from vmpin.features.allocator.scenario_allocation import AllocationScenario
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.rulings import inferred
 from vmpin.placement.vcpus import Previous
+from vmpin.scenario.scenario_part import ScenarioPart
 
 
 class ScenarioSandbox(NamedTuple):
@@ -25,7 +26,8 @@ class Scenario(NamedTuple):
     node: Node
     policy: Policy
     sandboxes: tuple[ScenarioSandbox, ...]
-    allocation: AllocationScenario | None = None  #: None: CPUs are not given out there.
+    #: What keys of features describe, by the feature's name.
+    of_features: Mapping[str, ScenarioPart] = MappingProxyType({})
 
 
 class ScenarioOutcome(NamedTuple):

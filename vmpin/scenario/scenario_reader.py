@@ -7,7 +7,7 @@ from __future__ import annotations
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator import allocator_keys
+from vmpin.feature import features
 from vmpin.placement.ownership import Node
 from vmpin.placement.policy import Policy, parse_rule
 from vmpin.placement.rules import PlacementRequest
@@ -47,8 +47,10 @@ class _Reader(ScenarioValues):
     """Turns YAML values into the model."""
 
     def scenario(self, document: object, machine: Topology | None) -> Scenario:
-        top = self.mapping({} if document is None else document, "the document",
-                           ("topology", "housekeeping", "shared_pool", "policy", "sandboxes", *allocator_keys.KEYS))
+        parts = {feature.name: feature.scenario for feature in features() if feature.scenario is not None}
+        top = self.mapping({} if document is None else document, "the document", (
+            "topology", "housekeeping", "shared_pool", "policy", "sandboxes",
+            *(key for part in parts.values() for key in part.names)))
         topology = machine if top.get("topology") is None else read_topology(self, top["topology"])
         if topology is None:
             raise self.wrong("topology", "is missing")
@@ -62,8 +64,10 @@ class _Reader(ScenarioValues):
             if sandbox.request.id in sandboxes:
                 raise self.wrong(f"{at}.id", f"{sandbox.request.id!r} is there twice")
             sandboxes[sandbox.request.id] = sandbox
+        of_features = {name: part.read(self, top, topology) for name, part in parts.items()
+                       if not top.keys().isdisjoint(part.names)}
         return Scenario(Node(topology, pool, housekeeping), self.policy(top.get("policy"), valid),
-                        tuple(sandboxes.values()), allocator_keys.read(self, top, topology))
+                        tuple(sandboxes.values()), of_features)
 
     def policy(self, value: object, valid: CpuSet) -> Policy:
         rules = self.mapping({} if value is None else value, "policy", Policy._fields)

@@ -16,7 +16,7 @@ from vmpin.features.allocator.grants.allocation_options import AllocationMode, A
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
-from vmpin.features.allocator.ledger_holders import ledger_map, ledger_owners
+from vmpin.features.allocator.ledger_holders import held_cpus, ledger_owners
 from vmpin.reports.audit import judge
 from vmpin.reports.map import svg
 from vmpin.reports.map.node_map import Picture, picture
@@ -68,7 +68,7 @@ def owner(container: str, cpus: str) -> dict[str, Any]:
 @pytest.fixture
 def drawn() -> Picture:
     # One that another plugin gave its CPUs is not in the ledger; one that is there counts by the ledger alone.
-    return picture(document(owner("id-db-main", "2"), owner("foreign", "7")), MACHINE, ledger_map(report(*GRANTS)))
+    return picture(document(owner("id-db-main", "2"), owner("foreign", "7")), MACHINE, held_cpus(report(*GRANTS)))
 
 
 def test_each_holder_has_a_letter_and_its_kind(drawn: Picture) -> None:
@@ -127,12 +127,11 @@ def test_groups_and_a_vms_own_spare_set_are_owners_for_the_audit() -> None:
     found = judge(owners, {2: "big"}, [member, vmm, foreign])
     assert [(finding.process.pid, str(finding.may)) for finding in found.findings] == [(3, "6,13-15")]
     assert found.contested == CpuSet()
-    assert ledger_owners(None) == ()
 
 
 @pytest.mark.parametrize("mode", [AllocationMode.OBSERVE, AllocationMode.OFF])
 def test_where_nothing_is_given_out_the_map_is_as_before(mode: AllocationMode) -> None:
-    ledger = ledger_map(report(*GRANTS, mode=mode))
+    ledger = held_cpus(report(*GRANTS, mode=mode))
     assert ledger is None
     before = picture(document(owner("id-db-main", "2")), MACHINE, ledger)
     text = "".join(word for line in lines(before, 200) for word, _ in line)

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from vmpin.cli import control_client, run_times
-from vmpin.cli.allocator import allocations
 from vmpin.cli.main import main
 from vmpin.cli.table_layout import Block, blocks_of, lines_of
 from vmpin.domain.wrapping import wrapped
+from vmpin.features.allocator.verbs import allocations
 from vmpin.features.cluster.verbs import all_nodes
 from vmpin.features.network import vm_networks
 

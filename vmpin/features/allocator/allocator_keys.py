@@ -13,14 +13,10 @@ from vmpin.features.allocator.scenario_events import read_events
 from vmpin.features.allocator.scenario_pods import read_pods
 from vmpin.scenario.scenario_values import ScenarioValues
 
-KEYS = ("allocate", "pods", "events")
 
-
-def read(values: ScenarioValues, top: Mapping[str, object], topology: Topology) -> AllocationScenario | None:
-    """Read what is given out on a scenario's node. :returns: None where none of KEYS is in the scenario.
-    :param top: the scenario's keys. :raises ConfigError: with the place."""
-    if not set(KEYS) & set(top):
-        return None
+def read(values: ScenarioValues, top: Mapping[str, object], topology: Topology) -> AllocationScenario:
+    """Read what is given out on a scenario's node. :param top: the scenario's keys. :raises ConfigError: with the
+    place."""
     for key in ("sandboxes", "shared_pool"):
         if "pods" in top and top.get(key) is not None:
             raise values.wrong(key, "cannot stand beside `pods`: there another program has given the CPUs out, here "

@@ -6,9 +6,10 @@ Pure: from the report of `vmpin allocations`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.held_cpus import CpuHolder, HeldCpus
 from vmpin.domain.terminal import printable
 from vmpin.features.allocator.allocation_report import free_text
 from vmpin.reports.cpu_owners import CpuOwner
@@ -17,28 +18,7 @@ from vmpin.reports.cpu_owners import CpuOwner
 _NAMES = 6
 
 
-class CpuHolder(NamedTuple):
-    """A container with CPUs of its own, a VM with its spare set, or a group. `what` is the kind, for the legend;
-    `sandbox` is "" for a group."""
-
-    title: str
-    what: str
-    cpus: CpuSet
-    sandbox: str = ""
-
-
-class LedgerMap(NamedTuple):
-    """`holders`: those that keep others out come before those whose CPUs stay in the pool, as a CPU may have both.
-    `containers`: all that the ledger has, by id."""
-
-    holders: tuple[CpuHolder, ...]
-    containers: frozenset[str]
-    shared: CpuSet
-    reserved: CpuSet
-    notes: tuple[str, ...]
-
-
-def ledger_map(report: Mapping[str, Any]) -> LedgerMap | None:
+def held_cpus(report: Mapping[str, Any]) -> HeldCpus | None:
     """Return what the ledger adds to a map. None where nothing is given out, and where it is only observed: no
     container has those CPUs then."""
     if report["mode"] != "on":
@@ -52,17 +32,15 @@ def ledger_map(report: Mapping[str, Any]) -> LedgerMap | None:
     pool = CpuSet.parse(report["pool"])
     holders = [holder for grant in grants if not grant["group"] for holder in _holders(grant, grants, pool)]
     holders += _groups(report)
-    return LedgerMap(tuple(sorted((holder for holder in holders if holder.cpus),
-                                  key=lambda holder: (holder.cpus <= pool, list(holder.cpus), holder.title))),
+    return HeldCpus(tuple(sorted((holder for holder in holders if holder.cpus),
+                                 key=lambda holder: (holder.cpus <= pool, list(holder.cpus), holder.title))),
                      frozenset(grant["id"] for grant in grants), CpuSet.parse(report["shared"]), reserved,
                      tuple(notes))
 
 
-def ledger_owners(report: Mapping[str, Any] | None) -> tuple[CpuOwner, ...]:
+def ledger_owners(report: Mapping[str, Any]) -> tuple[CpuOwner, ...]:
     """The owners of CPUs that are out of the pool and are no exclusive container's: groups, and VMs whose spare set is
-    their own. None: vmpin gives out no CPUs."""
-    if report is None:
-        return ()
+    their own."""
     pool, live = CpuSet.parse(report["pool"]), [grant for grant in report["grants"] if grant["state"] != "lapsed"]
     spare = [(grant, CpuSet.parse(grant["spare"])) for grant in live]
     members: dict[str, set[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vmpin.feature import Feature, SocketRequest, WatcherPart
+from vmpin.feature import Comparison, Document, ExplainedPods, Feature, ScenarioKeys, SocketRequest, WatcherPart
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
     from vmpin.doctor.finding import Check
+    from vmpin.domain.held_cpus import HeldCpus
+    from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
+    from vmpin.host.sysfs import Sysfs
+    from vmpin.reports.cpu_owners import CpuOwner
+    from vmpin.scenario.scenario_part import ScenarioPart
+    from vmpin.scenario.scenario_values import ScenarioValues
 
 
 def _sections() -> Mapping[str, type[Any]]:
@@ -88,6 +94,67 @@ def _refuse(request: object, sandbox: object) -> NoReturn:
 _OFF = WatcherPart(requests={"allocations": SocketRequest(_refuse), "set": SocketRequest(_refuse)})
 
 
+def _held_cpus(config: Config) -> HeldCpus | None:
+    report = _report(config)
+    if report is None:
+        return None
+    from vmpin.features.allocator.ledger_holders import held_cpus
+
+    return held_cpus(report)
+
+
+def _cpu_owners(config: Config) -> Sequence[CpuOwner]:
+    report = _report(config)
+    if report is None:
+        return ()
+    from vmpin.features.allocator.ledger_holders import ledger_owners
+
+    return ledger_owners(report)
+
+
+def _report(config: Config) -> Document | None:
+    from vmpin.features.allocator.allocate_settings import settings_of
+
+    if settings_of(config).mode != "on":
+        return None
+    from vmpin.features.allocator.verbs.ledger_report import ledger_report
+
+    return ledger_report(config)
+
+
+def _verify(config: Config, sandbox: str | None) -> Comparison | None:
+    from vmpin.features.allocator.allocate_settings import settings_of
+
+    if settings_of(config).mode != "on":
+        return None
+    from vmpin.features.allocator.verbs.ledger_report import compared
+
+    return compared(config, sandbox)
+
+
+def _explained_pods(config: Config) -> ExplainedPods | None:
+    from vmpin.features.allocator.allocate_settings import settings_of
+
+    if settings_of(config).mode == "off":
+        return None
+    from vmpin.features.allocator.verbs.ledger_report import explained_pods
+
+    return explained_pods(config)
+
+
+def _read_scenario(values: ScenarioValues, top: Mapping[str, object], topology: Topology) -> ScenarioPart:
+    from vmpin.features.allocator.allocator_keys import read
+    from vmpin.features.allocator.played_events import AllocationPart
+
+    return AllocationPart(read(values, top, topology))
+
+
+def _topology(sysfs: Sysfs) -> Topology:
+    from vmpin.features.allocator.allocator_topology import allocator_topology
+
+    return allocator_topology(sysfs)
+
+
 def _watched_annotations(config: Config) -> Callable[[str], bool] | None:
     from vmpin.features.allocator.allocate_settings import settings_of
 
@@ -108,4 +175,7 @@ def _checks() -> Sequence[Check]:
 
 FEATURE = Feature("allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
+                  verbs={name: f"vmpin.features.allocator.verbs.{name}" for name in ("allocations", "set")},
+                  scenario=ScenarioKeys(("allocate", "pods", "events"), _read_scenario, _topology),
+                  held_cpus=_held_cpus, cpu_owners=_cpu_owners, verify=_verify, explained_pods=_explained_pods,
                   watched_annotations=_watched_annotations, checks=_checks)

@@ -11,10 +11,10 @@ from itertools import groupby
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.held_cpus import HeldCpus
 from vmpin.domain.terminal import pod_name, printable, short_id
 from vmpin.domain.topology import Topology
 from vmpin.feature import features, present
-from vmpin.features.allocator.ledger_holders import LedgerMap
 
 #: Ids of containerd and CRI-O: 64 digits; the first 12 are shown.
 _ID = re.compile(r"\b[0-9a-f]{64}\b")
@@ -24,12 +24,12 @@ SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
 @dataclass(frozen=True)
 class MapOwner:
-    """A container that owns CPUs, or that the allocator's ledger has with CPUs. `pod` is the number of its pod
+    """A container that owns CPUs, or that was given CPUs by vmpin. `pod` is the number of its pod
     (`_numbers`); a group of containers counts as a pod."""
 
     pod: int
     title: str
-    #: "vm", "runc", "unseen": only the kubelet reported it; or what the ledger has.
+    #: "vm", "runc", "unseen": only the kubelet reported it; or what gave it the CPUs has.
     kind: str
     cpus: CpuSet
     #: Which of the several owners of its pod it is, from 1; 0: the only one.
@@ -71,8 +71,8 @@ class MapGuest:
 
 @dataclass(frozen=True)
 class Cpu:
-    """One CPU. `kind` is SHARED, FREE, OFFLINE or, when `owner` is set, "exclusive". By the ledger, a CPU with an
-    owner may be SHARED as well, and have further owners."""
+    """One CPU. `kind` is SHARED, FREE, OFFLINE or, when `owner` is set, "exclusive". Where vmpin gives
+    out CPUs, one with an owner may be SHARED as well, and have further owners."""
 
     number: int
     kind: str
@@ -107,7 +107,7 @@ class Picture:
     owners: tuple[MapOwner, ...]
     guests: tuple[MapGuest, ...]
     facts: Mapping[str, str]
-    #: Of the allocator: what is free, and in how many pieces. Without one: none.
+    #: Where vmpin gives out CPUs: what is free, and in how many pieces.
     notes: tuple[str, ...] = ()
 
     def cpus(self) -> Iterable[Cpu]:
@@ -132,17 +132,17 @@ def letter(number: int) -> str:
     return text
 
 
-def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap | None = None,
+def picture(document: Mapping[str, Any], topology: Topology, given: HeldCpus | None = None,
             node_name: str = "") -> Picture:
     """Arrange the sandboxes of a status document on the CPUs of a node, by their masks in the kernel.
 
-    :param ledger: of the allocator, where one gives out the CPUs; containers that it has are shown as it has them.
+    :param given: where a feature gives out the CPUs; containers that it has are shown as it has them.
     :param node_name: "" where it has none."""
     node = document["node"]
-    held = () if ledger is None else ledger.holders
+    held = () if given is None else given.holders
     claims = [*((holder.sandbox or holder.title, holder.title, holder.what, holder.cpus) for holder in held),
               *_claims([owner for owner in node["owners"]
-                        if ledger is None or owner["container"] not in ledger.containers], document["sandboxes"])]
+                        if given is None or owner["container"] not in given.containers], document["sandboxes"])]
     vms = sorted((sandbox for sandbox in document["sandboxes"] if sandbox["vmm"] is not None),
                  key=lambda sandbox: str(sandbox["id"]))
     pods = _numbers([*(claim[0] for claim in claims), *(sandbox["id"] for sandbox in vms)])
@@ -160,15 +160,15 @@ def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap |
     for owner in owners:
         for number in owner.cpus:
             by_cpu.setdefault(number, []).append(owner)
-    pool = CpuSet.parse(node["shared_pool"]) if ledger is None else ledger.shared
-    housekeeping, reserved = CpuSet.parse(node["housekeeping"]), EMPTY if ledger is None else ledger.reserved
+    pool = CpuSet.parse(node["shared_pool"]) if given is None else given.shared
+    housekeeping, reserved = CpuSet.parse(node["housekeeping"]), EMPTY if given is None else given.reserved
     online = CpuSet.parse(node["online"])
 
     def cpu(number: int) -> Cpu:
         here = by_cpu.get(number, [])
-        # Without a ledger an owner's CPU is never the pool's, and a collision has its own sign.
-        owner, others = (None, ()) if not here else (here[-1], ()) if ledger is None else (here[0], tuple(here[1:]))
-        shared = number in pool and (ledger is not None or not here)
+        # Where none are given out an owner's CPU is never the pool's, and a collision has its own sign.
+        owner, others = (None, ()) if not here else (here[-1], ()) if given is None else (here[0], tuple(here[1:]))
+        shared = number in pool and (given is not None or not here)
         kind = OFFLINE if number not in online else SHARED if shared else "exclusive" if here else FREE
         return Cpu(number, kind, owner, number in housekeeping, number in topology.isolated,
                    tuple(pinned.get(number, ())), floating[number], tuple(collisions.get(number, ())), others,
@@ -185,11 +185,11 @@ def picture(document: Mapping[str, Any], topology: Topology, ledger: LedgerMap |
     facts = {key: printable(text) for key, text in (("node", node_name), ("time", document.get("time", ""))) if text}
     facts |= {key.replace("_", " "): node[key] or "none" for key in (
         "online", "shared_pool", "exclusive", "housekeeping")}
-    if ledger is not None:
-        facts |= {"shared pool": str(ledger.shared) or "none",
-                  "exclusive": str(union(owner.cpus for owner in owners) - ledger.shared - ledger.reserved) or "none",
-                  "reserved": str(ledger.reserved) or "none"}
-    return Picture(tuple(nodes), owners, guests, facts, () if ledger is None else ledger.notes)
+    if given is not None:
+        facts |= {"shared pool": str(given.shared) or "none",
+                  "exclusive": str(union(owner.cpus for owner in owners) - given.shared - given.reserved) or "none",
+                  "reserved": str(given.reserved) or "none"}
+    return Picture(tuple(nodes), owners, guests, facts, () if given is None else given.notes)
 
 
 def _numbers(keys: Iterable[str]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from html import escape
 from vmpin.domain.terminal import number_of
 from vmpin.reports.map.node_map import OFFLINE, SHARED, Cpu, Picture
 from vmpin.reports.map.pod_colours import DEFINITIONS, STYLE, Ground, ground
-from vmpin.reports.map.text import LEDGER_SIGNS, SIGNS, marks
+from vmpin.reports.map.text import GIVEN_SIGNS, SIGNS, marks
 
 # Pixels. Siblings stand one above the other in their core; cores flow in rows within their cache.
 _CPU_W, _CPU_H, _GAP, _PAD = 84, 48, 4, 8
@@ -184,7 +184,7 @@ _ALARM = Ground("alarm")
 
 def _legend(picture: Picture) -> Iterable[tuple[str, _Rows]]:
     """The sections of the legend by title, collisions first."""
-    signs = (*SIGNS, *(LEDGER_SIGNS if picture.notes else ()))
+    signs = (*SIGNS, *(GIVEN_SIGNS if picture.notes else ()))
     return (
         ("Collisions", [(_ALARM, "!", text) for text in picture.alarms()]),
         ("Signs", [(Ground("shared"), "", "shared pool"),

@@ -19,8 +19,8 @@ _SIGNS = {SHARED: ("·", ""), FREE: (" ", ""), OFFLINE: ("x", "dim")}
 #: The signs on a CPU, in every form of the map.
 SIGNS = (("h", "housekeeping"), ("i", "isolated"), ("a:v1", "vCPU 1 of guest a is pinned there"),
          ("a:+2", "so are two other threads of it"), ("~3", "three threads float over it"), ("!", "collision"))
-#: Besides, where an allocator gives out the CPUs.
-LEDGER_SIGNS = (("A·", "A has it, and so has the shared pool"), ("A,B", "both have it"), ("r", "reserved"))
+#: Besides, where vmpin gives out the CPUs.
+GIVEN_SIGNS = (("A·", "A has it, and so has the shared pool"), ("A,B", "both have it"), ("r", "reserved"))
 LEGEND = "; ".join(f"{sign}: {what}" for sign, what in (
     ("capital letter", "exclusive to a container"), ("·", "shared pool"), ("x", "offline"), *SIGNS))
 
@@ -44,7 +44,7 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
                 line += cells_of_core
             yield line
     yield []
-    signs = "; ".join([LEGEND, *(f"{sign}: {what}" for sign, what in LEDGER_SIGNS if picture.notes)])
+    signs = "; ".join([LEGEND, *(f"{sign}: {what}" for sign, what in GIVEN_SIGNS if picture.notes)])
     yield from _wrapped(signs, width, "dim")
     for owner in picture.owners:
         yield from _keyed(owner.letter, style(owner.pod), owner.legend, width)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmpin.domain.terminal import printable
 from vmpin.domain.wrapping import wrapped
 from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report
-from vmpin.features.allocator.ledger_holders import LedgerMap, ledger_map
-from vmpin.features.allocator.scenario_allocation import PlayedAllocation
+from vmpin.features.allocator.ledger_holders import held_cpus
+from vmpin.features.allocator.scenario_allocation import AllocationScenario, play
+from vmpin.scenario.scenario_part import PlayedPart
+
+
+class AllocationPart(NamedTuple):
+    """The allocator's part of a scenario."""
+
+    scenario: AllocationScenario
+
+    def played(self) -> PlayedPart:
+        """Return what comes of the events, and what is given out after the last."""
+        node = play(self.scenario)
+        held = held_cpus(allocation_report(AllocatorView("on", "", node.machine, node.options, node.ledger,
+                                                         node.pool)))
+        return PlayedPart({"events": node.events}, [text(event) for event in node.events],
+                          any("refused" in event for event in node.events), held)
 
 
 def text(event: dict[str, Any]) -> str:
@@ -28,9 +43,3 @@ def text(event: dict[str, Any]) -> str:
         lines.append(f"pool: {event['pool']}")
     return "\n".join(part for line, indent in zip(lines, ["", *["  "] * len(lines)], strict=False)
                      for part in wrapped(printable(line), 80, indent, f"{indent}  "))
-
-
-def ledger_after(played: PlayedAllocation) -> LedgerMap | None:
-    """Return what is given out after the last event, for the map."""
-    return ledger_map(allocation_report(AllocatorView("on", "", played.machine, played.options, played.ledger,
-                                                      played.pool)))
