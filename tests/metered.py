@@ -153,12 +153,6 @@ class Node:
     def following(self) -> int:
         return 1
 
-    def foreign_seconds(self) -> dict[int, float]:
-        return {self.first.first: 1.5}
-
-    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
-        return {self.id: {self.first.first: 0.5}, SandboxId("gone"): {self.first.first: 1.0}}
-
     def scrape(self) -> str:
         return asyncio.run(Exporter(self).metrics()).decode()
 

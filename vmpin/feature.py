@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from vmpin.reconcile.nic_nodes import NicNodes
     from vmpin.reconcile.view import NodeView
     from vmpin.reports.cpu_owners import CpuOwner
+    from vmpin.reports.residency.sampler import RunListener, Sampler
     from vmpin.scenario.scenario_part import ScenarioPart
     from vmpin.scenario.scenario_values import ScenarioValues
     from vmpin.sources.nri.nri_events import NriEvent
@@ -110,6 +111,8 @@ class WatcherPart(NamedTuple):
     #: Called with the annotations of pods, by pod uid and key, that `Feature.watched_annotations` chose, whenever the
     #: reporter has handed over those of all pods.
     take_annotations: Callable[[Mapping[str, Mapping[str, str]]], None] | None = None
+    #: Makes what listens to the samples of where threads ran. Called whenever the watcher begins to take them.
+    listen: Callable[[Sampler], RunListener] | None = None
     #: Called once, when the watcher ends and still owns the run directory.
     end: Callable[[], None] | None = None
     #: The feature's member of `features` in the status document, and in what clients that follow the node are sent

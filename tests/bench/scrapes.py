@@ -40,12 +40,6 @@ class _Watched:
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         return None
 
-    def foreign_seconds(self) -> dict[int, float]:
-        return {}
-
-    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
-        return {}
-
     def following(self) -> int:
         return 1
 

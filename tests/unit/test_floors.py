@@ -81,7 +81,8 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "rich": {"cli.output", "features.isolation.verbs.top.screen", "features.isolation.verbs.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "argcomplete": {"cli.completion"},
-           "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics"},
+           "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics",
+                                 "features.isolation.isolation_metrics", "features.isolation.node_isolation"},
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
@@ -202,8 +203,7 @@ def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
 
 #: Core modules that name a feature until their part of it is one of the feature.
 NAMING = {
-    "cluster": ("daemon", "cli.status_text", "status.explain"),
-    "isolation": ("daemon.control", "daemon.sampling")}
+    "cluster": ("daemon", "cli.status_text", "status.explain")}
 
 
 def feature_of(module: str) -> str:
@@ -399,6 +399,12 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
         "features.cluster.kube.pod_record", "features.cluster.reporter.pod_handover", "daemon.control"}
 
 
+def of_features(modules: Iterable[str]) -> set[str]:
+    """The modules of features, without what every command loads of each: its package, manifest and settings."""
+    return {name for name in modules if name.startswith("vmpin.features.") and name.count(".") > 2
+            and not name.endswith((".manifest", "_settings"))}
+
+
 _STATUS = """\
 import json, sys
 from vmpin.cli.main import main
@@ -431,6 +437,7 @@ def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) 
     assert ran.stdout == answer
     loaded = {name.partition(".")[0] for name in json.loads(ran.stderr)}
     assert "vmpin" in loaded
+    assert not of_features(json.loads(ran.stderr))
     assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging", "psutil", "dataclasses", "inspect"}
 
 
@@ -447,6 +454,7 @@ def test_what_the_first_pass_needs_loads_neither_asyncio_nor_what_leaving_takes(
     """A VM's threads wait for it while the watcher starts."""
     ran = subprocess.run([sys.executable, "-c", _FIRST_PASS], capture_output=True, timeout=120, check=True)
     modules = set(json.loads(ran.stdout))
+    assert not of_features(modules)
     assert not modules & {"vmpin.domain.drift", "vmpin.pinning.rival_writers"}, "those are for a repair"
     loaded = {name.partition(".")[0] for name in modules}
     assert "vmpin" in loaded

@@ -75,11 +75,6 @@ class PathSettings(NamedTuple):
         return self.run / "proof"
 
     @property
-    def isolation_file(self) -> Path:
-        """The books of foreign time on exclusive CPUs."""
-        return self.run / "isolation"
-
-    @property
     def lock_file(self) -> Path:
         return self.run / "lock"
 

@@ -26,7 +26,7 @@ _OTHER_VERSION = "are vmpin and its watcher the same version?"
 #: Bytes of a request, but of untrusted_pod.OPERATION's.
 MAX_REQUEST = 65536
 #: What changes nothing, and is answered to members of watch.status_group.
-READING = ("status", "proof", "isolation", "follow")
+READING = ("status", "proof", "follow")
 #: What the reporter hands over, to the status socket alone.
 HANDED = (untrusted_pod.OPERATION, reporter_report.OPERATION)
 
@@ -63,8 +63,6 @@ class Control:
                 return self._status(request, only)
             if of_feature is not None:
                 return await _answered(of_feature.answer(request, only))
-            if (long := self._long(str(operation), request)) is not None:
-                return _encoded(await long) + b"\n"
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
                 wanted = list(self._watcher.view.sandboxes) if only is None else [only]
@@ -87,14 +85,6 @@ class Control:
             raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
         if uid not in (0, os.geteuid()):
             raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
-
-    def _long(self, operation: str, request: dict[str, object]) -> Awaitable[dict[str, object]] | None:
-        """An answer during which the watcher goes on with its other work; None where the operation has none."""
-        if operation == "isolation":
-            from vmpin.features.isolation.isolation_answers import isolation
-
-            return isolation(self._watcher, request)
-        return None
 
     def _take(self, operation: str, request: dict[str, object], admitted: bool) -> bytes:
         """Take what the reporter hands over. :param admitted: whether it has been counted already."""

@@ -41,8 +41,7 @@ logger = logging.getLogger(__name__)
 class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
     task's failures, `counters` gets the loop's lag; `guest` returns a guest's report, None where no map is sent to it;
-    `following` counts the clients that do, and `foreign_seconds` sums up what others had, by exclusive CPU;
-    `foreign_by_sandbox` also by its owner."""
+    `following` counts the clients that do."""
 
     view: NodeView
     resynced: float
@@ -55,10 +54,6 @@ class ExportedWatcher(Protocol):
     def guest(self, sandbox: SandboxId, /) -> GuestReport | None: ...
 
     def following(self) -> int: ...
-
-    def foreign_seconds(self) -> Mapping[int, float]: ...
-
-    def foreign_by_sandbox(self) -> Mapping[SandboxId, Mapping[int, float]]: ...
 
 
 class Exporter:
@@ -124,9 +119,7 @@ class Exporter:
         collector.facts = ScrapeData(watcher.view, count, tuple(watcher.source_health()), self._guests(),
                                      watcher.restarts, time.time() - time.monotonic() + watcher.resynced,
                                      len(asyncio.all_tasks()), watcher.view.config.metrics.per_sandbox,
-                                     watcher.following(), watcher.foreign_seconds(),
-                                     watcher.foreign_by_sandbox() if watcher.view.config.metrics.per_sandbox else {},
-                                     watcher.parts.values())
+                                     watcher.following(), watcher.parts.values())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

@@ -1,65 +1,59 @@
-"""Samples where threads run, and what was foreign on exclusive CPUs, in slices between which the loop's other work has
-its turn."""
+"""Samples where threads run, in slices between which the loop's other work has its turn."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
+from collections.abc import Callable
 
-from vmpin.features.isolation.isolation_observer import IsolationObserver
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
-from vmpin.reports.residency.sampler import BREATH, SLICE, Sampler
+from vmpin.reports.residency.sampler import BREATH, SLICE, RunListener, Sampler
 
 logger = logging.getLogger(__name__)
 
 
 class Sampling:
-    """`sampler` and `observer` are None while no samples are taken (`proof.sample_seconds`)."""
+    """`sampler` is None while no samples are taken (`proof.sample_seconds`).
+    :param listen: makes the sampler's listener; None for none."""
 
-    def __init__(self, node_state: NodeState) -> None:
-        self._node_state = node_state
+    def __init__(self, node_state: NodeState, listen: Callable[[Sampler], RunListener] | None = None) -> None:
+        self._node_state, self._listen = node_state, listen
         self._view: NodeView = node_state
+        self._reconfigured = asyncio.Event()
         self.sampler: Sampler | None = None
-        self.observer: IsolationObserver | None = None
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            config = self._view.config
-            seconds = config.proof.sample_seconds
+            seconds = self._view.config.proof.sample_seconds
             if not seconds:
                 if self.sampler is not None:
                     self._node_state.report_strays(None)
                     self.sampler.close()
-                    if self.observer is not None:
-                        self.observer.save()
-                    self.sampler = self.observer = None
-                await asyncio.sleep(config.watch.resync_seconds)
+                    self.sampler = None
+                self._reconfigured.clear()
+                await self._reconfigured.wait()
                 continue
-            if self.sampler is None or self.observer is None:
-                self.observer = IsolationObserver(self._view, config.paths.isolation_file)
-                self.sampler = Sampler(self._view, config.paths.proof_file, self.observer)
-                self.observer.keeper.load()
-                self.sampler.load()
-                self._node_state.report_strays(self.sampler.strayed)
-                self.touch()
-            due = time.monotonic() + self.sampler.turn(seconds)
+            sampler = self.sampler = self.sampler or self._begun()
+            due = time.monotonic() + sampler.turn(seconds)
             # What else is to be done has the time between two rounds, and goes on after the next one.
-            while time.monotonic() + BREATH < due and self.observer.go_on(SLICE):  # noqa: ASYNC110  # work
+            while time.monotonic() + BREATH < due and _goes_on(sampler):  # noqa: ASYNC110  # work
                 await asyncio.sleep(BREATH)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    def touch(self) -> None:
-        """Read the exclusive CPUs that have other owners since the last pass, so that what comes is theirs."""
-        if self.sampler is None or self.observer is None:
-            return
-        with contextlib.suppress(OSError):  # the next round begins with it
-            for sandbox in self.observer.refresh():
-                self.sampler.sample(sandbox)
-                self.observer.begin(sandbox)
+    def _begun(self) -> Sampler:
+        sampler = Sampler(self._view, self._view.config.paths.proof_file)
+        sampler.load()
+        if self._listen is not None:
+            sampler.listener = self._listen(sampler)
+        self._node_state.report_strays(sampler.strayed)
+        return sampler
+
+    def reconfigured(self) -> None:
+        """The configuration may have another value."""
+        self._reconfigured.set()
 
     def close(self) -> None:
         """Take the last sample, and write the books."""
@@ -67,7 +61,9 @@ class Sampling:
             return
         try:
             self.sampler.close()
-            if self.observer is not None:
-                self.observer.save()
         except Exception as err:  # whatever it is, the watcher ends in order
             logger.error("the last sample failed: %r", err)
+
+
+def _goes_on(sampler: Sampler) -> bool:
+    return sampler.listener is not None and sampler.listener.go_on(SLICE)

@@ -28,7 +28,6 @@ from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.sampling import Sampling
 from vmpin.daemon.state_saving import StateSaving
 from vmpin.daemon.supervision import Source, SupervisedTasks
-from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart, features, present
 from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
@@ -81,7 +80,7 @@ class Watcher:
         self._relist = Relist()
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
-        self.sampling = Sampling(node_state)
+        self.sampling = Sampling(node_state, next(present(part.listen for part in self.parts.values()), None))
         self.guests = GuestManager(early=config.watch.new_threads and config.guest.via_for() != "off",
                                    timeouts=timeouts)
         self.guest = self.guests.report
@@ -144,7 +143,6 @@ class Watcher:
 
     def _passed(self) -> None:
         self.followers.touch()
-        self.sampling.touch()
         for after_pass in present(part.after_pass for part in self.parts.values()):
             after_pass()
 
@@ -170,6 +168,7 @@ class Watcher:
         config = reloaded(self.view.config, self._load)
         if config is not None:
             self.node_state.reconfigure(config)
+            self.sampling.reconfigured()
             self._resync.set()
         sd_notify.notify("READY=1")
 
@@ -282,12 +281,6 @@ class Watcher:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
         return (None if self.nri is None else self.nri.data(),
                 None if self.proc_events is None else self.proc_events.data())
-
-    def foreign_seconds(self) -> dict[int, float]:
-        return {} if self.sampling.observer is None else self.sampling.observer.foreign_seconds()
-
-    def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
-        return {} if self.sampling.observer is None else self.sampling.observer.foreign_by_sandbox()
 
     def following(self) -> int:
         """How many clients follow the node's changes."""

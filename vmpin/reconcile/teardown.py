@@ -62,7 +62,7 @@ def left(config: Config) -> list[Path]:
 
 def _files(config: Config) -> Iterable[Path]:
     paths = config.paths
-    kept = (paths.state_file, paths.originals_file, paths.proof_file, paths.isolation_file,
+    kept = (paths.state_file, paths.originals_file, paths.proof_file,
             *(path for files in present(feature.files for feature in features()) for path in files(config)))
     yield from (*kept, paths.notes_file, paths.hook_socket, paths.control_socket, paths.status_socket)
     for path in kept:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -37,7 +37,7 @@ GUEST_STATES = ("applied", "sent", "pending", "no agent", "left alone", "error",
 
 #: By the labels' values: those of several labels as a tuple, of a single one the text, of none the number alone.
 Values = Mapping[Any, float] | float
-_POD = ("sandbox", "namespace", "pod")
+POD = ("sandbox", "namespace", "pod")
 
 
 class ScrapeData(NamedTuple):
@@ -52,9 +52,6 @@ class ScrapeData(NamedTuple):
     tasks: int  #: Tasks of the watcher's loop.
     per_sandbox: bool
     followers: int = 0
-    foreign: Mapping[int, float] = MappingProxyType({})  #: Foreign seconds by exclusive CPU.
-    #: The same of each owner of exclusive CPUs.
-    foreign_by_sandbox: Mapping[SandboxId, Mapping[int, float]] = MappingProxyType({})
     parts: Iterable[WatcherPart] = ()  #: What features do in the watcher.
 
 
@@ -78,9 +75,6 @@ class NodeCollector(Collector):
         yield from _state(self.facts)
         yield from _counts(self.facts)
         yield from _ran(self.facts.view.ledger)
-        yield _counter("vmpin_exclusive_cpu_foreign_seconds_total", "Time of CPUs, while they were exclusive, that "
-                       "the kernel and others than their owner had.",
-                       {str(cpu): spent for cpu, spent in self.facts.foreign.items()}, "cpu")
         if self.facts.per_sandbox:
             yield from _sandboxes(self.facts)
         for metrics in present(part.metrics for part in self.facts.parts):
@@ -187,36 +181,31 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     labels = {sandbox: _names(sandbox, one.pod) for sandbox, one in count.sandboxes.items()}
     yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
                  {(*labels[sandbox], one.verdict.value): 1 for sandbox, one in count.sandboxes.items()},
-                 *_POD, "verdict")
+                 *POD, "verdict")
     yield _gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox, without zero values.",
                  {(*labels[sandbox], role.value, place.value): number for sandbox, one in count.sandboxes.items()
-                  for (role, place), number in one.threads.items()}, *_POD, "role", "place")
+                  for (role, place), number in one.threads.items()}, *POD, "role", "place")
     yield _counter("vmpin_sandbox_run_seconds_total", "As vmpin_run_seconds_total, of each VM sandbox.",
                    {(*labels[sandbox], place): spent for sandbox in ledger.sandboxes
-                    if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))}, *_POD, "place")
+                    if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))}, *POD, "place")
     yield _gauge("vmpin_sandbox_guest_containers", "As vmpin_guest_containers, of each VM sandbox, without zero "
                  "values.",
                  {(*labels[sandbox], state): number for sandbox, found in facts.guests.items() if sandbox in labels
-                  for state, number in _guest_states(found).items()}, *_POD, "state")
+                  for state, number in _guest_states(found).items()}, *POD, "state")
     yield _gauge("vmpin_sandbox_collisions", "As vmpin_collisions, of each sandbox that takes part in one, with a VM "
                  "or without.",
-                 {names: count.collided[sandbox] for sandbox, names in _named(count.collided, facts.view).items()},
-                 *_POD)
+                 {names: count.collided[sandbox] for sandbox, names in pod_labels(count.collided, facts.view).items()},
+                 *POD)
     counters = facts.view.counters
     for name, text, counted in (
             ("contentions", "As vmpin_contentions_total", counters.contentions_by),
             ("disputed_annotations", "As vmpin_disputed_annotations_total", counters.disputed_by),
             ("pins_refused", "Masks that the kernel refused", counters.refused_by)):
         yield _counter(f"vmpin_sandbox_{name}_total", f"{text}, of each sandbox with any.",
-                       {names: counted[sandbox] for sandbox, names in _named(counted, facts.view).items()}, *_POD)
+                       {names: counted[sandbox] for sandbox, names in pod_labels(counted, facts.view).items()}, *POD)
     odd = Counter(sandbox for sandbox, _ in facts.view.disagreements)
     yield _gauge("vmpin_sandbox_disagreements", "As vmpin_disagreements, of each sandbox with any.",
-                 {names: odd[sandbox] for sandbox, names in _named(odd, facts.view).items()}, *_POD)
-    owners = _named(facts.foreign_by_sandbox, facts.view)
-    yield _counter("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_foreign_seconds_"
-                   "total, of each sandbox that owns CPUs, with a VM or without.",
-                   {(*names, str(cpu)): spent for sandbox, names in owners.items()
-                    for cpu, spent in facts.foreign_by_sandbox[sandbox].items()}, *_POD, "cpu")
+                 {names: odd[sandbox] for sandbox, names in pod_labels(odd, facts.view).items()}, *POD)
 
 
 def _guest_states(found: Counter[str]) -> Counter[str]:
@@ -228,7 +217,7 @@ def _guest_states(found: Counter[str]) -> Counter[str]:
     return states
 
 
-def _named(sandboxes: Iterable[SandboxId], view: NodeView) -> dict[SandboxId, tuple[str, str, str]]:
+def pod_labels(sandboxes: Iterable[SandboxId], view: NodeView) -> dict[SandboxId, tuple[str, str, str]]:
     """The labels of those that are still there."""
     return {sandbox: _names(sandbox, view.sandboxes[sandbox].pod) for sandbox in sandboxes
             if sandbox in view.sandboxes}

@@ -197,9 +197,6 @@ def test_each_sandbox_has_its_own_figures_when_asked_for(node: Node) -> None:
     threads = node.values("vmpin_sandbox_threads")
     assert threads["tests", "placed", name, "vcpu", node.id] == 1
     assert len(threads) == 5
-    # Also of pods without a VM; of one that has ended meanwhile none.
-    assert node.values("vmpin_sandbox_exclusive_cpu_foreign_seconds_total") == {
-        (str(node.first.first), "tests", name, node.id): 0.5}
 
 
 def test_a_second_request_at_once_has_the_same_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

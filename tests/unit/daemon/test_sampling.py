@@ -1,4 +1,4 @@
-"""The task that samples: its rounds do not wait for what else is done in between."""
+"""The task that samples: its rounds do not wait for what its listener does in between, and off it sleeps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from strayed import Spinners, spinners
 
+from vmpin.config import loading as settings
+from vmpin.cpuset import CpuSet
 from vmpin.daemon.sampling import Sampling
-from vmpin.features.isolation.thief_visits import ThiefVisits
+from vmpin.domain.model import SandboxId
 
 
 @pytest.fixture
@@ -19,35 +21,78 @@ def node(tmp_path: Path) -> Iterator[Spinners]:
         yield made
 
 
-class Endless(ThiefVisits):
-    """A visit that is under way for ever, as one of a node with very many threads."""
+class Endless:
+    """A listener with work between the rounds that never ends."""
 
-    steps = 0
+    steps = begun = ended = 0
+    closed = False
 
-    @property
-    def under_way(self) -> bool:
+    def round_begins(self) -> None:
+        self.begun += 1
+
+    def ran(self, sandbox: SandboxId, spent: int, cpu: int, stayed: bool, place: CpuSet | None) -> None:
+        pass
+
+    def unplaced(self, sandbox: SandboxId, spent: int) -> None:
+        pass
+
+    def sampled(self, sandbox: SandboxId) -> None:
+        pass
+
+    def round_ended(self) -> None:
+        self.ended += 1
+
+    def go_on(self, budget: float) -> bool:
+        self.steps += 1
         return True
 
-    def step(self, budget: float) -> bool:
-        self.steps += 1
-        return False
+    def close(self) -> None:
+        self.closed = True
 
 
-def test_a_visit_without_an_end_delays_no_round(node: Spinners) -> None:
-    """It goes on between the rounds."""
-    sampling = Sampling(node.node_state)
+def test_what_a_listener_does_between_rounds_delays_none(node: Spinners) -> None:
+    listener = Endless()
+    sampling = Sampling(node.node_state, lambda sampler: listener)
 
-    async def sampled() -> int:
+    async def sampled() -> None:
         task = asyncio.create_task(sampling.run())
-        while sampling.sampler is None or sampling.observer is None:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        visits = sampling.observer.visits = Endless(node.reconciler.view)
-        begun = sampling.sampler.rounds
         async with asyncio.timeout(120):
-            while sampling.sampler.rounds < begun + 3:  # noqa: ASYNC110
+            while listener.ended < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return visits.steps
 
-    assert asyncio.run(sampled()) > 0
+    asyncio.run(sampled())
+    assert listener.steps > 0
+    assert listener.begun >= 3
+    sampling.close()
+    assert listener.closed
+
+
+def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinners) -> None:
+    """Off, it waits for another configuration and for no clock."""
+    on = node.node_state.config
+    off = settings.load(None, {}, {**node.flags, "proof.sample_seconds": "off"})
+    node.node_state.config = off
+    listener = Endless()
+
+    async def switched() -> None:
+        sampling = Sampling(node.node_state, lambda sampler: listener)
+        task = asyncio.create_task(sampling.run())
+        await asyncio.sleep(0)
+        assert [handle for handle in asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+                if not handle.cancelled()] == []
+        assert sampling.sampler is None
+        node.node_state.config = on
+        sampling.reconfigured()
+        async with asyncio.timeout(120):
+            while not listener.ended:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            node.node_state.config = off
+            while not listener.closed:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert sampling.sampler is None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(switched())

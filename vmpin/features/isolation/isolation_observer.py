@@ -89,6 +89,7 @@ class IsolationObserver:
         #: When the last visit began: time.monotonic(), and CLOCK_BOOTTIME in ns.
         self._visited, self._visited_at = float("-inf"), 0
         self._round = boottime.now()
+        self.closed = False  #: No more samples are taken.
         #: Foreign time of CPUs' former owners since the start (ns).
         self._former: dict[int, int] = {}
 
@@ -119,6 +120,9 @@ class IsolationObserver:
                     self._former[cpu] = self._former.get(cpu, 0) + counter.most
         self._owners = owners
         return new
+
+    def round_begins(self) -> None:
+        self.refresh()
 
     def begin(self, sandbox: SandboxId) -> None:
         """Take the first reading of an owner that is no VM."""
@@ -175,6 +179,11 @@ class IsolationObserver:
                     book.met(self._visited_at, thefts, ThiefKind.KERNEL)
         return self.visits.under_way or self.keeper.under_way
 
+    def close(self) -> None:
+        """Write the file at once: no more samples are taken."""
+        self.closed = True
+        self.keeper.save()
+
     # Of the watcher
 
     def foreign_seconds(self) -> dict[int, float]:
@@ -189,10 +198,6 @@ class IsolationObserver:
         """The same of each owner that there is, since it has these CPUs."""
         return {sandbox: {cpu: counter.most / 1e9 for cpu, counter in owner.foreign.items()}
                 for sandbox, owner in self._owners.items()}
-
-    def save(self) -> None:
-        """Write the file at once."""
-        self.keeper.save()
 
     # Reading
 

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from vmpin.feature import Feature
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vmpin.feature import Feature, WatcherPart
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vmpin.config.settings import Config
+    from vmpin.daemon.watcher import Watcher
+
+
+def _watch(watcher: Watcher) -> WatcherPart:
+    from vmpin.features.isolation.node_isolation import NodeIsolation
+
+    return NodeIsolation(watcher.view).part()
+
+
+def _files(config: Config) -> Iterable[Path]:
+    return [config.paths.run / "isolation"]
+
 
 _VERBS = "vmpin.features.isolation.verbs"
 
-FEATURE = Feature("isolation", verbs={"isolation": f"{_VERBS}.isolation", "top": f"{_VERBS}.top.command"})
+FEATURE = Feature("isolation", watch=_watch, files=_files,
+                  verbs={"isolation": f"{_VERBS}.isolation", "top": f"{_VERBS}.top.command"})

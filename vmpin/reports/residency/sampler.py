@@ -37,7 +37,10 @@ def _ticks() -> int:
 
 
 class RunListener(Protocol):
-    """Is called with what each sample finds (features.isolation.isolation_observer)."""
+    """Is called with what each sample finds."""
+
+    def round_begins(self) -> None:
+        """All VMs are about to be sampled, one after the other."""
 
     def ran(self, sandbox: SandboxId, spent: int, cpu: int, stayed: bool, place: CpuSet | None) -> None:
         """A thread ran `spent` ns and was on `cpu` in the end. :param stayed: it was there all the time.
@@ -51,6 +54,12 @@ class RunListener(Protocol):
 
     def round_ended(self) -> None:
         """All VMs have been sampled."""
+
+    def go_on(self, budget: float) -> bool:
+        """Go on for some seconds with work of its own, between two rounds. :returns: whether there is more of it."""
+
+    def close(self) -> None:
+        """No more samples are taken."""
 
 
 @dataclass(slots=True)
@@ -84,9 +93,9 @@ class Sampler:
     :param keep: the file in which the books survive a restart; None for no file.
     """
 
-    def __init__(self, view: NodeView, keep: Path | None = None, listener: RunListener | None = None) -> None:
+    def __init__(self, view: NodeView, keep: Path | None = None) -> None:
         self.view = view
-        self.listener = listener
+        self.listener: RunListener | None = None
         self.ledger = view.ledger
         self.keep = keep
         self.host = Schedstat(view.proc)
@@ -126,6 +135,8 @@ class Sampler:
         if not self._waiting:
             self._waiting = list(self.view.vms)
             self._spent = 0.0
+            if self.listener is not None:
+                self.listener.round_begins()
         began, cost = time.perf_counter(), time.thread_time()
         while self._waiting:
             if (vm := self.view.vms.get(self._waiting.pop())) is not None:
@@ -287,7 +298,9 @@ class Sampler:
         self._failing = failing
 
     def close(self) -> None:
-        """Take a last sample and save it."""
+        """Take a last sample and save it; the listener is closed."""
         self.round()
         self.ledger.mark(time.time())
         self.save()
+        if self.listener is not None:
+            self.listener.close()

@@ -1,0 +1,69 @@
+"""What isolation does in a watcher: it listens to the sampler, answers the request `isolation`, and has foreign time
+for the metrics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vmpin.feature import SocketRequest, WatcherPart
+from vmpin.reconcile.view import NodeView
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from vmpin.domain.model import SandboxId
+    from vmpin.features.isolation.isolation_observer import IsolationObserver
+    from vmpin.reports.residency.sampler import Sampler
+    from vmpin.status.prometheus import ScrapeData
+
+
+class NodeIsolation:
+    """Loads what it needs when sampling begins: with `proof.sample_seconds: off` it never does."""
+
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
+        self._sampler: Sampler | None = None
+        self._observer: IsolationObserver | None = None
+
+    def part(self) -> WatcherPart:
+        return WatcherPart(requests={"isolation": SocketRequest(self._answer, reading=True)}, listen=self._listen,
+                           after_pass=self._after_pass, metrics=self._metrics)
+
+    @property
+    def observer(self) -> IsolationObserver | None:
+        """None while no samples are taken."""
+        return None if self._observer is None or self._observer.closed else self._observer
+
+    def _listen(self, sampler: Sampler) -> IsolationObserver:
+        from vmpin.features.isolation.isolation_observer import IsolationObserver
+
+        self._sampler = sampler
+        self._observer = IsolationObserver(self._view, self._view.config.paths.run / "isolation")
+        self._observer.keeper.load()
+        return self._observer
+
+    def _after_pass(self) -> None:
+        """Read the exclusive CPUs that have other owners since the last pass, so that what comes is theirs."""
+        if self._sampler is None or (observer := self.observer) is None:
+            return
+        with contextlib.suppress(OSError):  # the next round begins with it
+            for sandbox in observer.refresh():
+                self._sampler.sample(sandbox)
+                observer.begin(sandbox)
+
+    async def _answer(self, request: dict[str, Any], _: SandboxId | None) -> dict[str, Any]:
+        from vmpin.errors import WatcherError
+
+        if self._sampler is None or (observer := self.observer) is None:
+            raise WatcherError("it is not sampled what runs on exclusive CPUs", "set proof.sample_seconds")
+        from vmpin.features.isolation.isolation_answers import isolation
+
+        self._sampler.round()
+        return await isolation(self._view, observer.books, request)
+
+    def _metrics(self, scrape: ScrapeData) -> Iterator[Metric]:
+        from vmpin.features.isolation.isolation_metrics import foreign_families
+
+        return foreign_families(scrape, self.observer)
