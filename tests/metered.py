@@ -150,9 +150,6 @@ class Node:
         assert sandbox == self.id
         return self.report
 
-    def following(self) -> int:
-        return 1
-
     def scrape(self) -> str:
         return asyncio.run(Exporter(self).metrics()).decode()
 

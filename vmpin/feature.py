@@ -57,11 +57,16 @@ class SocketRequest(NamedTuple):
 
     :param answer: (the request, its sandbox or None) → the JSON object, or a coroutine or stream of it.
     :param reading: it changes nothing: it is answered on the status socket too, to members of watch.status_group.
-    :param handed: it is answered on the status socket alone."""
+    :param handed: it is answered on the status socket alone.
+    :param largest: its bytes, where it may have more than others; for one that is handed.
+    :param admit: called before its work: before it is parsed where it is larger than others may be, whatever such a
+        request is. It raises WatcherError to refuse that work."""
 
     answer: Callable[[dict[str, Any], SandboxId | None], dict[str, Any] | Awaitable[dict[str, Any]] | Stream]
     reading: bool = False
     handed: bool = False
+    largest: int = 0
+    admit: Callable[[], None] | None = None
 
 
 class ScenarioKeys(NamedTuple):

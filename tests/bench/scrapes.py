@@ -40,9 +40,6 @@ class _Watched:
     def guest(self, sandbox: SandboxId) -> GuestReport | None:
         return None
 
-    def following(self) -> int:
-        return 1
-
 
 def scrape(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     """In turn with the system calls that read the mask of every thread."""

@@ -1,7 +1,7 @@
 """A node of the tests' cluster with a reporter: its Node and pods in the API server, the status socket, the process.
 
-The watcher's side of the socket is scripted, line by line as daemon.followers writes them, unless a test brings a real
-watcher; everything else is real."""
+The watcher's side of the socket is scripted, line by line as features.cluster.followers writes them, unless a test
+brings a real watcher; everything else is real."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_a_reporter_without_an_api_server(node: Node) -> None:
     see(node, "The reporter of a node is not Ready")
     time.sleep(TIMEOUTS.handed_pause)
     ask(path, encode(""), OPERATION)
-    assert node.cli("doctor", "watcher").stdout.startswith("ok")
+    assert node.cli("doctor", "reporter").stdout.startswith("ok")
 
 
 @walks("The state file is damaged")

@@ -123,7 +123,7 @@ def configured(its: str, its_from: str, mine: str, mine_from: str) -> NodeFacts:
 
 def running(passes: dict[str, int] | None = None, **sources: bool) -> NodeFacts:
     """A watcher with these sources, up or down."""
-    reported = [{"name": name, "up": up, "needed": name not in ("new_threads", "reporter"), "why": ""}
+    reported = [{"name": name, "up": up, "needed": name not in ("new_threads", "another", "reporter"), "why": ""}
                 for name, up in sources.items()]
     return facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "sources": reported, "passes": passes or {}},
                                  "1.2", ABOUT["config"]))

@@ -65,7 +65,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               *(f"features.allocator.{name}" for name in (
                   "allocation_checks", "allocation_report", "ledger_holders", "played_events", "scenario_allocation",
                   "scenario_events", "scenario_pods")),
-              "features.cluster.kube", "features.cluster.fleet",
+              "features.cluster.kube", "features.cluster.fleet", "features.cluster.reporter_check",
               "features.network.near_nic", "features.network.network_text", "features.network.nic_path",
               "features.network.vhost_order", "features.network.vm_network", "features.network.rtnetlink",
               "features.network.network_checks",
@@ -81,13 +81,15 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "argcomplete": {"cli.completion"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics",
-                                 "features.isolation.isolation_metrics", "features.isolation.node_isolation"},
+                                 "features.cluster.reporter_metrics", "features.isolation.isolation_metrics",
+                                 "features.isolation.node_isolation"},
            "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "host.turns", "vmm.qmp",
-         "reconcile.one_pass", "procevents.feed", "guests", "features.allocator", "daemon"}
+         "reconcile.one_pass", "procevents.feed", "guests", "features.allocator", "features.cluster.followers",
+         "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
@@ -391,11 +393,12 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
     # In the watcher's process one module alone reads what was handed over.
     readers = {module for module, path in MODULES.items() for node in nodes(path)
                if isinstance(node, ast.Attribute) and node.attr == "handed_pods" and isinstance(node.ctx, ast.Load)}
-    assert readers == {"daemon.control"}
-    assert {module for module, names in reach.items() if "daemon.handed_pods" in names} == {"daemon.watcher"}
+    reader = {"features.cluster.reporter_requests"}
+    assert readers == reader
+    assert {module for module, names in reach.items() if "features.cluster.handed_pods" in names} == reader
     # What asks for CPUs crosses apart from it, and is decoded only for a feature that takes it.
     assert {module for module, names in reach.items() if "features.cluster.kube.asked_annotations" in names} == {
-        "features.cluster.kube.pod_record", "features.cluster.reporter.pod_handover", "daemon.control"}
+        "features.cluster.kube.pod_record", "features.cluster.reporter.pod_handover", *reader}
 
 
 def of_features(modules: Iterable[str]) -> set[str]:

@@ -153,7 +153,6 @@ def _print_sandbox(sandbox: Document, title: str, now: datetime, names: Mapping[
     if drift := sandbox["drift"]:
         print_text(f"threads put back: {counts(drift['repairs'])}; the last time: {drift['why']}")
     _print_features(sandbox)
-    _print_untrusted(sandbox)
     if wrong := [thread for thread in threads if not thread["ok"]]:
         _print_threads(wrong)
 
@@ -169,13 +168,6 @@ def _kind(container: Document) -> str:
 
 def _vcpus(container: Document) -> str:
     return "-" if container["vcpus"] is None else container["vcpus"] or "none"
-
-
-def _print_untrusted(sandbox: Document) -> None:
-    if sandbox.get("untrusted"):  # a watcher of an older version has none
-        from vmpin.features.cluster.kube.untrusted_pod import untrusted_sentences
-        for sentence in untrusted_sentences(sandbox["untrusted"]):
-            print_text(sentence, "  ")
 
 
 def _print_features(sandbox: Document) -> None:
@@ -221,7 +213,6 @@ def _print_everything(sandbox: Document, now: datetime, names: Mapping[str, str]
     if sandbox["proof"] and sandbox["proof"]["roles"]:
         table(COLUMNS, [[role, *row(account)] for role, account in sandbox["proof"]["roles"].items()])
     _print_features(sandbox)
-    _print_untrusted(sandbox)
     if sandbox["threads"]:
         _print_threads(sandbox["threads"])
 

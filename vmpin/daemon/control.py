@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vmpin.bounded import load_json, real
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
-from vmpin.feature import SocketRequest, added_members, present, status_of
-from vmpin.features.cluster.kube import reporter_report, untrusted_pod
-from vmpin.features.cluster.kube.asked_annotations import decoded_member
+from vmpin.feature import SocketRequest, WatcherPart, added_members, present, status_of
 from vmpin.host.socket_streams import Stream
 from vmpin.status import collector
 
@@ -23,18 +21,16 @@ if TYPE_CHECKING:
 
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
-#: Bytes of a request, but of untrusted_pod.OPERATION's.
+#: Bytes of a request, but of one that says otherwise (`SocketRequest.largest`).
 MAX_REQUEST = 65536
 #: What changes nothing, and is answered to members of watch.status_group.
-READING = ("status", "proof", "follow")
-#: What the reporter hands over, to the status socket alone.
-HANDED = (untrusted_pod.OPERATION, reporter_report.OPERATION)
+READING = ("status", "proof")
 
 
 class Control:
-    """Each operation is one of the command line's, but `follow`.
-    :param reading: whether it answers what changes nothing and no more, for root too, but takes untrusted text about
-        pods, changed annotations where they are followed, and what a reporter lacks: on the status socket."""
+    """Each operation is one of the command line's, or of a feature's.
+    :param reading: whether it answers what changes nothing and no more, for root too, but takes what features have
+        handed over on the status socket (`SocketRequest.handed`)."""
 
     def __init__(self, watcher: Watcher, reading: bool = False) -> None:
         self._watcher = watcher
@@ -46,19 +42,19 @@ class Control:
         """Answer one request: a JSON object with `op`, and with `sandbox` where it is about a single one."""
         try:
             if large := len(raw) > MAX_REQUEST:
-                self._watcher.handed_pods.admit()  # before it is parsed
+                for admit in present(request.admit for request in self._of_features.values()
+                                     if request.largest > MAX_REQUEST):
+                    admit()
             request = load_json(raw)
             operation = request["op"]
-            if operation in HANDED and self._reading:
-                return self._take(operation, request, large)
             of_feature = self._of_features.get(operation)
             self._admit(operation, of_feature, uid)
+            if of_feature is not None and of_feature.admit is not None and not (large and of_feature.largest):
+                of_feature.admit()
             name = request.get("sandbox")
             only = None if name is None else SandboxId(str(name))
             if only is not None and only not in self._watcher.view.sandboxes:
                 raise WatcherError(f"no sandbox {only!r} is known", "`vmpin status` lists them")
-            if operation == "follow":
-                return self._watcher.followers.stream(request.get("kubelet") is True)
             if operation == "status":
                 return self._status(request, only)
             if of_feature is not None:
@@ -75,9 +71,8 @@ class Control:
 
     def _admit(self, operation: str, of_feature: SocketRequest | None, uid: int) -> None:
         """Check who asks, and where. :raises WatcherError: where this socket, or this user, gets no such answer."""
-        if of_feature is not None and of_feature.handed:
-            if not self._reading:
-                raise WatcherError(f"{operation}: not answered on this socket", "send it to the status socket")
+        handed = of_feature is not None and of_feature.handed
+        if handed and self._reading:
             return
         if operation in READING or (of_feature is not None and of_feature.reading):
             return
@@ -85,21 +80,8 @@ class Control:
             raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
         if uid not in (0, os.geteuid()):
             raise WatcherError(f"{operation}: not permitted to uid {uid}", "ask root")
-
-    def _take(self, operation: str, request: dict[str, object], admitted: bool) -> bytes:
-        """Take what the reporter hands over. :param admitted: whether it has been counted already."""
-        if operation == reporter_report.OPERATION:
-            self._watcher.reporter_health.take(request)
-            return _encoded({operation: "taken"}) + b"\n"
-        if not admitted:
-            self._watcher.handed_pods.admit()
-        if taking := [*present(part.take_annotations for part in self._watcher.parts.values())]:
-            annotations = decoded_member(request)
-            for take in taking:
-                take(annotations)
-        answer = _encoded({"pods": self._watcher.handed_pods.take(request)}) + b"\n"
-        self._watcher.counters.pod_reports += 1
-        return answer
+        if handed:
+            raise WatcherError(f"{operation}: not answered on this socket", "send it to the status socket")
 
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:
         """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes
@@ -109,8 +91,7 @@ class Control:
         parts = self._watcher.parts
         found = collector.document(self._watcher.view, os.getpid(), only, nri, request.get("wide") is True,
                                   self._watcher.guests.data, proc_events, request.get("pods") is True, _encoded,
-                                  self._watcher.handed_pods.data, partial(added_members, parts),
-                                  status_of(parts))
+                                  partial(added_members, parts), status_of(parts))
         entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
@@ -142,6 +123,11 @@ class Control:
             touched = view.all_sandboxes() if only is None else [only]
             return collector.unpinning(view, touched, reconciler.restoring(touched), watcher.guests.managed(touched))
         raise WatcherError(f"unknown request {operation[:40]!r}", _OTHER_VERSION)
+
+
+def largest_request(parts: Iterable[WatcherPart]) -> int:
+    """The bytes of the largest request that the status socket takes."""
+    return max([MAX_REQUEST, *(request.largest for part in parts for request in part.requests.values())])
 
 
 async def _answered(answer: dict[str, Any] | Awaitable[dict[str, Any]] | Stream) -> bytes | Stream:

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 class ExportedWatcher(Protocol):
     """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
-    task's failures, `counters` gets the loop's lag; `guest` returns a guest's report, None where no map is sent to it;
-    `following` counts the clients that do."""
+    task's failures, `counters` gets the loop's lag; `guest` returns a guest's report, None where no map is sent to
+    it."""
 
     view: NodeView
     resynced: float
@@ -52,8 +52,6 @@ class ExportedWatcher(Protocol):
     def source_health(self) -> Iterable[SourceHealth]: ...
 
     def guest(self, sandbox: SandboxId, /) -> GuestReport | None: ...
-
-    def following(self) -> int: ...
 
 
 class Exporter:
@@ -119,7 +117,7 @@ class Exporter:
         collector.facts = ScrapeData(watcher.view, count, tuple(watcher.source_health()), self._guests(),
                                      watcher.restarts, time.time() - time.monotonic() + watcher.resynced,
                                      len(asyncio.all_tasks()), watcher.view.config.metrics.per_sandbox,
-                                     watcher.following(), watcher.parts.values())
+                                     watcher.parts.values())
         families = list(collector.collect())  # at one moment; only the writing takes its time
         return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
 

@@ -6,11 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vmpin.daemon import sd_notify
-from vmpin.daemon.control import MAX_REQUEST, Control
+from vmpin.daemon.control import MAX_REQUEST, Control, largest_request
 from vmpin.daemon.feeds import poll_pod_resources
 from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.supervision import Source, notify_watchdog
-from vmpin.features.cluster.kube import untrusted_pod
 from vmpin.host.socket_peers import Admission, Peer, is_member
 from vmpin.host.turns import Rationed
 from vmpin.host.unix_sockets import Handler, serve
@@ -36,9 +35,8 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
     sources: dict[str, Source] = {
         "hook": listening(directory.hook, MAX_STATE + MAX_HOOK_HEAD, watcher.hooks.receive, line=False),
         "control": listening(directory.control, MAX_REQUEST, Control(watcher).answer, line=True),
-        "status": listening(directory.status, untrusted_pod.MAX_REQUEST,
+        "status": listening(directory.status, largest_request(watcher.parts.values()),
                             Rationed(Control(watcher, reading=True).answer), True, may_read),
-        "follow": watcher.followers.run,
         "resync": partial(watcher.resync_regularly, directory), "recheck": watcher.passes.recheck,
         "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run,
         "proof": watcher.sampling.run}

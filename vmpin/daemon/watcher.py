@@ -17,12 +17,9 @@ from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon import sd_notify
 from vmpin.daemon.feeds import FileFeed, NriFeed, source_health, wants_nri
-from vmpin.daemon.followers import Followers
-from vmpin.daemon.handed_pods import HandedPods
 from vmpin.daemon.hook_intake import HookIntake
 from vmpin.daemon.passes import Passes
 from vmpin.daemon.reloading import reloaded
-from vmpin.daemon.reporter_health import ReporterHealth
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.daemon.runc_repair import RuncRepair
 from vmpin.daemon.sampling import Sampling
@@ -84,9 +81,6 @@ class Watcher:
         self.guests = GuestManager(early=config.watch.new_threads and config.guest.via_for() != "off",
                                    timeouts=timeouts)
         self.guest = self.guests.report
-        self.followers = Followers(self, self.guests.data, timeouts)
-        self.handed_pods = HandedPods(timeouts)
-        self.reporter_health = ReporterHealth(timeouts)
         self.passes = Passes(reconciler, self.guests, self.saving, self.proc_events, self._passed, timeouts)
         self.hooks = HookIntake(node_state, spool, self.saving, self.passes.follow_hook)
         self.about: About | None = None  #: None until it is ready.
@@ -142,7 +136,6 @@ class Watcher:
             logger.info("stopped; original masks are restored, and nothing is left")
 
     def _passed(self) -> None:
-        self.followers.touch()
         for after_pass in present(part.after_pass for part in self.parts.values()):
             after_pass()
 
@@ -274,17 +267,12 @@ class Watcher:
     def source_health(self) -> Iterable[SourceHealth]:
         """The sources as they are now, for metrics and probes."""
         return (*source_health(self.view, self.nri, self.proc_events, self._tasks.names, self._tasks.failing),
-                *self.reporter_health.source_health(),
                 *(source for health in present(part.health for part in self.parts.values()) for source in health()))
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
         """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
         return (None if self.nri is None else self.nri.data(),
                 None if self.proc_events is None else self.proc_events.data())
-
-    def following(self) -> int:
-        """How many clients follow the node's changes."""
-        return len(self.followers)
 
     @log.operation()
     def refresh_everything(self) -> PassReport:

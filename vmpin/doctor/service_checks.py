@@ -50,10 +50,6 @@ def watcher(facts: NodeFacts) -> CheckResult:
     needed = [source["name"] for source in sources.values() if source["needed"] and not source["up"]]
     if needed:
         return warn(f"the watcher runs without {several(needed)}", _LOG, *evidence, *lines)
-    if "reporter" in sources and not sources["reporter"]["up"]:
-        return warn(f"the reporter of this node does not reach the API server: {sources['reporter']['why']}",
-                    "nothing that pins depends on it; the log of its pod: kubectl logs "
-                    "-l app.kubernetes.io/component=reporter --prefix", *evidence, *lines)
     return ok(f"the watcher runs ({process})", *evidence, *lines)
 
 

@@ -109,7 +109,6 @@ class Counters:
         self.proc_events: Counter[str] = Counter()
         #: How often the proc connector's buffer overflowed, so that everything was read again.
         self.overruns = 0
-        self.pod_reports = 0  #: Requests in which `vmpin reporter` described pods.
         self.hooks: Counter[str] = Counter()  #: Hooks' messages, by outcome: taken, refused.
         #: When the last of those taken was sent, by CLOCK_BOOTTIME in seconds (the system's clock may be set).
         self.last_hook_at: float | None = None

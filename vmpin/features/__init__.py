@@ -2,8 +2,9 @@
 
 NAMES = (
     "allocator",
-    "cluster",
     "isolation",
     "network",
+    # After others: what explain quotes of a pod's author comes last.
+    "cluster",
     "demo",
 )

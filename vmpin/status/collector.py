@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import compare_with_pod_resources
-from vmpin.domain.model import ContainerId, Pod, SandboxId, VmThread
+from vmpin.domain.model import ContainerId, SandboxId, VmThread
 from vmpin.domain.proof import Proof
 from vmpin.feature import features, present
 from vmpin.host import boottime
@@ -47,7 +47,6 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
              guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
              proc_events: dict[str, object] | None = None, pods: bool = False,
              entry: Callable[[dict[str, object]], object] = lambda data: data,
-             untrusted: Callable[[Pod | None], dict[str, object] | None] = lambda pod: None,
              members: Callable[[SandboxId], Mapping[str, object]] = lambda sandbox: {},
              of_features: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:
     """The status document. `only` leaves other sandboxes out, but not the collisions with them.
@@ -57,7 +56,6 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
     :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
     :param pods: also name the pods and containers of the node, including runc's.
-    :param untrusted: what the API server has of a pod, from the watcher; text of the pod's author, for people.
     :param members: what features of the watcher add to a sandbox's entry. :param of_features: and to the document."""
     sandboxes = []
     hook = view.counters.last_hook_at
@@ -68,7 +66,7 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
             made = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))
-            sandboxes.append(entry({**made, "untrusted": untrusted(sandbox.pod), **members(sandbox.id)}))
+            sandboxes.append(entry({**made, **members(sandbox.id)}))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership,

@@ -9,7 +9,6 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.feature import features, present
-from vmpin.features.cluster.kube.untrusted_pod import untrusted_sentences
 
 
 def container_sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: str) -> list[str]:
@@ -22,11 +21,10 @@ def container_sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any],
 
 
 def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[str]:
-    """The sentences of one sandbox: VM, containers, mask, threads, problems, and untrusted text about its pod."""
+    """The sentences of one sandbox: VM, containers, mask, threads, problems, and those of features."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
-            *_of_features(sandbox), *_trouble(document, sandbox),
-            *untrusted_sentences(sandbox.get("untrusted"))]
+            *_trouble(document, sandbox), *_of_features(sandbox)]
 
 
 def _of_features(sandbox: Mapping[str, Any]) -> Iterable[str]:

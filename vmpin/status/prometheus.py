@@ -51,7 +51,6 @@ class ScrapeData(NamedTuple):
     resynced: float  #: Unix time of the last resync, in seconds.
     tasks: int  #: Tasks of the watcher's loop.
     per_sandbox: bool
-    followers: int = 0
     parts: Iterable[WatcherPart] = ()  #: What features do in the watcher.
 
 
@@ -114,7 +113,6 @@ def _state(facts: ScrapeData) -> Iterator[Metric]:
                  {state: states[state] for state in GUEST_STATES}, "state")
     yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.", view.saved)
     yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", facts.tasks)
-    yield _gauge("vmpin_followers", "Clients that follow the node's changes; vmpin reporter is one.", facts.followers)
     yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", facts.resynced)
 
 
@@ -143,8 +141,6 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
                    "resync.", counters.overruns)
     yield _counter("vmpin_hook_messages_total", "Messages from the OCI hook, by result.",
                    {result: counters.hooks[result] for result in ("taken", "refused")}, "result")
-    yield _counter("vmpin_pod_reports_total", "Requests in which vmpin reporter described the node's pods.",
-                   counters.pod_reports)
     yield _counter("vmpin_disputed_annotations_total", "Annotations by a pod's author that contradicted the "
                    "runtime and were ignored.", counters.disputed)
     yield _counter("vmpin_passes_total", "Passes, by reason.", counters.passes, "why")

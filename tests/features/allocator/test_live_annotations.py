@@ -14,7 +14,6 @@ from newcomers import Machine
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.control import Control
-from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
@@ -26,7 +25,9 @@ from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.live_annotations import LiveAnnotations
 from vmpin.features.cluster.kube import untrusted_pod
 from vmpin.features.cluster.kube.asked_annotations import encoded_member
+from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import unix_sockets
+from vmpin.status.health import SourceHealth
 
 pytest_plugins = ["given_unit"]
 
@@ -173,10 +174,17 @@ class Watched:
     about, stopping = None, False
     def __init__(self, machine: Machine, live: LiveAnnotations | None, deciding: bool = True) -> None:
         self.reconciler, self.view, self.guests = machine.reconciler, machine.reconciler.view, self
-        self.counters = machine.node_state.counters
-        self.handed_pods = HandedPods(Timeouts(handed_pause=0.0))
+        self.resynced = 0.0
         self.live, self.deciding = live, deciding and live is not None
-        self.parts = {} if live is None else {"allocator": WatcherPart(take_annotations=live.take)}
+        self.parts = {"cluster": ReporterRequests(self, Timeouts(handed_pause=0.0)).part()}
+        if live is not None:
+            self.parts["allocator"] = WatcherPart(take_annotations=live.take)
+
+    def data(self, sandbox: SandboxId) -> None:
+        return None
+
+    def source_health(self) -> tuple[SourceHealth, ...]:
+        return ()
 
 
 def on_the_socket(path: Path, watched: Watched, request: bytes, deciding: Node | None = None) -> Any:

@@ -12,7 +12,6 @@ import pytest
 from newcomers import Machine, sandbox
 
 from vmpin.daemon.control import Control
-from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
 from vmpin.status import collector
@@ -30,7 +29,6 @@ class StandIn:
         self.reconciler = machine.reconciler
         self.view = machine.reconciler.view
         self.guests = self
-        self.handed_pods = HandedPods()
 
     def feeds(self) -> tuple[None, None]:
         return None, None

@@ -18,12 +18,12 @@ from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
 from vmpin.domain.model import Pod, SandboxId
+from vmpin.features.cluster.survey import Survey
 from vmpin.placement.ownership import Collision
 from vmpin.reconcile.unknown_owners import RESYNCS, UnknownOwners
 from vmpin.sources.kubelet_process import KubeletProcess
 from vmpin.status import collector
 from vmpin.status.document import with_doubts
-from vmpin.status.survey import Survey
 
 pytest_plugins = ["given_unit"]
 UID = "11111111-0000-0000-0000-000000000001"

@@ -4,15 +4,17 @@ The options for all nodes are here, beside the parts: a status of this node alon
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vmpin.feature import Feature
+from vmpin.feature import Document, Feature, WatcherPart
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Mapping
 
     from vmpin.config.settings import Config
+    from vmpin.daemon.watcher import Watcher
+    from vmpin.doctor.finding import Check
 
 _ABOUT = """\
 Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
@@ -96,5 +98,28 @@ def _run_on_all(verb: str, on_this_node: Callable[[Namespace], int]) -> Callable
     return run
 
 
+def _watch(watcher: Watcher) -> WatcherPart:
+    from vmpin.features.cluster.reporter_requests import ReporterRequests
+
+    return ReporterRequests(watcher, watcher.timeouts).part()
+
+
+def _sentences(sandbox: Document) -> Iterable[str]:
+    if not sandbox.get("untrusted"):
+        return ()
+    from vmpin.features.cluster.kube.untrusted_pod import untrusted_sentences
+
+    return untrusted_sentences(sandbox["untrusted"])
+
+
+def _checks() -> Sequence[Check]:
+    from vmpin.doctor.finding import Check
+    from vmpin.features.cluster.reporter_check import reporter
+
+    return [Check("reporter", "whether this node's reporter reaches the API server", reporter)]
+
+
 FEATURE = Feature("cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
-                  options=_options, node_name=_node_name)
+                  options=_options, node_name=_node_name, watch=_watch,
+                  members=lambda view, vm: {"untrusted": None},  # without a watcher
+                  lines=_sentences, sentences=_sentences, checks=_checks)

@@ -3,7 +3,7 @@
 A line is a JSON object: {"follow": "all", …} with everything at first, then {"follow": "change", …} with the sandboxes
 that are different now and the ids of those that are `gone`, and the node's part where that is different; without
 either, the line only shows that the watcher makes its passes. A client that reads too slowly is dropped: it connects
-again, and gets everything. Without a client there is no work, and only for one that asks for it the kubelet's
+again, and gets everything. Without a client nothing wakes the task, and only for one that asks for it the kubelet's
 configuration is read.
 """
 
@@ -23,11 +23,11 @@ from vmpin.domain.guest_report import GuestData
 from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart, briefs_of
+from vmpin.features.cluster.survey import Survey
 from vmpin.host.turns import in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import about, health
 from vmpin.status.health import SourceHealth
-from vmpin.status.survey import Survey
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,8 @@ class Followers:
 
     def touch(self) -> None:
         """A pass was made, or something else may have changed."""
-        self._wake.set()
+        if self:
+            self._wake.set()
 
     def stream(self, kubelet: bool = False) -> AsyncGenerator[bytes, None]:
         """The lines for a new client. :param kubelet: whether the node's part is to have the kubelet's configuration.
@@ -101,7 +102,7 @@ class Followers:
         """Send changes to followers until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timeouts.follow_beat):
+                async with asyncio.timeout(self._timeouts.follow_beat if self else None):
                     await self._wake.wait()
             self._wake.clear()
             if not self:

@@ -9,20 +9,21 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from newcomers import Machine, sandbox
 
 from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.control import MAX_REQUEST, Control
-from vmpin.daemon.handed_pods import HandedPods
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.model import Pod, SandboxId
 from vmpin.feature import WatcherPart
 from vmpin.features.cluster.kube import untrusted_pod
 from vmpin.features.cluster.kube.untrusted_pod import PodResize, UntrustedPod, encode
+from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import unix_sockets
+from vmpin.status.health import SourceHealth
 
 pytest_plugins = ["given_unit"]
 
@@ -34,21 +35,25 @@ AT_ONCE = Timeouts(handed_pause=0.0)
 class Watched:
     """As much of a watcher as takes pods' data and shows it; its reconciler is real."""
 
-    about, allocating, stopping = None, None, False
-    parts: ClassVar[Mapping[str, WatcherPart]] = {}
+    about, stopping = None, False
 
     def __init__(self, machine: Machine, timeouts: Timeouts = AT_ONCE) -> None:
         self.reconciler = machine.reconciler
         self.view, self.counters = machine.reconciler.view, machine.node_state.counters
         self.guests = self
         self.ahead = 0.0  #: Seconds that pass for the pods' clock alone.
-        self.handed_pods = HandedPods(timeouts, lambda: time.monotonic() + self.ahead)
+        self.resynced = time.monotonic()
+        self.requests = ReporterRequests(self, timeouts, lambda: time.monotonic() + self.ahead)
+        self.parts: Mapping[str, WatcherPart] = {"cluster": self.requests.part()}
 
     def feeds(self) -> tuple[None, None]:
         return None, None
 
     def data(self, sandbox: SandboxId) -> None:
         return None
+
+    def source_health(self) -> tuple[SourceHealth, ...]:
+        return ()
 
     def ask(self, raw: bytes, reading: bool = True, uid: int = 0) -> Any:
         control = Control(self, reading=reading)  # type: ignore[arg-type]
@@ -85,7 +90,7 @@ def test_it_expires_when_nothing_is_sent_any_more(watched: Watched) -> None:
     watched.ahead = AT_ONCE.handed_kept
     assert watched.shown() is None
     # No public way in: nothing shows what is kept and not shown.
-    assert watched.handed_pods._pods == {}
+    assert watched.requests.handed_pods._pods == {}
 
 
 def test_it_changes_no_placement(watched: Watched) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from newcomers import Machine, sandbox
 
 from vmpin.config.timeouts import Timeouts
 from vmpin.daemon.control import Control
-from vmpin.daemon.followers import MAX_FOLLOWERS, MAX_WAITING, Followers
+from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart
+from vmpin.features.cluster.followers import MAX_FOLLOWERS, MAX_WAITING
+from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import socket_peers, unix_sockets
 from vmpin.host.socket_peers import Peer
 from vmpin.status.health import SourceHealth
@@ -35,9 +37,14 @@ class Watched:
         self.view = machine.reconciler.view
         self.resynced = float("inf")
         self.sources: tuple[SourceHealth, ...] = ()
-        self.parts: Mapping[str, WatcherPart] = {}
+        self.guests = self
         # No line without a change, and no pause after one.
-        self.followers = Followers(self, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=beat))
+        requests = ReporterRequests(self, Timeouts(follow_calm=0.001, follow_beat=beat))
+        self.followers = requests.followers
+        self.parts: Mapping[str, WatcherPart] = {"cluster": requests.part()}
+
+    def data(self, sandbox: SandboxId) -> None:
+        return None
 
     def source_health(self) -> Iterable[SourceHealth]:
         return self.sources
@@ -161,7 +168,7 @@ def test_a_features_part_is_sent_where_there_is_one_and_when_it_changes(machine:
     async def main() -> None:
         given: dict[str, object] | None = None
         watched = Watched(machine)
-        watched.parts = {"allocator": WatcherPart(brief=lambda: given), "other": WatcherPart()}
+        watched.parts = {**watched.parts, "allocator": WatcherPart(brief=lambda: given), "other": WatcherPart()}
         async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as client:
             assert (await client.line())["node"]["features"] == {}
             given = {"allocatable": "1-3", "free": "1", "why": ""}
@@ -170,10 +177,38 @@ def test_a_features_part_is_sent_where_there_is_one_and_when_it_changes(machine:
     asyncio.run(main())
 
 
+def test_without_a_client_nothing_wakes_the_task(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a clock nor a pass."""
+    async def main() -> None:
+        watched, loop = Watched(machine, beat=0.001), asyncio.get_running_loop()
+        scheduled: list[str] = []
+
+        def counted(name: str) -> Callable[..., Any]:
+            schedule: Callable[..., Any] = getattr(loop, name)
+
+            def call(*args: Any, **keywords: Any) -> Any:
+                scheduled.append(name)
+                return schedule(*args, **keywords)
+
+            return call
+
+        task = asyncio.create_task(watched.followers.run())
+        monkeypatch.setattr(loop, "call_at", counted("call_at"))
+        for _ in range(3):
+            await asyncio.sleep(0)  # the task comes to its first wait
+        monkeypatch.setattr(loop, "call_soon", counted("call_soon"))
+        watched.resync()
+        watched.resync()
+        monkeypatch.undo()
+        assert scheduled == []
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    asyncio.run(main())
+
+
 def test_without_a_change_there_is_a_line_now_and_then(machine: Machine, tmp_path: Path) -> None:
     async def main() -> None:
-        watched = Watched(machine)
-        watched.followers = Followers(watched, lambda sandbox: None, Timeouts(follow_calm=0.001, follow_beat=0.01))
+        watched = Watched(machine, beat=0.01)
         async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as client:
             assert (await client.line())["follow"] == "all"
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""The node in brief, for followers of its changes (daemon.followers): each VM sandbox without its threads.
+"""The node in brief, for followers of its changes (features.cluster.followers): each VM sandbox without its threads.
 
 Made from the same entries as the status document, sandbox by sandbox, so that the caller can do other work in between.
 Sentences have pods and containers by name, as every reader cuts them to a length of its own."""

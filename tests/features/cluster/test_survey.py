@@ -14,8 +14,8 @@ from vmpin.features.cluster.kube.node_pinning import node_pinning
 from vmpin.features.cluster.kube.pod_condition import PinState, pinning_of
 from vmpin.features.cluster.kube.reported_node import NOTHING, ReportedNode
 from vmpin.features.cluster.kube.transitions import transition
+from vmpin.features.cluster.survey import Survey, brief
 from vmpin.placement.ownership import CpuClaims, ownership
-from vmpin.status.survey import Survey, brief
 
 pytest_plugins = ["given_unit"]
 UID = "0b1c2d3e-0000-4000-8000-000000000001"

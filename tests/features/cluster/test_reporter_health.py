@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.daemon.control import Control
-from vmpin.daemon.reporter_health import ReporterHealth
-from vmpin.daemon.watcher import Watcher
 from vmpin.features.cluster.kube.reporter_report import encode
+from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.status.health import SourceHealth
 
 
@@ -22,17 +21,20 @@ class Given:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.health = ReporterHealth(clock=lambda: self.now)
+        self.watcher: Any = SimpleNamespace(view=None, parts={})
+        part = ReporterRequests(self.watcher, clock=lambda: self.now).part()
+        self.watcher.parts["cluster"] = part
+        assert part.health is not None
+        self.health = part.health
 
     def ask(self, raw: bytes, reading: bool = True) -> Any:
-        watcher = cast(Watcher, SimpleNamespace(reporter_health=self.health, parts={}))
-        answer = asyncio.run(Control(watcher, reading).answer(raw, 64750))
+        answer = asyncio.run(Control(self.watcher, reading).answer(raw, 64750))
         assert isinstance(answer, bytes)
         return json.loads(answer)
 
     @property
     def shown(self) -> list[SourceHealth]:
-        return list(self.health.source_health())
+        return list(self.health())
 
 
 def test_it_is_shown_until_it_is_mended_or_the_reporter_is_silent() -> None:

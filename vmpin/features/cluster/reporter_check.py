@@ -1,0 +1,17 @@
+"""The doctor's check of what the node's reporter says about its connection to the API server. Pure."""
+
+from __future__ import annotations
+
+from vmpin.doctor.finding import CheckResult, ok, warn
+from vmpin.domain.facts import NodeFacts
+
+
+def reporter(facts: NodeFacts) -> CheckResult:
+    for source in facts.watcher.about.get("sources", ()):
+        if source["name"] == "reporter":
+            if source["up"]:
+                return ok("the reporter of this node reaches the API server")
+            return warn(f"the reporter of this node does not reach the API server: {source['why']}",
+                        "nothing that pins depends on it; the log of its pod: kubectl logs "
+                        "-l app.kubernetes.io/component=reporter --prefix")
+    return ok("no reporter has sent the watcher anything lately: nothing of this node is written to an API server")
