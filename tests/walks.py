@@ -17,6 +17,10 @@ VALUES = ("bounded.py", "cpuset.py", "errors.py", "log.py", "domain/")
 DECIDING = ("domain/desired_state.py",)
 
 
+def is_feature(file: str) -> bool:
+    return file.startswith("features/")
+
+
 class Call(NamedTuple):
     """A function that was called, with its file below vmpin, and the file of vmpin that the call came from ("" for
     none)."""
@@ -48,10 +52,12 @@ class Walk:
                 if not is_value(file) and (file in onward or file in stations)]
 
     def climbs(self, imports: dict[str, set[str]], floors: dict[str, int]) -> list[tuple[str, str, str]]:
-        """The calls upwards, by callback: to a file of a higher floor, or that imports the caller. (from, to,
-        function), each once.
+        """The calls upwards, by callback: to a file of a higher floor, or that imports the caller, but for those
+        through the seam to a feature. (from, to, function), each once.
         :param imports: the files that each file imports, itself or by way of others. :param floors: of packages."""
         def is_up(call: Call) -> bool:
+            if is_feature(call.file) and not is_feature(call.caller):
+                return False
             below, above = (floors[file.partition("/")[0].removesuffix(".py")] for file in (call.caller, call.file))
             return above > below or (call.caller in imports[call.file] and call.file not in imports[call.caller])
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vmpin.errors import ConfigError
     from vmpin.host.socket_streams import Stream
     from vmpin.host.sysfs import Sysfs
-    from vmpin.reconcile.nic_nodes import NicNodes
+    from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView
     from vmpin.reports.cpu_owners import CpuOwner
     from vmpin.reports.residency.sampler import RunListener, Sampler
@@ -170,7 +170,7 @@ class Feature(NamedTuple):
     #: Which annotations of pods the reporter hands to the watcher, by their keys; None for none.
     watched_annotations: Callable[[Config], Callable[[str], bool] | None] | None = None
     #: Finds the NUMA nodes of VMs' NICs, for policy.vhost: near. (/proc, the path of /sys) → the finder.
-    nic_nodes: Callable[[Any, str], NicNodes] | None = None
+    nic_finder: Callable[[Any, str], NicFinder] | None = None
     #: Further members of a sandbox's entry in the status document, from the state and the kernel alone.
     members: Callable[[NodeView, Vm | None], Document] | None = None
     #: Adds what a command that root runs finds out about VMs to their entries of a status document.

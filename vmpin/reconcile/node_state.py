@@ -37,7 +37,7 @@ from vmpin.reconcile.cpuset_files import CpusetFiles
 from vmpin.reconcile.disagreements import SourceDisagreements
 from vmpin.reconcile.failures import Failures
 from vmpin.reconcile.first_list import FirstList
-from vmpin.reconcile.nic_nodes import NicNodes, NoNics, numa_node_of
+from vmpin.reconcile.nic_nodes import NicNodes
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.requests import RuntimeRequests
 from vmpin.reconcile.state_format import SavedState
@@ -103,12 +103,13 @@ class NodeState:
         self._unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
         self._watches = False
         self.requests = RuntimeRequests()
-        finder = next(present(feature.nic_nodes for feature in features()), None)
-        self.nic_nodes: NicNodes = NoNics() if finder is None else finder(self.proc, str(config.paths.sys))
+        finder = next(present(feature.nic_finder for feature in features()), None)
+        self.nic_nodes = NicNodes(
+            None if finder is None else partial(finder, self.proc, str(config.paths.sys)))
         self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
         self.placement_cache = PlacementCache(
             config, self.sysfs.topology(), self.authorities, self.state, saved.previous,
-            partial(numa_node_of, self.nic_nodes), self.first_list)
+            self.nic_nodes.numa_node, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
         self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
@@ -179,7 +180,7 @@ class NodeState:
 
     @property
     def nics(self) -> Mapping[ThreadId, NearNic]:
-        return self.nic_nodes.found
+        return self.nic_nodes.nics
 
     @property
     def pod_resources(self) -> Mapping[tuple[str, str, str], CpuSet] | None:

@@ -11,7 +11,6 @@ import pytest
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.features.network.vm_nics import VmNics
 from vmpin.host.procfs import Procfs
-from vmpin.reconcile.nic_nodes import numa_node_of
 from vmpin.vmm.process_table import ROUNDS
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
@@ -35,7 +34,7 @@ def test_with_another_policy_nothing_is_read_or_loaded(nics: VmNics, monkeypatch
     for name in ("node_links", "near_nic", "rtnetlink"):
         monkeypatch.delitem(sys.modules, f"vmpin.features.network.{name}", raising=False)
     assert nics.refresh({POD: vm(POD)}, 0, wanted=False) == set()
-    assert numa_node_of(nics, vm(POD).vmm.id) is None
+    assert nics.found == {}
     assert not {"vmpin.features.network.node_links", "vmpin.features.network.near_nic"} & sys.modules.keys()
 
 
@@ -70,7 +69,7 @@ def test_links_that_cannot_be_read_are_logged_once(nics: VmNics, caplog: pytest.
             nics.refresh(vms, turn, wanted=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert numa_node_of(nics, vms[POD].vmm.id) is None
+    assert nics.found[vms[POD].vmm.id].numa_node is None
     assert nics.found[vms[POD].vmm.id].why.startswith("the node's links cannot be read: rtnetlink: ")
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "links of the node not read (rtnetlink"]

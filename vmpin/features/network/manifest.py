@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vmpin.vmm.virtual_machine import Vm
 
 
-def _nic_nodes(proc: Procfs, sys_root: str) -> VmNics:
+def _nic_finder(proc: Procfs, sys_root: str) -> VmNics:
     from vmpin.features.network.vm_nics import VmNics
 
     return VmNics(proc, sys_root)
@@ -70,5 +70,5 @@ def _checks() -> Sequence[Check]:
     return [Check("network", "vhost workers and iothreads far from their NIC or disk; queues without a vCPU", network)]
 
 
-FEATURE = Feature("network", nic_nodes=_nic_nodes, members=_members, inspect=_inspect, tables=_tables, lines=_lines,
+FEATURE = Feature("network", nic_finder=_nic_finder, members=_members, inspect=_inspect, tables=_tables, lines=_lines,
                   sentences=_sentences, legend=_legend, checks=_checks)
