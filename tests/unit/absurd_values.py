@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import pytest
 
 #: Written as they stand here, as no encoder makes them.
 TEXTS = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 39, "9" * 5000, "-" + "9" * 39, "0." + "1" * 60,
@@ -70,3 +72,20 @@ def _replaced(document: Any, at: tuple[Any, ...], value: Any) -> Any:
     found = dict(document) if isinstance(document, dict) else list(document)
     found[at[0]] = _replaced(found[at[0]], at[1:], value)
     return found
+
+
+def spoil(load: Callable[[bytes], object], documents: Iterable[str | bytes], *declared: type[Exception]) -> None:
+    """Load each document. Another error than those declared fails with the document that it came of."""
+    count = 0
+    for document in documents:
+        raw = document if isinstance(document, bytes) else document.encode("utf-8", "surrogatepass")
+        count += 1
+        shown = ""
+        try:
+            load(raw)
+        except declared as err:
+            shown = str(err)
+        except Exception as err:
+            pytest.fail(f"{err!r} of {raw[:300]!r}")
+        assert len(shown) < 1000, "what is shown fills the log"
+    assert count > 20

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from absurd_values import TOML, YAML, absurd_json, absurd_lines, absurd_texts
+from absurd_values import TOML, YAML, absurd_json, absurd_lines, absurd_texts, spoil
 from saved_states import BOOT, SAMPLE
 
 from vmpin.bounded import load_json
@@ -22,9 +22,6 @@ from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError
-from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.texts.grant_annotation import read_annotation
-from vmpin.features.allocator.texts.wish_values import AnnotationError
 from vmpin.features.isolation import isolation_file
 from vmpin.features.isolation.isolation_books import IsolationBooks
 from vmpin.host import daemons
@@ -45,21 +42,6 @@ from vmpin.vmm.qemu_cmdline import options_of
 SID = SandboxId("5a" * 32)
 
 
-def spoil(load: Callable[[bytes], object], documents: Iterable[str | bytes], *declared: type[Exception]) -> None:
-    """Load each document. Another error than those declared fails with the document that it came of."""
-    count = 0
-    for document in documents:
-        raw = document if isinstance(document, bytes) else document.encode("utf-8", "surrogatepass")
-        count += 1
-        shown = ""
-        try:
-            load(raw)
-        except declared as err:
-            shown = str(err)
-        except Exception as err:
-            pytest.fail(f"{err!r} of {raw[:300]!r}")
-        assert len(shown) < 1000, "what is shown fills the log"
-    assert count > 20
 
 
 CHECKPOINTS: list[dict[str, Any]] = [
@@ -136,33 +118,6 @@ def test_the_notes_of_original_masks(tmp_path: Path) -> None:
 
     state_file.note(path, BOOT, SandboxId("pod-c"), ThreadId(7, 8), next(iter(SAMPLE.previous.values())).mask)
     spoil(load, [*absurd_json(json.loads(path.read_bytes())), *absurd_texts()])
-
-
-def test_the_ledger(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.json"
-    body = {"version": 1, "boot_id": BOOT, "ledger": {
-        "version": 1, "shared": "0-1", "grants": [
-            {"container": "c1", "sandbox": "pod", "cpus": "2-3", "policy": "dedicated", "state": "running", "node": 0,
-             "amount": [1000, 2000, 100], "wish": {"near": "nic"}}],
-        "refused": [{"container": "c2", "sandbox": "pod", "reason": "none", "time_ns": 7, "kind": "request"}]}}
-
-    def load(raw: bytes) -> object:
-        path.write_bytes(raw)
-        return LedgerFile(path, BOOT).load()
-
-    def seal(text: str) -> bytes:
-        try:
-            return sealed(dumps(load_json(text)))
-        except (ValueError, RecursionError):
-            return text.encode("utf-8", "surrogatepass")
-
-    spoil(load, map(seal, absurd_json(body)))
-    spoil(load, absurd_texts())
-
-
-def test_a_grants_annotation() -> None:
-    document = {"v": 1, "policy": "dedicated", "since": 7, "cpus": "2-3", "own": True, "wish": {"near": "nic"}}
-    spoil(lambda raw: read_annotation(raw.decode("utf-8", "surrogatepass")), absurd_json(document), AnnotationError)
 
 
 def test_the_books_of_isolation(tmp_path: Path) -> None:

@@ -42,14 +42,6 @@ from vmpin.domain.facts import (
     WatcherFacts,
 )
 
-GIVING = {"allocate.mode": "on", "allocate.reserved": "0"}
-
-
-def counted(cpu: str, **more: str) -> KubeletConfig:
-    """A kubelet of the policy none that reserves an amount of CPU."""
-    settings = {"systemReserved": {"cpu": cpu, "memory": "1Gi"}, "cpuManagerPolicy": "none", **more}
-    return KubeletConfig(7, {key: FoundSetting(value, "/c.yaml") for key, value in settings.items()}, ("/c.yaml",))
-
 
 @pytest.mark.parametrize(("check", "found", "level", "says"), [
     # the machine
@@ -109,34 +101,6 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
                       settings={"node.shared_pool": "0-1"}), "ok", "policy none"),
     ("kubelet", facts(settings={"watch.kubelet": "false"}), "warn", "not read"),
     ("kubelet", facts(checkpoint=replace(STATIC, trouble="CPUs 2 are both")), "warn", "CPUs 2 are both"),
-    ("allocation", facts(), "ok", "gives out no CPUs"),
-    ("allocation", facts(settings=GIVING), "bad", "is static"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING), "ok", "7 are not reserved"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("500m"), settings=GIVING), "ok", "gives out 7"),
-    ("allocation", facts(checkpoint=None, kubelet=counted(""), settings=GIVING), "warn",
-     "gives out 8 CPUs, and only 7"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("1", reservedSystemCPUs="0"), settings=GIVING), "ok",
-     "gives out 7"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cpus=CpuFacts(
-        CpuSet(range(8)), isolated=CpuSet((6, 7)))), "warn", "gives out 7 CPUs, and only 5 are for any request"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
-        **GIVING, "allocate.strict_reserved": "true"}), "warn", "only 6"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
-        **GIVING, "allocate.reserved": ""}), "ok", "7 are for any request"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings={
-        **GIVING, "allocate.groups": "db=6-7@shop+ops;batch;web=1"}), "warn", "only 4 are for any request"),
-    ("allocation", facts(checkpoint=None, kubelet=KubeletConfig(), settings=GIVING), "unknown", "no kubelet"),
-    ("allocation", facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, cri_sockets=()), "warn",
-     "CRI socket"),
-    ("allocation", facts(checkpoint=None, settings={**GIVING, "allocate.reserved": "0-7"}), "bad", "every online CPU"),
-    ("allocation", facts(checkpoint=None, settings=GIVING, nri_socket=False), "bad", "NRI is off"),
-    ("allocation", facts(checkpoint=None, settings=GIVING, daemons=(Daemon(
-        "balloons", "nri-resource-policy-balloons", 5),)), "bad", "balloons gives out CPUs as well"),
-    ("allocation", facts(checkpoint=None, settings=GIVING, daemons=(
-        Daemon("dra-driver-cpu", "dracpu", 5), Daemon("katalyst", "katalyst-agent", 6))), "bad",
-     "dracpu, katalyst-agent give out CPUs as well"),
-    ("allocation", facts(checkpoint=None, settings=GIVING, status={"features": {"allocator": {
-        "foreign": ["shop/db/main"]}}}), "bad", "1 container came with a cpuset"),
     ("nri", facts(settings={"watch.nri": "off"}), "warn", "no runtime reads a registration"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(read_by=()),)), "warn", "no runtime reads"),
     ("nri", facts(settings={"watch.nri": "off"}, hooks=(hook(),)), "ok", "not used"),
@@ -285,12 +249,6 @@ def test_a_check_judges(check: str, found: NodeFacts, level: str, says: str) -> 
         assert judged.remedy, "what is not right comes with what to do"
     if judged.level is Level.OK:
         assert not judged.remedy
-
-
-def test_reserved_cpus_that_are_not_online_are_named() -> None:
-    judged = verdict("allocation", facts(checkpoint=None, kubelet=counted("1"),
-                                         settings={**GIVING, "allocate.reserved": "0,99"}))
-    assert "of the reserved CPUs 99 are not online" in judged.evidence
 
 
 NOT_ROOT = Rights("this command", 5, 1000, frozenset(), user_ns=True, pid_ns=True)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_machines_sysfs import MACHINES as PUBLIC
+from known_machines import MACHINES as PUBLIC
 from trees import make_tree, recorded
 
 from vmpin.cpuset import EMPTY, CpuSet

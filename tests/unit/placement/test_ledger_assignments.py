@@ -6,14 +6,14 @@ from __future__ import annotations
 from decided import EIGHT, box, node, vcpus
 from ruled import authorities, ruled
 
+from vmpin.authorities.authority import GivenAuthority
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
-from vmpin.domain.assignments import Assignments
+from vmpin.domain.assignments import Assignments, Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, SandboxId, ThreadRole
-from vmpin.features.allocator.kept_grants import ledger_authority
 from vmpin.placement.ownership import claims_of, find_collisions, is_exclusive, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, Verdict, place
@@ -33,7 +33,7 @@ def sandbox(name: SandboxId, *containers: Container) -> SandboxState:
 
 GRANTED = Assignments({("", "main"): cpus("2-3"), ("", "side"): CpuSet(), ("", "web"): CpuSet()}, cpus("0-1,4-7"),
                       writes=True, spare={("", "main"): cpus("4")})
-LEDGER = ledger_authority(GRANTED)
+LEDGER = GivenAuthority("ledger", Rank.LEDGER, GRANTED)
 
 
 def test_own_cpus_are_one_to_one_and_the_spare_ones_are_for_the_rest() -> None:
@@ -63,7 +63,7 @@ def test_a_vms_container_without_a_cpuset_is_kept_on_the_ledgers_pool() -> None:
 
 def test_what_the_ledger_has_as_shared_owns_nothing() -> None:
     """Reserved CPUs of a container with the policy infra are none of the pool's with strict_reserved."""
-    ledger = ledger_authority(GRANTED._replace(pool=cpus("4-7")))
+    ledger = GivenAuthority("ledger", Rank.LEDGER, GRANTED._replace(pool=cpus("4-7")))
     web, other = effective_containers(sandbox(VM, box("web", "0"), box("unknown", "2")), ruled(None, ledger))
     assert not is_exclusive(web)
     assert is_exclusive(other), "the ledger does not have it: the rules are as without one"
@@ -81,7 +81,7 @@ def test_what_a_grant_concerns_is_placed_again_and_nothing_else() -> None:
     cache = PlacementCache(settings.load(None, {}, {}), EIGHT, on_node, DesiredState(), {})
 
     def put(assignments: Assignments | None) -> None:
-        on_node.put(ledger_authority(assignments))
+        on_node.put(GivenAuthority("ledger", Rank.LEDGER, assignments))
         cache.follow_authorities(state)
 
     state = DesiredState({VM: sandbox(VM, box("main", "2-4")), OTHER: sandbox(OTHER, box("web", "0"))})
