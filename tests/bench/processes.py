@@ -54,6 +54,23 @@ def status(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
                   {"sandboxes": shown, "rounds": rounds, "bytes": out.stat().st_size})
 
 
+def tab(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
+    """The words that complete a pod, as a shell waits for them at a TAB."""
+    made.forget()
+    out = made.path / "words"
+    command, *words = made.command_line("status", "")
+    line = " ".join(["vmpin", *words])
+    env = {**environment(), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+           "_ARGCOMPLETE_STDOUT_FILENAME": str(out), "COMP_LINE": line, "COMP_POINT": str(len(line)),
+           "VMPIN_COMPLETION_DEADLINE": "60"}
+    with Watcher(made):
+        values, floors = in_turn(rounds, lambda: process_ms([command], env), _interpreter)
+    offered = len(out.read_text().split("\v"))
+    if offered < len(machines):
+        raise CannotMeasure(f"{offered} of {len(machines)} sandboxes are offered")
+    return Figure("tab_pods", median(values), "ms", median(floors), 150, "value", {"words": offered, "rounds": rounds})
+
+
 def _interpreter() -> float:
     return process_ms([sys.executable, "-c", "pass"], environment())
 

@@ -122,6 +122,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("idle_rss", "idle_cpu"): _rest,
     ("top_200x16",): _top,
     ("status_json",): lambda bench: [processes.status(bench.made, bench.many(), bench.rounds(40))],
+    ("tab_pods",): lambda bench: [processes.tab(bench.made, bench.many(), bench.rounds(40))],
     ("nri_to_pinned",): lambda bench: [nri.to_pinned(bench.made, bench.many(), bench.rounds(100))],
     ("nri_create_to_pinned",): lambda bench: [nri.create_to_pinned(bench.made, bench.many(), bench.rounds(100))],
     ("nri_vcpu_to_pinned",): lambda bench: [
