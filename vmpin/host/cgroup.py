@@ -92,8 +92,8 @@ class Cgroups:
     def cpuset_path(self, pid: int, tid: int | None = None) -> Path | None:
         """The directory of the cpuset cgroup of a thread (the main thread, without `tid`), as v1 moves single threads,
         and on v2 cpuset is a threaded controller; None: gone or hidden."""
-        found = self._find(pid, tid)
-        return None if found is None else found[0]
+        location = self._find(pid, tid)
+        return None if location is None else location[0]
 
     def is_top(self, path: Path) -> bool:
         """Whether this is the topmost cgroup of its hierarchy, which belongs to no container."""
@@ -105,10 +105,10 @@ class Cgroups:
 
     def cpuset_of(self, pid: int, tid: int | None = None) -> CpusetCgroup | None:
         """Return the CPUs that a thread's cpuset cgroup leaves it."""
-        found = self._find(pid, tid)
-        if found is None:
+        location = self._find(pid, tid)
+        if location is None:
             return None
-        path, mount = found
+        path, mount = location
         try:
             return self._read_v2(path, mount) if mount is self._v2 else self._read_v1(path, mount.prefix)
         except CpuSetError as err:
@@ -121,7 +121,7 @@ class Cgroups:
         :param container: the id of the container that the process is in: its cgroup is then taken, and not one below
             it that the container made itself, as systemd and nested runtimes do."""
         raw = read_file(f"{self.proc.root}/{pid}/cgroup")
-        found = None
+        v2_file = None
         for line in os.fsdecode(raw or b"").split("\n"):
             number, _, rest = line.partition(":")
             controllers, _, cgroup = rest.partition(":")
@@ -131,8 +131,8 @@ class Cgroups:
                 return None if path is None or not cgroup.strip("/") else f"{path}/cpuacct.usage"
             if number == "0" and not controllers and self._v2 is not None and cgroup.strip("/"):
                 path = self._v2.locate(cgroup)
-                found = None if path is None or self.is_top(path) else f"{path}/cpu.stat"
-        return found
+                v2_file = None if path is None or self.is_top(path) else f"{path}/cpu.stat"
+        return v2_file
 
     def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
         """The cgroup's directory, and the hierarchy that rules: v1 where the cpuset controller is in it."""

@@ -36,13 +36,13 @@ class CpuLines:
 
     def of(self, cpus: Iterable[int]) -> dict[int, tuple[int, int, int]]:
         """(idle, interrupts, taken by the hypervisor) in ns of each CPU that is online."""
-        found = {}
+        times = {}
         for cpu in cpus:
             fields = self._lines.get(b"cpu%d" % cpu, b"").split()
             if len(fields) > 8:
                 idle, iowait, irq, softirq, steal = map(int, fields[4:9])
-                found[cpu] = (idle + iowait) * STEP, (irq + softirq) * STEP, steal * STEP
-        return found
+                times[cpu] = (idle + iowait) * STEP, (irq + softirq) * STEP, steal * STEP
+        return times
 
 
 def tickless(sys: str | os.PathLike[str]) -> CpuSet:

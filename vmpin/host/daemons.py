@@ -54,21 +54,21 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
     import psutil
 
     names = frozenset(wanted)
-    found = []
+    running = []
     before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, proc.root  # a pod may have the node's elsewhere
     try:
         for pid in sorted(map(int, proc.pids())):  # psutil.pids() fails on a /proc without processes
             try:
                 argv = psutil.Process(pid).cmdline()
-                name = next((each for each in _names(argv) if each in names), None)
+                name = next((word for word in _names(argv) if word in names), None)
                 if name is None or (name not in _FROM_A_POD and proc.nested(pid)):
                     continue
             except (psutil.Error, OSError):
                 continue
-            found.append(Program(pid, name, argv))
+            running.append(Program(pid, name, argv))
     finally:
         psutil.PROCFS_PATH = before
-    return found
+    return running
 
 
 def _names(argv: list[str]) -> Iterable[str]:
@@ -87,29 +87,29 @@ def _names(argv: list[str]) -> Iterable[str]:
 
 def flag(argv: Sequence[str], *names: str) -> str:
     """The last value of a command line's flag, in any of Go's ways to write it; "" when it is not there."""
-    found = ""
+    last = ""
     for at, arg in enumerate(argv):
         name, equals, value = arg.lstrip("-").partition("=")
         if arg.startswith("-") and name in names:
-            found = value if equals else argv[at + 1] if at + 1 < len(argv) else found
-    return found
+            last = value if equals else argv[at + 1] if at + 1 < len(argv) else last
+    return last
 
 
-def daemons(found: Iterable[Program]) -> tuple[Daemon, ...]:
-    return tuple(Daemon(DAEMONS[program.name], program.name, program.pid) for program in found
+def daemons(running: Iterable[Program]) -> tuple[Daemon, ...]:
+    return tuple(Daemon(DAEMONS[program.name], program.name, program.pid) for program in running
                  if program.name in DAEMONS)
 
 
 def irqbalance(files: Files) -> dict[str, FoundSetting]:
     """The CPUs that irqbalance leaves alone."""
-    found: dict[str, FoundSetting] = {}
+    settings: dict[str, FoundSetting] = {}
     for path in _IRQBALANCE:
         try:
             text = files.text(path) or ""
         except SourceError:
             continue
-        found |= {key: FoundSetting(value.strip(), path) for key, value in _BANNED.findall(text)}
-    return found
+        settings |= {key: FoundSetting(value.strip(), path) for key, value in _BANNED.findall(text)}
+    return settings
 
 
 class _Unit(NamedTuple):
@@ -127,36 +127,36 @@ def tuned(files: Files) -> Tuned:
         active = (files.text("/etc/tuned/active_profile") or "").split()
     except SourceError:
         active = []
-    found, units = Tuned(" ".join(active)), dict[str, _Unit]()
+    profile, units = Tuned(" ".join(active)), dict[str, _Unit]()
     for name in active:
-        found = _with_profile(files, name, found, units)
-    return replace(found, scheduler={
+        profile = _with_profile(files, name, profile, units)
+    return replace(profile, scheduler={
         key: setting for unit in units.values() if unit.type == "scheduler" and unit.enabled
         for key, setting in unit.options.items() if key in _MASKS or key.startswith("group.")})
 
 
-def _with_profile(files: Files, name: str, found: Tuned, units: dict[str, _Unit]) -> Tuned:
+def _with_profile(files: Files, name: str, merged: Tuned, units: dict[str, _Unit]) -> Tuned:
     """Merge the profiles that a profile includes into `units`, then its own sections. A file that was read is not
     taken again, so a profile may include one of its name in a later directory (tuned/profiles: loader.py,
     locator.py)."""
     optional, name = name.startswith("-"), name.removeprefix("-")
     if not name:
-        return found
-    if "/" in name or len(found.files) > 20:
-        return replace(found, lost=(*found.lost, name))
+        return merged
+    if "/" in name or len(merged.files) > 20:
+        return replace(merged, lost=(*merged.lost, name))
     paths = [path for place in _PROFILES if files.exists(path := f"{place}/{name}/tuned.conf")]
-    path = next((path for path in paths if path not in found.files), "")
+    path = next((path for path in paths if path not in merged.files), "")
     if paths and not path:
-        return found
+        return merged
     sections = _sections(files, path) if path else None
     if sections is None:
-        return found if optional else replace(found, lost=(*found.lost, name))
-    found = replace(found, files=(*found.files, path))
+        return merged if optional else replace(merged, lost=(*merged.lost, name))
+    merged = replace(merged, files=(*merged.files, path))
     for included in re.split(r"\s*[,;]\s*", (sections.get("main", {}).get("include") or "").strip()):
-        found = _with_profile(files, included, found, units)
+        merged = _with_profile(files, included, merged, units)
     for section, options in sections.items():
         _merge_unit(units, section, options, path)
-    return found
+    return merged
 
 
 def _merge_unit(units: dict[str, _Unit], name: str, options: Mapping[str, str], path: str) -> None:

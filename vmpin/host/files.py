@@ -93,11 +93,11 @@ class Files:
 
     def glob(self, pattern: str) -> list[str]:
         """The files that match an absolute pattern, sorted; its links are followed like any other's."""
-        found = ["/"]
+        paths = ["/"]
         for part in (part for part in pattern.split("/") if part):
             if any(char in part for char in "*?["):
-                found = [f"{at.rstrip('/')}/{name}" for at in found for name in self.names(at)
+                paths = [f"{at.rstrip('/')}/{name}" for at in paths for name in self.names(at)
                          if fnmatch.fnmatchcase(name, part)]
             else:
-                found = [f"{at.rstrip('/')}/{part}" for at in found]
-        return [path for path in found if self.exists(path)]
+                paths = [f"{at.rstrip('/')}/{part}" for at in paths]
+        return [path for path in paths if self.exists(path)]

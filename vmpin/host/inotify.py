@@ -72,12 +72,12 @@ class Inotify:
             raw = os.read(self.fd, _READ)
         except BlockingIOError:
             return []
-        found, at = [], 0
+        events, at = [], 0
         while at < len(raw):
             wd, mask, _, length = _EVENT.unpack_from(raw, at)
             at += _EVENT.size + length
-            found.append(InotifyEvent(wd, mask, os.fsdecode(raw[at - length:at].rstrip(b"\0"))))
-        return found
+            events.append(InotifyEvent(wd, mask, os.fsdecode(raw[at - length:at].rstrip(b"\0"))))
+        return events
 
     def close(self) -> None:
         if self.fd >= 0:

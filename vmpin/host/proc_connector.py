@@ -77,7 +77,7 @@ class ProcConnector:
 
     def read(self, most: int = 256) -> tuple[list[Event], bool]:
         """Read at most so many events, the oldest first. :returns: them, and whether earlier ones were lost."""
-        found: list[Event] = []
+        events: list[Event] = []
         lost = False
         receive, parse = self._socket.recvfrom, proc_events.parse
         for _ in range(most):
@@ -97,8 +97,8 @@ class ProcConnector:
             except WireError:
                 continue
             if event is not None:
-                found.append(event)
-        return found, lost
+                events.append(event)
+        return events, lost
 
     def follow_names(self, pids: Collection[int]) -> None:
         """Receive from now on only the names of these processes' threads, where the kernel has room for them; of all
@@ -126,25 +126,25 @@ class ProcConnector:
     def _open(self) -> socket.socket:
         with contextlib.ExitStack() as closing:
             try:
-                made = closing.enter_context(socket.socket(
+                netlink = closing.enter_context(socket.socket(
                     socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
                     _NETLINK_CONNECTOR))
                 try:
-                    made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+                    netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
                 except PermissionError:
-                    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as any process may
+                    netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as any process may
                 with contextlib.suppress(OSError):  # then they are sorted out here
-                    _attach(made, proc_events.socket_filter())
-                made.bind((0, proc_events.CN_IDX_PROC))
+                    _attach(netlink, proc_events.socket_filter())
+                netlink.bind((0, proc_events.CN_IDX_PROC))
             except OSError as err:
                 raise self._unavailable(err) from err
             closing.pop_all()
-        return made
+        return netlink
 
     def _open_in(self, namespace: Path) -> socket.socket:
         """A socket of another network namespace; a thread goes there for it, and ends."""
-        made: list[socket.socket] = []
-        wrong: list[Exception] = []
+        sockets: list[socket.socket] = []
+        errors: list[Exception] = []
 
         def there() -> None:
             import ctypes  # which a hardened service may be refused the memory for
@@ -156,17 +156,17 @@ class ProcConnector:
                         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
                 finally:
                     os.close(fd)
-                made.append(self._open())
+                sockets.append(self._open())
             except Exception as err:
-                wrong.append(err)
+                errors.append(err)
 
         thread = threading.Thread(target=there)
         thread.start()
         thread.join()
-        if made:
-            return made[0]
+        if sockets:
+            return sockets[0]
         lacks = lacking_rights(self._proc, "network")
-        raise SourceError("proc connector", f"{lacks}, which cannot be entered from here: {wrong[0]}") from wrong[0]
+        raise SourceError("proc connector", f"{lacks}, which cannot be entered from here: {errors[0]}") from errors[0]
 
     def _listen(self) -> None:
         """Ask for events, and see that they come."""
@@ -227,9 +227,9 @@ def lacking_rights(proc: Procfs, *namespaces: str) -> str:
 
 def _foreign_namespaces(proc: Procfs) -> list[str]:
     """The kinds of which this process is in another namespace than the machine's first, as far as that is known."""
-    found = []
+    kinds = []
     for kind, number in _INITIAL.items():
         with contextlib.suppress(OSError):
             if os.readlink(f"{proc.root}/self/ns/{kind}") != f"{kind}:[{number}]":
-                found.append(kind)
-    return found
+                kinds.append(kind)
+    return kinds

@@ -59,10 +59,10 @@ def split_stat(raw: bytes) -> tuple[bytes, list[bytes]] | None:
 
 def parse_stat(raw: bytes) -> Stat | None:
     """Parse a stat line; None where the text is none."""
-    found = split_stat(raw)
-    if found is None:
+    parts = split_stat(raw)
+    if parts is None:
         return None
-    name, fields = found
+    name, fields = parts
     return named(Stat, (_name(name), _STATES.get(fields[0]) or fields[0].decode("ascii", "replace"),
                         int(fields[1]), int(fields[6]), int(fields[19]), int(fields[36])))
 
@@ -75,8 +75,8 @@ def _name(raw: bytes) -> str:
 
 def linux(release: str) -> tuple[int, int] | None:
     """Version and patch level of a kernel's release (uname(2)), None when it names none."""
-    found = _RELEASE.match(release)
-    return None if found is None else (int(found[1]), int(found[2]))
+    version = _RELEASE.match(release)
+    return None if version is None else (int(version[1]), int(version[2]))
 
 
 def began(starttime: int) -> float:
@@ -161,9 +161,9 @@ class Procfs:
     def each_tid(self, pid: int | str) -> Generator[str, None, None]:
         """The same one by one, in the kernel's order: of a process with very many threads a part can be taken."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), \
-                os.scandir(f"{self.root}/{pid}/task") as found:
-            for each in found:
-                yield each.name
+                os.scandir(f"{self.root}/{pid}/task") as entries:
+            for entry in entries:
+                yield entry.name
 
     def thread_count(self, pid: int | str) -> int:
         """How many threads a process has, -1 when it has ended (fs/proc/base.c: proc_task_getattr). A third of the
@@ -189,14 +189,14 @@ class Procfs:
     def task_stats(self, pid: int | str, tids: Collection[int]) -> dict[int, Stat]:
         """Read the stats of a process's threads, without those that have ended. For many, in half the time of
         `thread_stat`: their paths begin at its task directory."""
-        found: dict[int, Stat] = {}
+        stats: dict[int, Stat] = {}
         kept, room = self._kept, self._room
         if len(tids) == 1 and not room:
             return {tid: stat for tid in tids if (stat := self.thread_stat(pid, tid)) is not None}
         try:
             tasks = os.open(f"{self.root}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-            return found
+            return stats
         opened, read, close = os.open, os.read, os.close
         try:
             for tid in tids:
@@ -208,7 +208,7 @@ class Procfs:
                 try:
                     stat = parse_stat(read(fd, 4096))
                     if stat is not None:
-                        found[tid] = stat
+                        stats[tid] = stat
                         keep = len(kept) < room and kept.setdefault((tid, stat.starttime), fd) == fd
                 except ProcessLookupError:
                     continue
@@ -217,7 +217,7 @@ class Procfs:
                         close(fd)
         finally:
             close(tasks)
-        return found
+        return stats
 
     def beginning(self, pid: int | str) -> bytes:
         """The first 4096 bytes of the command line as the kernel has them; b"" for kernel threads and what has
@@ -238,8 +238,8 @@ class Procfs:
         """The process a thread id belongs to: /proc answers for threads too, though it does not list them."""
         # The name stands before it, but the kernel escapes a newline in that.
         raw = b"\n" + (read_file(f"{self.root}/{pid}/status", 8192) or b"")
-        _, found, rest = raw.partition(b"\nTgid:")
-        return int(rest.partition(b"\n")[0]) if found else None
+        _, label, rest = raw.partition(b"\nTgid:")
+        return int(rest.partition(b"\n")[0]) if label else None
 
     def uids(self, pid: int | str) -> tuple[int, ...] | None:
         """The users of a process (real, effective, saved, of the file system), as this user namespace numbers them;

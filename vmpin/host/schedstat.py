@@ -34,10 +34,10 @@ class LastRun(NamedTuple):
 
 def parse_stat(raw: bytes) -> LastRun | None:
     """Parse a thread's run time from its stat line; None where the text is no stat line."""
-    found = split_stat(raw)
-    if found is None:
+    parts = split_stat(raw)
+    if parts is None:
         return None
-    _, fields = found
+    _, fields = parts
     return LastRun(int(fields[19]), int(fields[36]), (int(fields[11]) + int(fields[12])) * _TICK)
 
 
@@ -58,8 +58,8 @@ class Schedstat:
     def __init__(self, proc: Procfs | None = None) -> None:
         self.proc = proc or Procfs()
         own = f"{self.proc.root}/{os.getpid()}"
-        found = _schedstat(read_file(f"{own}/schedstat", 128))
-        self.precise = found is not None and found.ran > 0
+        sample = _schedstat(read_file(f"{own}/schedstat", 128))
+        self.precise = sample is not None and sample.ran > 0
         self.counts_migrations = parse_migrations(read_file(f"{own}/sched", 4096) or b"") is not None
 
     def ran(self, pid: int | str, tid: int | str) -> Ran | None:

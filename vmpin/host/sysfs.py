@@ -47,13 +47,13 @@ class Sysfs:
     def plugged(self, cpus: CpuSet) -> dict[int, int]:
         """Return for each online CPU a number that changes when the CPU was off in between: its topology directory is
         made again then (drivers/base/topology.c), and kernfs gives no number twice. {} where the kernel shows none."""
-        found = {}
+        inodes = {}
         for cpu in cpus:
             try:
-                found[cpu] = os.stat(f"{self.cpu}/cpu{cpu}/topology").st_ino
+                inodes[cpu] = os.stat(f"{self.cpu}/cpu{cpu}/topology").st_ino
             except OSError:
                 continue
-        return found
+        return inodes
 
     def topology(self) -> Topology:
         """Everything; some files per CPU, so for the start and for changes of the online CPUs. :raises: as
@@ -117,7 +117,7 @@ class Sysfs:
         nodes = numbered(self.node, _NODE)
         rows = {node: text_of(f"{self.node}/node{node}/distance").split() for node in nodes}
         return {node: dict(zip(nodes, map(int, row), strict=True)) for node, row in rows.items()
-                if len(row) == len(nodes) and all(each.isascii() and each.isdigit() for each in row)}
+                if len(row) == len(nodes) and all(distance.isascii() and distance.isdigit() for distance in row)}
 
 
 def cpu_list(path: str) -> CpuSet | None:

@@ -18,14 +18,14 @@ _BUSY = b'{"error":"too many requests at once","hint":"ask again later"}\n'
 
 async def in_turns(work: Iterator[T], turn: float) -> list[T]:
     """Do the steps of `work`, and let the loop's other work go on every `turn` seconds."""
-    done = []
+    results = []
     began = time.monotonic()
-    for found in work:
-        done.append(found)
+    for result in work:
+        results.append(result)
         if time.monotonic() - began > turn:
             await asyncio.sleep(0)
             began = time.monotonic()
-    return done
+    return results
 
 
 class Rationed:

@@ -28,18 +28,18 @@ def listen(path: Path, group: str = "") -> socket.socket:
     holds the lock, so no living watcher listens there). :raises ConfigError: for an unknown group."""
     gid_of(group)  # before anything is made
     path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     before = os.umask(0o177)  # no other user can connect in the moment before chmod
     try:
-        made.bind(os.fspath(path))
+        listener.bind(os.fspath(path))
     except OSError:
-        made.close()
+        listener.close()
         raise
     finally:
         os.umask(before)
     open_to(path, group)
-    made.listen(MAX_CONNECTIONS)
-    return made
+    listener.listen(MAX_CONNECTIONS)
+    return listener
 
 
 def identity(path: Path) -> Identity | None:
@@ -86,7 +86,7 @@ def open_to(path: Path, group: str) -> None:
         os.chmod(path, 0o660)
 
 
-async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, deadline: float,
+async def serve(listener: socket.socket, limit: int, handler: Handler, line: bool, deadline: float,
                 admitted: Admission = lambda peer: True) -> None:
     """Answer requests for ever, each a line (`line`) or all that comes until the peer shuts its side. A peer that
     sends too much, nothing, or goes away costs its own connection only.
@@ -110,11 +110,11 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, d
             if raw is None:
                 writer.write(b"refused: more than %d bytes\n" % limit)
             elif raw:
-                found = await handler(raw, peer.uid)
-                if isinstance(found, bytes):
-                    writer.write(found)
+                reply = await handler(raw, peer.uid)
+                if isinstance(reply, bytes):
+                    writer.write(reply)
                 else:
-                    await streams.send(writer, found)
+                    await streams.send(writer, reply)
             async with asyncio.timeout(deadline):
                 await writer.drain()
         except (TimeoutError, OSError) as err:
@@ -128,7 +128,7 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, d
                 writer.transport.abort()  # it waits for a peer that does not read
             busy -= 1
 
-    acceptor = Acceptor(made, NO_DESCRIPTORS)
+    acceptor = Acceptor(listener, NO_DESCRIPTORS)
     tasks: set[asyncio.Task[None]] = set()
     try:
         while True:
@@ -142,7 +142,7 @@ async def serve(made: socket.socket, limit: int, handler: Handler, line: bool, d
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        made.close()
+        listener.close()
 
 
 async def _read(reader: asyncio.StreamReader, limit: int, line: bool) -> bytes | None:

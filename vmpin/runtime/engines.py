@@ -31,31 +31,31 @@ _PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
     """The container engines that run or have a configuration."""
-    found = [_containerd(files, path, pid) for path, pid in _containerds(files, programs)]
+    running = [_containerd(files, path, pid) for path, pid in _containerds(files, programs)]
     crio = next((program for program in programs if program.name == "crio"), None)
     if crio is not None or files.exists("/etc/crio"):
-        found.append(_crio(files, crio))
+        running.append(_crio(files, crio))
     if files.exists("/usr/bin/podman") or files.exists("/etc/containers/containers.conf"):
-        found.append(_podman(files))
-    return tuple(found)
+        running.append(_podman(files))
+    return tuple(running)
 
 
-def configuration_places(found: Iterable[Engine]) -> list[str]:
+def configuration_places(running: Iterable[Engine]) -> list[str]:
     """The files and directories whose change may change what `engines` returns. :param found: what it returned."""
-    read = [path for engine in found for path in engine.files]
+    read = [path for engine in running for path in engine.files]
     directories = [path.rpartition("/")[0] for path in (*read, _CONTAINERD_IMPORTS)]
     return list(dict.fromkeys((*_CONTAINERD, _CRIO, f"{_CRIO}.d", *read, *directories)))
 
 
 def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:
     """The configuration file of each containerd, and its pid."""
-    found: dict[str, int | None] = {}
+    pids: dict[str, int | None] = {}
     for program in programs:
         if program.name == "containerd":
-            found.setdefault(flag(program.argv, "config", "c") or _CONTAINERD[0], program.pid)
-    if not found:
-        found = {path: None for path in _CONTAINERD if files.exists(path)}
-    return list(found.items())
+            pids.setdefault(flag(program.argv, "config", "c") or _CONTAINERD[0], program.pid)
+    if not pids:
+        pids = {path: None for path in _CONTAINERD if files.exists(path)}
+    return list(pids.items())
 
 
 def _containerd(files: Files, path: str, pid: int | None) -> Engine:
@@ -64,8 +64,8 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     origin: dict[str, str] = {}
     config = _imported(files, path, read, trouble, origin)
     if path == _CONTAINERD[0] and "imports" not in config:
-        for each in files.glob(_CONTAINERD_IMPORTS):
-            config = merge(config, _imported(files, each, read, trouble, origin))
+        for imported in files.glob(_CONTAINERD_IMPORTS):
+            config = merge(config, _imported(files, imported, read, trouble, origin))
     version = config.get("version")
     version = version if isinstance(version, int) else 1 if config else 0
     disabled = switch(dig(config, "plugins", _NRI, "disable"))
@@ -88,22 +88,22 @@ def _with_shim(files: Files, table: Table) -> Table:
     if string(table.get("runtime_path")) or len(kind) < 2:
         return table
     name = f"containerd-shim-{kind[-2]}-{kind[-1]}"
-    found = next((path for place in _SHIM_PLACES if files.exists(path := f"{place}/{name}")), "")
-    return {**table, "runtime_path": found} if found and "/" not in name else table
+    shim = next((path for place in _SHIM_PLACES if files.exists(path := f"{place}/{name}")), "")
+    return {**table, "runtime_path": shim} if shim and "/" not in name else table
 
 
 def _imported(files: Files, path: str, read: list[str], trouble: list[str], origin: dict[str, str]) -> Table:
     """A file of containerd's, with its imports over it (cmd/containerd/server/config: mergeConfig)."""
     if path in read or len(read) >= _MAX_IMPORTS:
         return {}
-    config = next((found for _, found in _loaded(files, [path], read, trouble)), {})
+    config = next((table for _, table in _loaded(files, [path], read, trouble)), {})
     for plugin in _CRI:
         for name, _ in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")):
             origin[name] = path
     for pattern in strings(config.get("imports")):
         place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
-        for each in files.glob(place):
-            config = merge(config, _imported(files, each, read, trouble, origin))
+        for imported in files.glob(place):
+            config = merge(config, _imported(files, imported, read, trouble, origin))
     return config
 
 
@@ -111,13 +111,13 @@ def _loaded(files: Files, paths: Iterable[str], read: list[str], trouble: list[s
     """The files that exist, with their contents. Appends to `read` and `trouble`."""
     for path in paths:
         try:
-            found = load(files, path)
+            table = load(files, path)
         except SourceError as err:
             trouble.append(str(err))
             continue
-        if found is not None:
+        if table is not None:
             read.append(path)
-            yield path, found
+            yield path, table
 
 
 def _crio(files: Files, program: Program | None) -> Engine:
@@ -129,9 +129,9 @@ def _crio(files: Files, program: Program | None) -> Engine:
     origin: dict[str, str] = {}
     paths = (flag(argv, "config", "c") or _CRIO,
              *(f"{directory}/{name}" for name in files.names(directory)))
-    for path, found in _loaded(files, paths, read, trouble):
-        origin |= {name: path for name, _ in _tables(dig(found, "crio", "runtime", "runtimes"))}
-        config = merge(config, found)
+    for path, loaded in _loaded(files, paths, read, trouble):
+        origin |= {name: path for name, _ in _tables(dig(loaded, "crio", "runtime", "runtimes"))}
+        config = merge(config, loaded)
     handlers = tuple(_handler("crio", name, table, origin[name], config_path=string(table.get("runtime_config_path")),
                               kind=string(table.get("runtime_type")), annotations=None, base_spec="")
                      for name, table in _tables(dig(config, "crio", "runtime", "runtimes")))
@@ -147,8 +147,8 @@ def _podman(files: Files) -> Engine:
     trouble: list[str] = []
     paths = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
              *files.glob("/etc/containers/containers.conf.d/*.conf"))
-    for _, found in _loaded(files, paths, read, trouble):
-        hooks = strings(dig(found, "engine", "hooks_dir")) or hooks
+    for _, table in _loaded(files, paths, read, trouble):
+        hooks = strings(dig(table, "engine", "hooks_dir")) or hooks
     return Engine("podman", files=tuple(read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(trouble))
 
 

@@ -22,10 +22,10 @@ def parse_json(raw: bytes | str, where: str, values: int = MAX_VALUES) -> object
 
 def parse_object(raw: bytes | str, where: str, values: int = MAX_VALUES) -> dict[str, object]:
     """Parse a JSON object. :raises SourceError: as `parse_json`, and when it is another value."""
-    found = parse_json(raw, where, values)
-    if not isinstance(found, dict):
+    document = parse_json(raw, where, values)
+    if not isinstance(document, dict):
         raise SourceError(where, "is no JSON object")
-    return found
+    return document
 
 
 def dig(table: object, *keys: str) -> Any:

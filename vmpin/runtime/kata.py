@@ -73,7 +73,7 @@ class KataState:
 
     def sandboxes(self) -> dict[SandboxId, KataSandbox]:
         """Every sandbox either runtime has on disk."""
-        found: dict[SandboxId, KataSandbox] = {}
+        sandboxes: dict[SandboxId, KataSandbox] = {}
         seen: set[str] = set()
         self.listed = set()
         parse_go_file = partial(parse_go, exclusive_annotation=self.exclusive_annotation)
@@ -85,15 +85,15 @@ class KataState:
                 seen.add(path)
                 self.listed.add(SandboxId(sid))
                 if sandbox is not None:
-                    found.setdefault(sandbox.id, self._with_states(f"{root}/{sid}", sandbox))
-        for gone in self._half.keys() - seen:
-            del self._half[gone]
-        for gone in self._parsed.keys() - seen:
-            del self._parsed[gone]
-            directory = os.path.dirname(gone) + "/"
+                    sandboxes.setdefault(sandbox.id, self._with_states(f"{root}/{sid}", sandbox))
+        for vanished in self._half.keys() - seen:
+            del self._half[vanished]
+        for vanished in self._parsed.keys() - seen:
+            del self._parsed[vanished]
+            directory = os.path.dirname(vanished) + "/"
             for path in [path for path in self._stopped if path.startswith(directory)]:
                 del self._stopped[path]
-        return found
+        return sandboxes
 
     @property
     def unsettled(self) -> bool:
@@ -195,8 +195,8 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
         cid = dig(config, "ID")
         if not isinstance(cid, str) or not valid_id(cid):
             continue
-        given = dig(config, "Annotations")
-        annotations = {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
+        labels = dig(config, "Annotations")
+        annotations = {str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {}
         dialect = dialect_of(annotations.get(KATA_BUNDLE, ""))
         kind = annotations.get(dialect.kind) or annotations.get("io.katacontainers.pkg.oci.container_type")
         # The sandbox's own container has the sandbox's id; CRI-O starts none alone.

@@ -71,10 +71,11 @@ def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig,
             readers.setdefault(path, []).append(handler.name)
     if not handlers:
         readers |= {path: ["default"] for runtime in _OF_RUNTIME if (path := default_path(files, runtime))}
-        known = {files.real(path) for path in readers}
+        real_paths = {files.real(path) for path in readers}
         patterns = [f"{top}{runtime}{below}/configuration*.toml" for top in _tops(files)
                     for runtime in _OF_RUNTIME.values() for below in _OF_SHIM]
-        readers |= {path: [] for pattern in patterns for path in files.glob(pattern) if files.real(path) not in known}
+        readers |= {path: [] for pattern in patterns for path in files.glob(pattern)
+                    if files.real(path) not in real_paths}
     return tuple(config for path, names in readers.items() if (config := read(files, path, names)) is not None)
 
 
@@ -88,8 +89,8 @@ def _tops(files: Files, shim: str = "") -> list[str]:
 def _script_path(files: Files, shim: str) -> str:
     """The file that a shim which is a script sets; "" for a program, and where no shim is known."""
     script = files.beginning(shim, _SCRIPT_BYTES) if shim else b""
-    found = _SCRIPT.search(script.decode("utf-8", "replace")) if script.startswith(b"#!") else None
-    return "" if found is None else found[1]
+    match = _SCRIPT.search(script.decode("utf-8", "replace")) if script.startswith(b"#!") else None
+    return "" if match is None else match[1]
 
 
 def dropins(files: Files, path: str) -> tuple[str, ...]:

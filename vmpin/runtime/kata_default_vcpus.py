@@ -75,22 +75,22 @@ class KataDefaultVcpus:
 
     def _handlers(self) -> dict[str, Handler]:
         """Kata's runtime handlers by name, read again when a configuration of a container runtime changed."""
-        stamps, found = self._engines
-        places = configuration_places(found)
+        stamps, current = self._engines
+        places = configuration_places(current)
         if not stamps or stamps != self._stamps(places):
-            found = engines(self._files, self._running or ())
-            self._engines = self._stamps(configuration_places(found)), found
-        return {handler.name: handler for engine in reversed(found) for handler in engine.handlers if handler.kata}
+            current = engines(self._files, self._running or ())
+            self._engines = self._stamps(configuration_places(current)), current
+        return {handler.name: handler for engine in reversed(current) for handler in engine.handlers if handler.kata}
 
     def _stamps(self, paths: Iterable[str]) -> _Stamps:
         return tuple(self._stamp(path) for path in paths)
 
     def _stamp(self, path: str) -> tuple[str, int, int]:
         try:
-            found = os.stat(self._files.host(path))
+            info = os.stat(self._files.host(path))
         except OSError:
             return path, 0, 0
-        return path, found.st_mtime_ns, found.st_size
+        return path, info.st_mtime_ns, info.st_size
 
     def _read(self, path: str) -> _Vcpus:
         config = read(self._files, path, ())
@@ -110,4 +110,4 @@ def _number(config: KataConfig, key: str) -> float | None:
     """The first number that is set for a key of the hypervisor's, None without one."""
     numbers = [setting.value for _, setting in config.find(key)
                if isinstance(setting.value, int | float) and not isinstance(setting.value, bool)]
-    return next((each for each in numbers if abs(each) < 1 << 16), None)
+    return next((number for number in numbers if abs(number) < 1 << 16), None)

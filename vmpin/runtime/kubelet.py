@@ -48,16 +48,16 @@ def _object(raw: bytes | str, where: str) -> dict[str, object]:
     return {key.lower(): value for key, value in parse_object(raw, where, 8 * MAX_ENTRIES).items()}
 
 
-def _contents(found: dict[str, object], where: str) -> CpuManagerState:
+def _contents(document: dict[str, object], where: str) -> CpuManagerState:
     lists = CpuLists()
-    policy = found.get("policyname")
+    policy = document.get("policyname")
     if not isinstance(policy, str) or not valid_id(policy):
         raise SourceError(where, f"policyName {_short(policy)} is none")
-    default = _cpus(lists, found.get("defaultcpuset", ""), f"{where}: defaultCpuSet")
+    default = _cpus(lists, document.get("defaultcpuset", ""), f"{where}: defaultCpuSet")
     entries: dict[tuple[str, str], CpuSet] = {}
     pods: dict[str, CpuSet] = {}
     by_id: dict[str, CpuSet] = {}
-    listed, by_pod = _mapping(found, "entries", where), _mapping(found, "podentries", where)
+    listed, by_pod = _mapping(document, "entries", where), _mapping(document, "podentries", where)
     if len(by_pod) + sum(len(value) if isinstance(value, dict) else 1 for value in listed.values()) > MAX_ENTRIES:
         raise SourceError(where, f"names more than {MAX_ENTRIES} containers and pods")
     for key, value in listed.items():
@@ -84,8 +84,8 @@ def _judged(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState
     return state._replace(checksum_ok=checksum_ok, trouble="; ".join(troubles))
 
 
-def _mapping(found: dict[str, object], key: str, where: str) -> dict[str, object]:
-    value = found.get(key)
+def _mapping(document: dict[str, object], key: str, where: str) -> dict[str, object]:
+    value = document.get(key)
     if value is not None and not isinstance(value, dict):
         raise SourceError(where, f"{key} are no object")
     return value or {}
@@ -141,17 +141,17 @@ def _matches(checksum: object, dumps: Iterable[str]) -> bool | None:
 
 def fnv32a(raw: bytes) -> int:
     """FNV-1a of 32 bits, Go's hash/fnv."""
-    found = 0x811C9DC5
+    checksum = 0x811C9DC5
     for byte in raw:
-        found = (found ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return found
+        checksum = (checksum ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return checksum
 
 
-def _dumps(found: dict[str, object], state: CpuManagerState) -> Iterator[str]:
+def _dumps(document: dict[str, object], state: CpuManagerState) -> Iterator[str]:
     """The texts of which kubelets take the checksum: go-spew's `%#v` of their struct, under each name that it had. The
     types of a map's keys and values are left out there, those of a struct's fields are not."""
-    head = f"PolicyName:(string){state.policy} DefaultCPUSet:(string){found.get('defaultcpuset', '')} Entries:"
-    entries = found.get("entries") or {}
+    head = f"PolicyName:(string){state.policy} DefaultCPUSet:(string){document.get('defaultcpuset', '')} Entries:"
+    entries = document.get("entries") or {}
     if state.version == 1 or not entries:
         yield _struct("", f"{head}(map[string]string){_map(entries)}")
     head += f"(map[string]map[string]string){_map(entries)}"

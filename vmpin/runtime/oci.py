@@ -90,43 +90,43 @@ def parse_state(message: HookMessage) -> HookState:
     if not message.state.strip():
         raise SourceError(where, "is empty")
     state = parse_object(message.state, where)
-    given = state.get("id")
-    if not isinstance(given, str) or not valid_id(given):
-        raise SourceError(where, f"id {str(given)[:80]!r} is no container id")
+    state_id = state.get("id")
+    if not isinstance(state_id, str) or not valid_id(state_id):
+        raise SourceError(where, f"id {str(state_id)[:80]!r} is no container id")
     bundle = state.get("bundle") or ""
     if bundle and not clean_path(bundle):
-        raise SourceError(where, f"bundle {str(bundle)[:120]!r} of {given} is no plain absolute path")
+        raise SourceError(where, f"bundle {str(bundle)[:120]!r} of {state_id} is no plain absolute path")
     pid = pid_of(state.get("pid"))  # crun gives 0 and runc none at poststop
     annotations = _strings(state.get("annotations"))
     dialect = dialect_of(str(bundle))
-    container, sandbox, pause = _identity(where, given, str(bundle), annotations, dialect)
+    container, sandbox, pause = _identity(where, state_id, str(bundle), annotations, dialect)
     return HookState(message.stage, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
                      annotations, pause, dialect, tuple(foreign(annotations, dialect)), message.time, message.boot)
 
 
-def _identity(where: str, given: str, bundle: str, annotations: Mapping[str, str],
+def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, str],
               dialect: Dialect) -> tuple[str, str, bool]:
     """Container, sandbox, and whether it is the pause container. The state's id and the bundle's path come first: only
     the runtime writes them. :raises SourceError: where an annotation contradicts them, or the families each other."""
     kind, named = annotations.get(dialect.kind), annotations.get(dialect.sandbox)
     theirs = annotations.get(other(dialect).sandbox)
     if named is not None and not valid_id(named):
-        raise SourceError(where, f"sandbox id {named[:80]!r} of {given} is none")
+        raise SourceError(where, f"sandbox id {named[:80]!r} of {state_id} is none")
     if named is not None and theirs not in (None, named):
-        raise SourceError(where, f"the annotations of {given} name two sandboxes: {dialect.sandbox} {named}, and "
+        raise SourceError(where, f"the annotations of {state_id} name two sandboxes: {dialect.sandbox} {named}, and "
                                  f"{other(dialect).sandbox} {plain(str(theirs), 80)}")
     # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop.
-    of_sandbox = bundle_id(bundle) != given if dialect is CRIO else kind == "container" and named == given
-    container = bundle_id(bundle) if of_sandbox else given
+    of_sandbox = bundle_id(bundle) != state_id if dialect is CRIO else kind == "container" and named == state_id
+    container = bundle_id(bundle) if of_sandbox else state_id
     if not valid_id(container):
-        raise SourceError(where, f"names no container of sandbox {given}")
+        raise SourceError(where, f"names no container of sandbox {state_id}")
     own = of_sandbox or kind in _PAUSE
-    if own and named not in (None, given):
-        raise SourceError(where, f"{given} is a sandbox by its state, and its annotation {dialect.sandbox} names "
+    if own and named not in (None, state_id):
+        raise SourceError(where, f"{state_id} is a sandbox by its state, and its annotation {dialect.sandbox} names "
                                  f"another: {named}")
     # A pod's container has an id of its own. In the config of CRI-O's pause container even `kind` is the author's.
-    pause = not of_sandbox and (kind in _PAUSE or (dialect is CRIO and named == given))
-    return container, given if own else named or given, pause
+    pause = not of_sandbox and (kind in _PAUSE or (dialect is CRIO and named == state_id))
+    return container, state_id if own else named or state_id, pause
 
 
 def clean_path(path: object) -> bool:

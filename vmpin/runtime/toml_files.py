@@ -43,11 +43,11 @@ def _check(value: object, depth: int = 0) -> None:
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     """`base` with the values of `over`: tables are merged, anything else is replaced."""
-    made = dict(base)
+    merged = dict(base)
     for key, value in over.items():
-        old = made.get(key)
-        made[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return made
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def strings(value: object) -> tuple[str, ...]:
