@@ -293,7 +293,7 @@ class AgentSession(Session):
         self.reports = {ContainerId(cid): container_report(outcome) for cid, outcome in answer.containers.items()}
         self.system = None if answer.system is None else container_report(answer.system)
         if not self.done:
-            level = logging.WARNING if any(each.state == ERROR for each in self.reports.values()) else logging.INFO
+            level = logging.WARNING if any(report.state == ERROR for report in self.reports.values()) else logging.INFO
             logger.log(level, "guest containers sandbox=%s: %s", self.name, summary(self.reports))
         self.progress = Progress.DONE
         self._changed()

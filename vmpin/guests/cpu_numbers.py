@@ -43,15 +43,15 @@ def guest_cpu_numbers(vcpus: GuestVcpus, kernel: tuple[int, int] | None) -> dict
     """
     if not vcpus.hw.keys() >= set(range(vcpus.boot)):
         return {}  # a boot vCPU is unidentified or was unplugged: no number is certain
-    found = {VcpuId(number): number for number in range(vcpus.boot)}
+    numbers = {VcpuId(number): number for number in range(vcpus.boot)}
     plugged = vcpus.plugged
     upwards = [*range(vcpus.boot, vcpus.boot + len(plugged))]
     downwards = [*range(vcpus.most - 1, vcpus.most - 1 - len(plugged), -1)]
     if plugged == upwards or (kernel is not None and kernel >= NUMBERED_AT_BOOT):
-        return found | {vcpu: vcpu for vcpu in plugged}
+        return numbers | {vcpu: vcpu for vcpu in plugged}
     if kernel is not None and plugged == downwards:
-        return found | dict(zip(plugged, upwards, strict=True))
-    return found
+        return numbers | dict(zip(plugged, upwards, strict=True))
+    return numbers
 
 
 @dataclass(frozen=True)

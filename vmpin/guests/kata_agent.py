@@ -144,8 +144,8 @@ def online_cpus(metrics: str) -> int:
     >>> online_cpus('kata_guest_cpu_time{cpu="0",item="user"} 120\\nkata_guest_cpu_time{cpu="total",item="user"} 120')
     1
     """
-    found = (_CPU_TIME.fullmatch(line) for line in metrics.splitlines())
-    return len({parse_whole(match[1], 1023) for match in found if match is not None} - {None})
+    matches = (_CPU_TIME.fullmatch(line) for line in metrics.splitlines())
+    return len({parse_whole(match[1], 1023) for match in matches if match is not None} - {None})
 
 
 def _messages() -> Messages:

@@ -167,7 +167,7 @@ class KataSession(Session):
 
     def _reports_after_refusal(self) -> dict[ContainerId, ContainerReport]:
         """Containers that were given CPUs before the refusal keep them."""
-        return {cid: ContainerReport(SENT, self.text, wanted=given) if (given := self._given.get(cid)) else report
+        return {cid: ContainerReport(SENT, self.text, wanted=cpus) if (cpus := self._given.get(cid)) else report
                 for cid, report in self._for_every_container(LEFT_ALONE, self.text).items()}
 
     async def _send(self, agent: KataAgent, wish: KataWish) -> None:

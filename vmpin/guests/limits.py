@@ -101,13 +101,13 @@ class LogOnce:
         self._sandbox = sandbox
         self.texts: set[str] = set()
 
-    def log(self, level: int, what: str, text: str) -> None:
+    def log(self, level: int, subject: str, text: str) -> None:
         """Log at this level the first time, and at DEBUG from then on."""
         if text in self.texts or len(self.texts) >= self.MOST:
             level = logging.DEBUG
         elif level > logging.DEBUG:
             self.texts.add(text)
-        logger.log(level, "%s sandbox=%s: %s", what, self._sandbox, text)
+        logger.log(level, "%s sandbox=%s: %s", subject, self._sandbox, text)
 
 
 def only_used(wanted: Collection[str], message: Mapping[str, object]) -> Mapping[str, object]:
@@ -118,4 +118,4 @@ def only_used(wanted: Collection[str], message: Mapping[str, object]) -> Mapping
     containers = message.get("containers")
     if message.get("type") != "applied" or not isinstance(containers, dict):
         return message
-    return {**message, "containers": {cid: each for cid, each in containers.items() if cid in wanted}}
+    return {**message, "containers": {cid: report for cid, report in containers.items() if cid in wanted}}

@@ -105,13 +105,13 @@ class GuestManager:
         from vmpin.guests.vm_guest import VmGuest  # a node without VMs need not load it
 
         kata = view.kata(vm.sandbox)
-        made = self._guests[vm.sandbox] = VmGuest(via, vm, "" if kata is None else kata.agent_url, view.proc,
-                                                  view.config, self._rival, self._timeouts)
-        if made.cid is not None:
-            self._cids.setdefault(made.cid, {})[vm.sandbox] = None
+        guest = self._guests[vm.sandbox] = VmGuest(via, vm, "" if kata is None else kata.agent_url, view.proc,
+                                                   view.config, self._rival, self._timeouts)
+        if guest.cid is not None:
+            self._cids.setdefault(guest.cid, {})[vm.sandbox] = None
         if self._running:
-            self._start(vm.sandbox, made)
-        return made
+            self._start(vm.sandbox, guest)
+        return guest
 
     def _rival(self, cid: int, sandbox: SandboxId) -> SandboxId | None:
         """Another sandbox whose VMM names this CID; the kernel gives it to only one. Called at each attempt of each
@@ -166,8 +166,8 @@ class GuestManager:
         guest = self._guests.get(sandbox)
         if guest is None:
             return None
-        found = guest.report()
-        return found.data(), {container: found.of(container).data() for container in guest.placed}
+        report = guest.report()
+        return report.data(), {container: report.of(container).data() for container in guest.placed}
 
     def managed(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
         """Return those of these sandboxes whose guests get a map."""
@@ -176,9 +176,9 @@ class GuestManager:
     async def unpin_results(self, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
         """Wait a few seconds at most until the guests of these sandboxes have taken everything back. :returns: the
         result in each, as a text; without sandboxes whose guests get no map."""
-        asked = {sandbox: self._guests[sandbox] for sandbox in sandboxes if sandbox in self._guests}
-        results = await asyncio.gather(*(guest.unpin_result(self._timeouts.guest_unpin) for guest in asked.values()))
-        return dict(zip(asked, results, strict=True))
+        guests = {sandbox: self._guests[sandbox] for sandbox in sandboxes if sandbox in self._guests}
+        results = await asyncio.gather(*(guest.unpin_result(self._timeouts.guest_unpin) for guest in guests.values()))
+        return dict(zip(guests, results, strict=True))
 
     async def unpin_once(self, view: NodeView, sandboxes: Iterable[SandboxId]) -> dict[SandboxId, str]:
         """Have these guests take back what an earlier watcher sent; for a command, while none runs. :returns: as
@@ -214,6 +214,6 @@ async def _leave(guest: VmGuest, task: asyncio.Task[None], seconds: float, befor
         await asyncio.wait([task])
 
 
-def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+def _same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
     """Compare by identity: a change of a placement or a state makes a new object."""
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))

@@ -66,10 +66,10 @@ class VmGuest:
 
     def channels(self) -> Sequence[Channel]:
         """The ways into the guest at this moment: a socket may appear later, or be replaced."""
-        found = find_channels(self._address, self._proc, self.config.paths.kata_go, self.config.paths.kata_rs)
+        channels = find_channels(self._address, self._proc, self.config.paths.kata_go, self.config.paths.kata_rs)
         rival = None if self.cid is None else self._rival(self.cid, self._address.sandbox)
         return [ContestedVsock(str(way), rival) if rival is not None and isinstance(way, Vsock) else way
-                for way in found]
+                for way in channels]
 
     def _channels_with_ports(self) -> Sequence[Channel]:
         return [channel for channel in self.channels() if not isinstance(channel, VirtioSerial)]
@@ -158,9 +158,9 @@ class VmGuest:
             await cancel_all(first, *(() if task is None else (task,)))
 
     def _task(self, session: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        made = asyncio.create_task(session)
-        made.add_done_callback(lambda _: self._turn.set())
-        return made
+        task = asyncio.create_task(session)
+        task.add_done_callback(lambda _: self._turn.set())
+        return task
 
     async def unpin_result(self, seconds: float) -> str:
         """Wait until everything is taken back, after `unpin` and while `run` runs. :returns: the result, as a text."""
@@ -196,16 +196,16 @@ class VmGuest:
             foreign, text = agent.state is SessionState.FOREIGN, agent.text
             if kata is not None and kata.state is SessionState.FOREIGN and not foreign:
                 foreign, text = True, kata.text
-            found = GuestReport("vmpin-agent" if agent.up else "", text, agent.reports, agent.system, agent.counters,
-                                foreign)
+            report = GuestReport("vmpin-agent" if agent.up else "", text, agent.reports, agent.system, agent.counters,
+                                 foreign)
         else:
             assert kata is not None
-            found = GuestReport("kata-agent" if kata.up else "", kata.text, kata.reports, None, kata.counters,
-                                kata.state is SessionState.FOREIGN)
+            report = GuestReport("kata-agent" if kata.up else "", kata.text, kata.reports, None, kata.counters,
+                                 kata.state is SessionState.FOREIGN)
         if not self.trouble:
-            return found
+            return report
         pending = dict.fromkeys(self.placed, ContainerReport(PENDING, self.trouble))  # the reports are of an older map
-        return GuestReport(found.by, found.state, pending, found.system, found.counters)
+        return GuestReport(report.by, report.state, pending, report.system, report.counters)
 
 
 def _hardware(vm: Vm) -> dict[VcpuId, int]:

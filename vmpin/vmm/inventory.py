@@ -66,12 +66,12 @@ class VmInventory:
         """Read one process that has just executed a program, or was created; a VM whose VMM executed another program
         is dropped. :returns: (main thread, classification, argv); None if unrelated."""
         vm, process = self.followed.get(pid, (None, None))
-        found = self.process_table.inspect(pid)
-        if vm is not None and process is vm.vmm and (found is None or found[2] != process.argv):
+        recognized = self.process_table.inspect(pid)
+        if vm is not None and process is vm.vmm and (recognized is None or recognized[2] != process.argv):
             del self.vms[vm.sandbox]  # another program, if it has the same number and start time
             self.unsaved = self.vcpus.pop(vm.sandbox, None) is not None or self.unsaved
             self._followed = None
-        return found
+        return recognized
 
     @property
     def followed(self) -> Mapping[int, tuple[Vm, Process]]:
@@ -82,9 +82,10 @@ class VmInventory:
 
     def helpers(self, sandbox: SandboxId) -> list[Process]:
         """A sandbox's helpers, with or without a VM, with their threads as they are now."""
-        found = [Process(pid, identity, helper.role, argv)
-                 for pid, (identity, helper, argv) in self.process_table.helpers.items() if helper.sandbox == sandbox]
-        return [process for process in found if read_threads(self.proc, process, reread=True) is Refresh.CHANGED]
+        processes = [Process(pid, identity, helper.role, argv)
+                     for pid, (identity, helper, argv) in self.process_table.helpers.items()
+                     if helper.sandbox == sandbox]
+        return [process for process in processes if read_threads(self.proc, process, reread=True) is Refresh.CHANGED]
 
     def assign(self, claims: Mapping[SandboxId, VmmClaim]) -> set[SandboxId]:
         """Assign each sandbox its VMM and helpers, as last listed. :returns: the sandboxes whose VM came, ended or
@@ -101,8 +102,8 @@ class VmInventory:
         vmms = self.process_table.vmms
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
-            found = vmms.get(claim.pid)
-            if found is not None and _confirms(sandbox, claim, *found):
+            candidate = vmms.get(claim.pid)
+            if candidate is not None and _confirms(sandbox, claim, *candidate):
                 chosen[sandbox] = claim.pid
         claimed = set(chosen.values())
         rivals: dict[SandboxId, list[int]] = {}
@@ -165,13 +166,13 @@ class VmInventory:
     def _assign_helpers(self) -> set[SandboxId]:
         """Assign helpers and kernel threads to the VMs. :returns: the sandboxes whose own are others than before."""
         helpers: dict[SandboxId, list[Process]] = {}
-        for pid, (identity, found, argv) in self.process_table.helpers.items():
-            vm = self.vms.get(found.sandbox) if found.sandbox is not None else None
+        for pid, (identity, helper, argv) in self.process_table.helpers.items():
+            vm = self.vms.get(helper.sandbox) if helper.sandbox is not None else None
             if vm is None:
                 continue
             old = next((process for process in vm.helpers
-                        if process.id == identity and process.role is found.role), None)
-            helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, found.role, argv))
+                        if process.id == identity and process.role is helper.role), None)
+            helpers.setdefault(vm.sandbox, []).append(old or Process(pid, identity, helper.role, argv))
         kernel: dict[int, list[VmThread]] = {}
         for owner, thread in self.process_table.kernel.values():
             kernel.setdefault(owner, []).append(thread)
@@ -189,11 +190,11 @@ class VmInventory:
         changed = False
         turn = vm.vmm.pid % ROUNDS == self.process_table.round % ROUNDS
         for process in vm.processes():
-            found = read_threads(self.proc, process, turn, self.forks_reported)
-            if found is Refresh.ENDED and process is vm.vmm:
+            outcome = read_threads(self.proc, process, turn, self.forks_reported)
+            if outcome is Refresh.ENDED and process is vm.vmm:
                 self._drop(vm)
                 return Refresh.ENDED
-            if found is not Refresh.UNCHANGED:
+            if outcome is not Refresh.UNCHANGED:
                 changed = True
                 vm.roles = Reading.OUTDATED  # at once: reading the next process may fail
         if vm.roles is Reading.OUTDATED or vm.qmp is not None or self._may_identify_more(vm, turn):
@@ -223,14 +224,14 @@ class VmInventory:
         """Identify the role of each of the VMM's threads. :returns: whether roles, threads or vCPUs have changed."""
         process = vm.vmm
         vm.ended_vcpus.update(vcpu for thread, vcpu in vm.vcpu_threads.items() if not process.has(thread))
-        found = vmm_threads.identify(
+        identified = vmm_threads.identify(
             process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.vcpu_threads,
             gone=vm.ended_vcpus, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
         vm.qmp = None  # it was about the threads as they were; what was learned of it is kept
         threads, vm.vcpu_threads, vm.iothreads, pid = {}, {}, set(), process.pid
         iothread = ThreadRole.IOTHREAD  # looked up by a function each time
         for tid, stat in process.stats.items():
-            identity, (role, vcpu) = named(ThreadId, (tid, stat.starttime)), found.roles[tid]
+            identity, (role, vcpu) = named(ThreadId, (tid, stat.starttime)), identified.roles[tid]
             threads[tid] = named(VmThread, (identity, role, stat.comm, pid, vcpu))
             if vcpu is not None:
                 vm.vcpu_threads[identity] = vcpu
@@ -238,14 +239,14 @@ class VmInventory:
                 vm.iothreads.add(identity)
         vm.ended_vcpus.difference_update(vm.vcpu_threads.values())
         vcpus = vm.guest_vcpus(sorted(vm.vcpu_threads.values()))
-        changed = (threads, found.complete, vcpus) != (process.threads, vm.vcpus_identified, vm.vcpus)
+        changed = (threads, identified.complete, vcpus) != (process.threads, vm.vcpus_identified, vm.vcpus)
         process.threads, vm.vcpus, vm.qmp_need = threads, vcpus, QmpNeed.UNDECIDED
-        if found.complete:
+        if identified.complete:
             vm.vcpu_state = VcpuState.IDENTIFIED
         elif vm.vcpus_identified:
             vm.vcpu_state = VcpuState.UNIDENTIFIED
-        if found.found_by != "learned":
-            vm.found_by = found.found_by
+        if identified.found_by != "learned":
+            vm.found_by = identified.found_by
         if vm.found_by not in ("names", "none"):
             self._save_vcpus(vm)
         return changed

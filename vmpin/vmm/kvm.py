@@ -32,7 +32,7 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
     """KVM's vcpu id by the process's file descriptor: every vCPU there is, and those QEMU unplugged. QEMU keeps
     ("parks") the descriptor of an unplugged vCPU, because KVM cannot destroy one. Empty when the process has no KVM
     vCPU or may not be traced."""
-    found = {}
+    indices = {}
     try:
         names = os.listdir(f"{procfs.root}/{pid}/fd")
     except OSError:
@@ -40,8 +40,8 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
     for name in names:
         fd = parse_whole(name, MAX_FD)
         if fd is not None and (vcpu := _FD.fullmatch(procfs.fd_link(pid, fd))):
-            found[fd] = int(vcpu[1])
-    return found
+            indices[fd] = int(vcpu[1])
+    return indices
 
 
 def has_kvm(procfs: Procfs, pid: int) -> bool:
@@ -59,7 +59,7 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
                fds: Mapping[int, int]) -> tuple[dict[int, int], list[int]]:
     """Return the threads that wait in KVM_RUN, with their vcpu ids, and those that cannot be identified because they
     are on a CPU. The kernel reports the call of a blocked thread only (fs/proc/base.c: proc_pid_syscall)."""
-    found, running = {}, []
+    fds_by_tid, running = {}, []
     for tid in tids:
         call = procfs.syscall(pid, tid)
         if call == "running":
@@ -70,34 +70,34 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
             continue
         fd = parse_whole(fields[1], MAX_FD, base=16)
         if fd is not None and (number := fds.get(fd)) is not None:
-            found[tid] = number
-    return found, running
+            fds_by_tid[tid] = number
+    return fds_by_tid, running
 
 
 def in_kvm_run_later(procfs: Procfs, pid: int, tids: Collection[int], fds: Mapping[int, int],
                      sleep: Callable[[float], None]) -> dict[int, int]:
     """The same for threads that were on a CPU, sampled again a few times within 10 ms."""
-    found: dict[int, int] = {}
+    indices: dict[int, int] = {}
     deadline = monotonic() + _BUDGET
     for pause in _PAUSES:
         if not tids or monotonic() + pause > deadline:
             break
         sleep(pause)
         seen, tids = in_kvm_run(procfs, pid, tids, fds)
-        found |= seen
-    return found
+        indices |= seen
+    return indices
 
 
 def from_debugfs(root: str, pid: int) -> dict[int, int]:
     """KVM's vcpu id by thread id, from `root`/kvm/PID-FD/vcpuN/pid (virt/kvm/kvm_main.c); busy ones too. Threads that
     have ended stay listed. Empty where debugfs is not mounted or the kernel has no such file."""
-    found: dict[int, int] = {}
+    indices: dict[int, int] = {}
     try:
         for machine in (name for name in os.listdir(f"{root}/kvm") if name.startswith(f"{pid}-")):
             for vcpu in filter(None, (re.fullmatch(_VCPU, name) for name in os.listdir(f"{root}/kvm/{machine}"))):
                 raw = (read_file(f"{root}/kvm/{machine}/{vcpu[0]}/pid", 32) or b"").strip()
                 if (tid := parse_whole(raw, MAX_PID, 1)) is not None:
-                    found[tid] = int(vcpu[1])
+                    indices[tid] = int(vcpu[1])
     except OSError:
         return {}
-    return found
+    return indices

@@ -52,17 +52,17 @@ class ProcessTable:
         self.round += 1
         self._claims = claims_by_pid(claims)
         pids = self.proc.pids()
-        here = set(pids)
-        for gone in self._seen.keys() - here:
-            del self._seen[gone]
-            self._drop(int(gone))
+        present = set(pids)
+        for ended in self._seen.keys() - present:
+            del self._seen[ended]
+            self._drop(int(ended))
         turn = self.round % ROUNDS
         for pid in pids:
             since = self._seen.setdefault(pid, self.round)
             if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
                 self._inspect(pid)
         for number in self._claims:
-            if number not in self.vmms and (pid := str(number)) in here:
+            if number not in self.vmms and (pid := str(number)) in present:
                 self._inspect(pid)
 
     def inspect(self, pid: int) -> Found | None:
@@ -73,10 +73,10 @@ class ProcessTable:
             self._drop(pid)
             return None
         self._inspect(str(pid))
-        found = self.vmms.get(pid) or self.helpers.get(pid)
-        if found is not None or pid in self.kernel:
+        recognized = self.vmms.get(pid) or self.helpers.get(pid)
+        if recognized is not None or pid in self.kernel:
             self._seen.setdefault(str(pid), self.round)
-        return found
+        return recognized
 
     def forget(self, pid: int) -> None:
         """A VMM has ended: the next process with its pid is new."""
@@ -90,8 +90,8 @@ class ProcessTable:
 
     def sandboxes_with_helpers(self, *roles: ThreadRole) -> set[SandboxId]:
         """The sandboxes that have helpers, of these roles where some are given."""
-        return {found.sandbox for _, found, _ in self.helpers.values()
-                if found.sandbox is not None and (not roles or found.role in roles)}
+        return {helper.sandbox for _, helper, _ in self.helpers.values()
+                if helper.sandbox is not None and (not roles or helper.role in roles)}
 
     def _drop(self, pid: int) -> None:
         self._drop_but(None, pid)
@@ -116,15 +116,15 @@ class ProcessTable:
             role, owner_pid = owner
             self.kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
             return
-        found = recognize(self.proc, pid, beginning, self._claims.get(number),
-                          self.vmms.get(number) or self.helpers.get(number))
-        if isinstance(found, Impostor):
-            self._keep_impostor(number, found)
+        recognized = recognize(self.proc, pid, beginning, self._claims.get(number),
+                               self.vmms.get(number) or self.helpers.get(number))
+        if isinstance(recognized, Impostor):
+            self._keep_impostor(number, recognized)
             return
-        if found is None:
+        if recognized is None:
             self._drop(number)
             return
-        identity, process, argv = found
+        identity, process, argv = recognized
         if isinstance(process, VmmProcess):
             process = self._whole(identity, process)
         elif process.role is ThreadRole.SHIM and (vmm := self._vmm_within(pid)) is not None:

@@ -115,12 +115,12 @@ def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid
 def is_vms(argv: Sequence[str]) -> bool:
     """Whether the process that a runtime names as a pod's is a VM's, by its command line: a VMM, or Kata's shim, which
     is Dragonball's process (the runtime names the thread `vmm_master` in it). No other pod's process is a shim's."""
-    found = classify(argv) or classify_by_arguments(argv)
-    return isinstance(found, VmmProcess) or (found is not None and is_shim(found))
+    process = classify(argv) or classify_by_arguments(argv)
+    return isinstance(process, VmmProcess) or (process is not None and is_shim(process))
 
 
-def is_shim(found: VmmProcess | HelperProcess) -> bool:
-    return isinstance(found, HelperProcess) and found.role is ThreadRole.SHIM
+def is_shim(process: VmmProcess | HelperProcess) -> bool:
+    return isinstance(process, HelperProcess) and process.role is ThreadRole.SHIM
 
 
 def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:

@@ -52,8 +52,8 @@ class Smp(NamedTuple):
         apic, shift = 0, 0
         rest: int = cpu
         for count in (self.threads, self.cores, self.modules, self.dies):
-            rest, here = divmod(rest, count)
-            apic |= here << shift
+            rest, place = divmod(rest, count)
+            apic |= place << shift
             shift += (count - 1).bit_length()
         return apic | rest << shift
 
@@ -62,10 +62,10 @@ class Smp(NamedTuple):
         cpu, below, rest = 0, 1, apic
         for count in (self.threads, self.cores, self.modules, self.dies):
             width = (count - 1).bit_length()
-            here, rest = rest & (1 << width) - 1, rest >> width
-            if here >= count:
+            place, rest = rest & (1 << width) - 1, rest >> width
+            if place >= count:
                 return None
-            cpu, below = cpu + here * below, below * count
+            cpu, below = cpu + place * below, below * count
         cpu += rest * below
         return VcpuId(cpu) if cpu < self.maxcpus else None
 
@@ -78,14 +78,14 @@ def parse_smp(argv: Sequence[str]) -> Smp:
 @lru_cache(maxsize=256)
 def _parse_smp(values: tuple[str, ...]) -> Smp:
     """The same from the values after -smp: it is asked for often, and a node's VMs have few different ones."""
-    given: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for value in values:
         for key, number in keyvals(value, "cpus"):
             if (count := parse_whole(number, MAX_VCPUS, 1)) is not None:
-                given[key] = count
-    dies, clusters, modules = (given.get(key, 1) for key in ("dies", "clusters", "modules"))
+                counts[key] = count
+    dies, clusters, modules = (counts.get(key, 1) for key in ("dies", "clusters", "modules"))
     cpus, maxcpus, sockets, cores, threads = (
-        given.get(key, 0) for key in ("cpus", "maxcpus", "sockets", "cores", "threads"))
+        counts.get(key, 0) for key in ("cpus", "maxcpus", "sockets", "cores", "threads"))
     fixed = dies * clusters * modules
     if not cpus and not maxcpus:
         sockets, cores, threads = sockets or 1, cores or 1, threads or 1
@@ -150,8 +150,8 @@ def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
     """The ids of `-object iothread,id=…`, plain or JSON, in order."""
     objects = (options_of(value, "qom-type") for value in option_values(argv, "object"))
     # util/id.c, id_wellformed: an id begins with a letter.
-    return tuple(each["id"] for each in objects
-                 if each.get("qom-type") == "iothread" and each.get("id", "")[:1].isalpha())
+    return tuple(properties["id"] for properties in objects
+                 if properties.get("qom-type") == "iothread" and properties.get("id", "")[:1].isalpha())
 
 
 def has_qmp(argv: Sequence[str]) -> bool:
@@ -179,8 +179,8 @@ def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
 def chardev_sockets(argv: Sequence[str]) -> dict[str, dict[str, str]]:
     """The Unix sockets among the character devices, by id, but for abstract ones."""
     devices = (dict(keyvals(value, "backend")) for value in option_values(argv, "chardev"))
-    return {each["id"]: each for each in devices
-            if each.get("backend") == "socket" and "id" in each and each.get("abstract") not in ON}
+    return {device["id"]: device for device in devices
+            if device.get("backend") == "socket" and "id" in device and device.get("abstract") not in ON}
 
 
 _KATAS_OWN = r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$"
@@ -208,32 +208,32 @@ class _NodeCpus(NamedTuple):
         if self.places is None:
             return cpu in self.cpus
         rest: int = cpu
-        here = {}
+        place = {}
         for level, count in zip(_LEVELS, (smp.threads, smp.cores, smp.modules, smp.clusters, smp.dies), strict=False):
-            rest, here[level] = divmod(rest, count)
-        here[_LEVELS[-1]] = rest
-        return all(here[level] == number for level, number in self.places.items())
+            rest, place[level] = divmod(rest, count)
+        place[_LEVELS[-1]] = rest
+        return all(place[level] == number for level, number in self.places.items())
 
 
 def _nodes(numa: Iterable[str]) -> list[_NodeCpus]:
     """The CPUs of each `-numa node,cpus=` and `-numa cpu,node-id=`, plain or JSON; what cannot be read is left out."""
-    found: list[_NodeCpus] = []
+    entries: list[_NodeCpus] = []
     nodes = 0  # without nodeid= they are numbered in order
     for value in numa:
         pairs = _numa_pairs(value)
-        given = dict(pairs)
-        if given.get("type") == "node":
-            number = parse_whole(given.get("nodeid", str(nodes)), _MAX_NODES - 1)
+        options = dict(pairs)
+        if options.get("type") == "node":
+            number = parse_whole(options.get("nodeid", str(nodes)), _MAX_NODES - 1)
             nodes += 1
             if number is not None:
-                found.append(_NodeCpus(number, _cpus(pairs), None))
-        elif given.get("type") == "cpu":
-            number = parse_whole(given.get("node-id", ""), _MAX_NODES - 1)
+                entries.append(_NodeCpus(number, _cpus(pairs), None))
+        elif options.get("type") == "cpu":
+            number = parse_whole(options.get("node-id", ""), _MAX_NODES - 1)
             places = {key: parse_whole(text, MAX_VCPUS) for key, text in pairs if key not in ("type", "node-id")}
-            known = {key: place for key, place in places.items() if key in _LEVELS and place is not None}
-            if number is not None and len(known) == len(places):
-                found.append(_NodeCpus(number, EMPTY, known))
-    return found[:_MAX_NODES * 8]
+            levels = {key: place for key, place in places.items() if key in _LEVELS and place is not None}
+            if number is not None and len(levels) == len(places):
+                entries.append(_NodeCpus(number, EMPTY, levels))
+    return entries[:_MAX_NODES * 8]
 
 
 def _numa_pairs(value: str) -> list[tuple[str, str]]:
@@ -241,10 +241,10 @@ def _numa_pairs(value: str) -> list[tuple[str, str]]:
     if not value.startswith("{"):
         return keyvals(value, "type")
     try:
-        given = load_json(value)
+        options = load_json(value)
     except ValueError:
         return []
-    return [(key, str(item)) for key, items in given.items()
+    return [(key, str(item)) for key, items in options.items()
             for item in (items if isinstance(items, list) else [items])]
 
 

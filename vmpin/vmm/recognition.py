@@ -81,11 +81,11 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     process = by_name or classify_by_arguments(argv) or _as_claimed(claimed, identity, argv)
     if process is None or (nested and (isinstance(process, VmmProcess) or process.role is not ThreadRole.VIRTIOFSD)):
         return None
-    known = before is not None and (before[0], before[2]) == (identity, argv)
+    unchanged = before is not None and (before[0], before[2]) == (identity, argv)
     evidence = _Evidence(proc, identity, stat.ppid, beginning, process, argv, claimed)
-    if not known and (uid := evidence.unprivileged_uid()):
+    if not unchanged and (uid := evidence.unprivileged_uid()):
         return None if process.sandbox is None else Impostor(identity, process.sandbox, uid)
-    if not known and by_name is None and not evidence.shows_kata():
+    if not unchanged and by_name is None and not evidence.shows_kata():
         return None
     if process.sandbox is None and by_name is None and claimed is not None:
         process = process._replace(sandbox=claimed.sandbox)
@@ -98,9 +98,9 @@ def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId, argv: list[str])
     vmm = None if claimed is None else named_in_kata(claimed.claim.hypervisor)
     if claimed is None or vmm is None or claimed.claim.identity not in (None, identity):
         return None
-    found = VmmProcess(vmm, vmm.sandbox(argv))
-    same = named_by_kata(found, argv, claimed.sandbox, "")
-    return found if same else found._replace(sandbox=None)
+    process = VmmProcess(vmm, vmm.sandbox(argv))
+    same = named_by_kata(process, argv, claimed.sandbox, "")
+    return process if same else process._replace(sandbox=None)
 
 
 def _serves_its_parent(proc: Procfs, parent: int, beginning: bytes) -> bool:
@@ -154,9 +154,9 @@ def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: Sandbo
     :param parent: of the process. :param beginning: of its command line."""
     for _ in range(_GENERATIONS):
         above = proc.beginning(parent)
-        found = classify(proc.cmdline(parent, above)) if may_be(above) else None
-        if found is not None and is_shim(found):
-            whole = found.sandbox or ""
+        process = classify(proc.cmdline(parent, above)) if may_be(above) else None
+        if process is not None and is_shim(process):
+            whole = process.sandbox or ""
             return (sandbox == whole or is_cut_id(sandbox, whole)) and not foreign_uid(proc, parent)
         stat = proc.stat(parent) if above == beginning else None
         if stat is None:

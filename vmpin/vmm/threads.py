@@ -184,15 +184,15 @@ class _Vm:
 def _kvm_run(vm: _Vm) -> Mapping[int, VcpuId] | None:
     if not vm.fds():
         return None
-    found, vm.running = kvm.in_kvm_run(vm.procfs, vm.pid, vm.suspects(), vm.fds())
-    return vm.by_index(found)
+    indices, vm.running = kvm.in_kvm_run(vm.procfs, vm.pid, vm.suspects(), vm.fds())
+    return vm.by_index(indices)
 
 
 def _debugfs(vm: _Vm) -> Mapping[int, VcpuId] | None:
-    found = vm.by_index(kvm.from_debugfs(vm.debugfs, vm.pid))
-    vm.gone.update(vcpu for tid, vcpu in found.items()
+    vcpus = vm.by_index(kvm.from_debugfs(vm.debugfs, vm.pid))
+    vm.gone.update(vcpu for tid, vcpu in vcpus.items()
                    if tid not in vm.stats and vm.procfs.thread_stat(vm.pid, tid) is None)
-    return found
+    return vcpus
 
 
 def _kvm_run_again(vm: _Vm) -> Mapping[int, VcpuId] | None:

@@ -48,21 +48,21 @@ async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
     place = _seen_by(pid, path)
     # By descriptor, as the path through /proc is longer than the 107 bytes of an address.
     directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         try:
             async with asyncio.timeout(CONNECT_DEADLINE):
-                await asyncio.get_running_loop().sock_connect(made, f"/proc/self/fd/{directory}/{place.name}")
+                await asyncio.get_running_loop().sock_connect(client, f"/proc/self/fd/{directory}/{place.name}")
         except (ConnectionRefusedError, BlockingIOError) as err:  # the second where the backlog is full
             busy = isinstance(err, BlockingIOError)
             raise NotListening(err.errno, "is busy" if busy else err.strerror, path) from err
         # The process that called listen() (struct ucred: pid, uid, gid).
-        found, _, _ = struct.unpack("3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if peer is not None and found != peer:
-            raise PermissionError(1, f"process {found} listens there and not {peer}", path)
-        reader, writer = await asyncio.open_unix_connection(sock=made, limit=BUFFERED)
+        listener, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if peer is not None and listener != peer:
+            raise PermissionError(1, f"process {listener} listens there and not {peer}", path)
+        reader, writer = await asyncio.open_unix_connection(sock=client, limit=BUFFERED)
     except BaseException:
-        made.close()
+        client.close()
         raise
     finally:
         os.close(directory)

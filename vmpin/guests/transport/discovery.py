@@ -55,9 +55,9 @@ def _recorded_or_hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Itera
                for path in vm.type.channels.hybrid(vm.sandbox, vm.argv, kata_go, kata_rs)]
     sockets = set()
     for channel in (*_of_url(vm), *hybrid):
-        which = socket_id(channel.path, channel.pid) if isinstance(channel, HybridVsock) else (0, 0)
-        if which is not None and which not in sockets:
-            sockets.add(which)
+        identity = socket_id(channel.path, channel.pid) if isinstance(channel, HybridVsock) else (0, 0)
+        if identity is not None and identity not in sockets:
+            sockets.add(identity)
             yield channel
 
 
@@ -89,5 +89,5 @@ def daemon_uds(argv: Sequence[str], socket: str) -> str | None:
         pairs = dict(keyvals(value, "guest-cid"))
         if pairs.get("socket") == socket and pairs.get("uds-path"):
             return pairs["uds-path"]
-    given = dict(long_options(argv, "--socket", "--uds-path"))
-    return given.get("--uds-path") or None if given.get("--socket") == socket else None
+    options = dict(long_options(argv, "--socket", "--uds-path"))
+    return options.get("--uds-path") or None if options.get("--socket") == socket else None

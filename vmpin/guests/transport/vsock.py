@@ -30,19 +30,19 @@ class Vsock:
         return f"vsock, CID {self.cid}"
 
     async def open(self, port: int) -> Stream:
-        made = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        client = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             try:
                 async with asyncio.timeout(CONNECT_DEADLINE):
-                    await asyncio.get_running_loop().sock_connect(made, (self.cid, port))
+                    await asyncio.get_running_loop().sock_connect(client, (self.cid, port))
             except OSError as err:
                 # A port on which no process listens is answered with a reset
                 # (net/vmw_vsock/virtio_transport_common.c).
                 if err.errno in (errno.ECONNRESET, errno.ECONNREFUSED):
                     raise NotListening(err.errno, f"no process listens on port {port}", str(self)) from err
                 raise
-            reader, writer = await asyncio.open_connection(sock=made, limit=BUFFERED)
+            reader, writer = await asyncio.open_connection(sock=client, limit=BUFFERED)
         except BaseException:
-            made.close()
+            client.close()
             raise
         return Stream(reader, writer)
