@@ -36,13 +36,13 @@ def packed() -> bytes:
     """The file's bytes. :raises VmpinError: when this installation lacks the agent's sources."""
     sources = {"vmpin": Path(vmpin.__path__[0]), "vmpin_agent": data_files.path("guest/vmpin_agent")}
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as zipped:
         for name in NAMES:
             package, _, module = name.partition("/")
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             info.external_attr = 0o100644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
-            made.writestr(info, (sources[package] / module).read_bytes() if module else _MAIN.encode())
+            zipped.writestr(info, (sources[package] / module).read_bytes() if module else _MAIN.encode())
     archive.seek(0)
     out = io.BytesIO()
     zipapp.create_archive(archive, out, INTERPRETER)

@@ -21,7 +21,7 @@ def install(hooks_dir: Path, options: HookOptions, python: str | None = None) ->
     """Put the hook and its registrations there. :returns: the files written. :raises UsageError: as `plan_install`."""
     operations = plan_install(hooks_dir, options, python)
     execute(operations)
-    return [each.path for each in operations if isinstance(each, WriteFile)]
+    return [operation.path for operation in operations if isinstance(operation, WriteFile)]
 
 
 def plan_install(hooks_dir: Path, options: HookOptions, python: str | None = None) -> list[Operation]:
@@ -44,11 +44,11 @@ def plan_remove(hooks_dir: Path) -> list[Operation]:
         read: it may hold such a registration."""
     script = script_path(hooks_dir)
     ours = _removals(hooks_dir, script, STAGES)
-    mine = {each.path for each in ours}
+    mine = {operation.path for operation in ours}
     where = script.parent
     with failing_as(f"read {where}"):
-        found = sorted(where / name for name in os.listdir(where) if name.endswith(".json")) if where.exists() else []
-    for path in found:
+        paths = sorted(where / name for name in os.listdir(where) if name.endswith(".json")) if where.exists() else []
+    for path in paths:
         if path not in mine and _is_registration(path, script):
             raise UsageError(f"{path} points to {script} and was not written by vmpin",
                              "remove it first: with the hook gone it would stop every container from starting")
@@ -73,7 +73,7 @@ def _removals(hooks_dir: Path, script: Path, stages: Sequence[str]) -> list[Oper
 def _is_registration(path: Path, script: Path) -> bool:
     """Whether `path` is a hooks.d file for `script`; False for a file that cannot be read."""
     try:
-        found = load_json(read_regular(path, MAX_BYTES, follow=True)[0])
+        registration = load_json(read_regular(path, MAX_BYTES, follow=True)[0])
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and points_to(found.get("hook"), script)
+    return isinstance(registration, dict) and points_to(registration.get("hook"), script)

@@ -23,8 +23,8 @@ def is_untouched(text: str, shipped: str) -> bool:
     """True for a unit that this or an older vmpin wrote and that was not changed since, and for a copy of the shipped
     one, whatever its ExecStart."""
     _, mark, rest = text.partition("# vmpin install-service: ")
-    found, _, body = rest.partition("\n")
-    return bool(mark and found == _sum(body)) or _START.sub("", text) == _START.sub("", shipped)
+    checksum, _, body = rest.partition("\n")
+    return bool(mark and checksum == _sum(body)) or _START.sub("", text) == _START.sub("", shipped)
 
 
 def _sum(body: str) -> str:

@@ -39,8 +39,8 @@ class Result(NamedTuple):
     @property
     def cpu(self) -> int | None:
         """The CPU that the thread was on before."""
-        found = parse_stat(self.stat)
-        return None if found is None else found.processor
+        stat = parse_stat(self.stat)
+        return None if stat is None else stat.processor
 
     @property
     def placed(self) -> CpuSet | None:
@@ -69,6 +69,7 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
         else:
             if debug:
                 logger.debug("%s", operation.describe())
-            asked = operation.cpus
-            results.append(named(Result, (operation, did if got is asked or got == asked else trimmed, got, "", stat)))
+            wanted = operation.cpus
+            outcome = did if got is wanted or got == wanted else trimmed
+            results.append(named(Result, (operation, outcome, got, "", stat)))
     return results

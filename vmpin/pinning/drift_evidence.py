@@ -129,29 +129,29 @@ class DriftEvidence:
         limits = self._limits(vm, {change.role for change in changes if cgroup or change.left is None})
         facts = DriftFacts(self.remembers, replugged, cgroup, rivals, limits)
         history = self.histories.setdefault(vm.sandbox, History())
-        found: Counter[Explanation] = Counter()
+        counts: Counter[Explanation] = Counter()
         for change, threads in changes.items():
             explained = explain_drift(change, facts)
-            found[explained] += threads
+            counts[explained] += threads
             for counter in (self.counters.drift, self._drifted(), history.repairs):
                 counter[explained.cause.value] += threads
-        causes = [explained for explained, _ in found.most_common()]
+        causes = [explained for explained, _ in counts.most_common()]
         history.last, history.why = time.time(), causes[0].evidence
         return causes
 
     def _limits(self, vm: Vm, roles: set[ThreadRole]) -> dict[ThreadRole, CpuSet]:
         """The CPUs of the cpuset cgroups of threads with these roles; read for one thread of each, as Kata and libvirt
         put threads into cgroups by role."""
-        found = {}
+        limits = {}
         for role in roles:
-            thread = next((each for each in vm.threads() if each.role is role), None)
+            thread = next((candidate for candidate in vm.threads() if candidate.role is role), None)
             try:
                 cgroup = None if thread is None else self.cgroups.cpuset_of(thread.pid, thread.id.tid)
             except OSError:
                 cgroup = None  # out of descriptors, for instance: the limit stays unknown
             if cgroup is not None:
-                found[role] = cgroup.effective
-        return found
+                limits[role] = cgroup.effective
+        return limits
 
     def _moved(self, vm: Vm) -> str:
         """The evidence that a VMM is in another cgroup than it was; "" for none."""
@@ -162,11 +162,11 @@ class DriftEvidence:
 
     def keep_only(self, sandboxes: Iterable[SandboxId]) -> None:
         """Forget VMs that have ended."""
-        here = set(sandboxes)
+        kept = set(sandboxes)
         for table in (self.histories, self._cgroups):
-            for gone in table.keys() - here:
-                del table[gone]
-        self._written &= here
+            for sandbox in table.keys() - kept:
+                del table[sandbox]
+        self._written &= kept
 
 
 def remembers_masks(release: str) -> bool:

@@ -79,16 +79,16 @@ class DriftTracker:
         persisted = [thread for thread in drift.contended
                      if rule is OnContention.PERSIST and self.contention.count(thread)]
         return [f"{number_of(len(threads), 'thread is moved')} by another program again and again (the last time: "
-                f"{drift.why}) and {'is' if len(threads) == 1 else 'are'} {what} (drift.on_contention={rule})"
-                for threads, what in ((drift.left, "left alone"), (persisted, "put back each time")) if threads]
+                f"{drift.why}) and {'is' if len(threads) == 1 else 'are'} {treatment} (drift.on_contention={rule})"
+                for threads, treatment in ((drift.left, "left alone"), (persisted, "put back each time")) if threads]
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
         """Forget VMs that have ended, and contention that is over."""
         kept = set(sandboxes)
-        for gone in self._of.keys() - kept:
-            del self._of[gone]
-        for gone in self.contended_by.keys() - kept:
-            del self.contended_by[gone]
+        for sandbox in self._of.keys() - kept:
+            del self._of[sandbox]
+        for sandbox in self.contended_by.keys() - kept:
+            del self.contended_by[sandbox]
         if self.contention:
             self.contention.keep_only(threads(), self.now())
 
@@ -173,7 +173,7 @@ class DriftTracker:
         for sandbox, causes in self._explain(counted).items() if counted else ():
             self._of[sandbox].why = why = causes[0].evidence
             logger.info("repaired sandbox=%s threads=%d cause=%s: %s", sandbox, counted[sandbox].total(),
-                        ",".join(dict.fromkeys(each.cause.value for each in causes)), why)
+                        ",".join(dict.fromkeys(repair.cause.value for repair in causes)), why)
 
     def _repairs(self, results: Iterable[Result]) -> dict[SandboxId, dict[MaskRepair, list[ThreadId]]]:
         """The threads that were put back, by sandbox and kind of change."""
@@ -181,7 +181,7 @@ class DriftTracker:
 
         gone, refused, waiting = Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
         # Most are alike: a key of numbers costs a tenth of making a MaskRepair of each thread and comparing those.
-        found: dict[SandboxId, dict[tuple[object, ...], tuple[MaskRepair, list[ThreadId]]]] = {}
+        repairs: dict[SandboxId, dict[tuple[object, ...], tuple[MaskRepair, list[ThreadId]]]] = {}
         for result in results:
             (sandbox, thread, cpus, was), outcome, got, *_ = result
             drift = self._of.get(sandbox)
@@ -190,30 +190,30 @@ class DriftTracker:
                 continue
             left = None if outcome is refused else got
             key = thread.role, cpus.bits, shown.bits, was.bits, None if left is None else left.bits
-            alike = found.setdefault(sandbox, {})
+            alike = repairs.setdefault(sandbox, {})
             if key in alike:
                 alike[key][1].append(thread.id)
             else:
                 alike[key] = MaskRepair(thread.role, cpus, shown, was, left), [thread.id]
             if self.strayed is not None and (cpu := result.cpu) is not None and cpu not in cpus:
                 self.strayed(sandbox, thread, cpu, cpus)
-        return {sandbox: dict(alike.values()) for sandbox, alike in found.items()}
+        return {sandbox: dict(alike.values()) for sandbox, alike in repairs.items()}
 
 
 def _away(drift: _Drift, placement: Placement, operations: Iterable[SetAffinity],
           held: Mapping[int, frozenset[int]]) -> dict[ThreadId, CpuSet]:
     """The threads to be set that had the mask they are to have, with what the kernel showed then. A thread that has
     another placement since has not drifted."""
-    was, found = drift.placement, dict[ThreadId, CpuSet]()
+    was, masks = drift.placement, dict[ThreadId, CpuSet]()
     for _, thread, cpus, actual in operations:
         if was is not placement and (was is None or was.cpus_for(thread.role, thread.vcpu) != cpus):
             continue
         shown = held.get(thread.id.tid)
         if shown is not None and shown != actual.frozen():
-            found[thread.id] = _cpuset(shown)
+            masks[thread.id] = _cpuset(shown)
         elif thread.id in drift.away:  # found by a pass that did not act
-            found[thread.id] = drift.away[thread.id]
-    return found
+            masks[thread.id] = drift.away[thread.id]
+    return masks
 
 
 @lru_cache(maxsize=1024)

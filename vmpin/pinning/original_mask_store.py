@@ -38,11 +38,11 @@ class OriginalMaskStore:
     def keep_only(self, sandboxes: Set[SandboxId], runs: Callable[[ThreadId], bool]) -> bool:
         """Forget other sandboxes, but for those of which a process still runs: it is followed no longer (watch.only),
         and has to get its mask back all the same. :returns: whether any was forgotten."""
-        gone = [sandbox for sandbox in self.masks.keys() - sandboxes
-                if not any(map(runs, self.masks[sandbox].processes))]
-        for sandbox in gone:
+        ended = [sandbox for sandbox in self.masks.keys() - sandboxes
+                 if not any(map(runs, self.masks[sandbox].processes))]
+        for sandbox in ended:
             del self.masks[sandbox]
-        return bool(gone)
+        return bool(ended)
 
     def unknown(self, main: ThreadId) -> bool:
         """Whether a process that has no record may have a mask of vmpin's."""
@@ -67,20 +67,20 @@ class OriginalMaskStore:
         """Learn the masks of a VM's processes that are seen for the first time: what a thread has then is its original
         mask."""
         before = self.masks.get(vm.sandbox, OriginalMasks())
-        here = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel_threads)]
-        if len(here) == len(before.processes) and all(main in before.processes for main in here):
+        mains = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel_threads)]
+        if len(mains) == len(before.processes) and all(main in before.processes for main in mains):
             return
-        kept = before.only(here)
-        met: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in here if main not in kept.processes}
+        kept = before.only(mains)
+        met: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in mains if main not in kept.processes}
         for seen in observed:
             if (mine := met.get(seen.thread.pid)) is not None:  # a kernel thread is a process of its own
                 mine.append((seen.thread, seen.actual))
-        for main in here:
+        for main in mains:
             if masks := met.get(main.tid):
-                had = self._inherited(before, main)
-                if had:
-                    kept = kept.remember(main, [(thread, had) for thread, _ in masks])
-                elif had is not None or self.unknown(main):
+                inherited = self._inherited(before, main)
+                if inherited:
+                    kept = kept.remember(main, [(thread, inherited) for thread, _ in masks])
+                elif inherited is not None or self.unknown(main):
                     kept = kept.with_unknown(main)
                 elif self.learns:
                     kept = kept.remember(main, masks)
@@ -108,11 +108,11 @@ class OriginalMaskStore:
         """Learn the mask of a process that is placed before its VM is seen. :returns: the original mask that is kept
         for it, empty where it is not known, None when there was one already."""
         before = self.masks.get(sandbox, OriginalMasks())
-        had = self._inherited(before, main.id)
-        if had is None:
-            had = EMPTY if self.unknown(main.id) else mask
-        learned = before.remember(main.id, [(main, had)]) if had else before.with_unknown(main.id)
+        original = self._inherited(before, main.id)
+        if original is None:
+            original = EMPTY if self.unknown(main.id) else mask
+        learned = before.remember(main.id, [(main, original)]) if original else before.with_unknown(main.id)
         if learned is before:
             return None
         self.masks[sandbox] = learned
-        return had
+        return original

@@ -102,10 +102,10 @@ class Pinner:
 
     def keep_only(self, sandboxes: Iterable[SandboxId]) -> None:
         """Forget the masks of VMs that have ended."""
-        for gone in self._masks.keys() - set(sandboxes):
-            del self._masks[gone]
+        for sandbox in self._masks.keys() - set(sandboxes):
+            del self._masks[sandbox]
         self.drift_tracker.keep_only(
-            self._masks, lambda: {thread for each in self._masks.values() for thread in each.asked})
+            self._masks, lambda: {thread for masks in self._masks.values() for thread in masks.asked})
 
     def retry_now(self) -> None:
         """Try threads again that were left to another writer."""
@@ -156,15 +156,15 @@ class Pinner:
                 continue
             if mask != before:  # most threads of a VM have the same
                 actual = _cpuset(frozenset(mask))
-            asked, shown = masks.asked.get(thread.id, _NEVER) if masks.asked else _NEVER
+            requested, shown = masks.asked.get(thread.id, _NEVER) if masks.asked else _NEVER
             limit = None
-            if asked is None:
+            if requested is None:
                 wanted = placement.cpus_for(thread.role, thread.vcpu)
                 if wanted is not None and actual < wanted:
                     # No request is recorded: the mask may be what the cpuset cgroup leaves of the wanted one.
                     cgroup = self.cgroups.cpuset_of(thread.pid, thread.id.tid)
                     limit = cgroup.effective if cgroup is not None else None
-            yield named(Observed, (thread, actual, asked, shown, limit))
+            yield named(Observed, (thread, actual, requested, shown, limit))
 
     def set_mask_ahead(self, operation: SetAffinity) -> Result:
         """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal. No

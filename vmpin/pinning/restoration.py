@@ -94,15 +94,15 @@ class Restoration:
     def _with_astray(self, masks: OriginalMasks, threads: Threads) -> list[tuple[VmThread, ThreadId]]:
         """Add the threads of processes whose masks were set and that belong to the sandbox no longer, as far as it can
         be read: `watch.only` was narrowed, a claim could not be read, or the process executes another program."""
-        found = list(threads)
-        for main in masks.processes.keys() - {main for _, main in found}:
+        extended = list(threads)
+        for main in masks.processes.keys() - {main for _, main in extended}:
             stats = {tid: self.proc.thread_stat(main.tid, tid) for tid in self.proc.tids(main.tid)}
             leader = stats.get(str(main.tid))
             if leader is not None and leader.starttime == main.starttime:
                 role, pid = ThreadRole.EMULATOR, main.tid
-                found += [(VmThread(ThreadId(int(tid), stat.starttime), role, stat.comm, pid), main)
-                          for tid, stat in stats.items() if stat is not None]
-        return found
+                extended += [(VmThread(ThreadId(int(tid), stat.starttime), role, stat.comm, pid), main)
+                             for tid, stat in stats.items() if stat is not None]
+        return extended
 
 
 def _restoring(sandbox: SandboxId, masks: OriginalMasks, threads: Threads,

@@ -29,19 +29,20 @@ _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
 def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
     """The daemons that run and may set masks of a VM's threads, each once.
     :param root: the host's root directory, for tuned's configuration."""
-    found: dict[Cause, Rival] = {}
+    by_cause: dict[Cause, Rival] = {}
     for pid in proc.pids():
         comm = (read_file(f"{proc.root}/{pid}/comm", 64) or b"").decode("utf-8", "replace").rstrip("\n")
         if comm not in _DAEMONS or proc.nested(pid):
             continue  # a process in a pid namespace of its own cannot name the host's threads
         cause, roles = _DAEMONS[comm]
-        if cause in found:
+        if cause in by_cause:
             continue
         if cause is not Cause.TUNED:
-            found[cause] = Rival(cause, f"{comm} (pid {pid}) runs", roles)
+            by_cause[cause] = Rival(cause, f"{comm} (pid {pid}) runs", roles)
         elif profile := scheduler_profile(root):
-            found[cause] = Rival(cause, f"tuned (pid {pid}) has profile {profile}, whose scheduler plugin sets masks")
-    return tuple(found.values())
+            by_cause[cause] = Rival(cause, f"tuned (pid {pid}) has profile {profile}, whose scheduler plugin sets "
+                                           "masks")
+    return tuple(by_cause.values())
 
 
 def of_vm(proc: Procfs, vm: Vm, daemons: Sequence[Rival]) -> tuple[Rival, ...]:
@@ -49,19 +50,19 @@ def of_vm(proc: Procfs, vm: Vm, daemons: Sequence[Rival]) -> tuple[Rival, ...]:
     KubeVirt set masks of the VMs that they started, tuned and numad of any."""
     argv, options = vm.vmm.argv, vm.type.mask_options
     own = next((argument for argument in argv if options and re.search(options, argument)), None)
-    found = [] if own is None else [Rival(Cause.VMM, f"the VMM was started with {own[:80]!r}")]
+    writers = [] if own is None else [Rival(Cause.VMM, f"the VMM was started with {own[:80]!r}")]
     # libvirt names its guests `-name guest=NAME,…`.
     libvirts = any(before == "-name" and name.startswith("guest=") for before, name in pairwise(argv))
     launcher = _launcher(proc, vm.vmm.pid) if libvirts else None
     if launcher is not None:
-        found.append(Rival(Cause.KUBEVIRT, f"the VMM belongs to {launcher}"))
+        writers.append(Rival(Cause.KUBEVIRT, f"the VMM belongs to {launcher}"))
     for rival in daemons:
         if rival.cause in (Cause.LIBVIRT, Cause.KUBEVIRT) and not libvirts:
             continue
-        if rival.cause not in {other.cause for other in found}:
-            found.append(rival)
+        if rival.cause not in {other.cause for other in writers}:
+            writers.append(rival)
     # What may set any thread on the node comes after what set this VM up.
-    return tuple(sorted(found, key=lambda rival: rival.cause in (Cause.TUNED, Cause.NUMAD)))
+    return tuple(sorted(writers, key=lambda rival: rival.cause in (Cause.TUNED, Cause.NUMAD)))
 
 
 def _launcher(proc: Procfs, pid: int) -> str | None:
@@ -81,6 +82,6 @@ def scheduler_profile(root: str | Path = "/") -> str | None:
     """tuned's active profile, if it or one that it includes sets masks (plugin scheduler); else None."""
     from vmpin.host import daemons, files  # seldom needed, and the watcher is to stay small
 
-    found = daemons.tuned(files.Files(root))
-    movers = [key for key in found.scheduler if key == "isolated_cores" or key.startswith("group.")]
-    return found.profile if movers else None
+    tuned = daemons.tuned(files.Files(root))
+    movers = [key for key in tuned.scheduler if key == "isolated_cores" or key.startswith("group.")]
+    return tuned.profile if movers else None

@@ -255,12 +255,12 @@ class ProcEventsFeed:
         waiting |= new
 
     def _pass(self, waiting: set[T], find: Callable[[set[T]], set[SandboxId]], since: float) -> None:
-        found = set(waiting)
+        events = set(waiting)
         waiting.clear()
         if self._connector is None:
             return  # it has been closed: the next full pass does it
         try:
-            if sandboxes := find(found):
+            if sandboxes := find(events):
                 self._follow_up(FollowUp(now=sandboxes, relevant=True), since)
         except Exception as err:
             self._failed(err)

@@ -48,10 +48,10 @@ class Newborn(NamedTuple):
     ended: bool = False
 
     @classmethod
-    def of(cls, placement: Placement, tid: int, born: int, wanted: CpuSet | None = None, found: CpuSet | None = None,
-           mask: CpuSet | None = None, ended: bool = False) -> Newborn:
+    def of(cls, placement: Placement, tid: int, born: int, wanted: CpuSet | None = None,
+           inherited: CpuSet | None = None, mask: CpuSet | None = None, ended: bool = False) -> Newborn:
         """One that was read, or set, at this moment."""
-        return cls(placement.sandbox, tid, born, time.monotonic_ns(), placement.mask, wanted, found, mask, ended)
+        return cls(placement.sandbox, tid, born, time.monotonic_ns(), placement.mask, wanted, inherited, mask, ended)
 
     @property
     def outside(self) -> bool:
@@ -135,7 +135,7 @@ class LatencyBook:
                 self.confirm(tid)
         if everything:
             self._seen.clear()
-            self._ahead = {tid: each for tid, each in self._ahead.items() if now - each[0] < _LATE}
+            self._ahead = {tid: record for tid, record in self._ahead.items() if now - record[0] < _LATE}
             self._last_full = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._masks = {sandbox: placement.mask for sandbox, placement in view.placements.items()}
 
@@ -207,7 +207,7 @@ def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:
         return thread.id.starttime <= vm.vmm.id.starttime
     if not vm.type.library_thread or thread.role is ThreadRole.VCPU:
         return False
-    vcpus = [each.id.starttime for each in vm.vmm.threads.values() if each.role is ThreadRole.VCPU]
+    vcpus = [sibling.id.starttime for sibling in vm.vmm.threads.values() if sibling.role is ThreadRole.VCPU]
     return bool(vcpus) and thread.id.starttime <= min(vcpus)
 
 

@@ -90,14 +90,14 @@ class NewbornPlacer:
 
     def place_kernel_threads(self, pids: Iterable[int]) -> set[SandboxId]:
         """Inspect new kernel threads once they have names. :returns: the sandboxes that got one."""
-        found = False
+        changed = False
         for pid in pids:
             stat = self._proc.stat(pid)
             owner = kernel_thread_owner(stat.comm) if stat is not None and stat.kernel_thread else None
             if owner is not None and owner[1] in self._view.followed:
                 self._reconciler.inspect_process(pid)
-                found = True
-        return self._assign_processes() if found else set()
+                changed = True
+        return self._assign_processes() if changed else set()
 
     def _assign_processes(self) -> set[SandboxId]:
         """Give sandboxes the inspected processes. :returns: the sandboxes whose VM has changed."""
@@ -115,22 +115,22 @@ class NewbornPlacer:
         self._inspected[pid] = time.monotonic_ns()
         before = self._view.followed.get(pid)
         self._early.pop(pid, None)
-        found = self._reconciler.inspect_process(pid)
-        follow_up.processes_changed |= found is not None or before is not None
-        if found is None:
+        recognized = self._reconciler.inspect_process(pid)
+        follow_up.processes_changed |= recognized is not None or before is not None
+        if recognized is None:
             if before is not None:  # a followed program has been replaced by another
                 follow_up.relevant = True
                 follow_up.now |= {before[0].sandbox, *self._assign_processes()}
             return
-        main, what, argv = found
-        is_vmm = isinstance(what, VmmProcess)
-        if is_shim(what):
-            logger.debug("started sandbox=%s role=shim pid=%d mask=kept", what.sandbox, pid)
-        elif what.sandbox is not None and self._is_to_be_placed(what.sandbox, pid, is_vmm):
+        main, process, argv = recognized
+        is_vmm = isinstance(process, VmmProcess)
+        if is_shim(process):
+            logger.debug("started sandbox=%s role=shim pid=%d mask=kept", process.sandbox, pid)
+        elif process.sandbox is not None and self._is_to_be_placed(process.sandbox, pid, is_vmm):
             follow_up.relevant = True
             role = ThreadRole.EMULATOR if is_vmm else ThreadRole.VIRTIOFSD
             name = argv[0].rpartition("/")[2][:15]
-            self._place_process(what.sandbox, VmThread(main, role, name, pid), event.time)
+            self._place_process(process.sandbox, VmThread(main, role, name, pid), event.time)
         changed = self._assign_processes()
         followed = self._view.followed.get(pid)
         if followed is not None:
@@ -221,10 +221,10 @@ class NewbornPlacer:
         self.book.record(done, provisional=True)
         if done.mask is None:
             return
-        others = placement.others
+        masks = placement.others
         if vm.found_by != "names":
             follow_up.unnamed.add(vm.sandbox)
-        elif not others[ThreadRole.EMULATOR] == others[ThreadRole.VHOST] == others[ThreadRole.KVM]:
+        elif not masks[ThreadRole.EMULATOR] == masks[ThreadRole.VHOST] == masks[ThreadRole.KVM]:
             follow_up.maybe_workers[event.child] = vm  # the kernel's threads belong elsewhere than the VMM's own
 
     def _keep_identified(self, placement: Placement, thread: VmThread, event: Fork) -> bool:
@@ -257,14 +257,14 @@ class NewbornPlacer:
         mask = affinity.get(tid)
         if mask is None:
             return Newborn.of(placement, tid, born, ended=True)
-        found = CpuSet(mask)
-        result = self._reconciler.pin_newborn(placement, thread, found)
+        inherited = CpuSet(mask)
+        result = self._reconciler.pin_newborn(placement, thread, inherited)
         if result is None:
-            return Newborn.of(placement, tid, born, wanted, found, found)
+            return Newborn.of(placement, tid, born, wanted, inherited, inherited)
         if result.placed is not None:
             logger.debug("placed sandbox=%s thread=%d role=%s mask=%s was=%s", placement.sandbox, tid, thread.role,
-                         result.placed, found)
-        return Newborn.of(placement, tid, born, wanted, found, result.placed, result.outcome is Outcome.GONE)
+                         result.placed, inherited)
+        return Newborn.of(placement, tid, born, wanted, inherited, result.placed, result.outcome is Outcome.GONE)
 
     # A thread is named
 

@@ -45,7 +45,7 @@ class FrameDecoder:
             at every later call, as the connection cannot be used any more."""
         if self._error is not None:
             raise self._error
-        found = []
+        messages = []
         at = 0
         try:
             while at < len(data):
@@ -55,12 +55,12 @@ class FrameDecoder:
                 if len(self._buffer) >= _HEADER.size and len(self._buffer) == self._wanted():
                     body = bytes(self._buffer[_HEADER.size :])
                     self._buffer.clear()
-                    found.append(_object(body))
+                    messages.append(_object(body))
         except ProtocolError as err:
             self._error = err
             self._buffer = bytearray()
             raise
-        return found
+        return messages
 
     @property
     def pending(self) -> int:
@@ -87,12 +87,12 @@ def encode(message: Mapping[str, object]) -> bytes:
 
 def _object(body: bytes) -> Dict[str, Any]:
     try:
-        found = load_json(body, MAX_VALUES, MAX_DEPTH)
+        message = load_json(body, MAX_VALUES, MAX_DEPTH)
     except ValueError as err:
         raise ProtocolError(f"a frame holds no JSON: {clean(str(err), 100)}") from None
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise ProtocolError("a frame holds no JSON object")
-    return found
+    return message
 
 
 def clean(text: str, limit: int = 400) -> str:
@@ -112,7 +112,7 @@ def parse_ids(text: str, most: int = MAX_CPUS) -> Tuple[int, ...]:
     0x10000 is greater than any CPU number.
     :param most: how many ids it may have, below that of any machine's CPUs.
     :raises ProtocolError: it is no such list, or has more ids."""
-    found: Set[int] = set()
+    ids: Set[int] = set()
     count = 0
     for region in text.split(",") if text.strip() else ():
         match = _RANGE.fullmatch(region.strip())
@@ -124,16 +124,16 @@ def parse_ids(text: str, most: int = MAX_CPUS) -> Tuple[int, ...]:
         count += last - first + 1  # before the set is made: a range repeated a thousand times costs as much
         if count > min(most, MAX_CPUS):
             raise ProtocolError(f"a list of more than {min(most, MAX_CPUS)} ids")
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+        ids.update(range(first, last + 1))
+    return tuple(sorted(ids))
 
 
 def format_ids(ids: Sequence[int]) -> str:
     """The ids as a list that `parse_ids` reads."""
     parts: List[List[int]] = []
-    for each in sorted(set(ids)):
-        if parts and parts[-1][1] + 1 == each:
-            parts[-1][1] = each
+    for number in sorted(set(ids)):
+        if parts and parts[-1][1] + 1 == number:
+            parts[-1][1] = number
         else:
-            parts.append([each, each])
+            parts.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -178,5 +178,5 @@ def _value(value: Any) -> Any:
     if isinstance(value, CpuSet):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: _value(each) for name, each in value.items()}
-    return [_value(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: _value(item) for name, item in value.items()}
+    return [_value(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -97,12 +97,13 @@ def _applied(get: _Fields) -> messages.Applied:
 
 def _inventory(get: _Fields) -> messages.Inventory:
     cpus = []
-    for one in get.parts("cpus", MAX_CPUS):
-        hw = None if one.of.get("hw") is None else one.number("hw", MAX_HW)
-        cpus.append(messages.GuestCpu(one.number("cpu", MAX_CPUS - 1, required=True), hw, one.flag("online"),
-                                      one.number("node", MAX_CPUS)))
-    containers = [messages.GuestContainer(_container(one.of.get("id"), get.id), one.text("cgroup", 4096),
-                                          one.number("processes")) for one in get.parts("containers", MAX_CONTAINERS)]
+    for part in get.parts("cpus", MAX_CPUS):
+        hw = None if part.of.get("hw") is None else part.number("hw", MAX_HW)
+        cpus.append(messages.GuestCpu(part.number("cpu", MAX_CPUS - 1, required=True), hw, part.flag("online"),
+                                      part.number("node", MAX_CPUS)))
+    containers = [messages.GuestContainer(_container(part.of.get("id"), get.id), part.text("cgroup", 4096),
+                                          part.number("processes"))
+                  for part in get.parts("containers", MAX_CONTAINERS)]
     return messages.Inventory(get.id, cpus, containers, get.text("cgroup", 16), get.text("python", 64),
                               get.text("note", 400))
 
@@ -140,11 +141,11 @@ class _IdLists:
         self._parsed: Dict[str, Tuple[int, ...]] = {}
 
     def parse(self, text: str) -> Tuple[int, ...]:
-        found = self._parsed.get(text)
-        if found is None:
-            found = self._parsed[text] = parse_ids(text, self._left)
-            self._left -= len(found)
-        return found
+        ids = self._parsed.get(text)
+        if ids is None:
+            ids = self._parsed[text] = parse_ids(text, self._left)
+            self._left -= len(ids)
+        return ids
 
 
 class _Fields:
@@ -181,7 +182,7 @@ class _Fields:
         return self._get(name, [], f"a list of at most {limit}", limit)
 
     def containers(self, name: str) -> Tuple[str, ...]:
-        return tuple(_container(each, self.id) for each in self.list(name, MAX_CONTAINERS))
+        return tuple(_container(cid, self.id) for cid in self.list(name, MAX_CONTAINERS))
 
     def part(self, name: str) -> Optional[_Fields]:
         """The fields of an object in this one; None without it."""
@@ -190,12 +191,12 @@ class _Fields:
 
     def parts(self, name: str, limit: int) -> Iterator[_Fields]:
         """The fields of each object in a list."""
-        return (_Fields(each, self.id, f"{name}: ", self) for each in self.list(name, limit))
+        return (_Fields(part, self.id, f"{name}: ", self) for part in self.list(name, limit))
 
     def by_container(self) -> Iterator[Tuple[str, _Fields]]:
         """The ids in `containers`, and the fields of each one's object."""
-        found: Dict[str, Any] = {}
-        for cid, fields in self._get("containers", found, f"an object of at most {MAX_CONTAINERS}",
+        default: Dict[str, Any] = {}
+        for cid, fields in self._get("containers", default, f"an object of at most {MAX_CONTAINERS}",
                                      MAX_CONTAINERS).items():
             yield cid, _Fields(fields, self.id, f"container {_container(cid, self.id)}: ", self)
 
@@ -211,15 +212,15 @@ class _Fields:
         except ProtocolError as err:
             raise ProtocolError(f"{self.where}hw: {err}", self.id) from None
 
-    def _get(self, name: str, default: _Value, what: str, limit: int = 0) -> _Value:
+    def _get(self, name: str, default: _Value, expected: str, limit: int = 0) -> _Value:
         """The field's value, which must have the default's type; an object or list has at most `limit` entries."""
         value: _Value = self.of.get(name, default)
         if type(value) is not type(default) or (isinstance(value, (dict, list)) and len(value) > limit):
-            raise self._wrong(name, what)
+            raise self._wrong(name, expected)
         return value
 
-    def _wrong(self, name: str, what: str) -> ProtocolError:
-        return ProtocolError(f"{self.where}{name} is not {what}", self.id)
+    def _wrong(self, name: str, expected: str) -> ProtocolError:
+        return ProtocolError(f"{self.where}{name} is not {expected}", self.id)
 
 
 _REQUESTS: Dict[str, Callable[[_Fields], messages.HostMessage]] = {

@@ -34,13 +34,13 @@ class Demux:
         :raises WireError: a frame is longer than any that NRI sends; and at every later call."""
         if self._error is not None:
             raise self._error
-        found: list[tuple[int, bytes]] = []
+        payloads: list[tuple[int, bytes]] = []
         at = 0
         while at < len(data):
             if self._left:
                 payload = data[at : at + self._left]
                 self._left -= len(payload)
-                found.append((self._connection, payload))
+                payloads.append((self._connection, payload))
                 at += len(payload)
                 continue
             part = data[at : at + _HEADER.size - len(self._header)]
@@ -54,7 +54,7 @@ class Demux:
                 why = f"is {self._left} bytes long, at most {MAX_RECEIVED} are accepted"
                 self._error = WireError("NRI frame", why)
                 raise self._error
-        return found
+        return payloads
 
 
 def frames(connection: int, payload: bytes) -> bytes:

@@ -81,21 +81,21 @@ def parse(raw: bytes) -> Event | None:
     """Parse a datagram. :returns: None for an event of no interest. :raises WireError: it is no such message."""
     if len(raw) < _DATA:
         raise WireError("proc connector", f"a message of {len(raw)} bytes")
-    length, kind, _, _, _, idx, val, _, _, size, _, what, time = _HEAD.unpack_from(raw)
+    length, kind, _, _, _, idx, val, _, _, size, _, event, time = _HEAD.unpack_from(raw)
     if kind != _NLMSG_DONE or idx != CN_IDX_PROC or val != CN_VAL_PROC:
         raise WireError("proc connector", f"a message of type {kind} from {idx}.{val}")
-    if length > len(raw) or size > len(raw) - _WHAT or size < 16 + _LENGTH.get(what, 0):
-        raise WireError("proc connector", f"an event {what:#x} of {size} bytes in a message of {length}")
-    if what == FORK:
+    if length > len(raw) or size > len(raw) - _WHAT or size < 16 + _LENGTH.get(event, 0):
+        raise WireError("proc connector", f"an event {event:#x} of {size} bytes in a message of {length}")
+    if event == FORK:
         return Fork(time, *_FORK.unpack_from(raw, _DATA))
-    if what == COMM:
+    if event == COMM:
         thread, process, name = _COMM.unpack_from(raw, _DATA)
         return Comm(time, thread, process, name.partition(b"\0")[0].decode("utf-8", "replace"))
-    if what == EXEC:
+    if event == EXEC:
         return Exec(time, _PAIR.unpack_from(raw, _DATA)[1])
-    if what == EXIT:
+    if event == EXIT:
         return Exit(time, *_PAIR.unpack_from(raw, _DATA))
-    if what == NONE:
+    if event == NONE:
         return Ack(time, *_ACK.unpack_from(raw, _DATA))
     return None
 

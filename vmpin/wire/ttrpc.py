@@ -61,7 +61,7 @@ class TtrpcDecoder:
             complete); and at every later call, as the begin of the next message is unknown then."""
         if self._error is not None:
             raise self._error
-        found: list[Call | Reply] = []
+        messages: list[Call | Reply] = []
         at = 0
         try:
             while at < len(data):
@@ -71,13 +71,13 @@ class TtrpcDecoder:
                 if len(self._buffer) == self._wanted():
                     _, stream, kind, _ = _HEADER.unpack_from(self._buffer)
                     if kind in (_REQUEST, _RESPONSE):
-                        found.append(_message(stream, kind, bytes(self._buffer[_HEADER.size :])))
+                        messages.append(_message(stream, kind, bytes(self._buffer[_HEADER.size :])))
                     self._buffer.clear()
         except WireError as err:
             self._error = err
             self._buffer.clear()
             raise
-        return found
+        return messages
 
     def _wanted(self) -> int:
         """The length of the buffer at which the next step is possible: a header, or a header and its message."""
@@ -92,14 +92,14 @@ class TtrpcDecoder:
 def encode(message: Call | Reply) -> bytes:
     """A message with its header, as it is sent. :raises WireError: it is longer than a peer accepts."""
     if isinstance(message, Call):
-        kind, made = _REQUEST, _messages()["Request"](
+        kind, protobuf = _REQUEST, _messages()["Request"](
             service=message.service, method=message.method, payload=message.payload, timeout_nano=message.timeout_ns)
     else:
         # A success has no status; without a payload its body is empty.
-        kind, made = _RESPONSE, _messages()["Response"](payload=message.payload)
+        kind, protobuf = _RESPONSE, _messages()["Response"](payload=message.payload)
         if message.code or message.message:
-            made.status.code, made.status.message = message.code, message.message.encode()
-    body: bytes = made.SerializeToString()
+            protobuf.status.code, protobuf.status.message = message.code, message.message.encode()
+    body: bytes = protobuf.SerializeToString()
     if len(body) > MAX_MESSAGE:
         raise WireError("ttrpc", f"a message of {len(body)} bytes is too long to send")
     return _HEADER.pack(len(body), message.stream, kind, 0) + body
@@ -107,10 +107,10 @@ def encode(message: Call | Reply) -> bytes:
 
 def _message(stream: int, kind: int, body: bytes) -> Call | Reply:
     if kind == _REQUEST:
-        found = _messages().decode("Request", body)
-        return Call(stream, found.service, found.method, found.payload, found.timeout_nano)
-    found = _messages().decode("Response", body)
-    return Reply(stream, found.status.code, found.status.message.decode("utf-8", "replace"), found.payload)
+        fields = _messages().decode("Request", body)
+        return Call(stream, fields.service, fields.method, fields.payload, fields.timeout_nano)
+    fields = _messages().decode("Response", body)
+    return Reply(stream, fields.status.code, fields.status.message.decode("utf-8", "replace"), fields.payload)
 
 
 @cache
