@@ -122,7 +122,7 @@ class Agent:
     def _apply(self, map: messages.VcpuMap) -> messages.Applied:
         applied = self._pinner.apply(map)
         self._export.update(map, applied)
-        if any(each.state == messages.PENDING and each.outside for each in applied.containers.values()):
+        if any(report.state == messages.PENDING and report.outside for report in applied.containers.values()):
             self._checks_due = max(self._checks_due, 1)
         return applied
 

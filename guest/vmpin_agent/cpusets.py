@@ -27,12 +27,12 @@ def effective(hierarchy: Hierarchy, path: str) -> Optional[CpuSet]:
     if not hierarchy.cpuset:
         return None
     if not hierarchy.v2:
-        found = file_io.cpus(f"{path}/cpuset.effective_cpus")
-        return file_io.cpus(f"{path}/cpuset.cpus") if found is None else found
+        cpus = file_io.cpus(f"{path}/cpuset.effective_cpus")
+        return file_io.cpus(f"{path}/cpuset.cpus") if cpus is None else cpus
     while len(path) >= len(hierarchy.root):  # without the file it is an ancestor's
-        found = file_io.cpus(f"{path}/cpuset.cpus.effective")
-        if found is not None:
-            return found
+        cpus = file_io.cpus(f"{path}/cpuset.cpus.effective")
+        if cpus is not None:
+            return cpus
         path = os.path.dirname(path)
     return None
 
@@ -85,19 +85,19 @@ def _plan_v1(place: ContainerCgroup, below: List[str], cid: str, wanted: CpuSet,
     top = file_io.cpus(f"{place.path}/cpuset.cpus") or EMPTY
     kept = _note(originals, place.path, cid, top, None)
     states: List[Tuple[Original, str, CpuSet, CpuSet]] = [(kept, place.path, top, wanted)]
-    had, given = {place.path: top}, {place.path: wanted}
+    before, targets = {place.path: top}, {place.path: wanted}
     for path in below:
         current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY
         parent = os.path.dirname(path)
-        if not current or parent not in given:
+        if not current or parent not in targets:
             continue  # it was just created or removed
-        own = current if current < had[parent] else None
+        own = current if current < before[parent] else None
         kept = _note(originals, path, cid, current, own)
         if own is None and kept.own is None and not kept.ours and kept.before != originals.cgroups[parent].before:
             kept.before = originals.cgroups[parent].before  # created while its parent was narrowed
             originals.changed()
-        had[path], given[path] = current, kept.within(given[parent])
-        states.append((kept, path, current, given[path]))
+        before[path], targets[path] = current, kept.within(targets[parent])
+        states.append((kept, path, current, targets[path]))
     for kept, path, current, target in states:
         if not target <= current:
             writes.append(_write(kept, originals, path, current | target))
@@ -117,17 +117,17 @@ def _memory_nodes(path: str) -> List[CpusetWrite]:
 
 
 def _note(originals: Originals, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Original:
-    found, now = originals.cgroups.get(path), inode(path) or 0
-    if found is None or found.inode != now:
-        found = originals.cgroups[path] = Original(cid, current, own, now)
-    elif cid and found.container != cid:
-        found.container = cid  # so far noted only as an ancestor of a container's
-    elif current not in found.ours and current != found.before and own != found.own:
-        found.before, found.own = current, own  # its owner has written it since
+    original, now = originals.cgroups.get(path), inode(path) or 0
+    if original is None or original.inode != now:
+        original = originals.cgroups[path] = Original(cid, current, own, now)
+    elif cid and original.container != cid:
+        original.container = cid  # so far noted only as an ancestor of a container's
+    elif current not in original.ours and current != original.before and own != original.own:
+        original.before, original.own = current, own  # its owner has written it since
     else:
-        return found
+        return original
     originals.changed()
-    return found
+    return original
 
 
 def prune(originals: Originals) -> None:
@@ -159,8 +159,8 @@ def restore(cgroups: GuestCgroups, originals: Originals, kept: List[str]) -> Non
     """Restore the cpusets of these cgroups, and forget them."""
     upper_first = sorted((path for path in kept if inode(path) == originals.cgroups[path].inode),
                          key=lambda path: path.count("/"))
-    v1 = [path for path in upper_first if not any(each.v2 for each in cgroups.hierarchies
-                                                   if path.startswith(f"{each.root}/"))]
+    v1 = [path for path in upper_first if not any(hierarchy.v2 for hierarchy in cgroups.hierarchies
+                                                   if path.startswith(f"{hierarchy.root}/"))]
     before = {path: originals.cgroups[path].before for path in upper_first}
     for path in v1:
         current = file_io.cpus(f"{path}/cpuset.cpus") or EMPTY

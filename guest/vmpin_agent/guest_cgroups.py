@@ -23,6 +23,10 @@ class Hierarchy(NamedTuple):
     v2: bool
     cpuset: bool
 
+    def priority(self) -> Tuple[bool, bool, str]:
+        """Key for sorting: hierarchies with cpuset first, v2 before v1, then by path."""
+        return not self.cpuset, not self.v2, self.root
+
 
 class ContainerCgroup(NamedTuple):
     """A container's cgroup; `inode` distinguishes it from a later one at the same path."""
@@ -52,14 +56,14 @@ class GuestCgroups:
     def hierarchies(self) -> List[Hierarchy]:
         """The mounted hierarchies, those with cpuset first. Read again while there is none with cpuset: the agent may
         have started before the mounts."""
-        if not any(each.cpuset for each in self._hierarchies):
-            self._hierarchies = sorted(self._mounted(), key=lambda each: (not each.cpuset, not each.v2, each.root))
+        if not any(hierarchy.cpuset for hierarchy in self._hierarchies):
+            self._hierarchies = sorted(self._mounted(), key=Hierarchy.priority)
         return self._hierarchies
 
     @property
     def layout(self) -> str:
         """Return the layout: v1, v2, hybrid or none."""
-        kinds = {each.v2 for each in self.hierarchies}
+        kinds = {hierarchy.v2 for hierarchy in self.hierarchies}
         return "hybrid" if len(kinds) == 2 else "v2" if True in kinds else "v1" if kinds else "none"
 
     def _mounted(self) -> Iterator[Hierarchy]:
@@ -75,16 +79,16 @@ class GuestCgroups:
     def locate(self, wanted: Set[str]) -> Dict[str, ContainerCgroup]:
         """Return, by id, the cgroup of each of these containers: the uppermost, in a hierarchy with cpuset if
         possible."""
-        found = {cid: place for cid, place in self._known.items()
-                 if cid in wanted and inode(place.path) == place.inode}
-        lacking = wanted - found.keys()
+        places = {cid: place for cid, place in self._known.items()
+                  if cid in wanted and inode(place.path) == place.inode}
+        lacking = wanted - places.keys()
         for hierarchy in self.hierarchies if lacking else ():
             for path, name in walk(hierarchy.root):
                 for cid in _names(name):
-                    if cid in lacking and cid not in found:
-                        found[cid] = ContainerCgroup(hierarchy, path, inode(path) or 0)
-        self._known = found
-        return dict(found)
+                    if cid in lacking and cid not in places:
+                        places[cid] = ContainerCgroup(hierarchy, path, inode(path) or 0)
+        self._known = places
+        return dict(places)
 
     def all(self, named: Set[str]) -> Dict[str, ContainerCgroup]:
         """The cgroup of every container, by id. Containers are those named, and cgroups that Kata's directories or the
@@ -93,14 +97,14 @@ class GuestCgroups:
             kata = {name for name in os.listdir(self._kata) if is_container(name)}
         except OSError:
             kata = set()
-        found: Dict[str, ContainerCgroup] = {}
+        places: Dict[str, ContainerCgroup] = {}
         for hierarchy in self.hierarchies:
             for path, name in walk(hierarchy.root):
                 match = _LIKE_A_CONTAINER.fullmatch(name)
                 ids = [match[1]] if match else [cid for cid in _names(name) if cid in named or cid in kata]
-                if ids and ids[0] not in found:
-                    found[ids[0]] = ContainerCgroup(hierarchy, path, inode(path) or 0)
-        return found
+                if ids and ids[0] not in places:
+                    places[ids[0]] = ContainerCgroup(hierarchy, path, inode(path) or 0)
+        return places
 
     def threads(self, hierarchy: Hierarchy, path: str) -> List[int]:
         """The threads in one cgroup, not below it."""
@@ -136,15 +140,15 @@ def walk(path: str, without: Container[str] = ()) -> Iterator[Tuple[str, str]]:
     seen = 0
     for _ in range(_MAX_DEPTH):
         below = []
-        for each in level:
-            for found in _directories(each):
-                if found[0] in without:
+        for parent in level:
+            for directory in _directories(parent):
+                if directory[0] in without:
                     continue
                 seen += 1
                 if seen > _MAX_CGROUPS:
                     return
-                yield found
-                below.append(found[0])
+                yield directory
+                below.append(directory[0])
         level = below
 
 
@@ -168,6 +172,6 @@ def _names(name: str) -> List[str]:
 
 def _numbers(text: str) -> List[int]:
     try:
-        return [int(each) for each in text.split()]
+        return [int(word) for word in text.split()]
     except ValueError:
         return []

@@ -30,22 +30,22 @@ class CpuTable(NamedTuple):
 
     @property
     def online(self) -> CpuSet:
-        return CpuSet(each.cpu for each in self.cpus if each.online)
+        return CpuSet(row.cpu for row in self.cpus if row.online)
 
     def find(self, hw: Sequence[int]) -> Tuple[CpuSet, str, bool]:
         """Return the CPUs online with these ids; an error about the others, or ""; whether these may still come."""
-        by_hw = {each.hw: each for each in self.cpus if each.hw is not None}
-        found = CpuSet(by_hw[each].cpu for each in hw if each in by_hw and by_hw[each].online)
-        lacking = [each for each in hw if each not in by_hw or not by_hw[each].online]
-        if not lacking:
-            return found, "", False
+        rows = {row.hw: row for row in self.cpus if row.hw is not None}
+        online = CpuSet(rows[id].cpu for id in hw if id in rows and rows[id].online)
+        missing = [id for id in hw if id not in rows or not rows[id].online]
+        if not missing:
+            return online, "", False
         # On x86 a CPU that is offline or not plugged does not show its id: it may be any of these.
-        unnamed = sum(each.hw is None for each in self.cpus)
-        strange = [each for each in lacking if each not in by_hw]
-        if len(strange) > unnamed:
-            coming = len(strange) <= unnamed + self.to_come
-            return found, f"there is no vCPU {format_ids(strange)} in the guest{' yet' if coming else ''}", coming
-        return found, f"vCPU {format_ids(lacking)} is not online in the guest", True
+        unnamed = sum(row.hw is None for row in self.cpus)
+        unknown = [id for id in missing if id not in rows]
+        if len(unknown) > unnamed:
+            coming = len(unknown) <= unnamed + self.to_come
+            return online, f"there is no vCPU {format_ids(unknown)} in the guest{' yet' if coming else ''}", coming
+        return online, f"vCPU {format_ids(missing)} is not online in the guest", True
 
 
 class CpuReader:
@@ -77,35 +77,35 @@ class CpuReader:
                         len(possible - present), note)
 
     def _hardware(self, present: CpuSet) -> Tuple[Dict[int, int], str]:
-        found = _apic_ids(file_io.read(f"{self._proc}/cpuinfo") or "") or self._device_tree(present)
-        if found:
-            return found, ""
+        ids = _apic_ids(file_io.read(f"{self._proc}/cpuinfo") or "") or self._device_tree(present)
+        if ids:
+            return ids, ""
         order = self._acpi()
         if order:
             return {cpu: order[cpu] for cpu in present if cpu < len(order)}, ""
         return {cpu: cpu for cpu in present}, "hardware ids are unknown: assumed to equal the guest's CPU numbers"
 
     def _device_tree(self, present: CpuSet) -> Dict[int, int]:
-        found = {}
+        ids = {}
         for cpu in present:
             raw = file_io.read_bytes(f"{self._cpu}/cpu{cpu}/of_node/reg") or b""
             if len(raw) in (4, 8):
-                found[cpu] = int.from_bytes(raw, "big") & _AFFINITY
-        return found
+                ids[cpu] = int.from_bytes(raw, "big") & _AFFINITY
+        return ids
 
     def _acpi(self) -> List[int]:
         """The MPIDRs of MADT's GICC entries (ACPI 6.5, 5.2.12.14) that are enabled or may become so, in order."""
         raw = file_io.read_bytes(f"{self._sys}/firmware/acpi/tables/APIC") or b""
-        found = []
+        ids = []
         at = _MADT_HEADER
         while at + 2 <= len(raw) and raw[at + 1] >= 2:
             kind, length = raw[at], raw[at + 1]
             if kind == _MADT_GICC and 76 <= length <= len(raw) - at:
                 (flags,) = struct.unpack_from("<I", raw, at + 12)
                 if flags & 0b1001:
-                    found.append(struct.unpack_from("<Q", raw, at + 68)[0] & _AFFINITY)
+                    ids.append(struct.unpack_from("<Q", raw, at + 68)[0] & _AFFINITY)
             at += length
-        return found
+        return ids
 
     def _nodes(self) -> Dict[int, int]:
         top = f"{self._sys}/devices/system/node"
@@ -118,11 +118,11 @@ class CpuReader:
 
 def _apic_ids(cpuinfo: str) -> Dict[int, int]:
     """The initial APIC id by CPU: as KVM gave it, before any firmware changed it."""
-    found: Dict[int, int] = {}
+    ids: Dict[int, int] = {}
     cpu = -1
     for key, number in _CPU_LINE.findall(cpuinfo):
         if key == "processor":
             cpu = int(number)
-        elif cpu >= 0 and (key == "initial apicid" or cpu not in found):
-            found[cpu] = int(number)
-    return found
+        elif cpu >= 0 and (key == "initial apicid" or cpu not in ids):
+            ids[cpu] = int(number)
+    return ids

@@ -41,8 +41,8 @@ def stat(path: str) -> Optional[ThreadStat]:
 
 def key(proc: str, tid: int) -> Optional[ThreadKey]:
     """The thread that has this tid now; None if there is none."""
-    found = stat(f"{proc}/{tid}/stat")
-    return None if found is None else ThreadKey(tid, found.start)
+    fields = stat(f"{proc}/{tid}/stat")
+    return None if fields is None else ThreadKey(tid, fields.start)
 
 
 def mask(tid: int) -> Optional[CpuSet]:
@@ -53,12 +53,12 @@ def mask(tid: int) -> Optional[CpuSet]:
         cpus = frozenset(os.sched_getaffinity(tid))
     except (OSError, OverflowError):
         return None
-    found = _SETS.get(cpus)
-    if found is None:
+    cached = _SETS.get(cpus)
+    if cached is None:
         if len(_SETS) > 500:
             _SETS.clear()
-        found = _SETS[cpus] = CpuSet(cpus)
-    return found
+        cached = _SETS[cpus] = CpuSet(cpus)
+    return cached
 
 
 def pin(proc: str, thread: ThreadKey, cpus: CpuSet) -> str:

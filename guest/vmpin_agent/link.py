@@ -58,8 +58,9 @@ class Link:
             except ProtocolError as err:
                 self.send(Failure(err.id, str(err)))
         # Of maps that arrive together only the newest is applied; the older ones are answered with its outcome.
-        newest = max((each.generation for each in requests if isinstance(each, VcpuMap)), default=0)
-        for request in sorted(requests, key=lambda each: isinstance(each, VcpuMap) and each.generation < newest):
+        newest = max((request.generation for request in requests if isinstance(request, VcpuMap)), default=0)
+        for request in sorted(requests, key=lambda request: isinstance(request, VcpuMap)
+                              and request.generation < newest):
             if isinstance(request, Subscribe):
                 self.subscribed = True
             self.send(self._answer(request))

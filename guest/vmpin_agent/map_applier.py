@@ -23,13 +23,13 @@ class ContainerWork(PinTarget):
     """One container while a map is applied."""
 
     def __init__(self, cid: str, place: ContainerCgroup, wanted: CpuSet, lacking: str, pending: bool,
-                 others: Set[str]) -> None:
+                 excluded: Set[str]) -> None:
         self.cid = cid
         self.place = place
         self.wanted = wanted
         self.lacking = lacking
         self.pending = pending
-        self.directories = within(place, others)
+        self.directories = within(place, excluded)
         #: Threads with a mask of their own, and the cgroup each is in.
         self.narrower: List[Tuple[ThreadKey, str]] = []
         self.writes: Optional[List[cpusets.CpusetWrite]] = None
@@ -114,8 +114,8 @@ class MapApplier:
         kept = self._originals.containers()
         places = self._cgroups.locate((set(map.containers) | kept) - {""})
         named = {cid: place for cid, place in places.items() if cid in map.containers}
-        cpusets.restore(self._cgroups, self._originals, [path for path, each in self._originals.cgroups.items()
-                                                         if each.container not in ("", *named)])
+        cpusets.restore(self._cgroups, self._originals, [path for path, original in self._originals.cgroups.items()
+                                                         if original.container not in ("", *named)])
         self._restore(masks, kept - named.keys() - ({""} if map.system is not None else set()), places)
         return named
 
@@ -123,8 +123,8 @@ class MapApplier:
         own = self._own(set(places)) if "" in cids else None
 
         def tids() -> List[int]:
-            found = [tid for cid in cids & places.keys() for tid in self._tids(places[cid], within(places[cid]))]
-            return found if own is None else found + own.threads()
+            members = [tid for cid in cids & places.keys() for tid in self._tids(places[cid], within(places[cid]))]
+            return members if own is None else members + own.threads()
 
         if cids:
             masks.restore(cids, tids)
@@ -142,8 +142,8 @@ class MapApplier:
         for path in work.directories:
             for _ in range(_TRIES):
                 base = cpusets.effective(work.place.hierarchy, path) or online
-                found = ((tid, mask(tid)) for tid in self._cgroups.threads(work.place.hierarchy, path))
-                odd = [(tid, now) for tid, now in found if now is not None and (now != base or masks.noted(tid))]
+                masked = ((tid, mask(tid)) for tid in self._cgroups.threads(work.place.hierarchy, path))
+                odd = [(tid, now) for tid, now in masked if now is not None and (now != base or masks.noted(tid))]
                 # Otherwise a cpuset that another program writes meanwhile, such as Kata's agent, looks like the
                 # threads' own mask.
                 if not odd or base == (cpusets.effective(work.place.hierarchy, path) or online):
@@ -155,7 +155,7 @@ class MapApplier:
 
     def _enable(self, works: List[ContainerWork]) -> None:
         paths = {work.cid: cpusets.closed(work.place) for work in works}
-        fresh = [path for each in paths.values() for path in each if path not in self._originals.enabled]
+        fresh = [path for group in paths.values() for path in group if path not in self._originals.enabled]
         if fresh:
             self._originals.enabled = sorted({*self._originals.enabled, *fresh}, key=lambda path: path.count("/"))
             self._originals.changed()

@@ -37,7 +37,7 @@ class Original:
         """Note a value that is about to be set. :returns: whether that changes the notes."""
         if self.ours[-1:] == [cpus]:
             return False
-        self.ours = [*(each for each in self.ours if each != cpus), cpus][-_OURS:]
+        self.ours = [*(earlier for earlier in self.ours if earlier != cpus), cpus][-_OURS:]
         return True
 
     def done(self) -> None:
@@ -46,7 +46,7 @@ class Original:
 
     def data(self) -> List[Any]:
         return [self.container, str(self.before), None if self.own is None else str(self.own), self.inode,
-                [str(each) for each in self.ours]]
+                [str(earlier) for earlier in self.ours]]
 
 
 class Originals:
@@ -88,8 +88,8 @@ class Originals:
         text = json.dumps({
             "boot": self._boot, "cgroups": {path: kept.data() for path, kept in self.cgroups.items()},
             "threads": [[key.tid, key.start, kept.data()] for key, kept in self.threads.items()],
-            "enabled": self.enabled, "system": [str(each) for each in self.system],
-            "left": [str(each) for each in self.left]}, separators=(",", ":"))
+            "enabled": self.enabled, "system": [str(cpus) for cpus in self.system],
+            "left": [str(cpus) for cpus in self.left]}, separators=(",", ":"))
         self._changed = False
         if text == self._saved:
             return ""
@@ -114,9 +114,9 @@ class Originals:
             if kept["boot"] == self._boot:
                 self.cgroups = {str(path): _kept(data) for path, data in kept["cgroups"].items()}
                 self.threads = {ThreadKey(int(tid), int(start)): _kept(data) for tid, start, data in kept["threads"]}
-                self.enabled = [str(each) for each in kept["enabled"]]
-                self.system = [CpuSet.parse(each) for each in kept["system"]]
-                self.left = [CpuSet.parse(each) for each in kept["left"]]
+                self.enabled = [str(item) for item in kept["enabled"]]
+                self.system = [CpuSet.parse(item) for item in kept["system"]]
+                self.left = [CpuSet.parse(item) for item in kept["left"]]
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as err:
             self.forget()
             file_io.log(f"{self._path} cannot be used: {err!r}")
@@ -125,6 +125,6 @@ class Originals:
 def _kept(data: List[Any]) -> Original:
     """Read one entry of the file. :raises CpuSetError: or TypeError, when the file was not written by this agent."""
     container, before, own, inode, ours = data
-    made = Original(str(container), CpuSet.parse(before), None if own is None else CpuSet.parse(own), int(inode))
-    made.ours = [CpuSet.parse(each) for each in ours]
-    return made
+    original = Original(str(container), CpuSet.parse(before), None if own is None else CpuSet.parse(own), int(inode))
+    original.ours = [CpuSet.parse(text) for text in ours]
+    return original

@@ -99,22 +99,22 @@ class Server:
 
     def _add(self, name: str, family: int, address: Union[str, Tuple[int, int]]) -> None:
         try:
-            made = socket.socket(family, socket.SOCK_STREAM)
+            listener = socket.socket(family, socket.SOCK_STREAM)
         except OSError:
             return  # no AF_VSOCK in this kernel, or not yet
         try:
             if family == socket.AF_UNIX and os.path.exists(self._unix):
                 os.unlink(self._unix)
-            made.bind(address)
-            made.listen(_MAX_CONNECTIONS)
-            made.setblocking(False)
+            listener.bind(address)
+            listener.listen(_MAX_CONNECTIONS)
+            listener.setblocking(False)
         except OSError as err:
-            made.close()
+            listener.close()
             if self._ticks == 0:
                 file_io.log(f"cannot listen on {name}: {err.strerror}")
             return
-        self._listeners[name] = made
-        self._selector.register(made, selectors.EVENT_READ, lambda events: self._accept(made))
+        self._listeners[name] = listener
+        self._selector.register(listener, selectors.EVENT_READ, lambda events: self._accept(listener))
         file_io.log(f"listening on {name}{f' port {self._port}' if name == 'vsock' else ''}")
 
     def _accept(self, listener: socket.socket) -> None:

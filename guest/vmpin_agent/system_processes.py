@@ -19,7 +19,7 @@ class SystemProcesses:
         self._kernel: Set[int] = set()
 
     def processes(self) -> List[int]:
-        found = []
+        pids = []
         for pid in guest_threads.processes(self._proc):
             if pid in self._inside or pid in self._kernel:
                 continue
@@ -27,8 +27,8 @@ class SystemProcesses:
             if stat is not None and stat.kernel:
                 self._kernel.add(pid)
             elif stat is not None:
-                found.append(pid)
-        return found
+                pids.append(pid)
+        return pids
 
     def threads(self) -> List[int]:
         return [tid for pid in self.processes() for tid in guest_threads.of_process(self._proc, pid)]

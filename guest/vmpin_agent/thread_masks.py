@@ -124,7 +124,7 @@ class ThreadMasks:
     def restore(self, cids: Set[str], tids: Callable[[], Iterable[int]]) -> None:
         """Restore the masks of these containers' threads, unless their owner has changed them since; forget them.
         :param tids: returns all present threads: those created since the last pass inherited their creator's mask."""
-        given = {cpus for cid in cids for cpus in self._given.get(cid, ())}
+        masks = {cpus for cid in cids for cpus in self._given.get(cid, ())}
         for key, kept in list(self._originals.threads.items()):
             if kept.container not in cids:
                 continue
@@ -132,16 +132,16 @@ class ThreadMasks:
             self._originals.changed()
             if kept.own is not None or guest_threads.mask(key.tid) in kept.ours:
                 self._let_go(key, kept.before)
-        self.free(given, tids)
+        self.free(masks, tids)
 
-    def free(self, given: Set[CpuSet], tids: Callable[[], Iterable[int]]) -> None:
+    def free(self, masks: Set[CpuSet], tids: Callable[[], Iterable[int]]) -> None:
         """Give every CPU to the threads that have one of these masks and no notes, now or earlier."""
         seen: Set[int] = set()
-        for _ in range(_ROUNDS if given else 0):
+        for _ in range(_ROUNDS if masks else 0):
             fresh = [tid for tid in tids() if tid not in seen]
             seen.update(fresh)
             for tid in fresh:
-                free = not self.noted(tid) and guest_threads.mask(tid) in given
+                free = not self.noted(tid) and guest_threads.mask(tid) in masks
                 key = guest_threads.key(self._proc, tid) if free else None
                 if key is not None:
                     self._let_go(key, self._everything)

@@ -36,11 +36,11 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[float, int]]:
         """How many durations were at most each bound; the last bound is infinity, with all of them."""
-        found, so_far = [], 0
+        buckets, so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             so_far += count
-            found.append((bound, so_far))
-        return found
+            buckets.append((bound, so_far))
+        return buckets
 
 
 class NewbornCounts:
@@ -130,5 +130,5 @@ class Counters:
     def keep_only(self, sandboxes: Container[SandboxId]) -> None:
         """Forget what is counted by sandbox of all others."""
         for counted in (self.disputed_by, self.refused_by):
-            for gone in [each for each in counted if each not in sandboxes]:
-                del counted[gone]
+            for ended in [sandbox for sandbox in counted if sandbox not in sandboxes]:
+                del counted[ended]

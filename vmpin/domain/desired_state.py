@@ -246,19 +246,19 @@ def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset:
         time = 0 if last is None else last.time
     elif last is not None and last.time > time:
         return reports
-    found = {**reports, source: CpusetReport(cpuset, time, _replaced(last, cpuset) if source is Source.NRI else ())}
+    merged = {**reports, source: CpusetReport(cpuset, time, _replaced(last, cpuset) if source is Source.NRI else ())}
     # The runtime has just written the cgroup: what was read there before is over, until it is read again.
-    read = found.get(Source.CGROUP)
+    read = merged.get(Source.CGROUP)
     if source is Source.NRI and read is not None and read.time <= time and read.cpuset != cpuset:
-        del found[Source.CGROUP]
-    return found
+        del merged[Source.CGROUP]
+    return merged
 
 
 def _replaced(last: CpusetReport | None, by: CpuSet) -> tuple[CpuSet, ...]:
     """The cpusets that `by` replaces. The first one, of creation, is kept whatever comes after it."""
     older = () if last is None else (*last.replaced, last.cpuset)
-    found = tuple(cpuset for cpuset in dict.fromkeys(older) if cpuset != by)
-    return found if len(found) <= MAX_REPLACED else (found[0], *found[2:])
+    cpusets = tuple(cpuset for cpuset in dict.fromkeys(older) if cpuset != by)
+    return cpusets if len(cpusets) <= MAX_REPLACED else (cpusets[0], *cpusets[2:])
 
 
 def authoritative_source(reports: Mapping[Source, CpusetReport]) -> Source | None:

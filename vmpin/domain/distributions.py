@@ -61,9 +61,9 @@ DISTRIBUTIONS = (
                  engine="/etc/crio/crio.conf", socket=_CRIO, kata="/usr/share/kata-containers/defaults"))
 
 #: The programs that are a kubelet, or have one in them.
-KUBELETS = ("kubelet", *(each.program for each in DISTRIBUTIONS if each.program))
+KUBELETS = ("kubelet", *(distribution.program for distribution in DISTRIBUTIONS if distribution.program))
 
 
 def with_program(program: str) -> Distribution | None:
     """The distribution that has a kubelet in this program; None for any other, also the kubelet itself."""
-    return next((each for each in DISTRIBUTIONS if program and each.program == program), None)
+    return next((distribution for distribution in DISTRIBUTIONS if program and distribution.program == program), None)

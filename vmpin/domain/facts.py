@@ -75,8 +75,8 @@ class KubeletConfig:
     reached: bool = True
 
     def text(self, key: str) -> str:
-        found = self.settings.get(key)
-        return "" if found is None or found.value is None else str(found.value)
+        setting = self.settings.get(key)
+        return "" if setting is None or setting.value is None else str(setting.value)
 
 
 @dataclass(frozen=True)
@@ -281,5 +281,5 @@ class NodeFacts:
 
     def _cpus(self, name: str) -> CpuSet:
         node = self.status.get("node")
-        found: CpuSet = CpuSet.parse(node[name]) if node else getattr(self.checkpoint, name, EMPTY)
-        return found
+        cpus: CpuSet = CpuSet.parse(node[name]) if node else getattr(self.checkpoint, name, EMPTY)
+        return cpus

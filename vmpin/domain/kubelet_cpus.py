@@ -115,8 +115,8 @@ def unknown_pods(state: DesiredState, kubelet: CpuManagerState | None) -> dict[s
     is none: its containers are yet to be created, or to be started again."""
     if kubelet is None or not kubelet.static:
         return {}
-    known = {sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod is not None}
-    return {uid: cpus for uid, cpus in kubelet.by_pod.items() if uid not in known}
+    uids = {sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod is not None}
+    return {uid: cpus for uid, cpus in kubelet.by_pod.items() if uid not in uids}
 
 
 def compare_with_pod_resources(kubelet: CpuManagerState,
@@ -126,7 +126,8 @@ def compare_with_pod_resources(kubelet: CpuManagerState,
     if resources is None:
         return "PodResources does not answer"
     listed = union(resources.values())
-    found = [f"lists CPUs {listed - kubelet.exclusive}, which it does not have"] * bool(listed - kubelet.exclusive)
-    lacks = union([*kubelet.entries.values(), *kubelet.by_id.values()]) - listed
-    found += [f"does not list its CPUs {lacks}"] * bool(lacks)
-    return f"PodResources {' and '.join(found)}" if found else "PodResources lists the same CPUs"
+    surplus = listed - kubelet.exclusive
+    missing = union([*kubelet.entries.values(), *kubelet.by_id.values()]) - listed
+    differences = [f"lists CPUs {surplus}, which it does not have"] * bool(surplus)
+    differences += [f"does not list its CPUs {missing}"] * bool(missing)
+    return f"PodResources {' and '.join(differences)}" if differences else "PodResources lists the same CPUs"

@@ -25,9 +25,9 @@ def names_of(document: Mapping[str, Any]) -> dict[str, str]:
     names = {container["id"]: container["name"] for sandbox in document["sandboxes"]
              for container in sandbox.get("containers", ()) if container["name"]}
     names |= {owner["container"]: owner["name"] for owner in document["node"].get("owners", ()) if owner.get("name")}
-    return names | {each[key]: pod_name(each.get("pod"), short_id(each[key]))
+    return names | {entry[key]: pod_name(entry.get("pod"), short_id(entry[key]))
                     for key, many in (("sandbox", document["node"].get("owners", ())), ("id", document["sandboxes"]))
-                    for each in many}
+                    for entry in many}
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
@@ -44,11 +44,11 @@ def title_of(sandbox: str, names: Mapping[str, str]) -> str:
     return f"sandbox {short}" if name == short else name
 
 
-def titled(what: str, sandbox: str, names: Mapping[str, str]) -> str:
+def titled(text: str, sandbox: str, names: Mapping[str, str]) -> str:
     """A sentence that begins with `sandbox ID`, with its title and names in place of ids."""
     own = f"sandbox {sandbox}"
-    title = title_of(sandbox, names) if what.startswith(own) else ""
-    return title + with_names(what.removeprefix(own) if title else what, names)
+    title = title_of(sandbox, names) if text.startswith(own) else ""
+    return title + with_names(text.removeprefix(own) if title else text, names)
 
 
 class PodNames(NamedTuple):
@@ -83,8 +83,8 @@ class PodNames(NamedTuple):
             return self.sandboxes[sandbox]
         if container is not None and (container in self.containers or container in self.sandboxes):
             return self.containers.get(container) or self.sandboxes[container]
-        found = _POD.search(cgroup)
-        return "" if found is None else self.uids.get(found[1].replace("_", "-"), "")
+        match = _POD.search(cgroup)
+        return "" if match is None else self.uids.get(match[1].replace("_", "-"), "")
 
     def pauses_only(self, container: str | None, comm: str, threads: int) -> bool:
         """Whether a process is a pod's pause process: of the sandbox's own container, by the runtime's id. By its name

@@ -63,10 +63,10 @@ _NOTHING = RunAccount()
 
 
 def _sum(accounts: Iterable[RunAccount]) -> RunAccount:
-    found = RunAccount()
+    total = RunAccount()
     for account in accounts:
-        found.add(account)
-    return found
+        total.add(account)
+    return total
 
 
 def to_seconds(nanoseconds: int) -> float:
@@ -175,10 +175,10 @@ class ResidencyLedger:
 
     def roles(self) -> dict[ThreadRole, RunAccount]:
         """The accounts of all sandboxes, including ended ones, by role: they only grow."""
-        found = SandboxRunAccount()
+        total = SandboxRunAccount()
         for account in (self.ended, *self.sandboxes.values()):
-            found.add(account)
-        return found.roles
+            total.add(account)
+        return total.roles
 
     # Since the start of this process: books loaded from a killed process are minutes older than its last metrics, and
     # a reader of counters treats one that decreased as restarted from zero.
@@ -251,12 +251,12 @@ class ResidencyLedger:
                 for sandbox, account in self.sandboxes.items()}
         ended = self.ended.since(before.ended)
         for sandbox, account in before.sandboxes.items():
-            there = self.sandboxes.get(sandbox)
-            if there is None or not there.continues(account):
+            earlier = self.sandboxes.get(sandbox)
+            if earlier is None or not earlier.continues(account):
                 # It has ended, and may have been started again: its earlier times are in the sum as well.
                 ended = ended.since(account)
-                if there is not None:
-                    live[sandbox] = there
+                if earlier is not None:
+                    live[sandbox] = earlier
         return Proof(begun, now, self.watched - before.watched, live, ended, self.drift - before.drift,
                      tuple(finding for finding in self.findings.values() if finding.last >= begun))
 
@@ -285,10 +285,10 @@ def _unpack(packed: Any) -> SandboxRunAccount:
 
 def _parsed(raw: str) -> ResidencyLedger:
     """A ledger without its own past. :raises ValueError: and others."""
-    found = load_json(raw)
+    document = load_json(raw)
     ledger = ResidencyLedger()
-    ledger.watched = checked_real(found["watched"], 1e12)
-    ledger.drift = Counter({str(cause): checked_whole(count, MAX_INT64) for cause, count in found["drift"].items()})
-    ledger.ended = _unpack(found["ended"])
-    ledger.sandboxes = {SandboxId(sandbox): _unpack(packed) for sandbox, packed in found["sandboxes"].items()}
+    ledger.watched = checked_real(document["watched"], 1e12)
+    ledger.drift = Counter({str(cause): checked_whole(count, MAX_INT64) for cause, count in document["drift"].items()})
+    ledger.ended = _unpack(document["ended"])
+    ledger.sandboxes = {SandboxId(sandbox): _unpack(packed) for sandbox, packed in document["sandboxes"].items()}
     return ledger

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 def printable(text: object) -> str:
     """The text with each character that could control a terminal, or that XML cannot hold, as \\xNN."""
-    if (found := str(text)).isprintable():
-        return found
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in found)
+    if (string := str(text)).isprintable():
+        return string
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in string)
 
 
 def excerpt(value: object, most: int) -> str:
@@ -30,7 +30,7 @@ def short_id(name: str) -> str:
     return name[:12] if len(name) == 64 else name
 
 
-def number_of(count: int, noun: str, which: str = "") -> str:
+def number_of(count: int, noun: str, adjective: str = "") -> str:
     """`1 thread`, `2 threads`; a verb may follow the noun, and more text: `thread is misplaced`, `threads are
     misplaced`. :param which: an adjective before the noun."""
     noun, _, rest = noun.partition(" ")
@@ -38,7 +38,7 @@ def number_of(count: int, noun: str, which: str = "") -> str:
     if count != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith(("x", "s", "ch")) else "s")
         verb = {"is": "are", "was": "were", "has": "have", "does": "do"}.get(verb, verb.removesuffix("s"))
-    return " ".join(filter(None, (str(count), which, noun, verb + space + more)))
+    return " ".join(filter(None, (str(count), adjective, noun, verb + space + more)))
 
 
 _SINCE = re.compile(r"\bsince (\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z)")

@@ -101,17 +101,17 @@ class Topology(_Groups):
         return {cpu: node for node, cpus in self.nodes.items() for cpu in cpus}
 
 
-def _normal(what: str, groups: Iterable[CpuSet]) -> tuple[CpuSet, ...]:
+def _normal(kind: str, groups: Iterable[CpuSet]) -> tuple[CpuSet, ...]:
     """The groups sorted, without empty and repeated ones (each CPU of a core names the same core)."""
     distinct = tuple(sorted({group for group in groups if group}, key=list))
-    _refuse_overlap(what, [(f"{what} {group}", group) for group in distinct])
+    _refuse_overlap(kind, [(f"{kind} {group}", group) for group in distinct])
     return distinct
 
 
-def _refuse_overlap(what: str, groups: Iterable[tuple[str, CpuSet]]) -> None:
+def _refuse_overlap(kind: str, groups: Iterable[tuple[str, CpuSet]]) -> None:
     seen: dict[int, str] = {}
     for name, group in groups:
         for cpu in group:
             if cpu in seen:
-                raise ValueError(f"CPU {cpu} is in two {what}s: {seen[cpu]} and {name}")
+                raise ValueError(f"CPU {cpu} is in two {kind}s: {seen[cpu]} and {name}")
             seen[cpu] = name

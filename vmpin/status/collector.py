@@ -65,8 +65,8 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     for sandbox, vm, threads in visited(view, listing):
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
-            made = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))
-            sandboxes.append(entry({**made, **members(sandbox.id)}))
+            fields = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))
+            sandboxes.append(entry({**fields, **members(sandbox.id)}))
     return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership,
@@ -88,26 +88,26 @@ def shown(view: NodeView) -> list[SandboxState]:
 
 def _kubelet(view: NodeView) -> dict[str, object] | None:
     """None where nothing of the kubelet's was met; all but `trouble` and `bad` is of its last good checkpoint."""
-    found, file = view.kubelet, view.checkpoint
-    if found is None and not file.trouble and view.pod_resources is None:
+    kubelet, file = view.kubelet, view.checkpoint
+    if kubelet is None and not file.trouble and view.pod_resources is None:
         return None
-    facts = dict.fromkeys(("policy", "shared_pool", "exclusive", "version", "checksum_ok")) if found is None else {
-        "policy": found.policy, "shared_pool": str(found.default), "exclusive": str(found.exclusive),
-        "version": found.version, "checksum_ok": found.checksum_ok}
-    stale = file.stale and found is not None
+    facts = dict.fromkeys(("policy", "shared_pool", "exclusive", "version", "checksum_ok")) if kubelet is None else {
+        "policy": kubelet.policy, "shared_pool": str(kubelet.default), "exclusive": str(kubelet.exclusive),
+        "version": kubelet.version, "checksum_ok": kubelet.checksum_ok}
+    stale = file.stale and kubelet is not None
     return {**facts, "trouble": file.trouble, "bad": file.bad, "pod_resources": view.pod_resources is not None,
             "stale": stale, "written": when(file.written / 1e9) if file.written else None,
-            "second_witness": compare_with_pod_resources(found, view.pod_resources) if stale and found else None}
+            "second_witness": compare_with_pod_resources(kubelet, view.pod_resources) if stale and kubelet else None}
 
 
 def _disagreements(view: NodeView) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+    entries: list[dict[str, object]] = []
     for (sandbox, container), text in view.disagreements.items():
         state = view.sandboxes.get(sandbox)
         record = None if state is None else state.containers.get(container)
-        found.append({"sandbox": sandbox, "pod": pod_data(None if state is None else state.pod),
-                      "container": container, "name": "" if record is None else record.container.name, "what": text})
-    return found
+        entries.append({"sandbox": sandbox, "pod": pod_data(None if state is None else state.pod),
+                        "container": container, "name": "" if record is None else record.container.name, "what": text})
+    return entries
 
 
 def _impostors(view: NodeView) -> list[dict[str, object]]:
@@ -131,24 +131,24 @@ def _pods(view: NodeView) -> list[dict[str, object]]:
 
 def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, object]]:
     """Describe each owner of CPUs: its kind (VM, runc), its first process on the host, its cpuset cgroup."""
-    found: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
+    owners: dict[tuple[SandboxId, ContainerId], dict[str, object]] = {}
     vms = view.vm_sandboxes()
-    by_uid = {each.pod.uid: each.pod for each in view.sandboxes.values() if each.pod is not None}
+    pods = {state.pod.uid: state.pod for state in view.sandboxes.values() if state.pod is not None}
     for sandbox, claim in view.ownership.claims.items():
         state = view.sandboxes.get(sandbox)
         for container, _ in claim.exclusive:
             if state is None:  # only the kubelet's checkpoint has it, by its pod's uid
-                found[sandbox, container] = {"kind": "unseen", "pod": pod_data(by_uid.get(sandbox)),
-                                             "name": container, "init": None, "cgroup": None}
+                owners[sandbox, container] = {"kind": "unseen", "pod": pod_data(pods.get(sandbox)),
+                                              "name": container, "init": None, "cgroup": None}
                 continue
             record = state.containers.get(container)
             init = None if record is None else record.init
             path = None if init is None else view.cgroups.cpuset_path(init.tid)
-            found[sandbox, container] = {"kind": "vm" if sandbox in vms else "runc", "pod": pod_data(state.pod),
-                                         "name": "" if record is None else record.container.name,
-                                         "init": None if init is None else init.tid,
-                                         "cgroup": None if path is None else str(path)}
-    return found
+            owners[sandbox, container] = {"kind": "vm" if sandbox in vms else "runc", "pod": pod_data(state.pod),
+                                          "name": "" if record is None else record.container.name,
+                                          "init": None if init is None else init.tid,
+                                          "cgroup": None if path is None else str(path)}
+    return owners
 
 
 def visited(view: NodeView,
@@ -187,11 +187,11 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
     cgroup."""
     path = cgroups.cpuset_path(thread.pid, thread.id.tid)
     if path is not None and path not in limits:
-        found = cgroups.cpuset_of(thread.pid, thread.id.tid)
-        if found is None:
+        cgroup = cgroups.cpuset_of(thread.pid, thread.id.tid)
+        if cgroup is None:
             return None
-        limits[found.path] = found.effective
-        return found.effective
+        limits[cgroup.path] = cgroup.effective
+        return cgroup.effective
     return None if path is None else limits.get(path)
 
 
@@ -230,8 +230,8 @@ def _of_features(view: NodeView, vm: Vm | None) -> dict[str, Any]:
 
 
 def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
-    found = view.cgroups.cpuset_of(vm.vmm.pid)
-    return None if found is None else {"path": str(found.path), "cpus": str(found.effective)}
+    cgroup = view.cgroups.cpuset_of(vm.vmm.pid)
+    return None if cgroup is None else {"path": str(cgroup.path), "cpus": str(cgroup.effective)}
 
 
 def proved(view: NodeView, proof: Proof, only: SandboxId | None = None) -> dict[str, object]:

@@ -111,8 +111,8 @@ def _container(state: SandboxState, container: Container, rulings: Rulings, wall
     cpus = rulings.by_authority("kubelet", "" if state.pod is None else state.pod.uid, container)
     exclusive = not container.pause and is_exclusive(container)
     report = record.reports.get(record.source)
-    reports = {source.label: {"cpus": str(each.cpuset), "since": _when(each.time, wall_offset)}
-               for source, each in record.reports.items()}
+    reports = {source.label: {"cpus": str(cpuset_report.cpuset), "since": _when(cpuset_report.time, wall_offset)}
+               for source, cpuset_report in record.reports.items()}
     return {
         "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
         "own_cpus": str(container.own_cpus) if exclusive else None,
@@ -126,8 +126,8 @@ def _container(state: SandboxState, container: Container, rulings: Rulings, wall
 
 def _shared_with(container: Container, others: Iterable[Container]) -> list[str]:
     """The other containers of the pod that have some of its exclusive CPUs."""
-    owners = {each.id: each.own_cpus for each in (container, *others)
-              if is_counted(each) and is_exclusive(each)}
+    owners = {member.id: member.own_cpus for member in (container, *others)
+              if is_counted(member) and is_exclusive(member)}
     mine = owners.pop(container.id, EMPTY)
     return [owner for owner, cpus in owners.items() if not cpus.isdisjoint(mine)]
 
@@ -221,8 +221,8 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                         **more.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
-            "unknown_owners": [{"pod": each.pod, "cpus": str(each.cpus), "here": each.here, "what": each.what}
-                               for each in unknown],
+            "unknown_owners": [{"pod": owner.pod, "cpus": str(owner.cpus), "here": owner.here, "what": owner.what}
+                               for owner in unknown],
             "impostors": list(impostors), "disagreements": list(disagreements),
             "collisions": [collision._asdict() for collision in collisions]}
 
@@ -234,14 +234,14 @@ def with_doubts(collisions: Collection[Collision], unknown: Mapping[str, Unknown
     :param unknown: those pods by uid.
     :param doubt: returns why the checkpoint may be out of date, "" for nothing; called only if there is a collision.
     """
-    doubted = doubt() if collisions else ""
-    made = []
+    trouble = doubt() if collisions else ""
+    doubted = []
     for collision in collisions:
-        owner = next((unknown[each] for each in collision.sandboxes if each in unknown), None)
-        why = doubted if owner is None else (
-            f"of pod {printable(owner.pod)} no container is known: {owner._replace(doubt=doubted).where}")
-        made.append(collision._replace(what=f"{collision.what} ({why})") if why else collision)
-    return sorted(made)
+        owner = next((unknown[sandbox] for sandbox in collision.sandboxes if sandbox in unknown), None)
+        why = trouble if owner is None else (
+            f"of pod {printable(owner.pod)} no container is known: {owner._replace(doubt=trouble).where}")
+        doubted.append(collision._replace(what=f"{collision.what} ({why})") if why else collision)
+    return sorted(doubted)
 
 
 def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatus]) -> list[Collision]:
@@ -249,16 +249,17 @@ def trespasses(own: Ownership, sandbox: SandboxId, threads: Iterable[ThreadStatu
     foreign = own.foreign(sandbox)
     if not foreign:
         return []
-    found: dict[int, list[VmThread]] = {}
+    threads_by_cpu: dict[int, list[VmThread]] = {}
     for seen in threads:
         if seen.actual is not None:
             for cpu in seen.actual & foreign:
-                found.setdefault(cpu, []).append(seen.thread)
+                threads_by_cpu.setdefault(cpu, []).append(seen.thread)
     collisions = []
-    for cpu, there in sorted(found.items()):
+    for cpu, intruders in sorted(threads_by_cpu.items()):
         owners = own.owners(cpu)
-        first = there[0]
+        first = intruders[0]
         collisions.append(Collision(cpu, tuple(dict.fromkeys([*(owner for owner, _ in owners), sandbox])),
-                                    f"exclusive to {own.owner_names(cpu)}, but {number_of(len(there), 'thread')} of "
-                                    f"{sandbox} may run there (thread {first.id.tid}, {first.role})"))
+                                    f"exclusive to {own.owner_names(cpu)}, but "
+                                    f"{number_of(len(intruders), 'thread')} of {sandbox} may run there "
+                                    f"(thread {first.id.tid}, {first.role})"))
     return collisions

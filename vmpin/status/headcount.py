@@ -57,16 +57,16 @@ class Headcount:
             yield
         collisions += find_collisions(view.ownership, {sandbox.id for sandbox in listing})
         self.collisions = len(collisions)
-        self.collided.update(each for collision in collisions for each in collision.sandboxes)
+        self.collided.update(owner for collision in collisions for owner in collision.sandboxes)
 
     def verdicts(self) -> Counter[Verdict]:
         return Counter(count.verdict for count in self.sandboxes.values())
 
     def threads(self) -> Counter[tuple[ThreadRole, ThreadPlace]]:
-        found: Counter[tuple[ThreadRole, ThreadPlace]] = Counter()
+        threads: Counter[tuple[ThreadRole, ThreadPlace]] = Counter()
         for count in self.sandboxes.values():
-            found.update(count.threads)
-        return found
+            threads.update(count.threads)
+        return threads
 
 
 def _place(seen: ThreadStatus) -> ThreadPlace:

@@ -51,34 +51,34 @@ def meant(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[Mean
 
     :param namespace: of the pod; "" for any.
     """
-    sandboxes = [each for each in among if not namespace or each.namespace == namespace]
+    sandboxes = [sandbox for sandbox in among if not namespace or sandbox.namespace == namespace]
     for whole in True, False:
         for search in _by_name, _container_by_id:
-            if found := {(each.sandbox.id, each.container): each for each in search(text, sandboxes, whole)}:
-                return list(found.values())
+            if matches := {(match.sandbox.id, match.container): match for match in search(text, sandboxes, whole)}:
+                return list(matches.values())
     return []
 
 
-def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], what: str = "VM sandbox",
+def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], noun: str = "VM sandbox",
                   listing: str = "vmpin status") -> Meant:
     """The only sandbox or container that the text may mean.
 
-    :param what: that the text should name. :param listing: the command that lists them.
+    :param noun: for the error: what the text should name. :param listing: the command that lists them.
     :raises UsageError: for none, and for several, which are listed.
     """
     candidates = list(among)
-    found = meant(text, namespace, candidates)
-    if len(found) == 1:
-        return found[0]
+    matches = meant(text, namespace, candidates)
+    if len(matches) == 1:
+        return matches[0]
     where = f" in namespace {namespace!r}" if namespace else ""
-    if not found:
+    if not matches:
         pod = text.rpartition("/")[2]
-        near = [each.title for each in candidates if pod and each.pod.startswith(pod)][:_LISTED]
+        near = [sandbox.title for sandbox in candidates if pod and sandbox.pod.startswith(pod)][:_LISTED]
         hint = printable(f"did you mean {' or '.join(near)}? ") if near else ""
-        raise UsageError(f"no {what} {text!r} is on this node{where}", f"{hint}`{listing}` lists them")
-    titles = [each.title for each in found]
-    listed = [title if titles.count(title) == 1 else f"{title} ({short_id(each.sandbox.id)})"
-              for title, each in zip(titles, found, strict=True)]
+        raise UsageError(f"no {noun} {text!r} is on this node{where}", f"{hint}`{listing}` lists them")
+    titles = [match.title for match in matches]
+    listed = [title if titles.count(title) == 1 else f"{title} ({short_id(match.sandbox.id)})"
+              for title, match in zip(titles, matches, strict=True)]
     more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
     raise UsageError(printable(f"{text!r} may be {', '.join(listed[:_LISTED])}{more}"),
                      "name one of them, or give more digits of its id")
@@ -91,17 +91,17 @@ def _fits(name: str, part: str, whole: bool) -> bool:
 def _by_name(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
     """The sandboxes and containers of a pod's name, and the sandboxes of an id."""
     parts = text.split("/")
-    for each in sandboxes:
-        names = [each.pod, f"{each.namespace}/{each.pod}"] if each.pod else []
-        if text in names or (len(parts) == 1 and _fits(each.id, text, whole)):
-            yield Meant(each)
+    for sandbox in sandboxes:
+        names = [sandbox.pod, f"{sandbox.namespace}/{sandbox.pod}"] if sandbox.pod else []
+        if text in names or (len(parts) == 1 and _fits(sandbox.id, text, whole)):
+            yield Meant(sandbox)
         if "/".join(parts[:-1]) in names:
-            yield from (Meant(each, id) for id, name in each.containers if name and name == parts[-1])
+            yield from (Meant(sandbox, id) for id, name in sandbox.containers if name and name == parts[-1])
 
 
 def _container_by_id(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) -> Iterator[Meant]:
-    for each in sandboxes:
-        yield from (Meant(each, id) for id, _ in each.containers if id != each.id and _fits(id, text, whole))
+    for sandbox in sandboxes:
+        yield from (Meant(sandbox, id) for id, _ in sandbox.containers if id != sandbox.id and _fits(id, text, whole))
 
 
 def offered(text: str, namespace: str, among: Iterable[NamedSandbox], containers: bool = False) -> list[str]:
@@ -111,20 +111,21 @@ def offered(text: str, namespace: str, among: Iterable[NamedSandbox], containers
 
     :param namespace: of the pod; "" for any.
     """
-    within = [each for each in among if not namespace or each.namespace == namespace]
-    uses = Counter(name for each in within for name in (*{each.id, *_names_of(each)}, *_containers_of(each)))
+    within = [sandbox for sandbox in among if not namespace or sandbox.namespace == namespace]
+    uses = Counter(name for sandbox in within
+                   for name in (*{sandbox.id, *_names_of(sandbox)}, *_containers_of(sandbox)))
     by_name: list[str] = []
     by_id: list[str] = []
-    for each in within:
-        names = [name for name in _names_of(each) if uses[name] == 1]
+    for sandbox in within:
+        names = [name for name in _names_of(sandbox) if uses[name] == 1]
         fitting = [name for name in names if name.startswith(text)]
         by_name += fitting[:1]
-        if not fitting and each.id.startswith(text) and (text or not names):
-            short = short_id(each.id)
-            alone = short.startswith(text) and sum(one.id.startswith(short) for one in within) == 1 and not uses[short]
-            (by_id if names else by_name).append(short if alone else each.id)
+        if not fitting and sandbox.id.startswith(text) and (text or not names):
+            short = short_id(sandbox.id)
+            unique = sum(candidate.id.startswith(short) for candidate in within) == 1 and not uses[short]
+            (by_id if names else by_name).append(short if unique and short.startswith(text) else sandbox.id)
         if containers and "/" in text:
-            by_name += [name for name in _containers_of(each) if name.startswith(text) and uses[name] == 1]
+            by_name += [name for name in _containers_of(sandbox) if name.startswith(text) and uses[name] == 1]
     return sorted(by_name or by_id)
 
 

@@ -153,8 +153,8 @@ def _counts(facts: ScrapeData) -> Iterator[Metric]:
 
 def _ran(ledger: ResidencyLedger) -> Iterator[Metric]:
     """Sums of samples since the watcher started."""
-    found = ledger.added()
-    roles = {role: found.get(role, RunAccount()) for role in ThreadRole}
+    accounts = ledger.added()
+    roles = {role: accounts.get(role, RunAccount()) for role in ThreadRole}
     yield _counter("vmpin_run_seconds_total", "Run time of threads, by role and place.",
                    {(role.value, place): spent for role, account in roles.items()
                     for place, spent in _by_place(account)}, "role", "place")
@@ -174,20 +174,20 @@ def _by_place(account: RunAccount) -> Iterable[tuple[str, float]]:
 def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
     """The metrics with names of pods (metrics.per_sandbox)."""
     count, ledger = facts.headcount, facts.view.ledger
-    labels = {sandbox: _names(sandbox, one.pod) for sandbox, one in count.sandboxes.items()}
+    labels = {sandbox: _names(sandbox, tally.pod) for sandbox, tally in count.sandboxes.items()}
     yield _gauge("vmpin_sandbox_verdict", "The verdict on each VM sandbox, always 1.",
-                 {(*labels[sandbox], one.verdict.value): 1 for sandbox, one in count.sandboxes.items()},
+                 {(*labels[sandbox], tally.verdict.value): 1 for sandbox, tally in count.sandboxes.items()},
                  *POD, "verdict")
     yield _gauge("vmpin_sandbox_threads", "As vmpin_threads, of each VM sandbox, without zero values.",
-                 {(*labels[sandbox], role.value, place.value): number for sandbox, one in count.sandboxes.items()
-                  for (role, place), number in one.threads.items()}, *POD, "role", "place")
+                 {(*labels[sandbox], role.value, place.value): number for sandbox, tally in count.sandboxes.items()
+                  for (role, place), number in tally.threads.items()}, *POD, "role", "place")
     yield _counter("vmpin_sandbox_run_seconds_total", "As vmpin_run_seconds_total, of each VM sandbox.",
                    {(*labels[sandbox], place): spent for sandbox in ledger.sandboxes
                     if sandbox in labels for place, spent in _by_place(ledger.added_to(sandbox))}, *POD, "place")
     yield _gauge("vmpin_sandbox_guest_containers", "As vmpin_guest_containers, of each VM sandbox, without zero "
                  "values.",
-                 {(*labels[sandbox], state): number for sandbox, found in facts.guests.items() if sandbox in labels
-                  for state, number in _guest_states(found).items()}, *POD, "state")
+                 {(*labels[sandbox], state): number for sandbox, states in facts.guests.items() if sandbox in labels
+                  for state, number in _guest_states(states).items()}, *POD, "state")
     yield _gauge("vmpin_sandbox_collisions", "As vmpin_collisions, of each sandbox that takes part in one, with a VM "
                  "or without.",
                  {names: count.collided[sandbox] for sandbox, names in pod_labels(count.collided, facts.view).items()},
@@ -204,11 +204,11 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
                  {names: odd[sandbox] for sandbox, names in pod_labels(odd, facts.view).items()}, *POD)
 
 
-def _guest_states(found: Counter[str]) -> Counter[str]:
+def _guest_states(counts: Counter[str]) -> Counter[str]:
     """Count guests by state; a state that is none of GUEST_STATES counts as the last, as a guest may report any text.
     """
     states: Counter[str] = Counter()
-    for state, number in found.items():
+    for state, number in counts.items():
         states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
     return states
 
@@ -237,6 +237,6 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> 
     return family
 
 
-def _histogram(name: str, text: str, found: Histogram) -> Metric:
-    buckets = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in found.cumulative()]
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=found.sum)
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    buckets = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in histogram.cumulative()]
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.sum)

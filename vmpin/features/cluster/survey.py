@@ -62,9 +62,10 @@ def brief(entry: Mapping[str, Any], suspended: bool, names: Mapping[str, str]) -
             "misplaced": sum(not thread["ok"] for thread in threads),
             "vcpus": {str(thread["vcpu"]): thread["actual"] for thread in threads if thread["vcpu"] is not None},
             "guest": None if guest is None else {"by": guest["by"], "state": guest["state"]},
-            "containers": [{"name": each["name"], "cpus": each["cpuset"], "exclusive": each["exclusive"],
-                            "vcpus": each["vcpus"], "guest": (each["guest"] or {}).get("text")}
-                           for each in entry["containers"] if not each["pause"]]}
+            "containers": [{"name": container["name"], "cpus": container["cpuset"],
+                            "exclusive": container["exclusive"], "vcpus": container["vcpus"],
+                            "guest": (container["guest"] or {}).get("text")}
+                           for container in entry["containers"] if not container["pause"]]}
 
 
 def _names(view: NodeView) -> dict[str, str]:

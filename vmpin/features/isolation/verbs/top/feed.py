@@ -57,7 +57,7 @@ class NodeReader:
         self._describe(self._document(DEADLINE))
         named = self._named()
         for text in self._pods:
-            the_one_meant(text, self._namespace, named, what="pod of a VM, or with exclusive CPUs,")
+            the_one_meant(text, self._namespace, named, noun="pod of a VM, or with exclusive CPUs,")
         self._sample()
         assert self._described is not None
         return self._only(usage(self._described, None))
