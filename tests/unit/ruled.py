@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vmpin.authorities.authority import Authority, GivenAuthority
+from vmpin.authorities.authority import Authorities, Authority, GivenAuthority
 from vmpin.authorities.kubelet_authority import assignments_of
-from vmpin.authorities.ranking import Authorities
 from vmpin.cpuset import CpuSet
 from vmpin.domain.assignments import Rank, Rulings
 from vmpin.domain.desired_state import DesiredState

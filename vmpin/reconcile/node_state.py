@@ -13,10 +13,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmpin.authorities.authority import Authority
+from vmpin.authorities.authority import Authorities, Authority
 from vmpin.authorities.kubelet_authority import KubeletAuthority
 from vmpin.authorities.kubelet_checkpoint import KubeletCheckpoint
-from vmpin.authorities.ranking import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters, NewbornCounts

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from vmpin.authorities.ranking import Authorities
+from vmpin.authorities.authority import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ruled import authorities
 
-from vmpin.authorities.ranking import Authorities
+from vmpin.authorities.authority import Authorities
 from vmpin.config import loading as settings
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState

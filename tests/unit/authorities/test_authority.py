@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from ruled import authorities, ruled
 
-from vmpin.authorities.authority import GivenAuthority
-from vmpin.authorities.ranking import Authorities
+from vmpin.authorities.authority import Authorities, GivenAuthority
 from vmpin.config import loading as settings
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Assignments, Owner, Rank
