@@ -18,7 +18,6 @@ examples:
   vmpin explain shop               the VM sandbox of a pod: each of its threads; also demo/shop
   vmpin explain -n demo shop/web   one container of it
   vmpin explain 5f2c               by the first digits of the sandbox's id
-With allocate.mode on, also pods without a VM: the CPUs that were given, their cost, the next best ones.
 """
 
 

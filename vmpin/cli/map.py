@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
-other threads of VMs on them, by their current masks in the kernel. Where vmpin gives out the CPUs (allocate.mode: on),
-also groups, the spare sets of VMs, reserved CPUs, and the largest set that would still fit. As text (in colour at a
-terminal), as an SVG, as an HTML page that loads no other resource, or as JSON with the same data.
+other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), as an SVG, as an
+HTML page that loads no other resource, or as JSON with the same data.
 """
 
 _EXAMPLES = """\

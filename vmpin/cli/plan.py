@@ -12,8 +12,8 @@ from vmpin.errors import UsageError
 
 _ABOUT = """\
 Without --scenario: the system calls that would place every thread now, one line each; none if all threads are in
-place. With --scenario: the placement of a node described in YAML, by the same rules, and the CPUs that vmpin would
-give out there; needs no root and changes nothing.
+place. With --scenario: the placement of a node described in YAML, by the same rules; needs no root and changes
+nothing.
 """
 
 _EXAMPLES = """\
@@ -34,14 +34,6 @@ a scenario:
       containers:
         - {id: main, cpuset: "2-3", exclusive: true}  # or those that are its own: exclusive: "2-3"
         - {id: sidecar, cpuset: "0-1,8-9"}
-
-where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:
-  allocate: {reserved: "0"}
-  pods:
-    - pod: shop/web
-      containers: [{container: web, cpus: 2, policy: exclusive}]
-  events:
-    - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}
 
 examples:
   vmpin plan

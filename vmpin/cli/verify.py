@@ -30,8 +30,7 @@ Compare the mask of each thread in the kernel with its placement, now: through t
 one. A thread with other CPUs, or with fewer, is drift; an exclusive CPU that threads of another container may use is a
 collision (with SANDBOX: only collisions of this sandbox). Several VMMs that name one sandbox, of which nothing shows
 which is its own, are a finding too, and a pod with exclusive CPUs of which no container is known (SANDBOX names it by
-its uid). Where vmpin gives out the CPUs (allocate.mode: on), the watcher also compares the cgroup of each container
-that is in no VM with what it was given.
+its uid).
 
 With --since 24h also where the threads ran in that time, from the watcher's samples (proof.sample_seconds); at most
 --tolerate percent of the run time may have been elsewhere. CERTAIN is run time without a change of CPU between two

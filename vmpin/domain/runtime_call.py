@@ -43,7 +43,7 @@ class RequestedContainer(NamedTuple):
     vm_overhead: int = 0  #: VMs only: the whole CPUs in the overhead of the pod's RuntimeClass.
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
     state: ContainerState = ContainerState.CREATED
-    time_ns: int = 0  #: When the call came, CLOCK_REALTIME ns: "since when" of a new grant.
+    time_ns: int = 0  #: When the call came, CLOCK_REALTIME ns: "since when" of the CPUs that it is given.
     devices: Mapping[str, str] = MappingProxyType({})  #: As `container_devices` (sources.nri) makes them.
 
 

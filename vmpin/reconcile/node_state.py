@@ -415,8 +415,7 @@ class NodeState:
         return sandbox in self.vms or sandbox in self.sources.sandboxes
 
     def vm_sandboxes(self) -> set[SandboxId]:
-        """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…). The allocator
-        asks the same of one pod (vm_size)."""
+        """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
         by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if named_for_kata(sandbox.handler)}
         with_shims = self.inventory.process_table.sandboxes_with_helpers(ThreadRole.SHIM)
         return self.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vmpin.feature import Comparison, Document, ExplainedPods, Feature, ScenarioKeys, SocketRequest, WatcherPart
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from pathlib import Path
 
     from vmpin.authorities.authority import Authority
@@ -21,6 +22,27 @@ if TYPE_CHECKING:
     from vmpin.reports.cpu_owners import CpuOwner
     from vmpin.scenario.scenario_part import ScenarioPart
     from vmpin.scenario.scenario_values import ScenarioValues
+
+
+#: What it adds to the end of other verbs' help.
+_HELP = {"explain": """\
+where vmpin gives out the CPUs (allocate.mode), also pods without a VM: the CPUs that were given, their cost, the next
+best ones
+""", "map": """\
+where vmpin gives out the CPUs (allocate.mode: on), also groups, the spare sets of VMs, reserved CPUs, and the largest
+set that would still fit
+""", "verify": """\
+where vmpin gives out the CPUs (allocate.mode: on), the watcher also compares the cgroup of each container that is in
+no VM with what it was given
+""", "plan": """\
+a scenario where vmpin gives out the CPUs (`vmpin help allocation`), instead of shared_pool and sandboxes:
+  allocate: {reserved: "0"}
+  pods:
+    - pod: shop/web
+      containers: [{container: web, cpus: 2, policy: exclusive}]
+  events:
+    - create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}
+"""}
 
 
 def _sections() -> Mapping[str, type[Any]]:
@@ -155,6 +177,11 @@ def _topology(sysfs: Sysfs) -> Topology:
     return allocator_topology(sysfs)
 
 
+def _options(verb: str, parser: ArgumentParser) -> None:
+    if verb in _HELP:
+        parser.epilog = f"{parser.epilog}\n{_HELP[verb]}"
+
+
 def _watched_annotations(config: Config) -> Callable[[str], bool] | None:
     from vmpin.features.allocator.allocate_settings import settings_of
 
@@ -176,6 +203,6 @@ def _checks() -> Sequence[Check]:
 FEATURE = Feature("allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
                   verbs={name: f"vmpin.features.allocator.verbs.{name}" for name in ("allocations", "set")},
-                  scenario=ScenarioKeys(("allocate", "pods", "events"), _read_scenario, _topology),
+                  options=_options, scenario=ScenarioKeys(("allocate", "pods", "events"), _read_scenario, _topology),
                   held_cpus=_held_cpus, cpu_owners=_cpu_owners, verify=_verify, explained_pods=_explained_pods,
                   watched_annotations=_watched_annotations, checks=_checks)
