@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from allocating_node import WHOLE, AllocatingNode
 from process_masks import by_tid, kept
 from real_containerd import Containerd
 from real_node import Node
 from real_qemu import Qemu
 from runtime_bundle import cri
-from test_watch_allocate import WHOLE, AllocatingNode
 
 from cluster.build import Programs
 from cluster.rendered import objects

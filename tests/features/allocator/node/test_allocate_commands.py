@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from allocating_node import POLICY, WHOLE, AllocatingNode
 from real_containerd import Containerd
 from real_node import Node
-from test_watch_allocate import POLICY, WHOLE, AllocatingNode
 from waiting import wait
 
 pytestmark = pytest.mark.root

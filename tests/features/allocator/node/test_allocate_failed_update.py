@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from allocating_node import WHOLE, AllocatingNode
 from read_only_cpus import made_read_only, made_writable
 from real_containerd import Containerd, one_in_ci
-from test_watch_allocate import WHOLE, AllocatingNode
 
 pytestmark = pytest.mark.root
 

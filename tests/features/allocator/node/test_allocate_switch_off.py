@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from allocating_node import WHOLE, AllocatingNode
 from process_masks import by_tid
 from real_containerd import VM, Containerd, one_in_ci
-from test_watch_allocate import WHOLE, AllocatingNode
 from waiting import wait
 
 from vmpin.cpuset import CpuSet

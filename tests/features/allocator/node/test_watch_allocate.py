@@ -8,15 +8,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from allocating_node import POLICY, WHOLE, AllocatingNode
 from cri import CriError
-from cri_node import CriNode
 from file_writes import FileWrites
 from nri_peer import delivering
-from process_masks import seen, two_cpus
-from real_containerd import VM, Container, Containerd, Pod, one_in_ci
+from process_masks import seen
+from real_containerd import VM, Container, Containerd, one_in_ci
 from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
@@ -26,37 +25,6 @@ from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
 
 pytestmark = pytest.mark.root
-
-#: One whole CPU, requested and limited to.
-WHOLE: dict[str, Any] = {"cpu_shares": 1024, "cpu_quota": 100_000, "cpu_period": 100_000}
-POLICY = "cpu-policy.vmpin.io/container.main"
-
-
-class AllocatingNode(CriNode):
-    """One CPU can be given to a container alone; the others are reserved, and stay in the pool."""
-
-    def __init__(self, containerd: Containerd) -> None:
-        super().__init__(containerd)
-        _, self.own = two_cpus()
-        self.all = CpuSet(os.sched_getaffinity(0))
-        self.rest = str(self.all - CpuSet.parse(self.own))
-        self.configure(allocate={"mode": "on", "reserved": self.rest, "grow_delay_seconds": 0},
-                       paths={"cri": str(containerd.top / "cri.sock")})
-
-    def pod(self, name: str = "own", policy: str = "exclusive", handler: str = "") -> Pod:
-        """Of whose containers `main` has a policy."""
-        return self.containerd.pod(name, handler, annotations={POLICY: policy} if policy else {})
-
-    def ledger(self) -> Any:
-        """The file's content, None without one."""
-        try:
-            return json.loads((self.run / "ledger.json").read_text())["body"]["ledger"]
-        except FileNotFoundError:
-            return None
-
-    def wait_for(self, container: Container, cpus: object) -> None:
-        wait(lambda: container.cgroup_cpus() == str(cpus),
-             lambda: f"{container.name} has {container.cgroup_cpus()}, not {cpus}\n{self.log()}")
 
 
 @pytest.fixture(params=one_in_ci())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from allocating_node import WHOLE, AllocatingNode
 from real_containerd import Containerd, one_in_ci
-from test_watch_allocate import WHOLE, AllocatingNode
 
 pytestmark = [pytest.mark.root, pytest.mark.release]
 

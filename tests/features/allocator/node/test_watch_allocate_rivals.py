@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from allocating_node import WHOLE, AllocatingNode
 from cri import CriError
 from nri_rival import giving, rival
 from real_containerd import Containerd, one_in_ci
-from test_watch_allocate import WHOLE, AllocatingNode
 from waiting import wait
 
 from vmpin.cpuset import CpuSet

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from allocating_node import POLICY, WHOLE, AllocatingNode
 from real_containerd import Containerd, one_in_ci
 from real_node import talk
-from test_watch_allocate import POLICY, WHOLE, AllocatingNode
 from waiting import wait
 
 from vmpin.features.cluster.kube.asked_annotations import encoded_member

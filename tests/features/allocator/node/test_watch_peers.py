@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from allocating_node import WHOLE, AllocatingNode
 from real_containerd import Container, Containerd, one_in_ci
-from test_watch_allocate import WHOLE, AllocatingNode
 
 from vmpin.cpuset import CpuSet
 
