@@ -25,8 +25,9 @@ PARTS = ("vmpin", "guest", "hooks", "config", "docs", "tests", "pyproject.toml",
 CORE = ("config/test_config.py", "placement/test_placement.py", "reconcile/test_reconciler.py",
         "daemon/test_control.py", "status/test_explain.py", "doctor/test_judgements.py")
 #: Tests of whole documents, screens and packages, which show what all features together add.
-WHOLE = ("packaged", "doctor/test_doctor.py", "cli/test_hints.py", "cli/test_schemas.py", "cli/test_screens.py",
-         "test_architecture.py", "test_docstrings.py", "test_floors.py")
+WHOLE = ("packaged", "config/test_config_file.py", "doctor/test_doctor.py", "cli/test_hints.py", "cli/test_schemas.py",
+         "cli/test_screens.py", "test_architecture.py", "test_docstrings.py", "test_floors.py",
+         "test_outside_numbers.py")
 SCENARIO = """\
 topology: {online: "0-7", nodes: {0: "0-7"}}
 shared_pool: "0-1"
@@ -72,7 +73,7 @@ class WithoutFeature:
 
 
 #: Features that the core still names.
-NOT_YET = {"cluster", "isolation"}
+NOT_YET = {"isolation"}
 
 
 @pytest.fixture(scope="module", params=[feature for feature in features() if feature.name not in NOT_YET],

@@ -13,15 +13,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from documents import checked
 from need import need_tool
 from real_node import Node, talk
 from real_qemu import Qemu
 from removal import remove_in_use
 from waiting import PATIENCE, wait
-
-from vmpin.features.cluster.kube.untrusted_pod import MAX_REQUEST
-from vmpin.sources.kubelet_config import ZONE_KEYS
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
@@ -89,7 +85,6 @@ def test_the_status_socket_answers_what_changes_nothing_to_a_group_without_a_nam
     assert (stat.S_IMODE(path.parent.stat().st_mode), path.parent.stat().st_uid) == (0o755, 0)
     assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) == (0o660, 65532)
     assert json.loads(ask_as(65532, 65532, path, b'{"op": "status"}\n'))["version"] == 1
-    assert json.loads(ask_as(65532, 65532, path, b'{"op": "pods", "version": 1, "pods": []}\n')) == {"pods": 0}
     for uid, gid in ((65532, 65532), (0, 0)):
         for operation in ("about", "plan", "reconcile", "unpin", "unpinning", "nonsense"):
             answer = json.loads(ask_as(uid, gid, path, b'{"op": "%s"}\n' % operation.encode()))
@@ -98,56 +93,8 @@ def test_the_status_socket_answers_what_changes_nothing_to_a_group_without_a_nam
     path.chmod(0o666)  # should the mode be loosened, the kernel's word on the peer remains
     assert ask_as(OTHER_UID, OTHER_UID, path, b'{"op": "status"}\n') in (
         "\n", "ConnectionResetError\n", "BrokenPipeError\n")
-    with socket.socket(socket.AF_UNIX) as follower:
-        follower.settimeout(120)
-        follower.connect(os.fspath(path))
-        follower.sendall(b'{"op": "follow", "kubelet": true}\n')
-        lines = follower.makefile()
-        first = json.loads(lines.readline())
-        checked("follow", first)
-        assert (first["follow"], first["node"]["ready"], first["sandboxes"]) == ("all", True, [])
-        assert set(first["node"]["kubelet"]) <= set(ZONE_KEYS)
-        node.stop()
-        for line in lines:  # until its end: a watcher that ends does not wait for who follows it
-            found = json.loads(line)
-            checked("follow", found)
-            assert (found["follow"], found["sandboxes"], found["gone"]) == ("change", [], [])
+    node.stop()
     assert os.listdir(path.parent) == []
-
-
-def test_pods_data_without_end_costs_a_watcher_little_and_no_mask(node: Node, cpus: tuple[str, str]) -> None:
-    """As from a reporter that an attacker has: the largest requests, and connections that end none."""
-    node.configure(node={"shared_pool": cpus[0]}, watch={"status_group": 65532})
-    annotations = {f"{number:02}": "\x80" * 256 for number in range(24)}
-    entry = {"qos": "\x1b" * 64, "runtime_class": "", "resizes": [], "more_annotations": 0, "annotations": annotations}
-    count = MAX_REQUEST // len(json.dumps(entry, ensure_ascii=False).encode()) - 1
-    pods = [{**entry, "uid": str(number)} for number in range(count)]
-    largest = json.dumps({"op": "pods", "version": 1, "pods": pods}, ensure_ascii=False).encode() + b"\n"
-    assert MAX_REQUEST * 0.8 < len(largest) <= MAX_REQUEST
-    with Qemu(node.id("a")) as vm, contextlib.ExitStack() as stack:
-        node.start()
-        assert node.watcher is not None
-        path = node.run / "status" / "vmpin.sock"
-        assert json.loads(talk(path, largest)) == {"pods": count}
-        before = usage(node.watcher.pid)
-        for _ in range(30):
-            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
-            peer.connect(str(path))
-            with contextlib.suppress(OSError):
-                peer.sendall(largest[:-1])
-        answers = [json.loads(talk(path, raw)) for raw in (largest, b"[" * (MAX_REQUEST - 1) + b"\n") * 50]
-        assert all(answer == {"pods": count} or "error" in answer for answer in answers)
-        node.container(vm.sandbox, "web", cpus[1])
-        node.wait_for_all(vm.pid, cpus[1])
-        assert node.sandbox(vm.sandbox)["untrusted"] is None
-        assert usage(node.watcher.pid) - before < 32 << 20
-    assert "Traceback" not in node.log()
-
-
-def usage(pid: int) -> int:
-    """Bytes that a process has resident, without what it shares with others."""
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_the_group_changes_at_sighup(node: Node) -> None:

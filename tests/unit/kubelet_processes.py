@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
+from newcomers import Machine
+
 from vmpin.host.procfs import Procfs
+from vmpin.sources.kubelet_process import KubeletProcess
 
 
 def proc_tree(path: Path) -> Procfs:
@@ -26,3 +31,20 @@ def process(path: Path, pid: int, command: str, starttime: int = 100, namespace:
     link = directory / "ns/pid"
     link.unlink(missing_ok=True)
     link.symlink_to(namespace)
+
+
+def doubted_checkpoint(machine: Machine, uid: str) -> Path:
+    """Have a VM run on a CPU that the checkpoint gives to a pod of which nothing else is known, on a node where no
+    kubelet runs. :returns: the directory of its processes, as /proc."""
+    directory, proc = machine.path / "kubelet", machine.path / "proc"
+    directory.mkdir()
+    checkpoint = directory / "cpu_manager_state"
+    checkpoint.write_text(json.dumps({
+        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {uid: {"app": str(machine.other)}},
+        "checksum": 0}))
+    os.utime(checkpoint, (1795669200, 1795669200))
+    machine.configure()
+    machine.vmm("a")  # on both CPUs; nothing is set
+    machine.reconciler.resync(act=False)
+    machine.node_state.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    return proc

@@ -46,6 +46,11 @@ exit codes:
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
      unmanaged, or not placed yet), the watcher does not answer, or without one the required privileges are missing
+
+examples:
+  vmpin verify
+  vmpin verify --since 24h --tolerate 0.1
+  vmpin verify shop
 """
 
 

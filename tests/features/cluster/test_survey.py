@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kube_given import NODE, line, node_part
+from kubelet_processes import doubted_checkpoint
 from newcomers import Machine
 from recorded_node import DB, LOGS, MAIN, SHOP, WEB, status
 
@@ -63,3 +64,11 @@ def test_a_pods_condition_and_event_name_what_its_sentences_have_as_ids() -> Non
     assert event.message == state.message
     assert found.repairs.why == "main of shop/db-0 was given the CPUs"
     assert entry["drift"]["why"] == f"{MAIN} of {DB} was given the CPUs"  # the status document has ids
+
+
+def test_a_collision_has_the_doubt_about_the_checkpoint(machine: Machine) -> None:
+    """Where no kubelet runs; whole, before the reporter cuts it."""
+    doubted_checkpoint(machine, UID)
+    survey = Survey()
+    assert [*survey.take(machine.reconciler.view, lambda sandbox: None)]
+    assert survey.node["collisions"][0]["what"].endswith("written 2026-11-26T05:00:00Z, may be out of date)")  # type: ignore[index]

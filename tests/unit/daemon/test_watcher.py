@@ -70,8 +70,9 @@ def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callab
             status = await place.control(op="status")
             assert (status["watcher"], status["sources"]["hooks"]["taken"]) == (os.getpid(), 1)
             about = await place.control(op="about")
+            of_features = {name for part in watcher.parts.values() for name in part.tasks}
             assert {each["name"] for each in about["sources"]} == {
-                "hook", "control", "status", "follow", "resync", "recheck", "state", "files", "guests", "proof"}
+                "hook", "control", "status", "resync", "recheck", "state", "files", "guests", "proof"} | of_features
             assert all(each["up"] for each in about["sources"])
             assert watcher.view.counters.passes["hook"] == 1
         assert notified() == ["STOPPING=1"]

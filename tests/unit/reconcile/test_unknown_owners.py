@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubelet_processes import proc_tree, process
+from kubelet_processes import doubted_checkpoint, proc_tree, process
 from newcomers import Machine, sandbox
 
 from vmpin.cpuset import CpuSet
@@ -18,7 +18,6 @@ from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
 from vmpin.domain.model import Pod, SandboxId
-from vmpin.features.cluster.survey import Survey
 from vmpin.placement.ownership import Collision
 from vmpin.reconcile.unknown_owners import RESYNCS, UnknownOwners
 from vmpin.sources.kubelet_process import KubeletProcess
@@ -188,22 +187,9 @@ def test_a_watcher_waits_for_some_resyncs(machine: Machine) -> None:
 
 def test_a_node_without_a_kubelet_is_seen_in_its_collisions_unless_podresources_answers(machine: Machine) -> None:
     """The line of a VM that reaches a listed pod's CPU names the checkpoint as what may be wrong."""
-    directory, proc = machine.path / "kubelet", machine.path / "proc"
-    directory.mkdir()
-    checkpoint = directory / "cpu_manager_state"
-    checkpoint.write_text(json.dumps({
-        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {UID: {"app": str(machine.other)}},
-        "checksum": 0}))
-    os.utime(checkpoint, (1795669200, 1795669200))
-    machine.configure()
-    machine.vmm("a")  # on both CPUs; nothing is set
-    machine.reconciler.resync(act=False)
-    machine.node_state.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    proc = doubted_checkpoint(machine, UID)
     (what,) = (each["what"] for each in node_of(machine)["collisions"])
     assert what.endswith(DOUBT + ")")
-    survey = Survey()
-    assert [*survey.take(machine.reconciler.view, lambda sandbox: None)]
-    assert survey.node["collisions"][0]["what"].endswith(DOUBT + ")")  # type: ignore[index]
     machine.node_state.take_pod_resources({})
     assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]
     machine.node_state.take_pod_resources(None)

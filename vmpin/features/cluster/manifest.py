@@ -68,8 +68,10 @@ def _options(verb: str, parser: ArgumentParser) -> None:
         parser.epilog = named(_PLUGIN_EXAMPLES)
     if verb not in ("status", "verify", "map"):
         return
-    of_this_node = "" if plugin and verb != "verify" else f"{parser.epilog}\n"
-    parser.epilog = of_this_node + named(_EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb))
+    of_this_node = f"\n{parser.epilog}\n"
+    if plugin:
+        of_this_node = of_this_node.partition("\nexamples:\n")[0]
+    parser.epilog = of_this_node.lstrip() + named(_EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb))
     parser.set_defaults(run=_run_on_all(verb, parser.get_default("run")))
     parser.conflict_handler = "resolve"  # -n is of all nodes, too
     group = parser.add_argument_group("all nodes of a cluster", _ABOUT)

@@ -99,3 +99,8 @@ def test_without_the_extra_the_error_says_what_to_install(verb: str, tmp_path: P
                           env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'vmpin[kubernetes]'" in done.stderr
+
+
+def test_an_option_that_does_not_exist_gets_the_nearest_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", "--confg", "x"]) == 2
+    assert "did you mean --config or --kubeconfig?" in capsys.readouterr().err
