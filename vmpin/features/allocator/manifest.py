@@ -66,21 +66,25 @@ def _check_config(config: Config) -> ConfigError | None:
                        "come with the pods' data that the reporter hands over", "switch both on, or the first one off")
 
 
-def _authority(config: Config, boot_id: str) -> Authority | None:
-    from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
+def _mode(config: Config) -> str:
+    from vmpin.features.allocator.allocate_settings import settings_of
 
-    if settings_of(config).mode != "on":
-        return None
-    from vmpin.features.allocator.kept_grants import kept_assignments, ledger_authority
-
-    # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
-    return ledger_authority(kept_assignments(ledger_path(config), boot_id))
+    return settings_of(config).mode
 
 
 def _files(config: Config) -> Sequence[Path]:
     from vmpin.features.allocator.allocate_settings import ledger_path
 
     return [ledger_path(config)]
+
+
+def _authority(config: Config, boot_id: str) -> Authority | None:
+    if _mode(config) != "on":
+        return None
+    from vmpin.features.allocator.kept_grants import kept_assignments, ledger_authority
+
+    # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
+    return ledger_authority(kept_assignments(_files(config)[0], boot_id))
 
 
 def _give_back(config: Config) -> bool:
@@ -93,11 +97,9 @@ def _give_back(config: Config) -> bool:
 
 
 def _watch(watcher: Watcher) -> WatcherPart:
-    from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
-
     config = watcher.view.config
-    mode = settings_of(config).mode
-    released = mode != "on" and ledger_path(config).exists()
+    mode = _mode(config)
+    released = mode != "on" and any(path.exists() for path in _files(config))
     if mode == "off" and not released:
         return _OFF
     from vmpin.features.allocator.watcher_part import release_task, watcher_part
@@ -135,9 +137,7 @@ def _cpu_owners(config: Config) -> Sequence[CpuOwner]:
 
 
 def _report(config: Config) -> Document | None:
-    from vmpin.features.allocator.allocate_settings import settings_of
-
-    if settings_of(config).mode != "on":
+    if _mode(config) != "on":
         return None
     from vmpin.features.allocator.verbs.ledger_report import ledger_report
 
@@ -145,9 +145,7 @@ def _report(config: Config) -> Document | None:
 
 
 def _verify(config: Config, sandbox: str | None) -> Comparison | None:
-    from vmpin.features.allocator.allocate_settings import settings_of
-
-    if settings_of(config).mode != "on":
+    if _mode(config) != "on":
         return None
     from vmpin.features.allocator.verbs.ledger_report import compared
 
@@ -155,9 +153,7 @@ def _verify(config: Config, sandbox: str | None) -> Comparison | None:
 
 
 def _explained_pods(config: Config) -> ExplainedPods | None:
-    from vmpin.features.allocator.allocate_settings import settings_of
-
-    if settings_of(config).mode == "off":
+    if _mode(config) == "off":
         return None
     from vmpin.features.allocator.verbs.ledger_report import explained_pods
 

@@ -8,7 +8,6 @@ from vmpin.cli.control_client import Document, ask
 from vmpin.config.settings import Config
 from vmpin.errors import UsageError
 from vmpin.feature import Comparison, ExplainedPods
-from vmpin.features.allocator.allocate_settings import settings_of
 from vmpin.status.pod_arguments import NamedSandbox
 
 
@@ -16,8 +15,6 @@ def ledger_report(config: Config, actual: bool = False) -> Document | None:
     """Ask the watcher for what it gives out, as `vmpin allocations` shows it. None where it gives out nothing, before
     the runtime's first list, and without a watcher.
     :param actual: with the CPUs that containers' cgroups have."""
-    if settings_of(config).mode != "on":
-        return None
     with contextlib.suppress(UsageError):
         found = ask(config, {"op": "allocations", "actual": actual})
         return found if found is not None and found["mode"] == "on" else None
