@@ -55,7 +55,7 @@ class WithoutFeature:
         names.write_text(text)
         nothing = {name: directory / name for name in ("run", "kata_go", "kata_rs", "kubelet", "nri", "cgroup")}
         self.flags = [*(f"--set=paths.{name}={path}" for name, path in nothing.items()), "--set=node.shared_pool=0",
-                      "--set=watch.new_threads=false", "--set=watch.only=none-of-this-machine"]
+                      "--set=watch.births=false", "--set=watch.only=none-of-this-machine"]
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
         self.environment["PYTHONPATH"] = str(self.root)
 

@@ -163,7 +163,7 @@ def test_without_proc_events_it_logs_that_once_and_polls(node: Node, cpus: tuple
 
 
 def test_new_threads_can_be_left_out(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(watch={"new_threads": False})
+    node.configure(watch={"births": False})
     node.start()
     with Qemu(node.id("a"), vcpus=2) as vm:
         time.sleep(0.5)

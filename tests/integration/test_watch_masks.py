@@ -27,7 +27,7 @@ def test_drift_is_repaired_at_the_next_resync(node: Node, cpus: tuple[str, str])
 
 
 def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "new_threads": False})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
@@ -42,7 +42,7 @@ def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -
 
 
 def test_drift_is_seen_at_once_and_repaired_when_asked(node: Node, cpus: tuple[str, str]) -> None:
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "new_threads": False})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
     with Qemu(node.id("a"), vcpus=2) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])

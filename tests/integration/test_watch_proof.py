@@ -118,7 +118,7 @@ def test_a_program_that_sets_masks_is_named_when_it_runs(node: Node, cpus: tuple
 def test_a_cgroup_that_has_less_than_before_is_the_cause(node: Node, cpus: tuple[str, str]) -> None:
     both = union(cpus)
     cgroup = node.cpuset_cgroup(both)
-    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "new_threads": False})
+    node.configure(node={"shared_pool": cpus[0]}, watch={"resync_seconds": 600, "births": False})
     with Qemu(node.id("a"), vcpus=1) as vm:
         for tid in by_tid(vm.pid):
             with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ def test_what_ran_in_its_place_is_proved(sampled: Node, cpus: tuple[str, str]) -
 
 
 def test_what_ran_elsewhere_is_found_with_its_cpu(sampled: Node, cpus: tuple[str, str]) -> None:
-    sampled.configure(watch={"resync_seconds": 600, "new_threads": False})
+    sampled.configure(watch={"resync_seconds": 600, "births": False})
     with Busy(sampled.id("a")) as vm:
         sampled.start()
         sampled.wait_for_all(vm.pid, cpus[0])
@@ -239,7 +239,7 @@ def test_what_ran_elsewhere_is_found_with_its_cpu(sampled: Node, cpus: tuple[str
 
 def test_a_repair_between_two_samples_hides_nothing(sampled: Node, cpus: tuple[str, str]) -> None:
     """Both are done at a resync's pace: what was put back in time looks as if it had always been there."""
-    sampled.configure(proof={"sample_seconds": 600}, watch={"resync_seconds": 600, "new_threads": False})
+    sampled.configure(proof={"sample_seconds": 600}, watch={"resync_seconds": 600, "births": False})
     with Busy(sampled.id("a")) as vm:
         sampled.start()
         sampled.wait_for_all(vm.pid, cpus[0])

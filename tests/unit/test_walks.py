@@ -31,7 +31,7 @@ pytest_plugins = ["given_unit"]
 
 def quiet(machine: Machine) -> Config:
     """Have a watcher of this machine use its hook's and its control socket alone."""
-    machine.settings |= {"watch.nri": "off", "watch.new_threads": "false", "guest.via": "off",
+    machine.settings |= {"watch.nri": "off", "watch.births": "false", "guest.via": "off",
                          "watch.kubelet": "false"}
     machine.reconciler = machine.fresh()
     return machine.node_state.config

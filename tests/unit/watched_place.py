@@ -31,7 +31,7 @@ class Place:
         for name in ("run", "proc", "kubelet"):
             (root / name).mkdir()
         self.settings = {**{f"paths.{each}": str(root / each) for each in (
-            "run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}, "watch.nri": "off", "watch.new_threads": "false",
+            "run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}, "watch.nri": "off", "watch.births": "false",
             "guest.via": "off", "watch.resync_seconds": "600"}
         self.load: Callable[[], Config] = self.config
         self.file: Path | None = None

@@ -12,7 +12,7 @@ paths.nri exists, or with --nri), listens for OCI hooks on RUN/hook.sock and for
 paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads the whole node every watch.resync_seconds. SIGHUP,
 and with watch.reload: change any change of its file, reloads the configuration and logs each difference; a file that
 set keys and now sets none is refused. Needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN
-for the kernel's events of new VMs and threads (watch.new_threads). At its end the masks stay; `vmpin unpin --every`
+for the kernel's events of new VMs and threads (watch.births). At its end the masks stay; `vmpin unpin --every`
 restores the original ones; with watch.on_exit: unpin the watcher does that itself, and removes its files. (-o json:
 one JSON object a log line.)
 """

@@ -122,7 +122,7 @@ class WatchSettings(NamedTuple):
                                  "groups have no name here); unset: root alone")
     nri: str = setting("auto", values.nri, "whether to be an NRI plugin: on, off, or auto (when the socket is there)")
     kubelet: bool = setting(True, values.flag, "whether the kubelet's checkpoint and PodResources are read")
-    new_threads: bool = setting(
+    births: bool = setting(
         True, values.flag, "whether the kernel reports new programs and threads as they start (proc connector)")
     reload: str = setting(
         "signal", values.one_of("signal", "change"),

@@ -15,7 +15,7 @@ from vmpin.host.unix_sockets import open_to
 logger = logging.getLogger(__name__)
 
 #: Keys that take a restart, besides the paths.
-FIXED = ("watch.nri", "watch.kubelet", "watch.new_threads", "metrics.address")
+FIXED = ("watch.nri", "watch.kubelet", "watch.births", "metrics.address")
 
 
 def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:

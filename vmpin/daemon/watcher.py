@@ -73,12 +73,12 @@ class Watcher:
         self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decider) if wants_nri(config) else None
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
-                             if config.watch.new_threads else None)
+                             if config.watch.births else None)
         self._relist = Relist()
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(node_state, next(present(part.listen for part in self.parts.values()), None))
-        self.guests = GuestManager(early=config.watch.new_threads and config.guest.via_for() != "off",
+        self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off",
                                    timeouts=timeouts)
         self.guest = self.guests.report
         self.passes = Passes(reconciler, self.guests, self.saving, self.proc_events, self._passed, timeouts)

@@ -128,8 +128,8 @@ def pinners(facts: NodeFacts) -> CheckResult:
 
 def proc_connector(facts: NodeFacts) -> CheckResult:
     found = facts.connector
-    if facts.settings.get("watch.new_threads") == "false":
-        return ok("process events are not used (watch.new_threads: false): new threads are placed at a resync")
+    if facts.settings.get("watch.births") == "false":
+        return ok("process events are not used (watch.births: false): new threads are placed at a resync")
     if found.available is None:
         return unknown(f"whether the kernel's process events are available is unknown: {found.why or 'not tried'}",
                        remedy="run this as root")

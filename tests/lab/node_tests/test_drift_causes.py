@@ -16,7 +16,7 @@ __all__ = ["cgroup", "vm"]
 @pytest.fixture(autouse=True)
 def _slow(vmpin: Vmpin) -> None:
     """Nothing is inspected unless a file is written or a client asks for it."""
-    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=600, watch__new_threads=False)
+    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=600, watch__births=False)
 
 
 def causes(vm: NestedVm, vmpin: Vmpin) -> set[str]:

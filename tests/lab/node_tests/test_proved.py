@@ -18,7 +18,7 @@ from vmpin.cpuset import CpuSet
 @pytest.mark.release
 def test_a_busy_vcpu_that_is_pinned_is_proved_to_have_stayed_and_one_that_was_moved_not(
         nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher) -> None:
-    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=600, watch__new_threads=False,
+    vmpin.configure(node__shared_pool="0-1", watch__resync_seconds=600, watch__births=False,
                     proof__sample_seconds=0.5)
     vm = nested_vm(vcpus=1, vhost_net=1, iothreads=["io1"], guest=Guest.BUSY)
     kata.write(vm, {"pinned": "5"})

@@ -59,10 +59,10 @@ def test_every_option_of_the_program_may_stand_before_and_after_a_verb(verb: str
 
 
 def test_settings_before_and_after_the_verb_add_up_and_the_later_counts() -> None:
-    keys = ("watch.new_threads", "watch.kubelet", "watch.qmp")
+    keys = ("watch.births", "watch.kubelet", "watch.qmp")
     assert all(BY_KEY[key].parse(BY_KEY[key].default) for key in keys)
     parsed = verbs_parser(["config"]).parse_args([
-        "--set", "watch.new_threads=off", "--set", "log.level=error", "config", "--set=watch.kubelet=off",
+        "--set", "watch.births=off", "--set", "log.level=error", "config", "--set=watch.kubelet=off",
         "--set", "log.level=debug", "--set", "watch.qmp=off"])
     found = load_config(parsed)
     assert [found.values[key] for key in keys] == [False, False, False]

@@ -14,7 +14,7 @@ from vmpin.install import data_files
 PLAIN = (
     "node:\n  shared_pool: \"0-3,8\"\n  housekeeping: \"\"\n",
     "# a comment\n\npaths:\n  run: /run/vmpin   # where it is\n  nri: /var/run/nri.sock\nwatch:\n  only: b001*\n",
-    "watch:\n  resync_seconds: 10\n  nri: true\n  new_threads: false\n",
+    "watch:\n  resync_seconds: 10\n  nri: true\n  births: false\n",
     "node:\n  # nothing\nwatch:\n",
     "a:\n  b: x-y_z.w/v\n  c: Yes-or-no\n  d: 0\n  e: 120\n  \n",
 )

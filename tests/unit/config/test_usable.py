@@ -67,11 +67,11 @@ def test_a_file_that_was_named_and_is_not_there_is_refused(tmp_path: Path) -> No
 
 
 def test_each_fault_is_kept_and_the_next_weaker_value_counts(tmp_path: Path) -> None:
-    path = write(tmp_path, "log: {level: error}\nwatch: {new_threads: maybe, qmp: off}\nnoed: {}\n")
+    path = write(tmp_path, "log: {level: error}\nwatch: {births: maybe, qmp: off}\nnoed: {}\n")
     found = settings.load_usable(path, {"VMPIN_LOG_LEVEL": "loud", "VMPIN_NO_KEY": "1"}, {})
     assert sorted(str(err).removeprefix(f"{path}: ").partition(":")[0] for err in found.errors) == [
-        "environment VMPIN_LOG_LEVEL", "environment VMPIN_NO_KEY", "unknown section 'noed'", "watch.new_threads"]
-    assert (found.log.level, found.watch.new_threads, found.watch.qmp) == ("error", True, False)
+        "environment VMPIN_LOG_LEVEL", "environment VMPIN_NO_KEY", "unknown section 'noed'", "watch.births"]
+    assert (found.log.level, found.watch.births, found.watch.qmp) == ("error", True, False)
 
 
 @pytest.mark.parametrize("flags", [{"log.level": "loud"}, {"no.key": "1"}])

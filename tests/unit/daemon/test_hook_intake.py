@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Place:
     paths = {f"paths.{each}": str(tmp_path / each) for each in ("run", "kata_go", "kata_rs", "kubelet", "nri", "proc")}
     (tmp_path / "run").mkdir()
     (tmp_path / "proc").mkdir()
-    reconciler = Reconciler(config.load(None, {}, {**paths, "watch.nri": "off", "watch.new_threads": "false",
+    reconciler = Reconciler(config.load(None, {}, {**paths, "watch.nri": "off", "watch.births": "false",
                                                    "guest.via": "off"}))
     spool = Spool(reconciler.node_state.config.paths.spool)
     spool.prepare()

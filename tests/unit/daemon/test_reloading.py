@@ -52,8 +52,8 @@ def test_any_other_file_is_taken(file: Path, before: str, after: str) -> None:
 
 
 def test_what_is_bound_or_open_stays_where_it_is(file: Path) -> None:
-    old = load(file, "paths: {run: /x/run}\nwatch: {new_threads: no, only: 'a*'}")
+    old = load(file, "paths: {run: /x/run}\nwatch: {births: no, only: 'a*'}")
     new = load(file, "paths: {run: /y/run}\nwatch: {only: 'b*'}")
     taken = reloading.keep_fixed(old, new)
     assert reloading.changes(old, taken) == ["watch.only: a* -> b*"]
-    assert reloading.changes(taken, new) == ["paths.run: /x/run -> /y/run", "watch.new_threads: false -> true"]
+    assert reloading.changes(taken, new) == ["paths.run: /x/run -> /y/run", "watch.births: false -> true"]

@@ -178,7 +178,7 @@ from vmpin.domain.facts import (
     ("pinners", facts(daemons=(Daemon("numad", "numad", 4),)), "warn", "numad"),
     ("proc-connector", facts(connector=ConnectorFacts(False, "CAP_NET_ADMIN is missing")), "warn", "CAP_NET_ADMIN"),
     ("proc-connector", facts(connector=ConnectorFacts()), "unknown", "not tried"),
-    ("proc-connector", facts(connector=ConnectorFacts(False), settings={"watch.new_threads": "false"}), "ok",
+    ("proc-connector", facts(connector=ConnectorFacts(False), settings={"watch.births": "false"}), "ok",
      "not used"),
     # vmpin itself
     ("watcher", facts(watcher=WatcherFacts()), "bad", "no watcher runs"),

@@ -138,7 +138,7 @@ tolerations:
 {{- /* What the watcher reads at its start alone: a change of it takes a rollout. */ -}}
 {{- define "vmpin.fixed" -}}
 {{- $watch := get .Values.config "watch" | default dict }}
-{{- $fixed := dict "paths" (get .Values.config "paths") "watch" (pick $watch "nri" "kubelet" "new_threads") }}
+{{- $fixed := dict "paths" (get .Values.config "paths") "watch" (pick $watch "nri" "kubelet" "births") }}
 {{- with get .Values.config "allocate" }}
 {{- $_ := set $fixed "allocate" . }}
 {{- end }}
