@@ -1,7 +1,7 @@
-"""Accepting connections in an event loop, also while the process has no descriptor left for one.
+"""Accepts connections in an event loop and survives running out of file descriptors (EMFILE).
 
-asyncio's own server (3.11) logs an error and a traceback for each place of its backlog then, and tries all of them
-again a second later, and more often each time: thousands of lines a second.
+asyncio's own server (3.11) then logs an error with a traceback for every slot of its backlog, and retries ever more
+often: thousands of lines a second.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import time
 
 logger = logging.getLogger(__name__)
 
-#: Between two warnings of one socket (seconds).
+#: Seconds between two warnings about one socket.
 _WARN_EVERY = 60.0
 
 
 class Acceptor:
-    """Accepts the connections of one listening socket, which does not block and stays the caller's to close.
-    :param pause: after an attempt that failed, as a connection is ready as soon as a descriptor is free (seconds)."""
+    """Accepts the connections of one non-blocking listening socket. The caller closes the socket.
+    :param pause: seconds to wait after a failed accept(). The socket stays readable while no descriptor is free, so
+        without a pause the loop would spin."""
 
     def __init__(self, listening: socket.socket, pause: float) -> None:
         self._listening, self._pause = listening, pause
         self._warned = -_WARN_EVERY
 
     async def accept(self) -> socket.socket:
-        """Wait for a connection. :returns: it, and it does not block."""
+        """Wait for a connection. :returns: its socket, set to non-blocking."""
         while True:
             await self._readable()
             try:
-                # Not loop.sock_accept: cancelled at that moment it loses the connection.
+                # Not loop.sock_accept: a cancellation between accept() and its result loses the connection.
                 connection, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 continue  # the client has gone

@@ -1,10 +1,10 @@
-"""Affinity masks: the only place that sets one.
+"""Affinity masks: the only module that sets one.
 
-A mask is set on a number, and the number may be another thread's by the time the system call runs. So the thread's own
-stat file is held open around it: an open file of /proc stays bound to the very task it was opened on, and once that
-task is dead reads fail with ESRCH, whichever thread has the number then. It is read before the mask is set, and again
-after it unless both took less than SOON. A mask may come out smaller than was asked for: the cpuset cgroup trims it
-without an error.
+sched_setaffinity() takes a tid, and the kernel may have reused the tid by the time the call runs. So the thread's stat
+file is held open around the call: an open /proc file stays bound to the task it was opened on, and reads fail with
+ESRCH once that task is dead, even if another thread has its tid by then. The file is read before the mask is set, and
+again afterwards if more than SOON has passed. The kernel may set a smaller mask than requested, without an error: the
+cpuset cgroup trims it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from vmpin.host.procfs import Procfs
 _STAT_SIZE = 2048
 #: Up to the state: a tid, and a name of at most 63 bytes (fs/proc/array.c, proc_task_name) in parentheses.
 _UP_TO_STATE = 128
-#: Seconds in which no number becomes another thread's. The kernel gives numbers out in turn (kernel/pid.c,
-#: idr_alloc_cyclic): before one is used again all others have been, 32,768 at least by default, each by a fork of
-#: 10 us and more. After a longer time, as when this process was stopped, the file is read again: a third of the cost.
+#: Seconds in which the kernel cannot reuse a tid. It allocates tids cyclically (kernel/pid.c, idr_alloc_cyclic), so
+#: all others, at least 32,768 by default, are used first, and each takes a fork of 10 us or more. After a longer time,
+#: for instance because this process was stopped, the file is read again, which is a third of the cost of a pin.
 SOON = 0.001
 #: A zombie (Z, or X for a moment) keeps its number and start time until it is reaped, but never runs again.
 _ENDED = frozenset(b"ZX")
@@ -35,7 +35,7 @@ def get(tid: int) -> frozenset[int] | None:
     """The thread's mask as the kernel shows it, None when there is no such thread. The mask can be *empty*: Linux 6.1
     shows that for a sleeping thread whose only CPU went offline."""
     if tid <= 0:
-        return None  # to the system call 0 is the caller
+        return None  # 0 means the calling thread to the system call
     try:
         return frozenset(os.sched_getaffinity(tid))
     except ProcessLookupError:
@@ -43,17 +43,18 @@ def get(tid: int) -> frozenset[int] | None:
 
 
 def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, bytes]:
-    """Set the thread's mask. :returns: what the kernel shows then, which may be less than was asked, and the thread's
-    stat line from before: with the new mask the CPU in it is lost. A stat file that a pass has kept open is read
-    again, as the pass may have classified its thread long before: a number is not set by what was so then.
-    :raises ThreadGone: the thread has ended, before or meanwhile. A thread that got its number meanwhile has its mask
+    """Set a thread's mask. A stat file that the pass kept open is used, but read again: the pass may have classified
+    the thread long ago.
+    :returns: the mask that the kernel shows afterwards, which may be smaller than requested; and the thread's stat
+        line from before, because the new mask may move the thread off the CPU that the line names.
+    :raises ThreadGone: the thread has ended. If another thread took over its tid meanwhile, that thread's mask is put
         back.
-    :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or a kernel thread that is
-        bound to its CPU.
-    :raises NotPermitted: and for every other errno, AffinityError."""
+    :raises CpuNotAllowed: no CPU of `cpus` is online and in the thread's cpuset cgroup, or the thread is a kernel
+        thread that is bound to its CPU.
+    :raises NotPermitted: EPERM or EACCES. :raises AffinityError: any other errno."""
     tid, starttime = thread.id
     fd = proc.take_stat_file(thread.id)
-    kept = fd is not None  # the file of that very thread: its start time was read from it
+    kept = fd is not None  # the thread's start time was read from this file
     if fd is None:
         try:
             fd = os.open(f"{proc.root}/{thread.pid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -78,7 +79,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, byte
             os.sched_setaffinity(tid, wanted)
             now = os.sched_getaffinity(tid)
         except OSError as err:
-            # An error about the thread that took over the number is not reported.
+            # An error about another thread that took over the tid is not reported.
             if not _lives(fd):
                 raise ThreadGone(tid, cpus) from None
             raise _translated(err, tid, cpus) from err
@@ -91,7 +92,7 @@ def pin_seen(proc: Procfs, thread: VmThread, cpus: CpuSet) -> tuple[CpuSet, byte
 
 
 def _lives(fd: int) -> bool:
-    """Whether the task behind an open stat file has not ended: the file stays with the thread it was opened for."""
+    """Whether the task that a stat file was opened on is still alive."""
     try:
         stat = os.pread(fd, _UP_TO_STATE, 0)
     except ProcessLookupError:
@@ -100,9 +101,8 @@ def _lives(fd: int) -> bool:
 
 
 def _put_back(tid: int, mask: set[int]) -> None:
-    """Give the thread that took over a number the mask that was read of that number before: nothing better is known of
-    it. An error changes nothing: the thread has ended too, or may not be touched, as the first call was refused then.
-    """
+    """Restore the mask of a thread that took over a tid while it was being pinned: the mask read just before is the
+    best guess. Errors are ignored: that thread has ended as well, or the first call was refused, too."""
     if mask:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(tid, mask)

@@ -1,7 +1,7 @@
-"""When a report arrived: nanoseconds of CLOCK_BOOTTIME, by which reports are ordered.
+"""Timestamps of reports: nanoseconds of CLOCK_BOOTTIME, by which reports are ordered.
 
-The wall clock is stepped (NTP, an operator, a resumed VM); this one goes on over restarts of the watcher, and starts
-again with the machine, as the state file does. /proc counts start times on it, too.
+The wall clock can be stepped (NTP, an operator, a resumed VM). CLOCK_BOOTTIME continues across restarts of the watcher
+and starts at zero when the machine boots, as the state file does. The start times in /proc are on the same clock.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ def now() -> int:
 
 
 def of_wall(wall: int, not_before: int = 0) -> int:
-    """The moment of a time of the wall clock (CLOCK_REALTIME, ns), such as a file's. Only as good as the clock: it may
-    have been stepped since. So it is never later than now, nor earlier than `not_before`, the last moment (ns of
-    CLOCK_BOOTTIME) at which what it belongs to had not happened yet."""
-    clock, latest = time.time_ns(), now()  # in this order: a pause between them never dates it back
+    """Convert a wall clock time (CLOCK_REALTIME, ns), such as a file's mtime, to CLOCK_BOOTTIME. The wall clock may
+    have been stepped since, so the result is clamped: at most now, at least `not_before`.
+    :param not_before: a time (CLOCK_BOOTTIME, ns) at which the event had certainly not happened yet."""
+    clock, latest = time.time_ns(), now()  # in this order: a delay between them never makes the result too early
     return max(not_before, min(latest, wall - clock + latest), 0)
 
 

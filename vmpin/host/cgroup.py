@@ -1,6 +1,6 @@
-"""cpuset cgroups, version 1, 2 and both (hybrid): which CPUs a thread's cgroup leaves it. Read only.
+"""cpuset cgroups of version 1, 2 and both (hybrid): which CPUs a thread's cgroup allows. Read only.
 
-Everything answers None for what is not there: gone, hidden by a cgroup namespace, or not to be understood.
+All functions return None for a cgroup that is missing: removed, hidden by a cgroup namespace, or unparsable.
 """
 
 import enum
@@ -20,8 +20,8 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def usage(path: str) -> int | None:
-    """CPU time in ns of the cgroup whose file that is (`Cgroups.usage_file`); None where it is gone. In version 2 the
-    kernel keeps it for every cgroup, its controllers aside."""
+    """CPU time of a cgroup in ns; None if the cgroup is gone. In version 2 every cgroup has it, whatever controllers
+    are enabled. :param path: of `Cgroups.usage_file`."""
     raw = read_file(path, 4096)
     if not raw:
         return None
@@ -42,9 +42,9 @@ class Layout(enum.StrEnum):
 
 
 class CpusetCgroup(NamedTuple):
-    """A cgroup as the cpuset controller sees it. `configured` is what was written to it (cpuset.cpus), None where
-    nothing was; it may name CPUs that are offline or not the parent's. `effective` is what its threads can have now:
-    empty only where no thread can live."""
+    """A cgroup of the cpuset controller. `configured` is the content of cpuset.cpus, None if it is empty; it may
+    include CPUs that are offline or that the parent does not have. `effective` are the CPUs that its threads can use
+    now; empty only in a cgroup that cannot hold threads."""
 
     path: Path
     configured: CpuSet | None
@@ -52,17 +52,18 @@ class CpusetCgroup(NamedTuple):
 
 
 class _Mount(NamedTuple):
-    """A hierarchy: where it is mounted, and which of its cgroups is seen there (``/`` but for bind mounts).
-    `prefix` is what the names of its cpuset files begin with: "" in v1 with the option noprefix, which the kernel
-    takes for cpuset alone (kernel/cgroup/cgroup-v1.c: check_cgroupfs_options)."""
+    """A mounted hierarchy: its mount point, and the cgroup that is mounted there (``/`` except for bind mounts).
+    `prefix` is the prefix of the names of its cpuset files: "" in v1 with the mount option noprefix, which the kernel
+    accepts for cpuset only (kernel/cgroup/cgroup-v1.c: check_cgroupfs_options)."""
 
     point: str
     top: str = "/"
     prefix: str = "cpuset."
 
     def locate(self, cgroup: str) -> Path | None:
-        """The directory of a cgroup named as in /proc/PID/cgroup, None when it is not below the mount: seen from a
-        cgroup namespace, one outside of it is `/../x`, and so may `top` be; what is left without it must go down."""
+        """The directory of a cgroup that is named as in /proc/PID/cgroup; None if it is not below this mount. In a
+        cgroup namespace a cgroup outside of it is shown as `/../x`. `top` may have such a prefix as well, but the
+        path below `top` must not contain `..`."""
         parts = [part for part in cgroup.split("/") if part]
         top = [part for part in self.top.split("/") if part]
         if not cgroup.startswith("/") or parts[: len(top)] != top:
@@ -81,7 +82,7 @@ class Cgroups:
         self.proc = proc or Procfs()
         self._v1, self._cpuacct, self._v2 = self._mounted()
         if self._v1 is None and self._cpuacct is None and self._v2 is None:
-            self._v1, self._cpuacct, self._v2 = self._found()
+            self._v1, self._cpuacct, self._v2 = self._by_files()
 
     @property
     def layout(self) -> Layout:
@@ -90,8 +91,9 @@ class Cgroups:
         return Layout.NONE if self._v2 is None else Layout.V2
 
     def cpuset_path(self, pid: int, tid: int | None = None) -> Path | None:
-        """The directory of the cpuset cgroup of a thread (the main thread, without `tid`), as v1 moves single threads,
-        and on v2 cpuset is a threaded controller; None: gone or hidden."""
+        """The directory of a thread's cpuset cgroup; None if it is gone or hidden. Threads of one process may be in
+        different cgroups: v1 moves single threads, and in v2 cpuset is a threaded controller.
+        :param tid: None for the main thread."""
         location = self._find(pid, tid)
         return None if location is None else location[0]
 
@@ -100,11 +102,11 @@ class Cgroups:
         return any(mount is not None and os.fspath(path) == mount.point for mount in (self._v1, self._v2))
 
     def cpus_file(self, path: Path) -> Path:
-        """The file of a cpuset cgroup that its CPUs are written to."""
+        """The file with a cpuset cgroup's configured CPUs (cpuset.cpus)."""
         return path / f"{self._v1.prefix if self._v1 is not None else 'cpuset.'}cpus"
 
     def cpuset_of(self, pid: int, tid: int | None = None) -> CpusetCgroup | None:
-        """Return the CPUs that a thread's cpuset cgroup leaves it."""
+        """Return a thread's cpuset cgroup with its CPUs. :param tid: None for the main thread."""
         location = self._find(pid, tid)
         if location is None:
             return None
@@ -116,10 +118,10 @@ class Cgroups:
             return None
 
     def usage_file(self, pid: int, container: str = "") -> str | None:
-        """The file that counts the CPU time of a process's cgroup and all below it; None for a topmost one, which
-        belongs to no container, and for what is hidden or gone.
-        :param container: the id of the container that the process is in: its cgroup is then taken, and not one below
-            it that the container made itself, as systemd and nested runtimes do."""
+        """The file with the CPU time of a process's cgroup and its descendants; None if the cgroup is hidden or gone,
+        and for the topmost cgroup, which belongs to no container.
+        :param container: the id of the process's container, to get the container's own cgroup and not one that was
+            created below it, as systemd and nested runtimes do."""
         raw = read_file(f"{self.proc.root}/{pid}/cgroup")
         v2_file = None
         for line in os.fsdecode(raw or b"").split("\n"):
@@ -135,14 +137,14 @@ class Cgroups:
         return v2_file
 
     def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
-        """The cgroup's directory, and the hierarchy that rules: v1 where the cpuset controller is in it."""
+        """The cgroup's directory and its hierarchy: v1 if the cpuset controller is mounted there."""
         raw = read_file(f"{self.proc.root}/{pid}/task/{pid if tid is None else tid}/cgroup")
         if raw is None:
             return None
         mount, unified = self._v2, None
-        # Not splitlines(): a cgroup's name may hold any control character but the newline, and so forge a line.
+        # Not splitlines(): a cgroup's name may contain any control character except newline, and could forge a line.
         for line in os.fsdecode(raw).split("\n"):
-            # A path may hold colons: cri-containerd's are kubepods-pod1.slice:cri-containerd:ID.
+            # A path may contain colons: containerd's systemd cgroups are kubepods-pod1.slice:cri-containerd:ID.
             number, _, rest = line.partition(":")
             controllers, _, cgroup = rest.partition(":")
             if "cpuset" in controllers.split(","):
@@ -162,12 +164,13 @@ class Cgroups:
         return CpusetCgroup(path, configured or None, configured if effective is None else effective)
 
     def _read_v2(self, path: Path, mount: _Mount) -> CpusetCgroup | None:
-        """A cgroup whose parent does not pass on the cpuset controller has no cpuset files: an ancestor rules it."""
+        """Read a v2 cgroup. A cgroup whose parent does not enable the cpuset controller has no cpuset files; the
+        nearest ancestor with such files determines its effective CPUs."""
         configured = _list(f"{path}/cpuset.cpus") or None  # the root cgroup has none
         at = path
         while True:
             effective = _list(f"{at}/cpuset.cpus.effective")
-            # Without this a cgroup just removed would take on its parent's CPUs.
+            # Otherwise a cgroup that was just removed would get its parent's CPUs.
             if effective is None and at == path and not path.is_dir():
                 return None
             if effective is not None:
@@ -177,19 +180,20 @@ class Cgroups:
             at = at.parent
 
     def _mounted(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
-        """Read from the mount table the v1 hierarchies with cpuset and with cpuacct (often one), and the v2
-        hierarchy; of several mounts of one, the whole one. A v1 hierarchy is known by the controllers in its options:
-        its directory may have any name, and the kernel lists them in another order in /proc/PID/cgroup."""
+        """Read the mount table. :returns: the v1 hierarchies with cpuset and with cpuacct (often the same), and the v2
+        hierarchy; of several mounts of one hierarchy, the mount of its root. A v1 hierarchy is identified by the
+        controllers in its mount options: its directory may have any name, and /proc/PID/cgroup lists the controllers
+        in another order."""
         cpuset: list[_Mount] = []
         cpuacct: list[_Mount] = []
         unified: list[_Mount] = []
         try:
-            # Not read_file(): one read of this file gives a page of it, and a node's mounts take many.
+            # Not read_file(): read(2) returns at most a page of this file, and a node's mounts take several.
             table = Path(f"{self.proc.root}/self/mountinfo").read_bytes()
         except OSError as err:
             logger.debug("no mount table: %s", err)
             return None, None, None
-        # The table has mounts by their real paths; a link to the directory of the mounts is none of them.
+        # The mount table has real paths, and `root` may be a symbolic link.
         tops = {self.root.rstrip("/"), os.path.realpath(self.root).rstrip("/")}
         for line in os.fsdecode(table).split("\n"):
             before, _, after = line.partition(" - ")  # optional fields end there (proc_pid_mountinfo(5))
@@ -207,8 +211,8 @@ class Cgroups:
                     mounts.append(mount)
         return _whole(cpuset), _whole(cpuacct), _whole(unified)
 
-    def _found(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
-        """The same from the files alone, where the mount table does not name them: a host's under another path."""
+    def _by_files(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
+        """Find the hierarchies by the files below `root`, for a host's /sys that is visible under another path."""
         points = [f"{self.root}/{name}" for name in names_in(self.root)]
         # The directory of a hierarchy is named by its controllers, in any order.
         cpuacct = next((_Mount(point) for point in points if "cpuacct" in point.rpartition("/")[2].split(",")
@@ -222,8 +226,8 @@ class Cgroups:
 
 
 def _cut_after(cgroup: str, container: str) -> str:
-    """A cgroup's path up to the first part that is named by a container's id, as runtimes do it (`ID`,
-    `crio-ID.scope`, `kubepods-pod1.slice:cri-containerd:ID`); the whole path where there is none."""
+    """Cut a cgroup's path after the first component that is named after the container, as runtimes name it (`ID`,
+    `crio-ID.scope`, `kubepods-pod1.slice:cri-containerd:ID`). Without such a component the whole path."""
     parts = cgroup.split("/")
     for at, part in enumerate(parts if container else (), start=1):
         before = part.removesuffix(".scope").removesuffix(container)
@@ -242,7 +246,7 @@ def _unescaped(field: str) -> str:
 
 
 def _list(path: str) -> CpuSet | None:
-    """A CPU list, None when there is no such file. :raises CpuSetError: the file holds something else."""
+    """Read a CPU list; None if the file does not exist. :raises CpuSetError: the file has other content."""
     try:
         raw = read_file(path)
     except OSError as err:

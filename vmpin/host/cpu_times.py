@@ -1,7 +1,7 @@
-"""What the kernel counts of each CPU since boot (/proc/stat): idle time, interrupts, the hypervisor's share.
+"""Times of each CPU since boot (/proc/stat): idle, interrupts, stolen by the hypervisor. Read only.
 
-Idle time is exact where ticks stop when a CPU is idle, and is printed in steps of 10 ms. Time of interrupts is exact
-with CONFIG_IRQ_TIME_ACCOUNTING, else counted by ticks. Read only.
+Idle time is exact where the tick stops on idle CPUs, but is printed in steps of 10 ms. Interrupt time is exact with
+CONFIG_IRQ_TIME_ACCOUNTING, and counted by ticks otherwise.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from vmpin.host.procfs import Procfs, read_file
 
 #: Steps in which /proc/stat is printed (ns).
 STEP = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-#: The kernel's own estimate of a CPU's line (fs/proc/stat.c: stat_open). What follows the lines is longer, and unused.
+#: The kernel's estimate of the length of a CPU's line (fs/proc/stat.c: stat_open). The rest of the file is not used.
 _LINE = 160
 
 
 class CpuLines:
-    """/proc/stat as it was at one moment (`at`, CLOCK_MONOTONIC, ns). Of a node's many CPUs only those that are asked
-    for are parsed."""
+    """A snapshot of /proc/stat, taken at `at` (CLOCK_MONOTONIC, ns). A line is parsed only when its CPU is queried."""
 
     def __init__(self, proc: Procfs, most: int) -> None:
-        """Read the lines of all CPUs from /proc/stat. :param most: a number that no CPU exceeds.
+        """Read the lines of all CPUs from /proc/stat. :param most: the highest possible CPU number.
         :raises OSError: /proc/stat cannot be read."""
         raw = read_file(f"{proc.root}/stat", _LINE * (most + 2)) or b""
         self.at = time.monotonic_ns()
@@ -35,7 +34,7 @@ class CpuLines:
         return [int(name[3:]) for name in self._lines if name != b"cpu"]
 
     def of(self, cpus: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-        """(idle, interrupts, taken by the hypervisor) in ns of each CPU that is online."""
+        """Return (idle, interrupts, steal) in ns for each of these CPUs that is online."""
         times = {}
         for cpu in cpus:
             fields = self._lines.get(b"cpu%d" % cpu, b"").split()
@@ -46,7 +45,7 @@ class CpuLines:
 
 
 def tickless(sys: str | os.PathLike[str]) -> CpuSet:
-    """The CPUs whose tick is stopped while a thread runs: its run time is then a second old at most."""
+    """The nohz_full CPUs. Their tick stops while a single thread runs, so its run time may be up to a second old."""
     try:
         raw = read_file(f"{os.fspath(sys)}/devices/system/cpu/nohz_full", 4096) or b""
         return CpuSet.parse(raw.decode().strip())

@@ -1,7 +1,7 @@
-"""Programs of the node by name: the kubelet, container runtimes, and daemons that set masks, with the configuration of
-two of those (tuned, irqbalance).
+"""Finds programs of the node by name: the kubelet, container runtimes, and daemons that set affinity masks. Reads the
+configuration of two of these daemons (tuned, irqbalance). Read only.
 
-Reads only. psutil reads the processes: it is imported there alone, as it takes 20 ms and 4 MB.
+psutil is imported only when processes are listed, because the import takes 20 ms and 4 MB.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from vmpin.errors import SourceError
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
 
-#: By program, what kind of daemon it is (doctor.others).
+#: The kind of daemon of each program (doctor.others).
 DAEMONS = {
     "irqbalance": "irqbalance", "tuned": "tuned", "numad": "numad", "libvirtd": "libvirt", "virtqemud": "libvirt",
     "virt-handler": "kubevirt", "virt-launcher": "kubevirt", "nri-resource-policy-balloons": "balloons",
     "nri-resource-policy-topology-aware": "topology-aware", "nri-resource-policy": "nri-policy",
     "koordlet": "koordinator", "crane-agent": "crane", "cri-resmgr": "cri-resmgr", "dracpu": "dra-driver-cpu",
     "katalyst-agent": "katalyst", "cpusetter": "cpu-pooler"}
-#: And those whose flags name their configuration.
+#: Programs whose command-line flags name their configuration.
 CONFIGURED = ("kubelet", "containerd", "crio", "k3s", "rke2", "kubelite", "microshift", "podman")
-#: Those that often run in containers and act on the node.
+#: Daemons that often run in a container and act on the node.
 _FROM_A_POD = frozenset(DAEMONS) - {"irqbalance", "numad", "libvirtd", "virtqemud"}
-#: A plugin that the runtime starts has its index before its name (NRI: plugin_path, /opt/nri/plugins).
+#: The index before the name of an NRI plugin that the runtime starts (NRI: plugin_path, /opt/nri/plugins).
 _INDEX = re.compile(r"[0-9]{2}-(?=.)")
-#: Any other of nri-plugins' policies counts by this name.
+#: The common name for all other policies of nri-plugins.
 _NRI_POLICY = "nri-resource-policy"
 _INTERPRETER = re.compile(r"python[0-9.]*")
 _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/usr/lib/tuned")
-#: Of tuned's scheduler plugin, what concerns masks; beside these `group.NAME`.
+#: Options of tuned's scheduler plugin that concern masks, besides `group.NAME`.
 _MASKS = frozenset(("isolated_cores", "ps_blacklist", "cgroup_ps_blacklist", "ps_whitelist", "runtime"))
-#: Of any section of a tuned profile, what is no option of its plugin; and what counts as true there.
+#: Keys of a section of a tuned profile that are not options of its plugin; and the values that mean true.
 _OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozenset(("True", "true", "1"))
 _IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 _BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']?([^\"'#\n]*)", re.MULTILINE)
@@ -49,13 +49,13 @@ class Program(NamedTuple):
 
 
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
-    """The processes with a program of one of these names, by pid. Processes in another pid namespace count only if
-    such a daemon usually runs in a container: any container may run a `kubelet`, and its paths are not the node's."""
+    """List the processes that run one of these programs, sorted by pid. A process in another pid namespace counts only
+    if its program usually runs in a container: any container may run a `kubelet`, with paths of its own."""
     import psutil
 
     names = frozenset(wanted)
     running = []
-    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, proc.root  # a pod may have the node's elsewhere
+    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, proc.root  # in a pod the node's /proc may be elsewhere
     try:
         for pid in sorted(map(int, proc.pids())):  # psutil.pids() fails on a /proc without processes
             try:
@@ -72,8 +72,9 @@ def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> l
 
 
 def _names(argv: list[str]) -> Iterable[str]:
-    """The names of a program: argv[0], and after an interpreter its script. k3s and rke2 write `k3s agent` there; an
-    NRI plugin also has its name without an index, and one of nri-plugins' policies that of them all."""
+    """The names of a program: the file name of argv[0] up to a space (k3s and rke2 set it to `k3s agent`), for an NRI
+    plugin also without its index, for a policy of nri-plugins also the common name, and for a Python interpreter the
+    name of its script."""
     if not argv:
         return
     first = argv[0].partition(" ")[0].rpartition("/")[2]
@@ -86,7 +87,7 @@ def _names(argv: list[str]) -> Iterable[str]:
 
 
 def flag(argv: Sequence[str], *names: str) -> str:
-    """The last value of a command line's flag, in any of Go's ways to write it; "" when it is not there."""
+    """The last value of a flag, in any syntax of Go's flag package; "" if the flag is not given."""
     last = ""
     for at, arg in enumerate(argv):
         name, equals, value = arg.lstrip("-").partition("=")
@@ -101,7 +102,7 @@ def daemons(running: Iterable[Program]) -> tuple[Daemon, ...]:
 
 
 def irqbalance(files: Files) -> dict[str, FoundSetting]:
-    """The CPUs that irqbalance leaves alone."""
+    """The settings of irqbalance that ban CPUs, by name."""
     settings: dict[str, FoundSetting] = {}
     for path in _IRQBALANCE:
         try:
@@ -121,8 +122,8 @@ class _Unit(NamedTuple):
 
 
 def tuned(files: Files) -> Tuned:
-    """The active profile, and the scheduler plugin's options in it and in those that it includes, as tuned merges
-    them."""
+    """Read tuned's active profile, with the options of the scheduler plugin merged from it and the profiles that it
+    includes, as tuned merges them."""
     try:
         active = (files.text("/etc/tuned/active_profile") or "").split()
     except SourceError:
@@ -136,9 +137,8 @@ def tuned(files: Files) -> Tuned:
 
 
 def _with_profile(files: Files, name: str, merged: Tuned, units: dict[str, _Unit]) -> Tuned:
-    """Merge the profiles that a profile includes into `units`, then its own sections. A file that was read is not
-    taken again, so a profile may include one of its name in a later directory (tuned/profiles: loader.py,
-    locator.py)."""
+    """Merge into `units` the sections of a profile's included profiles, then its own. No file is read twice, so a
+    profile may include the profile of the same name in a later directory (tuned/profiles: loader.py, locator.py)."""
     optional, name = name.startswith("-"), name.removeprefix("-")
     if not name:
         return merged
@@ -160,9 +160,9 @@ def _with_profile(files: Files, name: str, merged: Tuned, units: dict[str, _Unit
 
 
 def _merge_unit(units: dict[str, _Unit], name: str, options: Mapping[str, str], path: str) -> None:
-    """Merge a section over the one of its name: type and enabled are the later section's (by default its name, and
-    yes), the other options are updated; `replace` drops all earlier options, `drop` those that it names
-    (tuned/profiles: unit.py, merger.py)."""
+    """Merge a section over an earlier section of the same name. `type` and `enabled` come from the later section
+    (defaults: its name, and true); its other options override. `replace` drops all earlier options, `drop` the named
+    ones (tuned/profiles: unit.py, merger.py)."""
     earlier = units.get(name)
     kept = {} if earlier is None or options.get("replace") in _YES else dict(earlier.options)
     for dropped in re.split(r"\s*[,;]\s*", options.get("drop", "")):

@@ -1,7 +1,7 @@
-"""Other programs' configuration files, below a root: `/`, or where a pod has the node's file system mounted.
+"""Other programs' configuration files below a root: `/`, or the mount point of the node's file system in a pod.
 
-A symbolic link is followed as the node would follow it, so none leads out of the root. What cannot be read is
-reported, and nothing is waited for.
+Symbolic links are resolved as on the node, so none leads out of the root. Reading never blocks, and a file that cannot
+be read is an error.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _MAX_LINKS = 40
 
 
 class Files:
-    """Every path given, and every path returned, is the node's own: absolute, without the root."""
+    """Reads files below `root`. All paths in arguments and results are paths on the node: absolute, without the
+    root."""
 
     def __init__(self, root: str | Path = "/") -> None:
-        # Not realpath: what the link /proc/1/root leads to is another namespace's, and its text is "/".
+        # Not realpath: the link /proc/1/root reads "/", but leads into another mount namespace.
         self.root = os.path.abspath(root).rstrip("/")
 
     def real(self, path: str | Path) -> str:
-        """The path with its symbolic links followed, the node's. What does not exist is left as it is named."""
+        """Resolve a path's symbolic links. Components that do not exist are kept as they are."""
         done: list[str] = []
         todo = [part for part in os.fspath(path).split("/") if part][::-1]
         links = 0
@@ -54,7 +55,8 @@ class Files:
         return Path(self.root + self.real(path))
 
     def read(self, path: str | Path, most: int = MAX_BYTES) -> bytes | None:
-        """A file's bytes, None when there is none. :raises SourceError: when it cannot be read, or is none."""
+        """Read a file; None if it does not exist. :raises SourceError: it cannot be read, or is no regular file.
+        :param most: the maximum size in bytes."""
         try:
             return read_regular(self.host(path), most)[0]
         except (FileNotFoundError, NotADirectoryError):
@@ -63,7 +65,7 @@ class Files:
             raise SourceError(str(path), str(getattr(err, "strerror", "") or err)) from err
 
     def beginning(self, path: str | Path, most: int) -> bytes:
-        """The first bytes of a file of any size; b"" where it cannot be read."""
+        """Read the first `most` bytes of a file of any size; b"" if it cannot be read."""
         try:
             fd = open_regular(self.host(path))
         except (OSError, ValueError):
@@ -74,7 +76,7 @@ class Files:
             os.close(fd)
 
     def text(self, path: str | Path) -> str | None:
-        """The same as text. :raises SourceError: also when it is not UTF-8."""
+        """Read a text file; None if it does not exist. :raises SourceError: as `read`, and if it is not UTF-8."""
         raw = self.read(path)
         try:
             return None if raw is None else raw.decode()
@@ -85,14 +87,14 @@ class Files:
         return os.path.exists(self.host(path))
 
     def names(self, path: str | Path) -> list[str]:
-        """Return the names in a directory, sorted by name; [] when it cannot be listed."""
+        """Return the sorted names in a directory; [] if it cannot be listed."""
         try:
             return sorted(os.listdir(self.host(path)))
         except (OSError, ValueError):
             return []
 
     def glob(self, pattern: str) -> list[str]:
-        """The files that match an absolute pattern, sorted; its links are followed like any other's."""
+        """The files that match an absolute pattern, sorted. Symbolic links are resolved below the root."""
         paths = ["/"]
         for part in (part for part in pattern.split("/") if part):
             if any(char in part for char in "*?["):

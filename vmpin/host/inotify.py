@@ -1,7 +1,7 @@
-"""inotify(7): events of changed directories and files, instead of polling.
+"""inotify(7): events for changed directories and files, in place of polling.
 
-The descriptor is for an event loop. No event is relied on: events are lost when the queue is full, and watches when
-there are too many, so a caller also reads from time to time.
+`fd` is for an event loop. Events are lost when the queue is full, and watches fail when there are too many, so callers
+must also re-read from time to time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ IN_MODIFY, IN_CLOSE_WRITE, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x2, 0x8, 0x80, 0
 IN_Q_OVERFLOW, IN_IGNORED, IN_ONLYDIR = 0x4000, 0x8000, 0x1000000
 
 _EVENT = struct.Struct("iIII")
-#: errno where a path is not watched: it is not there, may not be watched, or there are too many watches.
+#: errno for a path that cannot be watched: it does not exist, may not be watched, or there are too many watches.
 _REFUSED = (errno.ENOSPC, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV)
 _READ = 65536  #: Four thousand events without names; one with the longest name has 272 bytes.
 
 
 class InotifyEvent(NamedTuple):
-    """`wd` is what watch() gave, -1 when events were lost (IN_Q_OVERFLOW); `name` is what in a directory it is of."""
+    """An event. `wd` is the number that watch() returned, -1 if events were lost (IN_Q_OVERFLOW); `name` is the file's
+    name within a watched directory, "" for the watched path itself."""
 
     wd: int
     mask: int
@@ -37,7 +38,7 @@ class InotifyEvent(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether this is the last of its watch: what it was on is gone, or unwatch() was called."""
+        """Whether this is the last event of its watch: the path was removed, or unwatch() was called."""
         return bool(self.mask & IN_IGNORED)
 
 
@@ -51,9 +52,10 @@ class Inotify:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def watch(self, path: str | Path, mask: int) -> int | None:
-        """Ask for events of `path`, which come with the number returned; a path watched already keeps its number and
-        has this mask then. None when it is not there, may not be watched, or there are too many watches
-        (fs.inotify.max_user_watches). :raises OSError: for anything else: closed, ENOMEM."""
+        """Watch a path; for a path that is already watched, replace the mask.
+        :returns: the watch's number, as in its events; None if the path does not exist, may not be watched, or there
+            are too many watches (fs.inotify.max_user_watches).
+        :raises OSError: any other error, such as ENOMEM."""
         wd: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask))
         if wd >= 0:
             return wd
@@ -63,11 +65,11 @@ class Inotify:
         return None
 
     def unwatch(self, wd: int) -> None:
-        """No more events of it, after those under way and an `ended` one. A watch that has ended is none to end."""
+        """End a watch. Queued events and an `ended` event still arrive. No-op for a watch that has ended."""
         self._libc.inotify_rm_watch(self.fd, wd)
 
     def read(self) -> list[InotifyEvent]:
-        """Return the events, oldest first; [] when nothing did. With very many events it takes several calls."""
+        """Return pending events, oldest first; [] if there are none. Many events take several calls."""
         try:
             raw = os.read(self.fd, _READ)
         except BlockingIOError:

@@ -1,4 +1,5 @@
-"""One acting process a node: a lock on the run directory, which the kernel drops when its holder dies."""
+"""The lock on the run directory: only one vmpin process per node sets masks. The kernel releases it when the process
+dies (flock)."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from vmpin.host.regular import open_regular
 
 
 class Lock:
-    """Held by the watcher, and by every command that acts without one."""
+    """The lock as a context manager. Held by the watcher, and by commands that set masks without a watcher."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
-        #: Whether another process held it before this one did (its pid is in the file): vmpin was at work here.
+        #: Whether another process held the lock earlier (its pid is in the file): it may have set masks.
         self.used = False
 
     def __enter__(self) -> Lock:
@@ -25,7 +26,7 @@ class Lock:
         return self
 
     def held(self) -> bool:
-        """Whether what is held is what lies there: else it locks nothing any more."""
+        """Whether the locked file is still the one at the path. If it was replaced, the lock is void."""
         try:
             return self._in_place(self._fd)
         except OSError:
@@ -38,24 +39,24 @@ class Lock:
             return False
 
     def again(self) -> None:
-        """Take the lock that lies there now, made where there is none. What was held stays held when this fails.
-        :raises LockHeldError: when another process holds it. :raises WatcherError: when it cannot be taken for another
-            reason (ENOSPC, EROFS, EMFILE), which may pass."""
+        """Lock the file that is at the path now, creating it if necessary. On failure the old lock is kept.
+        :raises LockHeldError: another process holds the lock. :raises WatcherError: it cannot be taken for another,
+            possibly temporary reason (ENOSPC, EROFS, EMFILE)."""
         before, self._fd = self._fd, self._taken()
         os.close(before)
 
     def _taken(self) -> int:
-        """A locked descriptor of the file at the path, with this process's pid in it. :raises: as `again`."""
+        """Lock the file at the path and write this process's pid. :returns: its descriptor. :raises: as `again`."""
         fd = self._take()
         try:
             while not self._in_place(fd):
-                os.close(fd)  # its holder has removed it meanwhile: it locks nothing any more
+                os.close(fd)  # its holder has removed the file meanwhile, so this lock is void
                 fd = self._take()
             self.used = self.used or os.fstat(fd).st_size > 0
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         except OSError as err:
-            os.close(fd)  # else it stays locked by this very process
+            os.close(fd)  # otherwise this process would keep it locked
             raise self._error(err) from err
         return fd
 
@@ -84,7 +85,7 @@ class Lock:
 
 
 def of_another(path: Path) -> bool:
-    """Whether another process held the lock last: its pid is in the file."""
+    """Whether another process held the lock last (by the pid in the file)."""
     try:
         return path.read_bytes().strip() not in (b"", b"%d" % os.getpid())
     except OSError:

@@ -1,7 +1,7 @@
 """The kernel's proc connector (linux/cn_proc.h): reports new programs, threads and their names as they appear.
 
-The descriptor is for an event loop. Events that come faster than they are read are lost, and the loss is reported; a
-resync makes up for it.
+The descriptor is for an event loop. When events arrive faster than they are read, some are lost; the loss is reported,
+and the caller resynchronizes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from vmpin.wire.proc_events import COMM, EXEC, FORK, MCAST_IGNORE, MCAST_LISTEN,
 _NETLINK_CONNECTOR = 11  #: linux/netlink.h
 #: asm-generic/socket.h
 _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
-#: What the kernel keeps of events that are not read yet (bytes, which it doubles): twenty thousand of some 800 bytes,
-#: a third of a second of the worst that two CPUs can do.
+#: The socket's receive buffer in bytes, which the kernel doubles: about 20,000 events of 800 bytes, a third of a
+#: second at the highest rate of two CPUs.
 _BUFFER = 8 << 20
-_ALL = 1 << 15  #: More events than it holds.
+_ALL = 1 << 15  #: More events than the buffer holds.
 #: Longer than any event.
 _READ = 512
 _KINDS = FORK | EXEC | COMM
-_PATIENCE = 2.0  #: Seconds for the event of a thread of one's own. It comes within a millisecond.
-#: Linux that can choose the kinds for each listener (drivers/connector/cn_proc.c).
+_PATIENCE = 2.0  #: Seconds to wait for the event of a thread of our own. It usually arrives within a millisecond.
+#: The first Linux that filters event kinds per listener (drivers/connector/cn_proc.c).
 _CHOOSES = (6, 6)
 _CAP_NET_ADMIN = 12
 _CLONE_NEWNET = 0x40000000
@@ -42,18 +42,19 @@ _INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}  #: include/linux/proc_ns.h: 
 
 
 class ProcConnector:
-    """A listener. `filtered`: whether the kernel chooses the kinds of events for it (since Linux 6.6).
-    :param release: the running kernel's. :param patience: seconds within which the kernel has to report a thread of
-        our own.
-    :param network: where the machine's network namespace is entered if this is another: events come only there.
-    :raises SourceError: no events can be received here, with the reason. May take seconds."""
+    """A subscription to the proc connector. `filtered`: whether the kernel filters by kind of event (since Linux 6.6).
+    :param release: the running kernel's release. :param patience: seconds within which the kernel must report a thread
+        of our own.
+    :param network: path of the initial network namespace, the only one that receives events. It is entered if this
+        process is in another one.
+    :raises SourceError: no events can be received, with the reason. May take seconds."""
 
     def __init__(self, proc: Procfs | None = None, network: Path | None = None, release: str | None = None,
                  patience: float = _PATIENCE) -> None:
         self._proc = proc or Procfs()
         self._patience = patience
-        # An older kernel ignores a subscription with kinds. A socket that receives events all the same, as another
-        # program listens, receives none as soon as that program ends.
+        # An older kernel ignores a subscription with kinds. The socket may still receive events while another program
+        # is subscribed, but not after that program ends.
         version = linux(os.uname().release if release is None else release)
         self._forms = (_KINDS, None) if version is not None and version >= _CHOOSES else (None,)
         self._network = network or Path(self._proc.root) / "1/ns/net"
@@ -62,7 +63,7 @@ class ProcConnector:
         self.kinds: int | None = _KINDS
         self._listening = False
         if _foreign_namespaces(self._proc):
-            # The kernel would ignore the subscription, and send events as long as another program listens.
+            # The kernel would ignore the subscription, yet send events while another program is subscribed.
             raise SourceError("proc connector", lacking_rights(self._proc))
         self._socket = self._open()
         try:
@@ -76,7 +77,7 @@ class ProcConnector:
         return self._socket.fileno()
 
     def read(self, most: int = 256) -> tuple[list[Event], bool]:
-        """Read at most so many events, the oldest first. :returns: them, and whether earlier ones were lost."""
+        """Read pending events. :returns: at most `most` events, oldest first; and whether events were lost."""
         events: list[Event] = []
         lost = False
         receive, parse = self._socket.recvfrom, proc_events.parse
@@ -101,12 +102,12 @@ class ProcConnector:
         return events, lost
 
     def follow_names(self, pids: Collection[int]) -> None:
-        """Receive from now on only the names of these processes' threads, where the kernel has room for them; of all
-        processes otherwise, and before the first call. Events that were sent already are received yet."""
+        """Receive COMM events (thread names) of these processes only. If the kernel has no room for such a filter, and
+        before the first call, those of all processes are received. Events already queued are not filtered."""
         programs = [proc_events.socket_filter()]
         if len(pids) <= proc_events.MAX_NAMED:
             chosen = proc_events.socket_filter(pids)
-            # Without room for both (ENOMEM, sysctl net.core.optmem_max) the old one gives way to a short one first.
+            # If both filters do not fit (ENOMEM, sysctl net.core.optmem_max), a short one replaces the old one first.
             programs = [chosen, *programs, chosen]
         for program in programs:
             with contextlib.suppress(OSError):
@@ -115,8 +116,8 @@ class ProcConnector:
                     return
 
     def close(self) -> None:
-        """End the subscription; a second call does nothing. The kernel counts its listeners, and goes on making events
-        for one that does not unsubscribe."""
+        """Unsubscribe and close. Idempotent. The kernel counts its listeners, and would keep generating events for one
+        that closed its socket without unsubscribing."""
         if self._listening:
             self._listening = False
             with contextlib.suppress(OSError):
@@ -133,7 +134,7 @@ class ProcConnector:
                     netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
                 except PermissionError:
                     netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)  # as much as any process may
-                with contextlib.suppress(OSError):  # then they are sorted out here
+                with contextlib.suppress(OSError):  # without the filter, read() drops the events
                     _attach(netlink, proc_events.socket_filter())
                 netlink.bind((0, proc_events.CN_IDX_PROC))
             except OSError as err:
@@ -142,12 +143,12 @@ class ProcConnector:
         return netlink
 
     def _open_in(self, namespace: Path) -> socket.socket:
-        """A socket of another network namespace; a thread goes there for it, and ends."""
+        """Open the socket in another network namespace, which a short-lived thread enters."""
         sockets: list[socket.socket] = []
         errors: list[Exception] = []
 
-        def there() -> None:
-            import ctypes  # which a hardened service may be refused the memory for
+        def open_inside() -> None:
+            import ctypes  # a hardened service may be refused the memory that it needs
 
             try:
                 fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
@@ -160,7 +161,7 @@ class ProcConnector:
             except Exception as err:
                 errors.append(err)
 
-        thread = threading.Thread(target=there)
+        thread = threading.Thread(target=open_inside)
         thread.start()
         thread.join()
         if sockets:
@@ -169,7 +170,7 @@ class ProcConnector:
         raise SourceError("proc connector", f"{lacks}, which cannot be entered from here: {errors[0]}") from errors[0]
 
     def _listen(self) -> None:
-        """Ask for events, and see that they come."""
+        """Subscribe, and check that events arrive."""
         for events in self._forms:
             self.kinds, self.filtered = events, events is not None
             message = proc_events.subscription(MCAST_LISTEN, events)
@@ -194,7 +195,7 @@ class ProcConnector:
         own, late = os.getpid(), False
         threading.Thread(target=time.sleep, args=(0,)).start()
         deadline = time.monotonic() + self._patience
-        while not late:  # and once more: it may have come while it was this thread that stood still
+        while not late:  # then one last read: the event may have arrived while this thread was stopped
             late = (left := deadline - time.monotonic()) <= 0
             select.select([self._socket], [], [], max(0.0, left))
             if any(isinstance(event, Fork) and event.process == own for event in self.read(_ALL)[0]):
@@ -208,15 +209,15 @@ class ProcConnector:
 
 
 def _attach(to: socket.socket, filter: bytes) -> None:
-    """Have the kernel run a filter (struct sock_fprog) on a socket's messages. :raises OSError: it does not."""
+    """Attach a filter (struct sock_fprog) to a socket. :raises OSError: the kernel refuses it."""
     program = array.array("B", filter)
     to.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,
                   struct.pack("@HP", len(program) // 8, program.buffer_info()[0]))
 
 
 def lacking_rights(proc: Procfs, *namespaces: str) -> str:
-    """Name the rights that this process lacks for the connector, "" if none is known to be missing.
-    :param namespaces: kinds that are missing besides those that its links under /proc/self/ns show."""
+    """Describe the rights that this process lacks for the connector; "" if none is known to be missing.
+    :param namespaces: kinds of namespaces to name in addition to those found in /proc/self/ns."""
     kinds = [*_foreign_namespaces(proc), *namespaces]
     lacks = [f"it takes the machine's own {' and '.join(kinds)} namespace"] if kinds else []
     for line in (read_file(f"{proc.root}/self/status", 8192) or b"").splitlines():
@@ -226,7 +227,7 @@ def lacking_rights(proc: Procfs, *namespaces: str) -> str:
 
 
 def _foreign_namespaces(proc: Procfs) -> list[str]:
-    """The kinds of which this process is in another namespace than the machine's first, as far as that is known."""
+    """The kinds of namespaces in which this process is not in the machine's initial one, as far as can be read."""
     kinds = []
     for kind, number in _INITIAL.items():
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""/proc, read raw and cheaply: a pass over thousands of threads is made of these calls.
+"""Reads /proc, optimized for passes over thousands of threads.
 
-Whatever has ended while it is read answers None or an empty list: vanishing is normal. Other errors (EPERM) are raised
-as they are.
+Processes and threads end at any time: functions return None or an empty list for one that has ended. Other errors
+(EPERM) are raised as they are.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from vmpin.domain.model import named
 #: include/linux/sched.h
 PF_KTHREAD = 0x00200000
 PF_USER_WORKER = 0x00004000
-#: /proc/PID/status: most are 1.5 kB long, and one with 65536 groups (NGROUPS_MAX) of ten digits less than the second.
+#: Read sizes for /proc/PID/status: most are 1.5 kB; with 65536 groups (NGROUPS_MAX) it is below the second size.
 _STATUS, _LONGEST_STATUS = 8192, 1 << 20
-#: Of a command line: what shows the program (a path has at most 4096 bytes), and as much as is ever read.
+#: Read sizes for a command line: enough to recognize the program (a path has at most 4096 bytes), and the maximum.
 BEGINNING, _LONGEST_CMDLINE = 4096, 131072
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _STATES = {state.encode(): state for state in "RSDZXTtIPWK"}
-#: Stat files kept open at once: each takes 4 kB of the kernel, and is charged to a pod.
+#: The most stat files kept open at once. Each takes 4 kB of kernel memory, which is charged to vmpin's cgroup.
 _MOST_KEPT = 4096
 _MAX_UID = (1 << 32) - 1
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -50,15 +50,15 @@ class Stat(NamedTuple):
 
 
 def split_stat(raw: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Split a stat line: the name, and the fields from the third (the state) to the 39th (the CPU), each by itself.
-    None where the text is no stat line. The name may hold spaces and parentheses, so it ends at the *last* `)`."""
+    """Split a stat line into the name and the fields from the third (state) to the 39th (CPU). None if the text is no
+    stat line. The name may contain spaces and parentheses, so it ends at the *last* `)`."""
     begin, end = raw.find(b"("), raw.rfind(b")")
     fields = raw[end + 2 :].split(None, 37)  # what follows is not used
     return None if begin < 0 or end < begin or len(fields) < 37 else (raw[begin + 1 : end], fields)
 
 
 def parse_stat(raw: bytes) -> Stat | None:
-    """Parse a stat line; None where the text is none."""
+    """Parse a stat line; None if the text is no stat line."""
     parts = split_stat(raw)
     if parts is None:
         return None
@@ -74,29 +74,29 @@ def _name(raw: bytes) -> str:
 
 
 def linux(release: str) -> tuple[int, int] | None:
-    """Version and patch level of a kernel's release (uname(2)), None when it names none."""
+    """The (major, minor) version in a kernel release (uname(2)); None if it has none."""
     version = _RELEASE.match(release)
     return None if version is None else (int(version[1]), int(version[2]))
 
 
 def began(starttime: int) -> float:
-    """When a process with that start time (clock ticks since boot) began, by the system's clock (seconds)."""
+    """Convert a process's start time (clock ticks since boot) to wall clock time (seconds since the epoch)."""
     return time.time() - age(starttime)
 
 
 def seconds_since_boot(starttime: int) -> float:
-    """When a process with that start time (clock ticks) began, on CLOCK_BOOTTIME (fs/proc/array.c, do_task_stat)."""
+    """Convert a process's start time (clock ticks) to CLOCK_BOOTTIME seconds (fs/proc/array.c, do_task_stat)."""
     return starttime / _TICKS_A_SECOND
 
 
 def age(starttime: int) -> float:
-    """How long ago a process with that start time began (seconds), whatever was done to the system's clock."""
+    """Seconds since a process's start time (clock ticks since boot), unaffected by steps of the wall clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - starttime / _TICKS_A_SECOND
 
 
 def read_file(path: str, limit: int = 65536) -> bytes | None:
-    """The first `limit` bytes, or None when the file or its process is gone. Not open(): a text or buffered file costs
-    twice the system calls."""
+    """Read the first `limit` bytes; None if the file or its process is gone. Not open(): a text or buffered file takes
+    twice as many system calls."""
     try:
         fd = os.open(path, _READ)
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
@@ -122,17 +122,16 @@ class Procfs:
 
     def __init__(self, root: str | Path = "/proc") -> None:
         self.root = os.fspath(root)
-        #: The pid namespace whose numbers are shown here, as its link names it; "" where that cannot be read.
+        #: The pid namespace of this /proc, as in its ns/pid link; "" if it cannot be read, None before the first use.
         self._namespace: str | None = None
-        #: Inside `keeping_stat_files`: open stat files by (tid, start time), and how many there may be.
+        #: Inside `keeping_stat_files`: open stat files by (tid, start time), and their maximum number.
         self._kept: dict[tuple[int, int], int] = {}
         self._room = 0
 
     @contextlib.contextmanager
     def keeping_stat_files(self) -> Iterator[None]:
-        """While this is entered, `task_stats` leaves the stat files that it reads open, for the masks that are set
-        next: as many as half of the descriptors that are free, and no more than `_MOST_KEPT`. Those that
-        `take_stat_file` left are closed at the end."""
+        """While entered, `task_stats` keeps the stat files that it reads open for `affinity.pin_seen`: at most half of
+        the free descriptors, and at most `_MOST_KEPT`. On exit those that were not taken are closed."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._room = min(_MOST_KEPT, max(0, limit - len(os.listdir("/proc/self/fd"))) // 2)
         try:
@@ -143,8 +142,8 @@ class Procfs:
                 os.close(self._kept.popitem()[1])
 
     def take_stat_file(self, thread: tuple[int, int]) -> int | None:
-        """The open stat file of a thread (tid, start time), which the caller closes; None when none is kept. It stays
-        bound to that very task: it is never that of another thread which has the number by now."""
+        """Return the open stat file of a thread (tid, start time), which the caller closes; None if none is kept. The
+        file stays bound to that task, even if another thread has the tid by now."""
         return self._kept.pop(thread, None)
 
     def pids(self) -> list[str]:
@@ -158,24 +157,24 @@ class Procfs:
         except (FileNotFoundError, ProcessLookupError):
             return []
 
-    def each_tid(self, pid: int | str) -> Generator[str, None, None]:
-        """The same one by one, in the kernel's order: of a process with very many threads a part can be taken."""
+    def iter_tids(self, pid: int | str) -> Generator[str, None, None]:
+        """As `tids`, one by one in the kernel's order: the caller can stop early in a process with very many
+        threads."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), \
                 os.scandir(f"{self.root}/{pid}/task") as entries:
             for entry in entries:
                 yield entry.name
 
     def thread_count(self, pid: int | str) -> int:
-        """How many threads a process has, -1 when it has ended (fs/proc/base.c: proc_task_getattr). A third of the
-        time that it takes to list them."""
+        """The number of a process's threads; -1 if it has ended (fs/proc/base.c: proc_task_getattr). Takes a third of
+        the time of listing them."""
         try:
             return os.stat(f"{self.root}/{pid}/task").st_nlink - 2
         except (FileNotFoundError, ProcessLookupError):
             return -1
 
     def children(self, pid: int | str) -> list[str]:
-        """The processes that a process's main thread forked and that it has not lost; [] also where the kernel does
-        not show them (CONFIG_PROC_CHILDREN)."""
+        """The pids of the children of a process's main thread; [] also without CONFIG_PROC_CHILDREN."""
         return (read_file(f"{self.root}/{pid}/task/{pid}/children", 65536) or b"").decode("ascii", "replace").split()
 
     def stat(self, pid: int | str) -> Stat | None:
@@ -187,8 +186,8 @@ class Procfs:
         return None if raw is None else parse_stat(raw)
 
     def task_stats(self, pid: int | str, tids: Collection[int]) -> dict[int, Stat]:
-        """Read the stats of a process's threads, without those that have ended. For many, in half the time of
-        `thread_stat`: their paths begin at its task directory."""
+        """Read the stats of a process's threads, without those that have ended. For many threads it takes half the
+        time of `thread_stat`, as it opens the files relative to the task directory."""
         stats: dict[int, Stat] = {}
         kept, room = self._kept, self._room
         if len(tids) == 1 and not room:
@@ -220,42 +219,41 @@ class Procfs:
         return stats
 
     def beginning(self, pid: int | str) -> bytes:
-        """The first 4096 bytes of the command line as the kernel has them; b"" for kernel threads and what has
-        ended."""
+        """The first 4096 bytes of the raw command line; b"" for kernel threads and processes that have ended."""
         return read_file(f"{self.root}/{pid}/cmdline", BEGINNING) or b""
 
     def cmdline(self, pid: int | str, beginning: bytes | None = None) -> list[str]:
-        """The arguments, of the first 128 KiB (a process may have written very many); [] for kernel threads and what
-        has ended. :param beginning: what was read of them just now, so that it is not read twice."""
+        """The arguments in the first 128 KiB of the command line (a process may set a very long one); [] for kernel
+        threads and processes that have ended. :param beginning: the result of `beginning`, to avoid a second read."""
         raw = self.beginning(pid) if beginning is None else beginning
         if not raw:
             return []
-        if len(raw) == BEGINNING:  # few are so long, and the memory for the longest costs more than to read most
+        if len(raw) == BEGINNING:  # rare; a large buffer costs more than reading a typical command line
             raw = read_file(f"{self.root}/{pid}/cmdline", _LONGEST_CMDLINE) or b""
         return raw.decode("utf-8", "replace").rstrip("\0").split("\0")
 
     def tgid(self, pid: int) -> int | None:
-        """The process a thread id belongs to: /proc answers for threads too, though it does not list them."""
-        # The name stands before it, but the kernel escapes a newline in that.
+        """The process of a thread id. /proc/TID exists for threads, too, although it is not listed."""
+        # The thread's name precedes it, but the kernel escapes newlines in the name.
         raw = b"\n" + (read_file(f"{self.root}/{pid}/status", 8192) or b"")
         _, label, rest = raw.partition(b"\nTgid:")
         return int(rest.partition(b"\n")[0]) if label else None
 
     def uids(self, pid: int | str) -> tuple[int, ...] | None:
-        """The users of a process (real, effective, saved, of the file system), as this user namespace numbers them;
-        None where they cannot be read."""
-        # The name stands before them, but the kernel escapes a newline in that; the groups stand after them.
+        """The uids of a process (real, effective, saved, file system) in this user namespace; None if they cannot be
+        read."""
+        # The thread's name precedes them, but the kernel escapes newlines in it; the groups follow them.
         raw = b"\n" + (read_file(f"{self.root}/{pid}/status", 4096) or b"")
         _, _, rest = raw.partition(b"\nUid:")
         numbers = parse_wholes(rest.partition(b"\n")[0].split(), _MAX_UID, 4)
         return tuple(numbers) if numbers else None
 
     def nested(self, pid: int | str) -> bool | None:
-        """Whether a process lives in a pid namespace of its own, below the one this /proc shows: in a container. None
-        where that shows that it has ended. Read from a link, for a fifth of what its status takes; from its status
-        where the process may not be traced (fs/proc/namespaces.c: proc_ns_readlink)."""
+        """Whether a process is in a pid namespace below that of this /proc, as in a container; None if it has ended.
+        Read from its ns/pid link, which takes a fifth of the time of its status; from its status if the process may
+        not be traced (fs/proc/namespaces.c: proc_ns_readlink)."""
         if self._namespace is None:
-            # The first process may not be ours to trace, as in a machine whose init has rights that root has not.
+            # Pid 1 may not be traceable, as on a machine whose init has capabilities that this process lacks.
             self._namespace = self._link("self" if not self._nested("self") else 1) or ""
         if self._namespace:
             link = self._link(pid)
@@ -264,17 +262,17 @@ class Procfs:
         return self._nested(pid)
 
     def _nested(self, pid: int | str) -> bool:
-        """The same, from the status file."""
+        """Whether a process is in a nested pid namespace, by its status file."""
         raw = read_file(f"{self.root}/{pid}/status", _STATUS) or b""
-        if len(raw) == _STATUS:  # its groups stand before it, and it may have given itself very many
+        if len(raw) == _STATUS:  # NSpid follows the groups, and a process may have very many of them
             raw = read_file(f"{self.root}/{pid}/status", _LONGEST_STATUS) or b""
         for line in raw.splitlines():
             if line.startswith(b"NSpid:"):
                 return len(line.split()) > 2
-        return len(raw) >= _STATUS  # so odd a process is taken for nested
+        return len(raw) >= _STATUS  # too long to parse: treated as nested
 
     def _link(self, pid: int | str) -> str | None:
-        """The pid namespace of a process, "" when it has ended, None when it may not be read."""
+        """The ns/pid link of a process; "" if it has ended, None if it may not be read."""
         try:
             return os.readlink(f"{self.root}/{pid}/ns/pid")
         except (FileNotFoundError, ProcessLookupError):
@@ -298,7 +296,7 @@ class Procfs:
         return "" if raw is None else raw.decode("ascii", "replace").strip()
 
     def fd_link(self, pid: int | str, fd: int) -> str:
-        """Where a descriptor of a process points, "" when it cannot be read."""
+        """The target of a process's descriptor; "" if it cannot be read."""
         try:
             return os.readlink(f"{self.root}/{pid}/fd/{fd}")
         except OSError:

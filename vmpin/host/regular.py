@@ -1,7 +1,7 @@
-"""Opening regular files that another program may have put there: no FIFO that blocks, no device that acts, no symbolic
-link as the last part of a path, no more bytes than asked for; and the stamp by which an unchanged file is found.
+"""Safe reading of files that other programs create: regular files only (a FIFO could block, a device could act), no
+symbolic link as the last component, a bounded size. Also the stamp that shows whether a file has changed.
 
-The directories on the way may be links: /var/run and the kubelet's directory are on many nodes.
+Directories in the path may be symbolic links, as /var/run and the kubelet's directory are on many nodes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import stat
 import time
 
-#: Opening a FIFO with these does not wait for its other end, and a link is an error (ELOOP).
+#: O_NONBLOCK: opening a FIFO does not wait for its other end.
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
-#: Nanoseconds in which a file may be written again and look the same: the file system's clock ticks every 4 ms, and
-#: the inode that a rename frees is the next file's.
+#: Nanoseconds within which a second write may leave the stamp unchanged: the file system's clock ticks every 4 ms, and
+#: an inode freed by a rename may be reused for the next file.
 FRESH = 50_000_000
 
 Stamp = tuple[int, int, int]  #: A file's inode, mtime (ns) and size.
@@ -27,15 +27,15 @@ def stamp(info: os.stat_result) -> Stamp:
 
 
 def lasting_stamp(info: os.stat_result) -> Stamp:
-    """The stamp by which a file that has just been read is found unchanged later. A fresh file gets one that no file
-    has: if it were rewritten within the same tick with the same length, it would look unchanged for ever."""
+    """The stamp to keep for a file that has just been read. For a file written within FRESH it is one that no file
+    has: a second write within the same clock tick and of the same length would otherwise never be noticed."""
     return (0, 0, 0) if time.time_ns() - info.st_mtime_ns < FRESH else stamp(info)
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
-    """A descriptor of a regular file.
-    :param follow: also where the path ends in a symbolic link: what an operator named may be one.
-    :raises OSError: EINVAL for what is no regular file, EISDIR for a directory, ELOOP for a link."""
+    """Open a regular file. :returns: its descriptor.
+    :param follow: whether the path may end in a symbolic link, for paths that an operator configured.
+    :raises OSError: EINVAL if it is no regular file, EISDIR for a directory, ELOOP for a symbolic link."""
     fd = os.open(path, flags | _FLAGS | (0 if follow else os.O_NOFOLLOW), 0o600)
     try:
         kind = os.fstat(fd).st_mode
@@ -50,8 +50,8 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, foll
 
 
 def read_regular(path: str | os.PathLike[str], most: int, *, follow: bool = False) -> tuple[bytes, os.stat_result]:
-    """A regular file's bytes, and its status when it was opened.
-    :raises OSError: as open_regular; EFBIG where it has more than `most` bytes."""
+    """Read a regular file. :returns: its bytes, and its status as of opening it.
+    :raises OSError: as `open_regular`; EFBIG if it has more than `most` bytes."""
     fd = open_regular(path, follow=follow)
     try:
         info = os.fstat(fd)

@@ -1,8 +1,8 @@
-"""Repeated attempts at a peer across a socket or a network: tenacity's backoff, used in one way.
+"""Retries of connections to a peer over a socket or a network, with tenacity's exponential backoff.
 
-`Backoff` computes the pauses, for a thread or a task with a loop of its own. `Attempts` is a task's whole loop.
-Importing this module loads tenacity, and asyncio with it (some 50 ms): callers import it when the first connection is
-made, not when the watcher starts. Only for peers: not for waiting for a file or the next resync.
+`Backoff` computes the pauses, for callers with a loop of their own. `Attempts` is a task's whole retry loop. Importing
+this module loads tenacity and asyncio (some 50 ms), so callers import it at the first connection, not when the watcher
+starts. It is not for waiting for files or for the next resync.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Protocol
 
 from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_exponential
 
-#: The part by which each pause is lengthened or shortened at random, so that many peers are not tried at one moment.
+#: The fraction by which each pause varies at random, so that many peers are not tried at the same moment.
 JITTER = 0.25
 
-#: The owner that every RetryCallState names, without state of its own: one for each of thousands would take 5 kB.
+#: The stateless owner that all RetryCallStates share; it takes 5 kB, and there may be thousands of states.
 _RETRYING = AsyncRetrying()
 
 
 class Wake(Protocol):
-    """An asyncio.Event, or what behaves like one (guests.tasks.Flag)."""
+    """The interface of asyncio.Event and guests.tasks.Flag."""
 
     def is_set(self) -> bool: ...
 
@@ -33,9 +33,9 @@ class Wake(Protocol):
 
 
 class Backoff:
-    """Pauses between attempts at one peer: each is twice as long as the one before, and varied by the part `jitter`.
-    :param first: the first pause, in seconds; `last` is the longest, which none exceeds.
-    :param steps: after this many attempts every pause is `last`; None: the doubling alone leads there."""
+    """Pauses between attempts at one peer: each is twice as long as the one before, varied by the fraction `jitter`.
+    :param first: the first pause in seconds. :param last: the longest pause in seconds.
+    :param steps: after this many attempts every pause is `last`; None: only when the doubling reaches it."""
 
     __slots__ = ("_first", "_jitter", "_last", "_steps", "state")
 
@@ -57,19 +57,19 @@ class Backoff:
         return self.pause()
 
     def at_most(self, attempts: int) -> None:
-        """Shorten the next pause to what follows this many attempts, if there were more."""
+        """Make the next pause no longer than the one after this many attempts."""
         self.state.attempt_number = min(self.state.attempt_number, attempts)
 
     def reset(self) -> None:
-        """Begin with the first pause again, after a connection that lasted."""
+        """Start again with the first pause, after a connection that lasted."""
         self.state.attempt_number = 1
 
 
 class Attempts:
-    """For `async for attempt in Attempts(…): with attempt: …`: attempts until one ends without an exception. An
-    exception that is no `Exception`, such as a cancellation, ends the loop at once.
-    :param wake: when set, the next attempt is made early and the pauses begin with the shortest again. Cleared here.
-    :param early: the least time between two attempts when `wake` is set, in seconds."""
+    """Retry loop: `async for attempt in Attempts(…): with attempt: …` repeats until an attempt raises no exception. A
+    BaseException that is no Exception, such as a cancellation, ends the loop at once.
+    :param wake: when set, the next attempt is made early and the pauses start with the first again. Cleared here.
+    :param early: the minimum time between two attempts when `wake` is set, in seconds."""
 
     __slots__ = ("_backoff", "_early", "_wake")
 
@@ -88,7 +88,7 @@ class Attempts:
             if not isinstance(err, Exception):
                 raise err
             seconds = self._backoff.after(err)
-            err = None  # it refers to the frames it came through, and they to what they hold
+            err = None  # it refers to its frames, and these keep their objects alive
             await self._rest(seconds)
         return AttemptManager(state)
 

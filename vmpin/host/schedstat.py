@@ -1,7 +1,7 @@
-"""How long a thread ran and waited, where it was last, and how often it changed CPUs: what the kernel keeps of each.
+"""Scheduler statistics of threads: run time, wait time, last CPU, number of migrations. Read only.
 
-It reads three files a thread, of growing cost, so that most samples read the first alone, and a clock of a whole
-process, which shows whether any of its threads ran at all. Read only.
+They are in three files per thread of increasing cost; most samples need only the first. A process's CPU clock shows
+whether any of its threads ran at all.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _MIGRATIONS = b"\nse.nr_migrations"
 
 
 class Ran(NamedTuple):
-    """Nanoseconds since the thread's creation: on a CPU, and ready to run with the CPU taken. Of a thread that is on a
-    CPU right now, `ran` is of the last tick (a second ago at most, where ticks are stopped)."""
+    """Nanoseconds since the thread's creation: running (`ran`), and runnable but waiting for a CPU (`waited`). While a
+    thread runs, `ran` is updated at each tick only (up to a second ago on a nohz_full CPU)."""
 
     ran: int
     waited: int
 
 
 class LastRun(NamedTuple):
-    """`starttime` as in model.ThreadId, `cpu` the one it was on last, `ran` in ns in steps of a clock tick."""
+    """`starttime` as in model.ThreadId; `cpu`: the last CPU; `ran`: run time in ns, in steps of a clock tick."""
 
     starttime: int
     cpu: int
@@ -33,7 +33,7 @@ class LastRun(NamedTuple):
 
 
 def parse_stat(raw: bytes) -> LastRun | None:
-    """Parse a thread's run time from its stat line; None where the text is no stat line."""
+    """Parse a thread's run time from its stat line; None if the text is no stat line."""
     parts = split_stat(raw)
     if parts is None:
         return None
@@ -50,10 +50,10 @@ def parse_migrations(raw: bytes) -> int | None:
 
 
 class Schedstat:
-    """Of the threads below `proc`. Without CONFIG_SCHED_INFO there is no schedstat; where it takes delay accounting
-    and that is off, all in it is 0: then run times are in clock ticks (`precise` is False) and waits are not known.
-    Without CONFIG_SCHED_DEBUG (always there since Linux 6.15) migrations are not known (`counts_migrations` is
-    False)."""
+    """Statistics of the threads below `proc`. Without CONFIG_SCHED_INFO there is no schedstat file; where it needs
+    delay accounting and that is off, all its values are 0. Then run times come in clock ticks (`precise` is False) and
+    wait times are unknown. Without CONFIG_SCHED_DEBUG (always set since Linux 6.15) the number of migrations is
+    unknown (`counts_migrations` is False)."""
 
     def __init__(self, proc: Procfs | None = None) -> None:
         self.proc = proc or Procfs()
@@ -63,7 +63,7 @@ class Schedstat:
         self.counts_migrations = parse_migrations(read_file(f"{own}/sched", 4096) or b"") is not None
 
     def ran(self, pid: int | str, tid: int | str) -> Ran | None:
-        """None when the thread has ended."""
+        """Run and wait times; None if the thread has ended."""
         if self.precise:
             return _schedstat(read_file(f"{self.proc.root}/{pid}/task/{tid}/schedstat", 128))
         where = self.where(pid, tid)
@@ -81,8 +81,8 @@ class Schedstat:
 
 
 def process_ran(pid: int) -> int | None:
-    """Nanoseconds that all threads of a process ran, those that ended too; None when it cannot be read. No file is
-    opened, and unlike a thread's clock any process may read it."""
+    """CPU time in ns of all threads of a process, including ended ones; None if it cannot be read. This needs no file,
+    and unlike a thread's clock it can be read of any process."""
     try:
         return time.clock_gettime_ns(~pid << 3 | 2)  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)
     except OSError:

@@ -1,4 +1,4 @@
-"""The peers of unix sockets: their users and groups, as the kernel has them."""
+"""Credentials of the peers of Unix sockets: users and groups, as recorded by the kernel."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _SO_PEERGROUPS = 59  #: asm-generic/socket.h, Linux 4.13; the socket module has 
 
 
 class Peer(NamedTuple):
-    """The user of a process that connected, and all groups that it was in at that moment, as the kernel has them."""
+    """The uid of the connected process, and all its groups at the time of the connection."""
 
     uid: int
     gids: frozenset[int]
 
 
-Admission = Callable[[Peer], bool]  #: Whether a peer is answered at all.
+Admission = Callable[[Peer], bool]  #: Decides whether a peer is served.
 
 
 def gid_of(group: str) -> int:
-    """A group's number, -1 for "": by its name, else the number itself, which a container's group has no name for.
+    """A group's gid by its name, or by its number as text (in a container the host's groups have no names); -1 for "".
     :raises ConfigError: there is no such group."""
     if not group:
         return -1
@@ -39,7 +39,7 @@ def gid_of(group: str) -> int:
 
 
 def is_member(peer: Peer, group: str) -> bool:
-    """Whether a peer is root, this process's user, or in `group`. False for a group that is gone by now."""
+    """Whether a peer is root, this process's user, or in `group`. A group that was deleted has no members."""
     if peer.uid in (0, os.geteuid()):
         return True
     try:
@@ -49,7 +49,7 @@ def is_member(peer: Peer, group: str) -> bool:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return the peer: SO_PEERCRED (pid, uid, gid), and its supplementary groups where the kernel has them."""
+    """Read the credentials of a connection's peer: SO_PEERCRED, and SO_PEERGROUPS where the kernel has it."""
     _, uid, gid = struct.unpack("3I", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 65536)

@@ -1,4 +1,4 @@
-"""Answers on unix sockets that go on, part by part, until the peer or the server ends them."""
+"""Streaming replies on Unix sockets: parts are sent until the peer or the server ends the stream."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Stream = AsyncGenerator[bytes, None]
 
 
 class Streams:
-    """Those of one server. :param deadline: a peer that does not read ends its stream after this (seconds)."""
+    """The streams of one server. :param deadline: seconds after which a peer that does not read is dropped."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
-        #: Each with the task of its connection.
+        #: The sending task of each stream, with the task of its connection.
         self._running: dict[asyncio.Task[None], asyncio.Task[object] | None] = {}
 
     async def send(self, writer: asyncio.StreamWriter, parts: Stream) -> None:
-        """Send parts until there are no more, or `end` is called. :raises OSError, TimeoutError: when the peer is
-        gone, or slow."""
+        """Send parts until there are no more, or `end` is called. :raises OSError: the peer is gone.
+        :raises TimeoutError: the peer does not read."""
         task = asyncio.create_task(self._send(writer, parts))
         self._running[task] = asyncio.current_task()
         try:
@@ -37,7 +37,7 @@ class Streams:
                     await writer.drain()
 
     async def end(self) -> None:
-        """End all: nothing else does, and since Python 3.12 a server that closes waits for every connection."""
+        """End all streams: they are endless, and since Python 3.12 closing a server waits for all connections."""
         connections = [task for task in self._running.values() if task is not None]
         for task in self._running:
             task.cancel()

@@ -1,7 +1,7 @@
 """/sys/devices/system: the node's CPUs, cores, caches and memory nodes.
 
-Only the list of online CPUs must be there; all else degrades to what is known without it, because kernels,
-architectures and hypervisors leave out different parts.
+Only the list of online CPUs is required. Kernels, architectures and hypervisors leave out different other parts; those
+get defaults.
 """
 
 import logging
@@ -31,7 +31,7 @@ class Sysfs:
         self.node = f"{self.root}/devices/system/node"
 
     def online(self) -> CpuSet:
-        """The online CPUs: one file, read at every pass. :raises SourceError: nothing can be decided without it."""
+        """The online CPUs: one file, read in every pass. :raises SourceError: it is missing or invalid."""
         path = f"{self.cpu}/online"
         try:
             raw = read_file(path)
@@ -45,8 +45,9 @@ class Sysfs:
         return online
 
     def plugged(self, cpus: CpuSet) -> dict[int, int]:
-        """Return for each online CPU a number that changes when the CPU was off in between: its topology directory is
-        made again then (drivers/base/topology.c), and kernfs gives no number twice. {} where the kernel shows none."""
+        """Return for each online CPU a number that changes when the CPU was offline in between: the inode of its
+        topology directory, which is recreated then (drivers/base/topology.c), and kernfs does not reuse inode numbers.
+        CPUs without such a directory are left out."""
         inodes = {}
         for cpu in cpus:
             try:
@@ -56,29 +57,29 @@ class Sysfs:
         return inodes
 
     def topology(self) -> Topology:
-        """Everything; some files per CPU, so for the start and for changes of the online CPUs. :raises: as
-        `online`."""
+        """Read the whole topology. It takes several files per CPU, so it is for the start and for changes of the
+        online CPUs. :raises SourceError: as `online`."""
         online = self.online()
         present = cpu_list(f"{self.cpu}/present") or EMPTY
         plugged = online | present
         cpus = numbered(self.cpu, _CPU)
         isolated, nohz_full = self.set_apart(plugged)
         cores, caches = merged(map(self._core, cpus)), merged(map(self._cache, cpus))
-        # A kernel without NUMA has no node directories, and one node.
+        # A kernel without NUMA has no node directories: all CPUs are in one node.
         return Topology.build(online, cores, caches, self._nodes() or {0: plugged}, isolated, nohz_full, present,
                               self._distances())
 
     def set_apart(self, plugged: CpuSet) -> tuple[CpuSet, CpuSet]:
-        """Read which of the plugged CPUs are isolated, and which are nohz_full: three files, read at every resync.
-        `isolated` of sysfs has isolcpus= of the kernel's command line (drivers/base/cpu.c: print_cpus_isolated), which
-        may name CPUs that the machine does not have; isolated cpuset partitions, made at any time, are in a file of
-        the topmost cgroup alone (kernel/cgroup/cpuset.c, since Linux 6.7)."""
+        """Return (isolated, nohz_full) among the plugged CPUs: three files, read at every resync. The file `isolated`
+        has the kernel's isolcpus= option (drivers/base/cpu.c: print_cpus_isolated), which may include CPUs that the
+        machine does not have. Isolated cpuset partitions, which may be created at any time, are listed only in a file
+        of the root cgroup (kernel/cgroup/cpuset.c, since Linux 6.7)."""
         boot, full = (cpu_list(f"{self.cpu}/{name}") or EMPTY for name in ("isolated", "nohz_full"))
         partitions = cpu_list(f"{self.root}/fs/cgroup/cpuset.cpus.isolated") or EMPTY
         return (boot | partitions) & plugged, full & plugged
 
     def _core(self, cpu: int) -> CpuSet:
-        """A CPU's siblings, itself among them; EMPTY where they are not shown (an offline CPU has no topology)."""
+        """A CPU's SMT siblings including itself; EMPTY for a CPU without topology, such as an offline one."""
         directory = f"{self.cpu}/cpu{cpu}/topology"
         for name in ("core_cpus_list", "thread_siblings_list"):  # the second is its name before 5.3
             core = cpu_list(f"{directory}/{name}")
@@ -87,7 +88,7 @@ class Sysfs:
         return EMPTY
 
     def _cache(self, cpu: int) -> CpuSet:
-        """The CPUs that share a CPU's last-level data cache; EMPTY where the kernel shows no caches."""
+        """The CPUs that share a CPU's last-level data cache; EMPTY if the kernel lists no caches."""
         directory = f"{self.cpu}/cpu{cpu}/cache"
         best, shared = 0, EMPTY
         for index in names_in(directory):
@@ -102,7 +103,7 @@ class Sysfs:
         return shared
 
     def _nodes(self) -> dict[int, CpuSet]:
-        """The CPUs of every memory node; a CPU that two nodes claim (read amid a change) stays with the first."""
+        """The CPUs of each memory node. A CPU listed in two nodes (read during a change) counts for the first."""
         nodes: dict[int, CpuSet] = {}
         seen = EMPTY
         for node in numbered(self.node, _NODE):
@@ -113,7 +114,7 @@ class Sysfs:
         return nodes
 
     def _distances(self) -> dict[int, dict[int, int]]:
-        """Read the distances of memory nodes: each one's file has all of them, ascending (drivers/base/node.c)."""
+        """Read the distances between memory nodes; a node's file lists all nodes, ascending (drivers/base/node.c)."""
         nodes = numbered(self.node, _NODE)
         rows = {node: text_of(f"{self.node}/node{node}/distance").split() for node in nodes}
         return {node: dict(zip(nodes, map(int, row), strict=True)) for node, row in rows.items()
@@ -121,18 +122,18 @@ class Sysfs:
 
 
 def cpu_list(path: str) -> CpuSet | None:
-    """A CPU list, or None: the file is missing or not a list."""
+    """Read a CPU list; None if the file is missing or is no CPU list."""
     text = text_of(path)
     try:
         return CpuSet.parse(text)
     except CpuSetError as err:
-        if text != "(null)":  # nohz_full, on a kernel that can have such CPUs but was given none
+        if text != "(null)":  # nohz_full, if the kernel supports it but has no such CPUs
             logger.debug("ignored file=%s: %s", path, err)
     return None
 
 
 def text_of(path: str) -> str:
-    """A file's text without white space around it, "" when it cannot be read."""
+    """A file's text, stripped; "" if it cannot be read."""
     try:
         raw = read_file(path)
     except OSError as err:
@@ -142,13 +143,13 @@ def text_of(path: str) -> str:
 
 
 def numbered(directory: str, pattern: re.Pattern[str]) -> list[int]:
-    """The numbers n of a directory's entries `cpu<n>`, ascending; beside them stand `cpufreq` and `cpuidle`."""
+    """The numbers in a directory's entry names, ascending. The pattern excludes others such as `cpufreq`."""
     return sorted(int(match[1]) for match in map(pattern.fullmatch, names_in(directory)) if match)
 
 
 def merged(groups: Iterable[CpuSet]) -> list[CpuSet]:
-    """The groups without repeats, those that overlap made one. Each CPU shows its group by itself, one after the
-    other, and a CPU may come or go in between: of two siblings the first then shows `2` and the second `2-3`."""
+    """Remove duplicates and merge overlapping groups. The groups are read CPU by CPU, and a CPU may go online or
+    offline in between: then one sibling shows `2` and the other `2-3`."""
     merged: list[CpuSet] = []
     seen: set[CpuSet] = set()
     claimed = EMPTY

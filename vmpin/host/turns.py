@@ -1,4 +1,4 @@
-"""Long work in the watcher's loop, in short turns: hooks and events are answered in between."""
+"""Splits long work in the watcher's event loop into short turns, so that hooks and events are handled in between."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vmpin.host.socket_streams import Stream
 from vmpin.host.unix_sockets import Handler
 
 T = TypeVar("T")
-#: Of the loop's time, what the answers of a socket may take; and requests that wait for their turn.
+#: The fraction of the loop's time that a socket's replies may take; and the most requests that may wait.
 PART, WAITING = 0.2, 8
 _BUSY = b'{"error":"too many requests at once","hint":"ask again later"}\n'
 
 
 async def in_turns(work: Iterator[T], turn: float) -> list[T]:
-    """Do the steps of `work`, and let the loop's other work go on every `turn` seconds."""
+    """Run all steps of `work`; yield to the event loop every `turn` seconds. :returns: what the steps returned."""
     results = []
     began = time.monotonic()
     for result in work:
@@ -29,9 +29,10 @@ async def in_turns(work: Iterator[T], turn: float) -> list[T]:
 
 
 class Rationed:
-    """A handler whose answers come one by one and take at most a part of the loop's time: peers that ask without end
-    wait, or are refused, and hooks and passes are not kept waiting by them. Of the answers, nothing is awaited.
-    :param now: a steady clock in seconds. :param sleep: waits for so long by it."""
+    """Wraps a handler: one request at a time, within a fraction of the event loop's time. Clients that send requests
+    without end have to wait or are refused, and do not delay hooks and passes. The handler must not await anything.
+    :param part: the fraction. :param waiting: the most requests that may wait.
+    :param now: a monotonic clock in seconds. :param sleep: sleeps by that clock."""
 
     def __init__(self, handler: Handler, part: float = PART, waiting: int = WAITING,
                  now: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

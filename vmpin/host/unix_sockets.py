@@ -1,4 +1,4 @@
-"""Unix sockets of the watcher's: root's own, with limits on the size and the time of what is asked."""
+"""The watcher's Unix sockets: owned by root, with limits on the size of requests and on the time they may take."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Handler = Callable[[bytes, int], Awaitable[bytes | Stream]]  #: Answers one requ
 
 
 def listen(path: Path, group: str = "") -> socket.socket:
-    """A listening socket with mode 0600, or 0660 for `group`; one left by a killed watcher is replaced (the caller
-    holds the lock, so no living watcher listens there). :raises ConfigError: for an unknown group."""
-    gid_of(group)  # before anything is made
+    """Create a listening socket with mode 0600, or 0660 for `group`. A socket left by a killed watcher is replaced:
+    the caller holds the lock, so no other watcher is running. :raises ConfigError: unknown group."""
+    gid_of(group)  # raises before the socket is created
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     before = os.umask(0o177)  # no other user can connect in the moment before chmod
@@ -43,7 +43,7 @@ def listen(path: Path, group: str = "") -> socket.socket:
 
 
 def identity(path: Path) -> Identity | None:
-    """Return the (device, inode) of a path; None where there is none."""
+    """Return the (device, inode) of a path; None if it does not exist."""
     try:
         info = path.lstat()
     except OSError:
@@ -52,14 +52,14 @@ def identity(path: Path) -> Identity | None:
 
 
 def unlink_own(path: Path, own: Identity | None) -> None:
-    """Remove a socket, unless another has been put in its place since its `identity` was taken."""
+    """Remove a socket, unless another file has replaced it since `identity` was called."""
     if own is not None and identity(path) == own:
         path.unlink(missing_ok=True)
 
 
 def remove_left(path: Path) -> bool:
-    """Remove a socket that a killed process left behind. :returns: whether nothing is there now: what a process
-    listens on stays, and what is no socket."""
+    """Remove a socket that a killed process left behind. A socket on which a process listens, and a file that is no
+    socket, are kept. :returns: whether the path is free now."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return False
@@ -78,7 +78,7 @@ def remove_left(path: Path) -> bool:
 
 
 def open_to(path: Path, group: str) -> None:
-    """Let the members of `group` connect to a socket, "" root alone. :raises ConfigError: as above."""
+    """Let the members of `group` connect to a socket; "" for root only. :raises ConfigError: unknown group."""
     gid = gid_of(group)
     os.chmod(path, 0o600)
     if group:
@@ -88,10 +88,12 @@ def open_to(path: Path, group: str) -> None:
 
 async def serve(listener: socket.socket, limit: int, handler: Handler, line: bool, deadline: float,
                 admitted: Admission = lambda peer: True) -> None:
-    """Answer requests for ever, each a line (`line`) or all that comes until the peer shuts its side. A peer that
-    sends too much, nothing, or goes away costs its own connection only.
-    :param deadline: a peer that neither sends nor reads holds a connection no longer than this (seconds).
-    :param admitted: a peer for which it is False is hung up on, whatever the mode of the socket."""
+    """Serve one request per connection until cancelled. A peer that sends too much or nothing, or disconnects, loses
+    only its own connection.
+    :param limit: the maximum size of a request in bytes.
+    :param line: whether a request is one line; otherwise it ends when the peer shuts down its side.
+    :param deadline: seconds after which a peer that neither sends nor reads is dropped.
+    :param admitted: decides whether a peer is served, in addition to the socket's mode."""
     busy = 0
     streams = Streams(deadline)
 
@@ -125,7 +127,7 @@ async def serve(listener: socket.socket, limit: int, handler: Handler, line: boo
                 async with asyncio.timeout(deadline):
                     await writer.wait_closed()
             except (TimeoutError, OSError):
-                writer.transport.abort()  # it waits for a peer that does not read
+                writer.transport.abort()  # the peer does not read
             busy -= 1
 
     acceptor = Acceptor(listener, NO_DESCRIPTORS)
@@ -146,7 +148,7 @@ async def serve(listener: socket.socket, limit: int, handler: Handler, line: boo
 
 
 async def _read(reader: asyncio.StreamReader, limit: int, line: bool) -> bytes | None:
-    """A request, None when it is longer than `limit`."""
+    """Read a request; None if it is longer than `limit`."""
     raw = bytearray()
     while part := await reader.read(65536):
         raw += part

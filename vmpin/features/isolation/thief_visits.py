@@ -136,7 +136,7 @@ class ThiefVisits:
 
     def _inspect(self, process: _Process) -> Iterator[None]:
         """Look for threads of a process that were last on one of the CPUs, some at a time."""
-        with contextlib.closing(self._view.proc.each_tid(process.pid)) as listed:
+        with contextlib.closing(self._view.proc.iter_tids(process.pid)) as listed:
             before = self._threads
             while tids := [int(tid) for tid in islice(listed, min(_CHUNK, self._most - self._threads))]:
                 process.alone = before == self._threads and len(tids) == 1
