@@ -54,7 +54,7 @@ class MaskRepair(NamedTuple):
     role: ThreadRole
     wanted: CpuSet
     shown: CpuSet
-    found: CpuSet
+    actual: CpuSet
     left: CpuSet | None
 
 
@@ -88,7 +88,7 @@ def explain_drift(change: MaskRepair, facts: DriftFacts) -> Explanation:
                                                        f"{change.left or 'none of them'}")
     # What was found has to be what the cgroup makes of the mask. Before Linux 6.2 a write forgets the mask, and all of
     # the cgroup's CPUs take its place; later it leaves what the cgroup has of it (kernel/cgroup/cpuset.c).
-    if facts.cgroup and limit is not None and change.found == (
+    if facts.cgroup and limit is not None and change.actual == (
             (change.wanted & limit if facts.remembers else limit) or limit):
         return Explanation(Cause.CPUSET, facts.cgroup)
     rival = next((rival for rival in facts.rivals if rival.sets(change.role)), None)

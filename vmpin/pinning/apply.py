@@ -1,4 +1,4 @@
-"""Carries out operations, one system call each; a thread that vanished is an outcome, not an error."""
+"""Applies operations, one mask each. A thread that has ended is an outcome, not an error."""
 
 import enum
 import logging
@@ -17,18 +17,18 @@ logger = logging.getLogger(__name__)
 
 class Outcome(enum.StrEnum):
     DONE = "done"
-    #: The kernel set less than was asked for: the cpuset cgroup has no more.
+    #: The kernel set a smaller mask: the cpuset cgroup does not have all of the CPUs.
     TRIMMED = "trimmed"
-    #: The thread has ended (or its tid is another thread's by now).
+    #: The thread has ended; another thread may have its tid by now.
     GONE = "gone"
     REFUSED = "refused"
-    #: Refused or trimmed by a cpuset cgroup that the kubelet has yet to rewrite: tried again, and no fault.
+    #: Refused or trimmed by a cpuset cgroup that the kubelet has yet to rewrite. No fault; it is retried.
     WAITING = "waiting"
 
 
 class Result(NamedTuple):
-    """What became of an operation. `got` is the mask that the kernel shows now, None where it could not be read;
-    `stat` the thread's stat line from before, b"" where no mask was set."""
+    """The result of an operation. `got` is the mask that the kernel shows now, None if it could not be read; `stat` is
+    the thread's stat line from before, b"" if no mask was set; `why` is the error."""
 
     operation: SetAffinity
     outcome: Outcome
@@ -44,15 +44,15 @@ class Result(NamedTuple):
 
     @property
     def placed(self) -> CpuSet | None:
-        """The thread's mask if it is in place now, else None. Where its cgroup has yet to be rewritten the mask was
-        refused, or trimmed to a part of what was asked."""
+        """The thread's mask if it is within the requested CPUs, possibly trimmed by the cgroup; None if the mask was
+        refused."""
         if self.got is None or self.outcome is Outcome.REFUSED or not self.got <= self.operation.cpus:
             return None
         return self.got
 
 
 def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
-    """Set each mask, in order."""
+    """Set each mask, in order. :returns: one result per operation."""
     results = []
     did, trimmed = Outcome.DONE, Outcome.TRIMMED
     debug = logger.isEnabledFor(logging.DEBUG)

@@ -1,6 +1,6 @@
-"""The evidence for the cause of drift: CPUs that were replugged, cgroups that were written, rival writers of masks.
+"""Evidence for the cause of drift: replugged CPUs, written cgroups, rival programs that set masks.
 
-Gathered at the moment of a repair; what was found of each sandbox is kept for status.
+Gathered when threads are repaired; the latest evidence of each sandbox is kept for the status.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vmpin.vmm.virtual_machine import Vm
 if TYPE_CHECKING:
     from vmpin.domain.drift import Explanation, MaskRepair, Rival
 
-#: The node's daemons are listed again after so many seconds.
+#: Seconds for which the list of the node's daemons is reused.
 _FRESH = 60.0
 
 
@@ -40,11 +40,12 @@ class History:
 
 
 class DriftEvidence:
-    """Of all VMs. Counts causes in `counters` and in what `drifted` gives, and keeps a `History` of each sandbox.
-    :param drifted: gives the residency ledger's count of causes.
+    """The drift evidence of all VMs. Counts causes in `counters` and in the counter that `drifted` returns, and keeps
+    a `History` of each sandbox.
+    :param drifted: returns the residency ledger's counter of causes.
     :param root: the host's root directory, for the configuration of its daemons.
-    :param vms: the inventory's, which it reads.
-    :param pinned_by_kata: whether Kata's state has it that Kata sets a sandbox's vCPU masks, too."""
+    :param vms: the inventory's VMs; only read.
+    :param pinned_by_kata: returns whether Kata also pins a sandbox's vCPUs, by Kata's state."""
 
     def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, counters: Counters,
                  drifted: Callable[[], Counter[str]], root: str | Path = "/",
@@ -57,17 +58,17 @@ class DriftEvidence:
         self.remembers = remembers_masks(os.uname().release)
         self.histories: dict[SandboxId, History] = {}
         self._written: set[SandboxId] = set()
-        #: Of each VMM, on a kernel where that matters.
+        #: The cpuset cgroup of each VMM, on kernels that do not remember masks.
         self._cgroups: dict[SandboxId, Path] = {}
         self._cpus = EMPTY
         self._plugged: dict[int, int] = {}
         self._daemons: tuple[Rival, ...] = ()
         self._read_at = float("-inf")
-        #: By VMM, as of the daemons that were there.
+        #: The rivals of each VMM, derived from `_daemons`.
         self._rivals: dict[ThreadId, tuple[Rival, ...]] = {}
 
     def written(self, sandbox: SandboxId) -> None:
-        """Note that the cpuset of its VMM's cgroup was written."""
+        """Record that the cpuset of the VMM's cgroup was written."""
         self._written.add(sandbox)
 
     def replugged(self) -> CpuSet:
@@ -76,8 +77,8 @@ class DriftEvidence:
         return CpuSet(cpu for cpu in now.keys() | self._plugged.keys() if now.get(cpu) != self._plugged.get(cpu))
 
     def forget_evidence(self, cpus: CpuSet, vms: Iterable[Vm]) -> None:
-        """Forget what happened until now: every thread was compared, and put back where needed.
-        :param cpus: those that the machine has."""
+        """Discard the evidence gathered so far, after a pass that compared and repaired all threads.
+        :param cpus: all CPUs of the machine."""
         self._cpus = cpus
         self._plugged = self.sysfs.plugged(cpus)
         self._written.clear()
@@ -105,22 +106,23 @@ class DriftEvidence:
         return self._rivals[vm.vmm.id]
 
     def explain_repairs(self, changes: Mapping[SandboxId, Counter[MaskRepair]]) -> dict[SandboxId, list[Explanation]]:
-        """The causes of repairs, by sandbox, the most frequent first. Counted as in `explain`.
-        :param changes: with the number of threads."""
+        """Explain and count the repairs of a pass. :returns: the causes by sandbox, the most frequent first.
+        :param changes: by sandbox, the repairs with their numbers of threads."""
         replugged = self.replugged()
         return {sandbox: self.explain(vm, changed, replugged, self._pinned_by_kata(sandbox))
                 for sandbox, changed in changes.items() if (vm := self._vms.get(sandbox)) is not None}
 
     def explain(self, vm: Vm, changes: Mapping[MaskRepair, int], replugged: CpuSet = EMPTY,
                 kata_pins: bool = False) -> list[Explanation]:
-        """Why threads of a VM had another mask, the most frequent cause first; counted, and kept in its history.
-        :param changes: with the number of threads.
-        :param kata_pins: whether, by Kata's state, Kata sets the vCPUs' masks, too."""
+        """Explain the repairs of one VM, count their causes, and record them in its history.
+        :param changes: the repairs with their numbers of threads.
+        :param kata_pins: whether Kata also pins the vCPUs, by Kata's state.
+        :returns: the causes, the most frequent first."""
         from vmpin.domain.drift import VCPUS_ONLY, Cause, DriftFacts, Rival, explain_drift
 
         try:
             rivals, cgroup = self._rivals_of(vm), "" if self.remembers else self._moved(vm)
-        except OSError:  # out of descriptors, for instance: no rival is found then, and the repair goes on
+        except OSError:  # out of descriptors, for instance: the repair goes on without this evidence
             rivals, cgroup = (), ""
         if kata_pins:
             rivals = (Rival(Cause.KATA, "Kata pins the vCPUs, too (enable_vcpus_pinning)", VCPUS_ONLY), *rivals)
@@ -140,8 +142,8 @@ class DriftEvidence:
         return causes
 
     def _limits(self, vm: Vm, roles: set[ThreadRole]) -> dict[ThreadRole, CpuSet]:
-        """The CPUs of the cpuset cgroups of threads with these roles; read for one thread of each, as Kata and libvirt
-        put threads into cgroups by role."""
+        """The CPUs of the cpuset cgroup of each role's threads. Read for one thread per role, because Kata and libvirt
+        assign threads to cgroups by role."""
         limits = {}
         for role in roles:
             thread = next((candidate for candidate in vm.threads() if candidate.role is role), None)
@@ -154,7 +156,7 @@ class DriftEvidence:
         return limits
 
     def _moved(self, vm: Vm) -> str:
-        """The evidence that a VMM is in another cgroup than it was; "" for none."""
+        """Describe a move of the VMM to another cgroup since the last call; "" if it was not moved."""
         path, before = self.cgroups.cpuset_path(vm.vmm.pid), self._cgroups.get(vm.sandbox)
         if path is not None:
             self._cgroups[vm.sandbox] = path
@@ -170,7 +172,7 @@ class DriftEvidence:
 
 
 def remembers_masks(release: str) -> bool:
-    """Whether a kernel keeps the mask that was asked for over changes of the cpuset cgroup (Linux 6.2); what cannot be
-    read counts as one that does."""
+    """Whether a kernel remembers the requested mask when the cpuset cgroup changes (since Linux 6.2). True for a
+    release that cannot be parsed."""
     version = linux(release)
     return version is None or version >= (6, 2)

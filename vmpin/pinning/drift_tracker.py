@@ -1,5 +1,5 @@
-"""Drift: separates operations that put threads back from those of a new placement, has the cause explained once they
-are put back, and leaves threads alone that another writer keeps moving."""
+"""Drift tracking: distinguishes repairs (another writer changed a mask) from operations of a new placement, has the
+causes of repairs explained, and stops repairing threads that another writer keeps moving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vmpin.placement.rules import Placement
 if TYPE_CHECKING:
     from vmpin.domain.drift import Explanation, MaskRepair
 
-    #: From repairs, with the number of threads, to their causes, the most frequent first; both by sandbox.
+    #: Maps repairs with their numbers of threads to causes, the most frequent first; both by sandbox.
     Explain = Callable[[Mapping[SandboxId, Counter[MaskRepair]]], Mapping[SandboxId, Sequence[Explanation]]]
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,14 @@ class _Drift:
     """The drift of one VM's threads."""
 
     def __init__(self) -> None:
-        #: The placement that they were compared with last.
+        #: The placement that the threads were compared with last.
         self.placement: Placement | None = None
-        #: Threads that drifted, with the mask that the kernel showed before.
+        #: Threads that drifted, with the masks that the kernel showed before.
         self.away: dict[ThreadId, CpuSet] = {}
-        #: Threads that are left to another writer, and when the first of them is tried again (monotonic, seconds).
+        #: Threads that are left to another writer, and when the first of them is retried (monotonic, seconds).
         self.left: set[ThreadId] = set()
         self.again = NEVER
-        #: Threads in contention when that was last logged; it may be over.
+        #: Threads in contention when it was last logged; it may be over by now.
         self.contended: set[ThreadId] = set()
         #: The evidence of the last repair.
         self.why = ""
@@ -48,30 +48,30 @@ class _Drift:
 
 class DriftTracker:
     """The drift of all VMs.
-    :param explain: called with the repairs of a pass; counts them, and returns their causes.
-    :param now: a steady clock in seconds, by which threads rest."""
+    :param explain: called with the repairs of a pass; counts them and returns their causes.
+    :param now: a monotonic clock in seconds, for the rests of threads in contention."""
 
     def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None,
                  now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self.contention = Contention(rules or ContentionRules())
-        #: How often contention began, once for each sandbox.
+        #: How often contention began; once for all threads of a sandbox.
         self.contended = 0
-        self.contended_by: Counter[SandboxId] = Counter()  #: The same by sandbox, of those that are still there.
-        #: Called with a thread that is put back and the CPU that it was on, outside its mask.
+        self.contended_by: Counter[SandboxId] = Counter()  #: The same by sandbox, for sandboxes that still exist.
+        #: Called for each repaired thread that was on a CPU outside its mask: (sandbox, thread, CPU, mask).
         self.strayed: Callable[[SandboxId, VmThread, int, CpuSet], None] | None = None
-        #: The sandboxes of reports that wait to be read.
+        #: Returns the sandboxes that have unread reports.
         self.unread: Callable[[], Set[SandboxId]] = frozenset
         self._explain = explain
         self._of: dict[SandboxId, _Drift] = {}
 
     def rests(self, sandbox: SandboxId) -> bool:
-        """Return whether no thread that was left to another writer is to be tried again now."""
+        """Whether no retry is due for a thread that was left to another writer."""
         drift = self._of.get(sandbox)
         return drift is None or self.now() < drift.again
 
     def notes(self, sandbox: SandboxId) -> list[str]:
-        """Sentences on threads in contention, for status."""
+        """Sentences about threads in contention, for the status."""
         drift = self._of.get(sandbox)
         if drift is None:
             return []
@@ -96,20 +96,20 @@ class DriftTracker:
         self._of.pop(sandbox, None)
 
     def retry_now(self) -> list[SandboxId]:
-        """Have threads tried again that were left to another writer. :returns: their sandboxes."""
+        """Make retries due for all threads that were left to another writer. :returns: their sandboxes."""
         self.contention.retry_now()
         return [sandbox for sandbox, drift in self._of.items() if drift.left]
 
     def disregard(self, sandbox: SandboxId) -> None:
-        """Count nothing that is to be put back now as drift: the runtime moved it."""
+        """Do not count the pending repairs as drift: the runtime moved the threads."""
         if (drift := self._of.get(sandbox)) is not None:
             drift.away = {}
 
     def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
              expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...] | None:
-        """Note which operations put threads back. :returns: the operations without those of threads left alone; None,
-        with nothing noted, where threads drifted while a report waits that may show that the runtime moved them.
-        :param expected: the masks that the kernel was to show until now, by tid."""
+        """Record which operations are repairs. :returns: the operations without those of threads that are left to
+        another writer; None, with nothing recorded, if threads drifted and an unread report may show that the runtime
+        moved them. :param expected: the masks that the kernel was expected to show, by tid."""
         drift = self._of.get(sandbox)
         if drift is None:
             drift = self._of[sandbox] = _Drift()
@@ -128,7 +128,7 @@ class DriftTracker:
             thread, cpus = operation.thread.id, operation.cpus
             resting = self.contention.resting(thread, cpus, now)
             if not resting and thread not in drift.away and self.contention.retry_due(thread, cpus, now):
-                drift.away[thread] = cpus  # its rest is over
+                drift.away[thread] = cpus  # its rest is over: retry
             elif not resting and thread in drift.away and self.contention.starts(thread, cpus, now):
                 begun.append(thread)
                 resting = self.contention.resting(thread, cpus, now)
@@ -143,7 +143,7 @@ class DriftTracker:
         return tuple(kept)
 
     def _contended(self, sandbox: SandboxId, drift: _Drift, threads: Collection[ThreadId]) -> None:
-        """Log contention: an error when it is new, else info."""
+        """Log contention: at level ERROR when it is new, otherwise INFO."""
         rules = self.contention.rules
         drift.contended = {thread for thread in drift.contended if self.contention.count(thread)} | set(threads)
         new = sum(self.contention.count(thread) == 1 for thread in threads)
@@ -160,7 +160,7 @@ class DriftTracker:
             logger.info("contention goes on sandbox=%s: %s", sandbox, does)
 
     def record_repairs(self, results: Iterable[Result]) -> None:
-        """Count the operations that put threads back, with their causes, and log them once for each sandbox."""
+        """Count the repairs among the results with their causes, and log one line per sandbox."""
         if not any(drift.away for drift in self._of.values()):
             return
         now = self.now()
@@ -176,11 +176,11 @@ class DriftTracker:
                         ",".join(dict.fromkeys(repair.cause.value for repair in causes)), why)
 
     def _repairs(self, results: Iterable[Result]) -> dict[SandboxId, dict[MaskRepair, list[ThreadId]]]:
-        """The threads that were put back, by sandbox and kind of change."""
+        """Group the repaired threads by sandbox and repair."""
         from vmpin.domain.drift import MaskRepair
 
         gone, refused, waiting = Outcome.GONE, Outcome.REFUSED, Outcome.WAITING
-        # Most are alike: a key of numbers costs a tenth of making a MaskRepair of each thread and comparing those.
+        # Most repairs are equal: a key of numbers costs a tenth of creating and comparing a MaskRepair per thread.
         repairs: dict[SandboxId, dict[tuple[object, ...], tuple[MaskRepair, list[ThreadId]]]] = {}
         for result in results:
             (sandbox, thread, cpus, was), outcome, got, *_ = result
@@ -202,8 +202,8 @@ class DriftTracker:
 
 def _away(drift: _Drift, placement: Placement, operations: Iterable[SetAffinity],
           held: Mapping[int, frozenset[int]]) -> dict[ThreadId, CpuSet]:
-    """The threads to be set that had the mask they are to have, with what the kernel showed then. A thread that has
-    another placement since has not drifted."""
+    """The drifted threads among those to be set: they had the wanted mask before. :returns: the masks that the kernel
+    showed then. A thread whose placement has changed since has not drifted."""
     was, masks = drift.placement, dict[ThreadId, CpuSet]()
     for _, thread, cpus, actual in operations:
         if was is not placement and (was is None or was.cpus_for(thread.role, thread.vcpu) != cpus):
@@ -211,7 +211,7 @@ def _away(drift: _Drift, placement: Placement, operations: Iterable[SetAffinity]
         shown = held.get(thread.id.tid)
         if shown is not None and shown != actual.frozen():
             masks[thread.id] = _cpuset(shown)
-        elif thread.id in drift.away:  # found by a pass that did not act
+        elif thread.id in drift.away:  # recorded by a pass that did not set masks
             masks[thread.id] = drift.away[thread.id]
     return masks
 

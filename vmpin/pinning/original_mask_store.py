@@ -1,10 +1,8 @@
-"""The original masks of all sandboxes' processes: learned when a process is first seen, kept until they are restored.
+"""The original masks of all sandboxes' processes: recorded when a process is first seen, kept until they are restored,
+and saved in the state file.
 
-After the record of this boot was lost, the mask of a process that is older than this one may be vmpin's own: its
-original mask is not known then.
-
-Changed by the pinner (a process seen in a pass), the reconciler (a process that has just appeared, one that ended) and
-`restoration` (masks that were given back). Saved in the state file.
+If the record of this boot was lost, a process older than the watcher may have a mask that vmpin set; its original mask
+is unknown then.
 """
 
 import os
@@ -20,24 +18,25 @@ from vmpin.vmm.virtual_machine import Vm
 
 
 class OriginalMaskStore:
-    """`masks` is by sandbox. :param saved: what the state file has.
-    :param lost: whether vmpin may have set masks in this boot of which there is no record. `learns`: whether masks
-    that are seen for the first time are taken for original ones; off where vmpin is only to leave."""
+    """Original masks by sandbox (`masks`).
+    :param saved: the masks in the state file.
+    :param lost: whether vmpin may have set masks since the machine booted without a record of the original ones.
+    `learns`: whether the masks of new processes are recorded as original; False while vmpin only restores masks."""
 
     def __init__(self, proc: Procfs, saved: Mapping[SandboxId, OriginalMasks], lost: bool = False) -> None:
         self.proc = proc
         self.masks = dict(saved)
         self.learns = True
-        #: Processes that are as old or older, in clock ticks since boot, may have masks of vmpin's; -1 for none.
+        #: Processes started at or before this time (clock ticks since boot) may have masks set by vmpin; -1: none.
         self._lost_until = boottime.now() * os.sysconf("SC_CLK_TCK") // 10**9 if lost else -1
-        #: Processes that have got their masks back since: what they have now is not vmpin's.
+        #: Processes whose masks were restored since: their masks are not vmpin's.
         self._restored: set[ThreadId] = set()
-        #: Masks were learned that are not in the state file yet.
+        #: Whether masks were recorded that are not in the state file yet.
         self.unsaved = False
 
     def keep_only(self, sandboxes: Set[SandboxId], runs: Callable[[ThreadId], bool]) -> bool:
-        """Forget other sandboxes, but for those of which a process still runs: it is followed no longer (watch.only),
-        and has to get its mask back all the same. :returns: whether any was forgotten."""
+        """Forget other sandboxes, except those with a running process: it is no longer followed (watch.only), but its
+        mask must still be restored. :returns: whether any was forgotten."""
         ended = [sandbox for sandbox in self.masks.keys() - sandboxes
                  if not any(map(runs, self.masks[sandbox].processes))]
         for sandbox in ended:
@@ -45,12 +44,12 @@ class OriginalMaskStore:
         return bool(ended)
 
     def unknown(self, main: ThreadId) -> bool:
-        """Whether a process that has no record may have a mask of vmpin's."""
+        """Whether a process without a record may have a mask that vmpin set."""
         return main.starttime <= self._lost_until and main not in self._restored
 
     def doubt(self, sandbox: SandboxId, mains: Iterable[ThreadId]) -> OriginalMasks | None:
-        """The original masks of a sandbox, with those of its processes that are not known, which are recorded as such;
-        None where nothing is to be restored."""
+        """Return a sandbox's original masks, after recording as unknown those of `mains` that cannot be known; None if
+        there is nothing to restore."""
         for main in filter(self.unknown, mains):
             before = self.masks.get(sandbox, OriginalMasks())
             doubted = before.with_unknown(main)
@@ -60,12 +59,11 @@ class OriginalMaskStore:
         return self.masks.get(sandbox)
 
     def restored(self, sandbox: SandboxId) -> None:
-        """Forget the masks of a sandbox, which its threads have got back."""
+        """Forget a sandbox's masks after they were restored."""
         self._restored |= self.masks.pop(sandbox).processes.keys()
 
     def remember(self, vm: Vm, observed: Iterable[Observed]) -> None:
-        """Learn the masks of a VM's processes that are seen for the first time: what a thread has then is its original
-        mask."""
+        """Record the current masks of a VM's new processes as original."""
         before = self.masks.get(vm.sandbox, OriginalMasks())
         mains = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel_threads)]
         if len(mains) == len(before.processes) and all(main in before.processes for main in mains):
@@ -73,7 +71,7 @@ class OriginalMaskStore:
         kept = before.only(mains)
         met: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in mains if main not in kept.processes}
         for seen in observed:
-            if (mine := met.get(seen.thread.pid)) is not None:  # a kernel thread is a process of its own
+            if (mine := met.get(seen.thread.pid)) is not None:  # a kernel thread is its own process
                 mine.append((seen.thread, seen.actual))
         for main in mains:
             if masks := met.get(main.tid):
@@ -89,9 +87,9 @@ class OriginalMaskStore:
             self.unsaved = True
 
     def _inherited(self, before: OriginalMasks, process: ThreadId) -> CpuSet | None:
-        """The original mask of a process that was forked by one whose mask vmpin had set already, or that took its
-        place (QEMU's -daemonize: the VM is a child of the process that was started, which ends). Empty where that
-        one's is not known."""
+        """The original mask of a process whose parent had a mask set by vmpin: the parent's original mask, EMPTY if
+        that is unknown. The parent may have ended: with QEMU's -daemonize the VM is a child of the started process,
+        which exits. None for any other process."""
         stat = self.proc.thread_stat(process.tid, process.tid) if before.processes else None
         if stat is None:
             return None
@@ -105,8 +103,8 @@ class OriginalMaskStore:
         return before.of_parent(max(ended, key=lambda main: main.starttime)) if ended else None
 
     def learn(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> CpuSet | None:
-        """Learn the mask of a process that is placed before its VM is seen. :returns: the original mask that is kept
-        for it, empty where it is not known, None when there was one already."""
+        """Record the original mask of a process that is placed before its VM is known. :returns: the recorded mask,
+        EMPTY if it is unknown; None if one was recorded before."""
         before = self.masks.get(sandbox, OriginalMasks())
         original = self._inherited(before, main.id)
         if original is None:

@@ -1,7 +1,7 @@
 """The masks that threads had before vmpin set any, so that they can be restored.
 
-Pure. A thread created later inherits a mask that vmpin set, so its original mask is the one it would have inherited:
-that of its process's main thread.
+Pure. A thread created later inherits a mask that vmpin set. Its original mask is the one that it would have inherited
+without vmpin: that of its process's main thread.
 """
 
 from __future__ import annotations
@@ -15,27 +15,25 @@ from vmpin.domain.model import ThreadId, VmThread
 
 
 class ProcessMasks(NamedTuple):
-    """The masks of one process: its main thread's mask (empty: not known, as the record was lost), and those of its
-    threads that had another."""
+    """The original masks of one process: its main thread's mask (EMPTY if unknown, because the record was lost), and
+    the masks of threads that had a different one."""
 
     main: CpuSet
     others: Mapping[ThreadId, CpuSet] = MappingProxyType({})
 
 
 class OriginalMasks(NamedTuple):
-    """Of one sandbox, by process (its main thread); a kernel thread is a process of its own."""
+    """The original masks of one sandbox by process (main thread). A kernel thread is its own process."""
 
     processes: Mapping[ThreadId, ProcessMasks] = MappingProxyType({})
 
     def mask(self, thread: VmThread, main: ThreadId) -> CpuSet | None:
-        """The original mask of a thread of the process `main`, empty where it is not known; None for a process of
-        which none was learned."""
+        """The original mask of a thread of process `main`, EMPTY if unknown; None if none was recorded."""
         masks = self.processes.get(main)
         return None if masks is None else masks.others.get(thread.id, masks.main)
 
     def remember(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> OriginalMasks:
-        """Return these with the masks of a process that is seen for the first time; unchanged for one that was seen
-        before."""
+        """Return a copy with the masks of a new process; `self` if the process is recorded already."""
         if main in self.processes:
             return self
         mine = next((cpus for thread, cpus in masks if thread.id == main), None)
@@ -45,18 +43,18 @@ class OriginalMasks(NamedTuple):
         return OriginalMasks({**self.processes, main: ProcessMasks(mine, kept)})
 
     def with_unknown(self, main: ThreadId) -> OriginalMasks:
-        """Return these with a process whose original mask is not known; unchanged for one that was seen before."""
+        """Return a copy with a process whose original mask is unknown; `self` if it is recorded already."""
         if main in self.processes:
             return self
         return OriginalMasks({**self.processes, main: ProcessMasks(EMPTY)})
 
     def of_parent(self, parent: ThreadId) -> CpuSet | None:
-        """The original mask of a process that `parent` forked: its parent's, as its own mask was set by vmpin."""
+        """The original mask of a process forked by `parent`: the parent's, because it inherited vmpin's mask."""
         masks = self.processes.get(parent)
         return None if masks is None else masks.main
 
     def only(self, mains: Iterable[ThreadId]) -> OriginalMasks:
-        """Return these without the processes that have ended: all but the given ones."""
+        """Return a copy with these processes only; `self` if there are no others."""
         alive = set(mains)
         if self.processes.keys() <= alive:
             return self

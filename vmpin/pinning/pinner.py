@@ -1,6 +1,6 @@
-"""Pins threads: turns a placement into operations, carries them out, and keeps what the kernel made of each mask.
+"""Pins threads: derives operations from a placement, applies them, and records the masks that the kernel set.
 
-In a pass, and for a new thread.
+Used by passes, and for single new threads between passes.
 """
 
 import logging
@@ -24,9 +24,9 @@ from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
 
-#: So many of the different masks that were set in a sandbox are logged.
+#: The most different masks of a sandbox that a log line lists.
 SHOWN = 16
-#: Of a thread whose mask was never set.
+#: The entry in `VmMasks.requested` of a thread whose mask was never set.
 _NEVER: tuple[CpuSet | None, CpuSet | None] = None, None
 
 
@@ -34,28 +34,28 @@ class VmMasks:
     """The masks of one VM's threads, as they were set and read back."""
 
     def __init__(self) -> None:
-        #: By thread: the mask set last, and what the kernel showed then.
-        self.asked: dict[ThreadId, tuple[CpuSet, CpuSet]] = {}
-        #: By tid, what the kernel shows as long as nothing changes, in the form in which it is read.
+        #: By thread: the mask requested last, and the mask that the kernel showed afterwards.
+        self.requested: dict[ThreadId, tuple[CpuSet, CpuSet]] = {}
+        #: By tid: the mask that the kernel shows while nothing changes, as sched_getaffinity returns it.
         self.expected: dict[int, frozenset[int]] = {}
         #: Why the kernel refused a mask, by thread; each reason is logged once.
         self.refused: dict[ThreadId, str] = {}
-        #: Masks that a cgroup refused or trimmed and that do not count yet, by thread: the mask, and since when
+        #: Masks that a cgroup refused or trimmed within `Pinner.grace`, by thread: the mask, and since when
         #: (monotonic, seconds).
         self.doubted: dict[ThreadId, tuple[CpuSet, float]] = {}
-        #: Why masks wait for the kubelet to rewrite the sandbox's cgroup (Placement.waiting); "" when none does.
+        #: Why masks wait for the kubelet to rewrite the sandbox's cgroup (Placement.waiting); "" if none waits.
         self.waits = ""
-        #: The next pass compares thread by thread: not every mask is as placed, or that has not been read back yet.
+        #: Whether the next pass must compare each thread: a mask is not as placed, or has not been read back yet.
         self.open = True
 
     def record(self, thread: ThreadId, cpus: CpuSet, got: CpuSet) -> None:
-        """A mask was set, and the kernel made `got` of it."""
-        self.asked[thread] = (cpus, got)
+        """Record that mask `cpus` was requested and that the kernel set `got`."""
+        self.requested[thread] = (cpus, got)
         self.expected[thread.tid] = got.frozen()
 
 
 class Pinner:
-    """The masks of all VMs' threads: it alone sets them, but for those that `restoration` gives back."""
+    """Sets the masks of all VMs' threads. Only `restoration` sets others, when it restores original masks."""
 
     def __init__(self, proc: Procfs, cgroups: Cgroups, originals: OriginalMaskStore,
                  drift_tracker: DriftTracker | None = None) -> None:
@@ -63,8 +63,8 @@ class Pinner:
         self.cgroups = cgroups
         self.originals = originals
         self.drift_tracker = drift_tracker or DriftTracker()
-        #: For so long (s) a cgroup may refuse or trim a mask before that counts. A runtime that deletes a container
-        #: whose process has ended writes the sandbox's cgroup before it reports the end.
+        #: Seconds for which a cgroup may refuse or trim a mask before it is a fault. When a container's process has
+        #: ended, the runtime writes the sandbox's cgroup before it reports the end.
         self.grace = 0.0
         self._masks: dict[SandboxId, VmMasks] = {}
 
@@ -75,23 +75,23 @@ class Pinner:
         return masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
-        """Why masks were refused, and threads left to another writer, for status.
-        :param but: threads of which another reason is given."""
+        """Sentences for the status: why masks were refused, and which threads are left to another writer.
+        :param but: threads to leave out, because the status gives another reason for them."""
         masks = self._masks.get(sandbox)
         refused = {} if masks is None else masks.refused
         return [*(why for thread, why in refused.items() if thread not in but), *self.drift_tracker.notes(sandbox)]
 
     def doubts(self, sandbox: SandboxId) -> bool:
-        """Whether a cgroup refused or trimmed masks of late: the sources have to be read again."""
+        """Whether a cgroup refused or trimmed masks within `grace`: then the sources must be read again."""
         masks, early = self._masks.get(sandbox), time.monotonic() - self.grace
         return masks is not None and any(since > early for _, since in masks.doubted.values())
 
     def recheck(self, sandbox: SandboxId) -> None:
-        """Have a VM's threads compared one by one in the next pass."""
+        """Make the next pass compare each of a VM's threads."""
         self.of(sandbox).open = True
 
     def leave_alone(self, sandbox: SandboxId) -> None:
-        """Drop what was refused: no mask is wanted there any more."""
+        """Forget refusals: the sandbox's masks are no longer managed."""
         if (masks := self._masks.get(sandbox)) is not None and (masks.refused or masks.waits):
             masks.refused.clear()
             masks.waits = ""
@@ -105,19 +105,19 @@ class Pinner:
         for sandbox in self._masks.keys() - set(sandboxes):
             del self._masks[sandbox]
         self.drift_tracker.keep_only(
-            self._masks, lambda: {thread for masks in self._masks.values() for thread in masks.asked})
+            self._masks, lambda: {thread for masks in self._masks.values() for thread in masks.requested})
 
     def retry_now(self) -> None:
-        """Try threads again that were left to another writer."""
+        """Retry threads that were left to another writer."""
         for sandbox in self.drift_tracker.retry_now():
             self.recheck(sandbox)
 
     def operations(self, vm: Vm, placement: Placement) -> tuple[SetAffinity, ...]:
-        """The operations that give a VM's threads the masks of its placement. Reads all masks, and learns the original
-        ones of new processes."""
+        """Compare the masks of a VM's threads with its placement. Also records the original masks of new processes.
+        :returns: the operations that establish the placement."""
         masks = self.of(vm.sandbox)
         if not masks.open and _holds(masks.expected) and self.drift_tracker.rests(vm.sandbox):
-            masks.waits = ""  # every mask is as placed: a change from now on is drift
+            masks.waits = ""  # every mask is as placed, so any later change is drift
             return ()
         observed = list(self._observed(vm, masks, placement))
         self.originals.remember(vm, observed)
@@ -129,24 +129,24 @@ class Pinner:
                                       {} if masks.waits or placement.pending else masks.expected)
         if operations is None:
             masks.open = True
-            return ()  # the pass that follows the report, or the next resync, finds all of this again
+            return ()  # the pass after the report, or the next resync, compares again
         if not operations:
             masks.waits = ""
         changing = {operation.thread.id for operation in operations}
         masks.expected = {} if len(changing) == len(observed) else {
             seen.thread.id.tid: seen.actual.frozen() for seen in observed
             if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None}
-        if masks.asked or masks.refused or masks.doubted:
+        if masks.requested or masks.refused or masks.doubted:
             alive = {seen.thread.id for seen in observed}
-            # A refusal is over when its thread is to have the mask that it has.
-            for table, kept in ((masks.asked, alive), (masks.refused, changing), (masks.doubted, changing)):
+            # A refusal is over when the thread has its wanted mask.
+            for table, kept in ((masks.requested, alive), (masks.refused, changing), (masks.doubted, changing)):
                 for thread in table.keys() - kept:
                     del table[thread]
         masks.open = False
         return operations
 
     def _observed(self, vm: Vm, masks: VmMasks, placement: Placement) -> Iterable[Observed]:
-        """The threads with the masks they have now; those that ended meanwhile are left out."""
+        """Yield the threads with their current masks, without those that have ended."""
         get, mask, actual = os.sched_getaffinity, set[int](), EMPTY
         for thread in vm.threads():
             try:
@@ -156,19 +156,19 @@ class Pinner:
                 continue
             if mask != before:  # most threads of a VM have the same
                 actual = _cpuset(frozenset(mask))
-            requested, shown = masks.asked.get(thread.id, _NEVER) if masks.asked else _NEVER
+            requested, shown = masks.requested.get(thread.id, _NEVER) if masks.requested else _NEVER
             limit = None
             if requested is None:
                 wanted = placement.cpus_for(thread.role, thread.vcpu)
                 if wanted is not None and actual < wanted:
-                    # No request is recorded: the mask may be what the cpuset cgroup leaves of the wanted one.
+                    # No request is recorded: the mask may be the wanted one, trimmed by the cpuset cgroup.
                     cgroup = self.cgroups.cpuset_of(thread.pid, thread.id.tid)
                     limit = cgroup.effective if cgroup is not None else None
             yield named(Observed, (thread, actual, requested, shown, limit))
 
     def set_mask_ahead(self, operation: SetAffinity) -> Result:
-        """Set the mask of a new thread ahead of its VM's next pass, which compares it again and reports a refusal. No
-        mask is expected of the thread until then: its creator may still move it or set its mask, which is no drift."""
+        """Set the mask of a new thread ahead of its VM's next pass; that pass compares it again and reports a refusal.
+        Until then no mask is expected of the thread, because changes by its creator are not drift."""
         (result,) = carry_out(self.proc, (operation,))
         masks = self.of(operation.sandbox)
         masks.open = True
@@ -180,13 +180,13 @@ class Pinner:
         return result
 
     def set_masks(self, operations: Iterable[SetAffinity], placements: Mapping[SandboxId, Placement]) -> list[Result]:
-        """Set the masks, keep what the kernel made of each, and log what was set and, once, what was not.
-        :param placements: of the operations' sandboxes.
-        :returns: what became of each, in the order in which they were set."""
+        """Apply operations, record the masks that the kernel set, and log them; each refusal is logged once.
+        :param placements: the placements of the operations' sandboxes.
+        :returns: the results in the order in which the masks were set."""
         results: list[Result] = []
         pinned: defaultdict[SandboxId, list[CpuSet]] = defaultdict(list)
         refusals: dict[tuple[SandboxId, CpuSet], list[Result]] = {}
-        # An enum's member is looked up by a function: thousands of times a pass that is dear.
+        # Looking up an enum member calls a function, which is expensive thousands of times per pass.
         done, refused = Outcome.DONE, Outcome.REFUSED
         for result in carry_out(self.proc, ordered(operations)):
             sandbox, got, kept = result.operation.sandbox, result.got, True
@@ -209,10 +209,10 @@ class Pinner:
         return results
 
     def _unmet(self, masks: VmMasks, result: Result, waiting: str) -> tuple[Result, bool]:
-        """Judge a mask that was not set as it was asked for.
-        :param waiting: the placement's: what a cgroup that the kubelet has yet to rewrite keeps threads from.
-        :returns: the result, as WAITING where it is no fault yet; and whether the mask that the kernel shows now is
-            the one that it is to show."""
+        """Classify a result whose mask differs from the requested one.
+        :param waiting: Placement.waiting: why the sandbox's cgroup does not allow the masks yet; "" if it does.
+        :returns: the result, with outcome WAITING if it is no fault yet; and whether the mask that the kernel set is
+            to be expected from now on."""
         operation, outcome, *_ = result
         thread = operation.thread.id
         if outcome is Outcome.GONE:
@@ -233,7 +233,7 @@ class Pinner:
         return later if waiting else result, True
 
     def _keep(self, masks: VmMasks, result: Result, got: CpuSet) -> None:
-        """Keep what the kernel made of a mask: it is to show that from now on."""
+        """Record the mask that the kernel set; the following passes expect it."""
         thread, cpus = result.operation.thread, result.operation.cpus
         if masks.refused:
             masks.refused.pop(thread.id, None)
@@ -241,14 +241,15 @@ class Pinner:
             masks.doubted.pop(thread.id, None)
         if got is not cpus:
             if not got <= cpus:
-                masks.open = True  # another writer has changed it meanwhile: the next pass is to see that
-            elif result.outcome is Outcome.TRIMMED and not masks.waits and masks.asked.get(thread.id) != (cpus, got):
+                masks.open = True  # another writer has changed it meanwhile: the next pass must compare it
+            elif (result.outcome is Outcome.TRIMMED and not masks.waits
+                    and masks.requested.get(thread.id) != (cpus, got)):
                 logger.warning("cannot honour %s for %s thread %d sandbox=%s: its cpuset cgroup leaves %s",
                                cpus, thread.role, thread.id.tid, result.operation.sandbox, got)
         masks.record(thread.id, cpus, got)
 
     def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:
-        """Whether a mask that a cgroup refused or trimmed is tried again before that counts (`grace`)."""
+        """Whether a refused or trimmed mask is still within `grace`, so that it is retried and not reported."""
         if not self.grace:
             return False
         now = time.monotonic()
@@ -257,7 +258,7 @@ class Pinner:
         return now - masks.doubted[thread][1] < self.grace
 
     def _waits(self, sandbox: SandboxId, masks: VmMasks, why: str) -> None:
-        """Note that the kubelet's checkpoint is ahead of the sandbox's cgroup: no fault, and tried in each pass."""
+        """Record that the kubelet's checkpoint is ahead of the sandbox's cgroup: no fault, retried in each pass."""
         masks.open = True
         if masks.waits != why:
             logger.info("%s sandbox=%s", why, sandbox)
@@ -265,7 +266,7 @@ class Pinner:
 
 
 def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> None:
-    """One line for each sandbox and mask: a cgroup refuses all of a VMM's threads alike."""
+    """Log one line per sandbox and mask, because a cgroup refuses a mask for all threads of a VMM."""
     for (sandbox, cpus), alike in refusals.items():
         (_, thread, _, _), _, got, why, _ = alike[0]
         more = f" (and {number_of(len(alike) - 1, 'thread', 'more')})" if len(alike) > 1 else ""
@@ -274,19 +275,19 @@ def _log_refusals(refusals: Mapping[tuple[SandboxId, CpuSet], list[Result]]) -> 
 
 
 def shown_masks(masks: Iterable[CpuSet]) -> str:
-    """The different masks among these, for the log: `2|3|0-1,4-7`."""
+    """Format the distinct masks for the log: `2|3|0-1,4-7`."""
     different = sorted(set(masks), key=lambda cpus: (len(cpus), cpus.bits))
     return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")
 
 
 @lru_cache(maxsize=1024)
 def _cpuset(mask: frozenset[int]) -> CpuSet:
-    """A mask as read: thousands of threads have a few different ones."""
+    """Convert a mask, cached: thousands of threads share a few different masks."""
     return CpuSet(mask)
 
 
 def _holds(expected: Mapping[int, frozenset[int]]) -> bool:
-    """Whether the kernel shows the same masks as before: the whole cost of a pass in which nothing changed."""
+    """Whether the kernel still shows the expected masks. In a pass without changes this is the whole cost."""
     get = os.sched_getaffinity
     try:
         for tid, shown in expected.items():

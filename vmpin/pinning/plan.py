@@ -1,6 +1,6 @@
-"""The difference between what was decided and what the kernel shows, as operations that describe themselves.
+"""The difference between a placement and the masks that the kernel shows, as operations that describe themselves.
 
-Pure: equal input gives the empty plan.
+Pure. If the masks are as placed, the plan is empty.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ class Observed(NamedTuple):
     """A thread and the mask the kernel shows for it now (empty on Linux 6.1 for a sleeping task whose only CPU went
     offline).
 
-    `asked` is the mask vmpin set last, None if never; `shown` what the kernel made of it then. They differ where a
-    cpuset cgroup leaves less than was asked. `limit` is the thread's cpuset cgroup where it is known."""
+    `requested` is the mask that vmpin set last, None if never; `shown` is the mask that the kernel showed then, which
+    is smaller if the cpuset cgroup trimmed it. `limit` are the CPUs of the thread's cpuset cgroup, None if unknown."""
 
     thread: VmThread
     actual: CpuSet
-    asked: CpuSet | None = None
+    requested: CpuSet | None = None
     shown: CpuSet | None = None
     limit: CpuSet | None = None
 
@@ -40,21 +40,21 @@ class SetAffinity(NamedTuple):
 
 
 def needs_setting(seen: Observed, wanted: CpuSet) -> bool:
-    """Whether a mask has to be set. Always when another mask was asked for before: since Linux 6.2 the kernel
-    remembers what was asked and shows only what the cpuset leaves of it, so equal masks may hide different requests.
-    Otherwise when the kernel shows anything but what it can show."""
-    if seen.asked is not None and seen.asked != wanted:
+    """Whether a mask has to be set. True if another mask was requested before: since Linux 6.2 the kernel remembers
+    the requested mask and shows it trimmed by the cpuset, so equal shown masks may hide different requests. Otherwise
+    true if the shown mask is not the wanted one as trimmed by the cpuset."""
+    if seen.requested is not None and seen.requested != wanted:
         return True
     if seen.actual == wanted:
         return False
-    # A cpuset cgroup leaves some of what was asked for: a mask that shows more was set by another writer meanwhile.
-    if seen.shown is not None and seen.shown == seen.actual and seen.asked == wanted and seen.shown <= wanted:
+    # A trimmed mask is within the wanted one; a mask with other CPUs was set by another writer meanwhile.
+    if seen.shown is not None and seen.shown == seen.actual and seen.requested == wanted and seen.shown <= wanted:
         return False
     return seen.limit is None or seen.actual != (wanted & seen.limit)
 
 
 def diff(placement: Placement, observed: Iterable[Observed]) -> tuple[SetAffinity, ...]:
-    """The operations that make a sandbox's threads what `placement` wants."""
+    """Return the operations that give a sandbox's threads the masks of `placement`."""
     operations = []
     sandbox, cpus_for = placement.sandbox, placement.cpus_for
     for seen in observed:
@@ -66,8 +66,8 @@ def diff(placement: Placement, observed: Iterable[Observed]) -> tuple[SetAffinit
 
 
 def ordered(operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
-    """Main threads first, as threads born meanwhile inherit from them; then those that only take CPUs away: CPUs are
-    left before they are taken."""
+    """Sort operations: main threads first, because new threads inherit their masks; then those that only remove CPUs,
+    so that CPUs are vacated before other threads get them."""
     return tuple(sorted(operations, key=_rank))
 
 

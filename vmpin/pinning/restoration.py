@@ -1,7 +1,6 @@
-"""Gives threads their original masks back, and works out what that would change.
+"""Restores the original masks of threads, or plans it, for sandboxes that are unpinned, excluded or left behind.
 
-A thread whose original mask is not known gets every CPU, as it would have without vmpin: its cgroup leaves what it
-allows. For sandboxes that are unpinned, excluded or left.
+A thread whose original mask is unknown gets all CPUs, as it would have without vmpin; its cgroup trims the mask.
 """
 
 import logging
@@ -20,14 +19,14 @@ from vmpin.pinning.plan import SetAffinity, ordered
 
 logger = logging.getLogger(__name__)
 
-#: How often a sandbox's threads are listed while they get their masks back.
+#: How often a sandbox's threads are listed at most while their masks are restored.
 LISTINGS = 100
-#: Each with the main thread of its process.
+#: Threads, each with the main thread of its process.
 Threads = Iterable[tuple[VmThread, ThreadId]]
 
 
 class FreeThread(SetAffinity):
-    """Let a thread run on every CPU, as its original mask is not known."""
+    """Let a thread run on all CPUs, because its original mask is unknown."""
 
     def describe(self) -> str:
         role = self.thread.role if self.thread.vcpu is None else f"{self.thread.role} {self.thread.vcpu}"
@@ -36,9 +35,9 @@ class FreeThread(SetAffinity):
 
 
 class Restoration:
-    """:param originals: its masks are forgotten when they have been given back.
+    """Restores masks from `originals`, and removes restored ones from it.
     :param listings: how often threads are listed at most.
-    :param cgroups: shows what a thread's cgroup allows; None for those of this machine."""
+    :param cgroups: for the CPUs that a thread's cgroup allows; None: this machine's."""
 
     def __init__(self, proc: Procfs, originals: OriginalMaskStore, listings: int = LISTINGS,
                  cgroups: Cgroups | None = None) -> None:
@@ -47,9 +46,9 @@ class Restoration:
         self.originals = originals
 
     def restore(self, sandbox: SandboxId, threads: Callable[[], Threads], topology: Topology) -> list[Result]:
-        """Give a sandbox's threads their original masks; those are forgotten then, unless one was refused.
-        :param threads: lists them as they are at the moment, each with its process. A thread created by one that has
-            not got its mask back inherits that one's: so they are listed again until there is no new one."""
+        """Restore the original masks of a sandbox's threads, and forget them unless one was refused.
+        :param threads: lists the current threads, each with its process. It is called until there are no new threads:
+            a thread created meanwhile may have inherited a mask that was not restored yet."""
         results: list[Result] = []
         met: set[ThreadId] = set()
         for turn in range(self.listings):
@@ -62,7 +61,7 @@ class Restoration:
             met.update(thread.id for thread, _ in new)
             operations = ordered(_restoring(sandbox, masks, new, topology))
             results += carry_out(self.proc, operations)
-            # Threads created since the last listing have the right mask already, and so will those that they create.
+            # Threads created since the last listing have the right mask already, and so will their own new threads.
             if turn and not any(self._changes(operation, topology) for operation in operations):
                 break
         else:
@@ -73,8 +72,8 @@ class Restoration:
         return results
 
     def plan(self, sandbox: SandboxId, threads: Threads, topology: Topology) -> tuple[SetAffinity, ...]:
-        """Return what `restore` would set for these threads, without what they have already.
-        :param threads: as in `restore`, those there are now."""
+        """Return the operations with which `restore` would change masks of these threads.
+        :param threads: the current threads, each with its process."""
         listed = list(threads)
         masks = self.originals.masks.get(sandbox, OriginalMasks())
         for main in filter(self.originals.unknown, {main for _, main in listed}):
@@ -84,7 +83,7 @@ class Restoration:
                        if self._changes(operation, topology))
 
     def _changes(self, operation: SetAffinity, topology: Topology) -> bool:
-        """Whether a thread shows another mask than its cgroup leaves of the one that it is to get."""
+        """Whether an operation changes the thread's mask, considering that its cgroup trims the new mask."""
         shown = operation.cpus & topology.online
         if shown == operation.was:
             return False
@@ -92,8 +91,8 @@ class Restoration:
         return cgroup is None or shown & cgroup.effective != operation.was
 
     def _with_astray(self, masks: OriginalMasks, threads: Threads) -> list[tuple[VmThread, ThreadId]]:
-        """Add the threads of processes whose masks were set and that belong to the sandbox no longer, as far as it can
-        be read: `watch.only` was narrowed, a claim could not be read, or the process executes another program."""
+        """Add the threads of recorded processes that no longer count as the sandbox's: `watch.only` was narrowed, a
+        claim could not be read, or the process executed another program."""
         extended = list(threads)
         for main in masks.processes.keys() - {main for _, main in extended}:
             stats = {tid: self.proc.thread_stat(main.tid, tid) for tid in self.proc.tids(main.tid)}
@@ -116,6 +115,6 @@ def _restoring(sandbox: SandboxId, masks: OriginalMasks, threads: Threads,
             yield FreeThread(sandbox, thread, topology.all_cpus, CpuSet(actual))
             continue
         if mask >= topology.online:
-            # It could run anywhere: it gets CPUs that come online later, too.
+            # It could run on all CPUs, so it also gets those that come online later.
             mask |= topology.all_cpus
         yield SetAffinity(sandbox, thread, mask, CpuSet(actual))

@@ -1,6 +1,6 @@
-"""Other programs on the node that set masks of threads, found by the processes that run and their configuration.
+"""Finds other programs on the node that set affinity masks, by the running processes and their configuration.
 
-Read only, and only for a repair or the doctor, as it reads every process's name.
+Read only. Used only for repairs and the doctor, because it reads the name of every process.
 """
 
 import re
@@ -12,7 +12,7 @@ from vmpin.domain.drift import NO_THREADS, Cause, Rival
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.vmm.virtual_machine import Vm
 
-#: Daemons by their name (the kernel's: at most 15 characters).
+#: Daemons by comm (at most 15 characters).
 _DAEMONS = {
     "irqbalance": (Cause.IRQBALANCE, NO_THREADS),
     # Moves processes with their memory, all of their threads at once.
@@ -22,7 +22,7 @@ _DAEMONS = {
     "libvirtd": (Cause.LIBVIRT, None),
     "virtqemud": (Cause.LIBVIRT, None),
 }
-#: Of KubeVirt in a VM's own pod; the name is cut.
+#: KubeVirt's launcher in a VM's own pod; the second name is cut to 15 characters.
 _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
 
 
@@ -46,8 +46,8 @@ def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
 
 
 def of_vm(proc: Procfs, vm: Vm, daemons: Sequence[Rival]) -> tuple[Rival, ...]:
-    """Return those of the `daemons` that concern one VM, and the VMM itself; the most likely one first. libvirt and
-    KubeVirt set masks of the VMs that they started, tuned and numad of any."""
+    """Return the rivals of one VM, the most likely first: those of `daemons` that may set its masks, and the VMM
+    itself. libvirt and KubeVirt set masks only of VMs that they started, tuned and numad of any thread."""
     argv, options = vm.vmm.argv, vm.type.mask_options
     own = next((argument for argument in argv if options and re.search(options, argument)), None)
     writers = [] if own is None else [Rival(Cause.VMM, f"the VMM was started with {own[:80]!r}")]
@@ -61,7 +61,7 @@ def of_vm(proc: Procfs, vm: Vm, daemons: Sequence[Rival]) -> tuple[Rival, ...]:
             continue
         if rival.cause not in {other.cause for other in writers}:
             writers.append(rival)
-    # What may set any thread on the node comes after what set this VM up.
+    # Daemons that may set the mask of any thread come after those that started this VM.
     return tuple(sorted(writers, key=lambda rival: rival.cause in (Cause.TUNED, Cause.NUMAD)))
 
 
@@ -79,8 +79,8 @@ def _launcher(proc: Procfs, pid: int) -> str | None:
 
 
 def scheduler_profile(root: str | Path = "/") -> str | None:
-    """tuned's active profile, if it or one that it includes sets masks (plugin scheduler); else None."""
-    from vmpin.host import daemons, files  # seldom needed, and the watcher is to stay small
+    """tuned's active profile if it, or an included one, sets masks (scheduler plugin); otherwise None."""
+    from vmpin.host import daemons, files  # rarely needed: keeps the watcher's memory small
 
     tuned = daemons.tuned(files.Files(root))
     movers = [key for key in tuned.scheduler if key == "isolated_cores" or key.startswith("group.")]

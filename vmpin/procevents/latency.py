@@ -42,7 +42,7 @@ class Newborn(NamedTuple):
     allowed: CpuSet
     wanted: CpuSet | None
     #: Its mask when first read: None if it had ended by then.
-    found: CpuSet | None
+    inherited: CpuSet | None
     #: Its mask now: None if it is not in place, because it has ended or the mask was refused.
     mask: CpuSet | None
     ended: bool = False
@@ -56,7 +56,7 @@ class Newborn(NamedTuple):
     @property
     def outside(self) -> bool:
         """Whether it was created with CPUs outside its sandbox."""
-        return self.found is not None and leaves_sandbox(self.found, self.allowed, self.wanted)
+        return self.inherited is not None and leaves_sandbox(self.inherited, self.allowed, self.wanted)
 
 
 class LatencyBook:
@@ -87,7 +87,7 @@ class LatencyBook:
         :param reported: False if no event of its own has come yet; one that comes counts no more."""
         counts, outside = self._counts(new.sandbox), new.outside
         first = self._count_report(counts, new.tid, new.born)
-        if new.found is not None:
+        if new.inherited is not None:
             self._see(new.sandbox, new.tid, new.allowed)
             counts.born_inside += first and not outside
         counts.ended += first and new.ended

@@ -14,9 +14,9 @@ KATA = Rival(Cause.KATA, "Kata pins", VCPUS_ONLY)
 IRQ = Rival(Cause.IRQBALANCE, "irqbalance runs", NO_THREADS)
 
 
-def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSet = ONE, found: CpuSet = ALL,
+def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSet = ONE, actual: CpuSet = ALL,
           left: CpuSet | None = ONE) -> MaskRepair:
-    return MaskRepair(role, wanted, shown, found, left)
+    return MaskRepair(role, wanted, shown, actual, left)
 
 
 @pytest.mark.parametrize(("change", "facts", "cause"), [
@@ -29,24 +29,24 @@ def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSe
     (moved(), DriftFacts(replugged=ONE, rivals=(TUNED,)), Cause.HOTPLUG),
     (moved(), DriftFacts(replugged=TWO, rivals=(TUNED,)), Cause.TUNED),
     # The cpuset cgroup has less than before, or nothing of it.
-    (moved(wanted=ALL, shown=ALL, found=TWO, left=TWO), DriftFacts(rivals=(TUNED,)), Cause.CPUSET),
-    (moved(found=TWO, left=None), DriftFacts(rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
+    (moved(wanted=ALL, shown=ALL, actual=TWO, left=TWO), DriftFacts(rivals=(TUNED,)), Cause.CPUSET),
+    (moved(actual=TWO, left=None), DriftFacts(rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
     # Refused, and not by the cgroup: for want of a right.
-    (moved(found=TWO, left=None), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
-    (moved(found=TWO, left=None), DriftFacts(rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
+    (moved(actual=TWO, left=None), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
+    (moved(actual=TWO, left=None), DriftFacts(rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
     # It never had more: that is no news.
-    (moved(wanted=ALL, shown=TWO, found=ONE, left=TWO), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
+    (moved(wanted=ALL, shown=TWO, actual=ONE, left=TWO), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
     # Before Linux 6.2 a write forgets the mask; a kernel that remembers it gives it back by itself.
     (moved(), DriftFacts(remembers=False, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}),
      Cause.CPUSET),
     (moved(), DriftFacts(remembers=True, cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}),
      Cause.TUNED),
-    (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL),
+    (moved(wanted=ALL, shown=ALL, actual=TWO, left=ALL),
      DriftFacts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: TWO}), Cause.CPUSET),
     # It was written, and has more than the thread was found on: another hand narrowed the mask.
-    (moved(wanted=ALL, shown=ALL, found=TWO, left=ALL),
+    (moved(wanted=ALL, shown=ALL, actual=TWO, left=ALL),
      DriftFacts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
-    (moved(found=TWO), DriftFacts(remembers=False, cgroup="written", limits={ThreadRole.VCPU: ALL}), Cause.OTHER),
+    (moved(actual=TWO), DriftFacts(remembers=False, cgroup="written", limits={ThreadRole.VCPU: ALL}), Cause.OTHER),
     # It was written, and what it has is not known.
     (moved(), DriftFacts(remembers=False, cgroup="written"), Cause.OTHER),
     (moved(), DriftFacts(remembers=False, rivals=(TUNED,)), Cause.TUNED),

@@ -216,7 +216,7 @@ def test_a_second_diff_is_what_the_kernel_refused(
         for seen in kernel.observe(threads):
             wanted = placement.cpus_for(seen.thread.role, seen.thread.vcpu)
             if wanted is None:
-                assert seen.asked is None
+                assert seen.requested is None
             elif wanted & limit:
                 assert seen.actual == wanted & limit
         event("some are refused" if refused else "none is refused")
