@@ -158,8 +158,7 @@ class Procfs:
             return []
 
     def iter_tids(self, pid: int | str) -> Generator[str, None, None]:
-        """As `tids`, one by one in the kernel's order: the caller can stop early in a process with very many
-        threads."""
+        """Iterate over the thread ids in the kernel's order; with very many threads the caller can stop early."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), \
                 os.scandir(f"{self.root}/{pid}/task") as entries:
             for entry in entries:
