@@ -152,7 +152,6 @@ def test_every_verb_option_and_choice_of_the_parsers_is_offered(tmp_path: Path) 
     assert set(offered(tmp_path, "vmpin --set ")) == {f"{key}=" for key in BY_KEY}
     assert set(offered(tmp_path, "vmpin status --set ")) == {f"{key}=" for key in BY_KEY}
     assert set(offered(tmp_path, "vmpin doctor ")) == {check.name for check in all_checks()}
-    assert set(offered(tmp_path, "vmpin set shop ")) >= {"policy=", "align="}
     assert {"placement", "status"} <= set(offered(tmp_path, "vmpin help "))
     for path, command in leaves(grammar()):
         whole = [name for option in command.options for name in option.names if name.startswith("--")]

@@ -22,13 +22,6 @@ sandboxes:
       - {id: side, cpuset: "6", exclusive: true}
   - {id: pod-a, vcpus: 2, containers: [{id: only, cpuset: "0-1"}]}
 """
-GIVEN_OUT = """\
-topology: {online: "0-7", nodes: {0: "0-3", 1: "4-7"}}
-allocate: {reserved: "0"}
-pods: [{pod: shop/web, containers: [{container: web, cpus: 2, policy: exclusive}]}]
-events: [{create: {pod: shop/db, container: main, cpus: 4, policy: exclusive}}]
-"""
-
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,17 +59,6 @@ def test_the_data_of_a_picture_has_what_is_drawn(tmp_path: Path, capsys: pytest.
     file = tmp_path / "map.json"
     assert drawn(PLACED, tmp_path, capsys, "-o", "json", "--file", str(file)) == ""
     assert json.loads(file.read_text()) == found
-    given_out = json.loads(drawn(GIVEN_OUT, tmp_path, capsys, "-o", "json"))
-    assert (given_out["reserved"], given_out["exclusive"]) == ("0", "1-2,4-7")
-    assert given_out["notes"]
-
-
-def test_a_scenario_whose_cpus_are_given_out_is_drawn_by_the_ledger(tmp_path: Path,
-                                                                    capsys: pytest.CaptureFixture[str]) -> None:
-    text = drawn(GIVEN_OUT, tmp_path, capsys)
-    assert "A shop/web web: CPUs 1-2 (exclusive, runc)" in text
-    assert "B shop/db main: CPUs 4-7 (exclusive, runc)" in text
-    assert "of this 1 CPU the largest set" in " ".join(text.split())
 
 
 def test_as_a_page_it_has_the_files_name_and_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
