@@ -1,4 +1,3 @@
-"""New programs and threads, at the proc connector's events: the feed, the newborn placer, the placement-latency book.
-
-Masks are decided and set as in a pass (placement, reconcile).
+"""Places new programs and threads on events of the proc connector: the event feed, the newborn placer, and the
+placement-latency book. Masks are decided and set as in a pass (placement, reconcile).
 """

@@ -1,7 +1,6 @@
-"""The proc-events feed: gives the kernel's proc connector events to the newborn placer, in the watcher's loop.
+"""The proc-events feed: passes the kernel's proc connector events to the newborn placer, in the watcher's event loop.
 
-It shares the loop's time between bursts of events and other work, and asks for passes over what the placer left to
-them.
+It limits the loop time that bursts of events take, and requests passes for what the placer cannot do by itself.
 """
 
 import asyncio
@@ -35,9 +34,9 @@ _KINDS: dict[type, str] = {Fork: "fork", Exec: "exec", Comm: "comm", Exit: "exit
 
 
 class ProcEventsFeed:
-    """Owns the connector and the events that were read and not handled yet.
-    :param follow_up: called in the loop with what is left to passes, and when its event came (time.perf_counter()).
-    :param lost: called in the loop when events were or may have been lost: a full pass is needed.
+    """Owns the connector and the events that were read but not handled yet.
+    :param follow_up: called in the loop with the work for passes, and the time of its event (time.perf_counter()).
+    :param lost: called in the loop when events were, or may have been, lost: a full pass is needed.
     :param placer: handles the events.
     :param connect: opens the connector; called in a thread.
     :param clock: measures the time that a batch of events takes."""
@@ -53,32 +52,32 @@ class ProcEventsFeed:
         self._connect, self._timeouts, self._clock = connect, timeouts, clock
         self._connector: ProcConnector | None = None
         self._state = "not asked yet"
-        #: Ends `run` when the connector cannot be read any more.
+        #: Ends `run` when the connector can no longer be read.
         self._broken: asyncio.Future[None]
-        #: Events that were read and not handled yet, and whether the connector may have more.
+        #: Events that were read but not handled yet, and whether the connector may have more.
         self._waiting: deque[Event] = deque()
         self._more = False
-        #: The processes whose threads' names the kernel sends: of all until the first are known.
+        #: The processes whose thread names the kernel reports; empty while it reports those of all processes.
         self._named: AbstractSet[int] = frozenset()
-        #: When the last events came that were all of processes not followed; 0.0 if the last were not.
+        #: When the last batch came if none of its events was of a followed process; otherwise 0.0.
         self._irrelevant_at = 0.0
-        #: The next full pass because of lost events, and when the last one was asked for (time.monotonic()).
+        #: The scheduled full pass after lost events, and when the last one was requested (time.monotonic()).
         self._resync: asyncio.TimerHandle | None = None
         self._last_resync = 0.0
-        #: Kernel threads that have no names yet; sandboxes whose new threads are in place and to be confirmed.
+        #: Kernel threads without names yet; sandboxes whose new threads are in place and await confirmation.
         self._kernel_threads: set[int] = set()
         self._unconfirmed: set[SandboxId] = set()
 
     async def run(self) -> None:
-        """Open the connector and place what it reports, until cancelled. :raises OSError: when the connector cannot be
-        read any more."""
+        """Open the connector and handle its events until cancelled. :raises OSError: the connector can no longer be
+        read."""
         connector = await self._open()
         loop = asyncio.get_running_loop()
         self._connector, self._broken = connector, loop.create_future()
         self._state = f"reported by the kernel{'' if connector.filtered else ', of all kinds'}"
         logger.info("proc connector open: new programs and threads are placed at once filtered=%s", connector.filtered)
         loop.add_reader(connector.fd, self._readable)
-        self._lost()  # what was created before
+        self._lost()  # threads created before need a pass
         try:
             await self._broken
         finally:
@@ -93,9 +92,8 @@ class ProcEventsFeed:
                 self._resync = None
 
     async def _open(self) -> ProcConnector:
-        """Open the connector, and try again later where that fails; each reason is logged once. At an even pause and
-        not by host.retry: the kernel's refusal (a right, a namespace) rarely changes, and no peer is relieved by a
-        backoff."""
+        """Open the connector; on failure retry at a fixed interval. Each reason is logged once. host.retry is not
+        used: the kernel's reasons (capabilities, namespaces) rarely change, and a backoff relieves no peer."""
         while True:
             try:
                 return await self._open_once()
@@ -107,8 +105,8 @@ class ProcEventsFeed:
             await asyncio.sleep(self._timeouts.connector_retry)
 
     async def _open_once(self) -> ProcConnector:
-        """Open the connector in a thread: it takes seconds where no event comes. Cancelled meanwhile, it closes what
-        is still opened then. :raises SourceError: no events can be received."""
+        """Open the connector in a thread, because this takes seconds if no event arrives. If cancelled, the connector
+        is closed as soon as it is open. :raises SourceError: no events can be received."""
         executor = ThreadPoolExecutor(1, "proc-connector")
         opening = executor.submit(self._connect, self._view.proc)
         executor.shutdown(wait=False)
@@ -119,17 +117,16 @@ class ProcEventsFeed:
             raise
 
     def after_pass(self, report: PassReport, everything: bool) -> None:
-        """Called by the watcher after every pass, over the whole node or over some sandboxes."""
+        """Update the feed after a pass. :param everything: whether the pass was over the whole node."""
         self._placer.after_pass(report, everything)
         if unread := self._follow_names():
             self._follow_up(FollowUp(now=unread, relevant=True), time.perf_counter())
 
     def _follow_names(self) -> set[SandboxId]:
-        """Have the kernel send the names of all followed processes' threads and of no others: any process may name a
-        thread a hundred thousand times a second. Of a shim, in which a library's VM may begin, they are sent from
-        its exec on, at which it was inspected.
-        :returns: sandboxes with processes that are followed from now on: what these have named before, a pass has to
-            read."""
+        """Limit the kernel's reports of thread names to followed processes, because any process can rename a thread
+        100,000 times a second. Shims are included from their exec on, because a library VMM may start in one.
+        :returns: the sandboxes of newly followed processes. A pass must read the names that their threads got
+            before."""
         followed = self._view.followed
         pids = followed.keys() | self._view.helper_pids
         if self._connector is None or pids == self._named:
@@ -140,7 +137,7 @@ class ProcEventsFeed:
 
     @property
     def connected(self) -> bool:
-        """Whether every new thread is reported. What was lost is made up for by `lost`."""
+        """Whether new threads are reported. After a loss of events `lost` requests a full pass."""
         return self._connector is not None
 
     def source_health(self) -> SourceHealth:
@@ -152,7 +149,7 @@ class ProcEventsFeed:
         return {"state": self._state, "events": dict(counters.proc_events), "overruns": counters.overruns}
 
     def _readable(self) -> None:
-        """The socket has events. In a storm it is polled instead, from the next turn of the loop on."""
+        """Handle a readable socket. During a storm of events the socket is polled instead."""
         now, began = time.perf_counter(), self._clock()
         count, relevant = self._handle(now)
         storm = now - self._irrelevant_at < self._timeouts.events_calm and count > 0 and not relevant
@@ -162,18 +159,19 @@ class ProcEventsFeed:
             self._poll_later(self._connector, relevant, self._clock() - began)
 
     def _poll_later(self, connector: ProcConnector, relevant: bool, took: float) -> None:
-        """Have the next events handled: at once where those of followed processes may wait among them, else after a
-        rest as long as the last ones took. A storm of others has its part of the loop's time and no more."""
+        """Schedule the next batch: at once if events of followed processes may be waiting, otherwise after a pause in
+        proportion to the time that the last batch took. This limits the loop time that a storm of other events
+        takes."""
         loop, rest = asyncio.get_running_loop(), 0.0 if relevant else self._timeouts.events_rest * took
         if not self._waiting and not self._more:
             rest = max(rest, self._timeouts.events_calm)
         if rest:
             loop.call_later(rest, self._poll, connector)
         else:
-            loop.call_soon(self._poll, connector)  # after all that is due now
+            loop.call_soon(self._poll, connector)  # after the callbacks that are due now
 
     def _poll(self, connector: ProcConnector) -> None:
-        """Handle events in a storm: of processes that are not followed, or of more events than there was time for."""
+        """Handle a batch during a storm, or one that was left over because the time budget was used up."""
         if connector is not self._connector:
             return
         began = self._clock()
@@ -185,8 +183,8 @@ class ProcEventsFeed:
 
     @log.operation()
     def _handle(self, since: float) -> tuple[int, bool]:
-        """Handle events for the time of a turn.
-        :returns: how many were handled, and whether any was of a followed process."""
+        """Handle events until the time budget of a turn is used up.
+        :returns: the number of handled events, and whether any was of a followed process."""
         if self._connector is None:
             return 0, False
         lost = False
@@ -201,7 +199,7 @@ class ProcEventsFeed:
         try:
             relevant = self._place(since)
         except Exception as err:
-            self._waiting.clear()  # a full pass makes up for them, too
+            self._waiting.clear()  # the full pass covers these, too
             self._failed(err)
         if lost:
             self._counters.overruns += 1
@@ -219,7 +217,7 @@ class ProcEventsFeed:
         return lost
 
     def _place(self, since: float) -> bool:
-        """Give waiting events to the placer. :returns: whether any was of a followed process."""
+        """Pass waiting events to the placer. :returns: whether any was of a followed process."""
         follow_up = self._placer.handle(self._within_budget())
         times = self._timeouts
         self._pass_later(follow_up.kernel_threads, self._kernel_threads, times.kernel_named,
@@ -233,7 +231,7 @@ class ProcEventsFeed:
         return follow_up.relevant
 
     def _within_budget(self) -> Iterator[Event]:
-        """Waiting events, as long as the budget lasts: one at least."""
+        """Yield waiting events within the time budget, at least one."""
         end = self._clock() + self._timeouts.events_turn
         while self._waiting:
             yield self._waiting.popleft()
@@ -241,32 +239,32 @@ class ProcEventsFeed:
                 return
 
     def _failed(self, err: Exception) -> None:
-        """Events could not be handled (no descriptors are left, say): a full pass makes up for them."""
+        """Request a full pass after events could not be handled, for instance for lack of descriptors."""
         if self._connector is not None:
             self._resync_soon(f"proc connector's events cannot be handled: {err!r}")
         logger.debug("proc connector", exc_info=True)
 
     def _pass_later(self, new: set[T], waiting: set[T], delay: float, find: Callable[[set[T]], set[SandboxId]],
                     since: float) -> None:
-        """Add to what waits, for `delay` seconds from the first, for a pass over the sandboxes that `find` makes of
-        it."""
+        """Add `new` to `waiting`. `delay` seconds after the first addition, a pass over the sandboxes that `find`
+        returns for the whole set is requested."""
         if new and not waiting:
             asyncio.get_running_loop().call_later(delay, self._pass, waiting, find, since)
         waiting |= new
 
     def _pass(self, waiting: set[T], find: Callable[[set[T]], set[SandboxId]], since: float) -> None:
-        events = set(waiting)
+        items = set(waiting)
         waiting.clear()
         if self._connector is None:
-            return  # it has been closed: the next full pass does it
+            return  # closed meanwhile: the next full pass covers it
         try:
-            if sandboxes := find(events):
+            if sandboxes := find(items):
                 self._follow_up(FollowUp(now=sandboxes, relevant=True), since)
         except Exception as err:
             self._failed(err)
 
     def _resync_soon(self, why: str) -> None:
-        """Ask for a full pass: at once, and with a pause where that is needed again and again."""
+        """Request a full pass, at most one per `events_lost` seconds."""
         if self._resync is None:
             wait = max(0.0, self._last_resync + self._timeouts.events_lost - time.monotonic())
             self._resync = asyncio.get_running_loop().call_later(wait, self._resync_now)

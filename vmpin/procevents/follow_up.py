@@ -1,4 +1,4 @@
-"""What the proc-events feed asks of passes."""
+"""The work that the proc-events feed leaves to passes."""
 
 from dataclasses import dataclass, field
 
@@ -8,9 +8,9 @@ from vmpin.vmm.virtual_machine import Vm
 
 @dataclass
 class FollowUp:
-    """What events leave to be done by passes."""
+    """Sandboxes and threads that need a pass after some events."""
 
-    #: Sandboxes to reconcile now; and a moment later, as their new threads are in place already.
+    #: Sandboxes to reconcile now, and a moment later because their new threads are in place already.
     now: set[SandboxId] = field(default_factory=set)
     soon: set[SandboxId] = field(default_factory=set)
     #: Sandboxes whose VMM has just started.
@@ -19,9 +19,9 @@ class FollowUp:
     unnamed: set[SandboxId] = field(default_factory=set)
     #: New kernel threads, which have no names yet.
     kernel_threads: set[int] = field(default_factory=set)
-    #: New threads that may be the kernel's workers in a VMM (vhost): all that have not been named since.
+    #: New threads of VMMs that may be kernel workers (vhost): those without a COMM event since.
     maybe_workers: dict[int, Vm] = field(default_factory=dict)
-    #: Whether a process has become one that is followed, a helper, or none of these.
+    #: Whether the set of followed processes and helpers has changed.
     processes_changed: bool = False
     #: Whether any event was of a followed process.
     relevant: bool = False

@@ -1,7 +1,7 @@
-"""The placement-latency book: how long new threads could run outside their sandbox, and until they were in place.
+"""The placement-latency book: for how long new threads could run outside their sandbox, and when they were in place.
 
-The newborn placer records every new thread as a value; a pass's results add the threads of which no event came. The
-book counts each thread once, in its sandbox's `NewbornCounts` and in the histograms of the counters.
+The newborn placer records each new thread; the results of passes add threads without an event. The book counts each
+thread once, in its sandbox's `NewbornCounts` and in the histograms of the counters.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
 from vmpin.vmm.virtual_machine import Vm
 
-#: Nanoseconds for which an event may wait in the connector's buffer.
+#: The longest time (ns) that an event may wait in the connector's buffer.
 _LATE = 60 * 10**9
-#: Threads whose role may change, at most, and thread numbers remembered since the last full pass.
+#: Maximum number of provisional threads, and of thread ids remembered since the last full pass.
 _MOST_PROVISIONAL = 4096
 _MOST_SEEN = 65536
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Newborn(NamedTuple):
-    """A new thread as the placer found and left it. Times are CLOCK_MONOTONIC in ns."""
+    """A new thread and its mask before and after placement. Times are CLOCK_MONOTONIC in ns."""
 
     sandbox: SandboxId
     tid: int
@@ -38,7 +38,7 @@ class Newborn(NamedTuple):
     born: int
     #: When its mask was read, or set.
     at: int
-    #: The CPUs of its sandbox, and those of its role: None leaves its mask alone.
+    #: The CPUs of its sandbox, and the CPUs of its role (None: its mask is not managed).
     allowed: CpuSet
     wanted: CpuSet | None
     #: Its mask when first read: None if it had ended by then.
@@ -50,7 +50,7 @@ class Newborn(NamedTuple):
     @classmethod
     def of(cls, placement: Placement, tid: int, born: int, wanted: CpuSet | None = None,
            inherited: CpuSet | None = None, mask: CpuSet | None = None, ended: bool = False) -> Newborn:
-        """One that was read, or set, at this moment."""
+        """Make an entry for a thread whose mask was read or set just now."""
         return cls(placement.sandbox, tid, born, time.monotonic_ns(), placement.mask, wanted, inherited, mask, ended)
 
     @property
@@ -60,31 +60,31 @@ class Newborn(NamedTuple):
 
 
 class LatencyBook:
-    """Counts into the node state's `newborn_counts` and counters; both outlive it.
-    :param named: seconds after its creation for which a VMM's thread may still get a name that shows its role: it has
-        one within a millisecond.
-    :param identified: the same where names show nothing and a later pass identifies it."""
+    """Counts into the node state's `newborn_counts` and counters.
+    :param named: seconds after which the role of a VMM's thread is final if names show roles. A thread usually gets
+        its name within a millisecond.
+    :param identified: the same if names do not show roles, so that a later pass has to identify the thread."""
 
     def __init__(self, node_state: NodeState, named: float = 1.0, identified: float = 8.0) -> None:
         self._view: NodeView = node_state
         self._counters, self._counts = node_state.counters, node_state.newborn_counts_of
         self._named, self._identified_by = named, identified
-        #: Threads of VMMs whose roles may change to one with CPUs of its own. A number identifies them: a later
-        #: thread of that number is reported, too.
+        #: New threads of VMMs, by tid, whose roles may still change to one with CPUs of its own. If a tid is reused,
+        #: the new thread's event replaces the entry.
         self._provisional: dict[int, Newborn] = {}
-        #: When the last full pass was, by CLOCK_BOOTTIME (s): threads it did not find were created since.
+        #: Time of the last full pass (CLOCK_BOOTTIME, s): threads that it did not list were created since.
         self._last_full = time.clock_gettime(time.CLOCK_BOOTTIME)
-        #: The threads seen since, and the CPUs that belonged to each sandbox at any time since.
+        #: The threads seen since then, and the union of each sandbox's CPUs since then.
         self._seen: set[int] = set()
         self._masks: dict[SandboxId, CpuSet] = {}
-        #: Threads that were counted before an event of their creation came: when (CLOCK_MONOTONIC, ns), and whether
-        #: they are counted as reported all the same.
+        #: Threads that were counted before the event of their creation: when (CLOCK_MONOTONIC, ns), and whether they
+        #: were counted as reported.
         self._ahead: dict[int, tuple[int, bool]] = {}
 
     def record(self, new: Newborn, provisional: bool = False, reported: bool = True) -> None:
-        """Count a thread, unless it has been counted.
-        :param provisional: its role may change: it is in place once that is confirmed.
-        :param reported: False if no event of its own has come yet; one that comes counts no more."""
+        """Count a thread unless it was counted before.
+        :param provisional: whether its role may change. Then it counts as in place only when the role is confirmed.
+        :param reported: False if its own event has not come yet; that event is not counted again."""
         counts, outside = self._counts(new.sandbox), new.outside
         first = self._count_report(counts, new.tid, new.born)
         if new.inherited is not None:
@@ -104,23 +104,23 @@ class LatencyBook:
             self._count_ahead(new.tid, reported=True)
 
     def moved(self, tid: int, mask: CpuSet) -> None:
-        """A thread whose role changed has the mask of the new one."""
+        """Record that a thread's role changed and that it has the new role's mask."""
         entry = self._provisional.get(tid)
         if entry is not None:
             now = time.monotonic_ns()
-            if entry.outside and entry.wanted is None:  # it was left alone there until now
+            if entry.outside and entry.wanted is None:  # its mask was not managed until now
                 self._count_outside(entry.sandbox, (now - entry.born) / 1e9)
             self._provisional[tid] = entry._replace(at=now, mask=mask, wanted=mask)
 
     def confirm(self, tid: int) -> None:
-        """A thread's role does not change any more: its place counts."""
+        """Record that a thread's role is final, and count it as in place."""
         entry = self._provisional.pop(tid, None)
         if entry is not None:
             self._count_in_place(entry.sandbox, (entry.at - entry.born) / 1e9)
 
     def after_pass(self, results: Iterable[Result], everything: bool) -> None:
-        """Count the threads that a pass placed and no event reported; confirm those whose role it identified.
-        :param everything: the pass was over the whole node."""
+        """Count the threads that a pass placed without an event, and confirm those whose roles it identified.
+        :param everything: whether the pass was over the whole node."""
         for result in results:
             self._count_found(result)
         view, now = self._view, time.monotonic_ns()
@@ -129,7 +129,7 @@ class LatencyBook:
             thread = None if vm is None else vm.vmm.threads.get(tid)
             if thread is not None and thread.role is not ThreadRole.EMULATOR:
                 self._identified(entry, thread)
-            # A thread whose mask is never the wanted one (its cgroup trims it) is confirmed as late as the others.
+            # This also confirms a thread whose mask never becomes the wanted one, because its cgroup trims it.
             if vm is None or (now - entry.born) / 1e9 > (
                     self._named if vm.found_by == "names" else self._identified_by):
                 self.confirm(tid)
@@ -140,7 +140,7 @@ class LatencyBook:
             self._masks = {sandbox: placement.mask for sandbox, placement in view.placements.items()}
 
     def _identified(self, entry: Newborn, thread: VmThread) -> None:
-        """A pass found that a thread has another role than the VMM's others."""
+        """Confirm a thread whose role a pass identified, unless its mask is still to be set."""
         tid, placement = thread.id.tid, self._view.placements.get(entry.sandbox)
         wanted = None if placement is None else placement.cpus_for(thread.role, thread.vcpu)
         if wanted is not None and wanted != entry.mask:
@@ -151,7 +151,7 @@ class LatencyBook:
         self.confirm(tid)
 
     def _count_found(self, result: Result) -> None:
-        """Count a thread that no event reported and that could run outside until a pass placed it."""
+        """Count a thread without an event that could run outside its sandbox until a pass placed it."""
         operation, now = result.operation, time.clock_gettime(time.CLOCK_BOOTTIME)
         sandbox, thread = operation.sandbox, operation.thread
         placement = self._view.placements.get(sandbox)
@@ -174,13 +174,13 @@ class LatencyBook:
         self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
 
     def _count_ahead(self, tid: int, reported: bool) -> None:
-        """A thread was counted before its event came."""
+        """Record that a thread was counted before its event."""
         if len(self._ahead) > _MOST_SEEN:
             self._ahead.clear()
         self._ahead[tid] = time.monotonic_ns(), reported
 
     def _count_report(self, counts: NewbornCounts, tid: int, born: int) -> bool:
-        """Count the report of a new thread. :returns: False if all else of it has been counted."""
+        """Count the event of a new thread. :returns: False if the thread itself was counted before."""
         ahead = self._ahead.get(tid)
         if ahead is None or born > ahead[0]:
             counts.reported += 1
@@ -199,8 +199,9 @@ class LatencyBook:
 
 
 def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:
-    """Whether a thread was created in a shim before its VMM ran. The shim keeps its mask until then (newborn_placer),
-    so its being outside does not count. A library's VMM (Dragonball) is the shim, and runs from its first vCPU on."""
+    """Whether a thread was created in a shim before the VMM ran. The shim keeps its mask until then (newborn_placer),
+    so such a thread does not count as outside. A library VMM (Dragonball) is the shim itself; it runs from its first
+    vCPU on."""
     if vm is None:
         return False
     if thread.role is ThreadRole.SHIM:

@@ -1,6 +1,6 @@
-"""Places a VMM's thread that its name shows to be a vCPU, ahead of the pass that identifies it.
+"""Places a VMM's thread whose new name is that of a vCPU, ahead of the pass that identifies it.
 
-A thread chooses its own name, so a name moves a thread only where the pass will believe it, too.
+A thread can choose any name, so a name is acted on only if the following pass will accept it as well.
 """
 
 from collections.abc import Container
@@ -19,7 +19,7 @@ from vmpin.wire.proc_events import Comm
 
 
 class NamedVcpuPlacer:
-    """Keeps, by sandbox, the vCPU that was placed last ahead of the pass that confirms it."""
+    """Places vCPU threads by name. `_last` has each sandbox's vCPU that was last placed ahead of a pass."""
 
     def __init__(self, reconciler: Reconciler, book: LatencyBook) -> None:
         self._reconciler, self._view = reconciler, reconciler.view
@@ -33,22 +33,22 @@ class NamedVcpuPlacer:
             self._last = {sandbox: vcpu for sandbox, vcpu in self._last.items() if sandbox in sandboxes}
 
     def place_named(self, event: Comm, vm: Vm, follow_up: FollowUp) -> None:
-        """Place a thread of a VM's VMM that has just been named, and mark it as one whose name is new. A pass has to
-        confirm it, unless the name is one of the VMM's own threads."""
+        """Place a VMM's thread that just got a name, and mark its name as new. A pass must confirm it, unless the name
+        is that of an emulator thread."""
         names = read_names(vm.type, vm.vmm.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})
         if not names.vcpus and names.roles[event.thread][0] is ThreadRole.EMULATOR:
             self._book.confirm(event.thread)
             return
-        again = event.thread in vm.vmm.young  # then a pass will do: a thread may rename itself all the time
+        again = event.thread in vm.vmm.young  # a thread may rename itself all the time: leave it to the pass
         vm.vmm.young.add(event.thread)
         vcpu = names.vcpus.get(event.thread)
-        # Where the VM's other vCPUs were not identified by their names, a name is not acted upon.
+        # Names are ignored if the VM's other vCPUs were not identified by names.
         can_wait = vcpu is not None and vm.found_by == "names" and not again and self._place(event.thread, vm, vcpu)
         (follow_up.soon if can_wait else follow_up.now).add(vm.sandbox)
 
     def _place(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
-        """Give a thread the CPUs of a vCPU.
-        :returns: whether the pass over its VM can wait: it is in place, and no other thread has to move for it."""
+        """Set a thread's mask to the CPUs of a vCPU.
+        :returns: whether the pass over its VM can wait: the thread is in place, and no other thread has to move."""
         now = self._view.placements.get(vm.sandbox)
         then, mask = self._view.placement_with_vcpu(vm, vcpu), affinity.get(tid)
         wanted = None if then is None else then.by_vcpu.get(vcpu)
@@ -71,13 +71,13 @@ class NamedVcpuPlacer:
         return can_wait
 
     def _is_independent(self, vm: Vm, vcpu: VcpuId, now: Placement, then: Placement) -> bool:
-        """Whether a vCPU that comes moves no other thread, and none has come since the last pass whose place did not
-        take this one into account."""
+        """Whether a new vCPU moves no other thread, and no other new vCPU was placed since the last pass without
+        regard to this one."""
         return then is now or (vm.vcpus_identified and then.without_vcpu(vcpu) == now.without_vcpu(vcpu)
                                and self._last.get(vm.sandbox, vcpu) in {vcpu, *now.by_vcpu})
 
     def _is_plausible(self, vm: Vm, thread: ThreadId, vcpu: VcpuId) -> bool:
-        """Whether a pass will believe a name. It does not if the thread is another vCPU, or if another thread that has
-        not ended is this vCPU; it would then move the thread back."""
+        """Whether a pass will accept a name. It will not, and would move the thread back, if the thread is known as
+        another vCPU, or if another running thread is this vCPU."""
         return vm.vcpu_threads.get(thread, vcpu) == vcpu and not any(
             other != thread and number == vcpu and self._runs(other) for other, number in vm.vcpu_threads.items())

@@ -1,9 +1,9 @@
-"""Places new programs and threads at the kernel's events, ahead of the next pass over their VM.
+"""Places new programs and threads on kernel events, ahead of the next pass over their VM.
 
-A process that becomes a sandbox's VMM or virtiofsd gets the sandbox's CPUs while it has one thread, so that all others
-are created there; a thread created in a followed process is compared by itself. Masks are decided and set as in a
-pass: the placement gives the mask, `Reconciler.pin_newborn` sets it. What a single event cannot show (which vCPU an
-unnamed thread is) is left to a pass, for which the sandbox is returned.
+A process that becomes a sandbox's VMM or virtiofsd gets the sandbox's CPUs while it has a single thread, so that its
+later threads inherit them. A thread created in a followed process is compared individually. Masks are decided and set
+as in a pass: the placement has the mask, `Reconciler.pin_newborn` sets it. What a single event cannot show, such as
+which vCPU an unnamed thread is, is left to a pass over its sandbox.
 
 Kata's shim keeps its mask until its VMM runs: it sizes the VM by that mask. The Go shim refuses the annotations
 default_vcpus and default_maxvcpus when they exceed runtime.NumCPU(), which Go reads when the process starts
@@ -36,32 +36,31 @@ from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
 
 logger = logging.getLogger(__name__)
 
-#: How often a new process's threads are listed, and how many processes that it forked are placed with it. What makes
-#: more is no VMM.
+#: How often a new process's threads are listed, and how many of its children are placed with it. A VMM needs no more.
 _LISTINGS, _CHILDREN = 4, 8
-#: For how many processes the time of their last inspection is kept.
+#: The most processes whose last inspection time is kept.
 _REMEMBERED = 4096
 
 
 class NewbornPlacer:
-    """Handles events in the order in which they came. `after_pass` has to be called after every pass."""
+    """Handles events in order. `after_pass` must be called after every pass."""
 
     def __init__(self, reconciler: Reconciler) -> None:
         self.book = LatencyBook(reconciler.node_state)
         self._named_vcpus = NamedVcpuPlacer(reconciler, self.book)
         self._reconciler, self._view = reconciler, reconciler.view
         self._proc = self._view.proc
-        #: The view's, kept for a batch of events: it is looked up at every one.
+        #: The view's `followed`, cached for a batch because each event needs it.
         self._followed: Mapping[int, tuple[Vm, Process]] = {}
-        #: By pid, processes that were placed at their exec and may have no VM yet: the placement and the main thread.
+        #: Processes placed at exec that may not belong to a VM yet, by pid: their placements and main threads.
         self._early: dict[int, tuple[Placement, VmThread]] = {}
-        #: By pid, when a process that executed a program was last inspected (ns, as events have it).
+        #: Time of the last inspection of a process after an exec, by pid (CLOCK_MONOTONIC ns, as in events).
         self._inspected: dict[int, int] = {}
         self._handlers: dict[type, Callable[[Any, FollowUp], None]] = {
             Fork: self._forked, Exec: self._executed, Comm: self._renamed}
 
     def handle(self, events: Iterable[Event]) -> FollowUp:
-        """Place what the events report, and return what is left to passes."""
+        """Place the reported programs and threads. :returns: the work that is left to passes."""
         follow_up = FollowUp()
         if len(self._inspected) > _REMEMBERED:
             self._inspected.clear()
@@ -74,11 +73,11 @@ class NewbornPlacer:
         for tid, vm in follow_up.maybe_workers.items():
             stat = self._proc.thread_stat(vm.vmm.pid, tid)
             if stat is not None and stat.flags & PF_USER_WORKER:
-                follow_up.now.add(vm.sandbox)  # the kernel has named it, and sends no event for that
+                follow_up.now.add(vm.sandbox)  # the kernel named it, which causes no event
         return follow_up
 
     def after_pass(self, report: PassReport, everything: bool = False) -> None:
-        """Confirm what was placed ahead of a pass over some sandboxes or everything, and forget what has ended."""
+        """Confirm early placements after a pass; after a pass over everything also forget ended processes."""
         self.book.after_pass(report.results, everything)
         if everything:
             view = self._view
@@ -89,7 +88,7 @@ class NewbornPlacer:
                            and fnmatchcase(early[0].sandbox, view.config.watch.pattern)}
 
     def place_kernel_threads(self, pids: Iterable[int]) -> set[SandboxId]:
-        """Inspect new kernel threads once they have names. :returns: the sandboxes that got one."""
+        """Inspect new kernel threads once they have names. :returns: the sandboxes whose VMs changed."""
         changed = False
         for pid in pids:
             stat = self._proc.stat(pid)
@@ -100,7 +99,7 @@ class NewbornPlacer:
         return self._assign_processes() if changed else set()
 
     def _assign_processes(self) -> set[SandboxId]:
-        """Give sandboxes the inspected processes. :returns: the sandboxes whose VM has changed."""
+        """Assign the inspected processes to sandboxes. :returns: the sandboxes whose VM has changed."""
         changed = self._reconciler.assign_processes()
         self._followed = self._view.followed
         return changed
@@ -108,7 +107,8 @@ class NewbornPlacer:
     # A process executes a program
 
     def _executed(self, event: Exec, follow_up: FollowUp) -> None:
-        # The event comes when the program is there (fs/exec.c: exec_binprm): one inspection serves all earlier ones.
+        # The event comes after the program was loaded (fs/exec.c: exec_binprm), so one inspection covers all earlier
+        # exec events of the process.
         pid = event.process
         if event.time <= self._inspected.get(pid, 0):
             return
@@ -139,8 +139,8 @@ class NewbornPlacer:
                 follow_up.started.add(followed[0].sandbox)
 
     def _is_to_be_placed(self, sandbox: SandboxId, pid: int, vmm: bool) -> bool:
-        """False for a sandbox that `watch.only` leaves out, and for a second VMM beside one that runs: any user can
-        write such a command line."""
+        """Whether a new VMM or virtiofsd is to be placed. False for a sandbox that `watch.only` excludes, and for a
+        second VMM beside a running one, because any user can run a program with such a command line."""
         view = self._view
         if not fnmatchcase(sandbox, view.config.watch.pattern):
             return False
@@ -148,18 +148,18 @@ class NewbornPlacer:
         return other is None or other.vmm.pid == pid or not view.runs(other.vmm.id)
 
     def _place_process(self, sandbox: SandboxId, main: VmThread, born: int) -> None:
-        """Place a process that executed a program, and what it has forked since. QEMU's -daemonize: the VM is a
-        child's child, and both may have been forked before the mask was set."""
+        """Place a process that executed a program, and the processes that it forked since. With QEMU's -daemonize the
+        VM is a grandchild, which may have been forked before the mask was set."""
         placement = self._view.placement_at_exec(sandbox)
         if placement is None:
             return
         argv, family = self._proc.cmdline(main.pid), [main]
-        for process in family:  # which grows
+        for process in family:  # extended in the loop
             if self._place_threads(placement, process, born):
                 family += self._forks_of(process, argv, _CHILDREN + 1 - len(family))
 
     def _forks_of(self, process: VmThread, argv: list[str], most: int) -> Iterator[VmThread]:
-        """The main threads of a process's children that run the same command and are not placed yet."""
+        """Yield the main threads of a process's children with the same command line that are not placed yet."""
         proc = self._proc
         for child in map(int, proc.children(process.pid)[:most]):
             stat = proc.thread_stat(child, child)
@@ -167,7 +167,7 @@ class NewbornPlacer:
                 yield VmThread(ThreadId(child, stat.starttime), process.role, stat.comm, child)
 
     def _place_threads(self, placement: Placement, main: VmThread, born: int) -> bool:
-        """Place all threads of a process, its main thread first. :returns: whether that is in place."""
+        """Place all threads of a process, the main thread first. :returns: whether the main thread is in place."""
         proc = self._proc
         self._early[main.pid] = placement, main
         done = self._place(placement, main, born)
@@ -199,7 +199,7 @@ class NewbornPlacer:
             follow_up.relevant = True
             followed[1].mark_outdated()
             self._place_followed(event, *followed, follow_up)
-        elif event.process in self._early:  # its VM is not there yet
+        elif event.process in self._early:  # its VM is not known yet
             follow_up.relevant = True
             placement, main = self._early[event.process]
             state = self._view.sandboxes.get(placement.sandbox)
@@ -225,11 +225,11 @@ class NewbornPlacer:
         if vm.found_by != "names":
             follow_up.unnamed.add(vm.sandbox)
         elif not masks[ThreadRole.EMULATOR] == masks[ThreadRole.VHOST] == masks[ThreadRole.KVM]:
-            follow_up.maybe_workers[event.child] = vm  # the kernel's threads belong elsewhere than the VMM's own
+            follow_up.maybe_workers[event.child] = vm  # kernel workers have other CPUs than the VMM's own threads
 
     def _keep_identified(self, placement: Placement, thread: VmThread, event: Fork) -> bool:
-        """Leave a thread where a pass has put it: its event came after the pass that identified its role.
-        :returns: False if the thread's number is another thread's by now."""
+        """Keep the mask of a thread whose event comes after the pass that identified it.
+        :returns: False if its tid belongs to another thread by now."""
         stat, mask = self._proc.thread_stat(thread.pid, thread.id.tid), affinity.get(thread.id.tid)
         if stat is None or mask is None or stat.starttime != thread.id.starttime:
             return False
@@ -239,7 +239,7 @@ class NewbornPlacer:
         return True
 
     def _place_created(self, placement: Placement, role: ThreadRole, main: ThreadId, event: Fork) -> Newborn:
-        """Give a thread that was created a moment ago the mask of its process's others."""
+        """Set the mask of a newly created thread to that of its process's other threads."""
         tid, wanted, mask = event.child, placement.cpus_for(role, None), affinity.get(event.child)
         if mask is None:
             return Newborn.of(placement, tid, event.time, ended=True)
@@ -252,7 +252,7 @@ class NewbornPlacer:
         return self._place(placement, VmThread(ThreadId(tid, stat.starttime), role, stat.comm, main.tid), event.time)
 
     def _place(self, placement: Placement, thread: VmThread, born: int) -> Newborn:
-        """Give one thread the mask of its role."""
+        """Set a thread's mask to that of its role."""
         tid, wanted = thread.id.tid, placement.cpus_for(thread.role, None)
         mask = affinity.get(tid)
         if mask is None:
@@ -277,7 +277,7 @@ class NewbornPlacer:
             if process is vm.vmm:
                 self._named_vcpus.place_named(event, vm, follow_up)
         elif library_with([event.name]) is not None and event.process in self._view.helper_pids:
-            # A shim whose VM is a library's is the VMM from its first vCPU's name on.
+            # A shim with a library VMM counts as the VMM from the naming of its first vCPU on.
             follow_up.relevant = True
             self._reconciler.inspect_process(event.process)
             changed = self._assign_processes()
