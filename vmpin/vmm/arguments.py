@@ -1,7 +1,7 @@
 """A VMM's or helper's command line: options with one dash or two, lists of `key=value`, and what Kata writes in them.
 
-Pure. The syntax is QEMU's (util/keyval.c, util/qemu-option.c): `,,` is a comma in a value. A command line is its
-process's own claim: what cannot be read is left out, never guessed.
+Pure. The syntax is QEMU's (util/keyval.c, util/qemu-option.c): `,,` is a comma in a value. A process can
+write any command line: what cannot be parsed is left out, never guessed.
 """
 
 import re
@@ -32,7 +32,7 @@ def _dashed(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def long_options(argv: Sequence[str], *names: str) -> Iterator[tuple[str, str]]:
-    """The options of these names, each with its value, as `--name=value` or `--name value`."""
+    """Yield the options of these names with their values, written `--name=value` or `--name value`."""
     for at, arg in enumerate(argv):
         name, equals, value = arg.partition("=")
         if name in names:
@@ -69,12 +69,12 @@ def _split(text: str) -> list[str]:
 
 
 def sandbox_id(text: str) -> SandboxId | None:
-    """A text as a sandbox's id; None for one that cannot be one."""
+    """Convert a text to a sandbox id; None if it is not a valid id."""
     return SandboxId(text) if valid_id(text) else None
 
 
 def run_directory_sandbox(argv: Iterable[str]) -> SandboxId | None:
-    """The sandbox of the first path below Kata's run directory; None where there is none."""
+    """The sandbox of the first argument with a path below Kata's run directory; None if there is none."""
     return _by_pattern(argv, _RUN_DIRECTORY)
 
 
@@ -92,12 +92,12 @@ def _by_pattern(argv: Iterable[str], pattern: str) -> SandboxId | None:
 
 
 def vsock_cid(text: str) -> int | None:
-    """A text as a guest's vsock address; None for one that cannot be one."""
+    """Convert a text to a guest's vsock CID; None if it is not a valid one."""
     return parse_whole(text, _ANY_CID - 1, _FIRST_GUEST_CID)
 
 
 def socket_path(argv: Sequence[str], option: str) -> str | None:
-    """The path that an option gives for a socket, bare or as `path=`; None where it gives a descriptor or nothing."""
+    """The socket path in an option, bare or as `path=`; None if the option has a descriptor or is missing."""
     for _, value in long_options(argv, option):
         path = value.removeprefix("path=")
         return path if path and "\0" not in path and not path.startswith("fd=") else None

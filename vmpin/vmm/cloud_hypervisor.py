@@ -1,7 +1,7 @@
-"""Cloud Hypervisor. It is configured over its API, so its command line has little more than that API's socket.
+"""Cloud Hypervisor. It is configured over its API, so its command line has little more than the API's socket.
 
-Kata has it listen for its guest beside that socket: the directory has the name of the sandbox, or of a VM from Kata's
-factory (virtcontainers/clh.go; runtime-rs: hypervisor/src/ch).
+Kata puts the socket for the guest beside the API's. The directory is named after the sandbox, or after a VM from
+Kata's factory (virtcontainers/clh.go; runtime-rs: hypervisor/src/ch).
 """
 
 from collections.abc import Iterator, Sequence

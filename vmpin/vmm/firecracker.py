@@ -1,4 +1,4 @@
-"""Firecracker. Kata's Go shim gives it the beginning of the sandbox's id, and may start it in a jail.
+"""Firecracker. Kata's Go shim passes it a prefix of the sandbox's id, and may start it in a jail.
 
 Sources: virtcontainers/fc.go; runtime-rs: hypervisor/src/firecracker.
 """

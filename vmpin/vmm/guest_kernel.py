@@ -1,7 +1,7 @@
-"""Which Linux a VM was started with, from the kernel image that its VMM was given.
+"""The Linux version of a guest, read from the kernel image on its VMM's command line.
 
-The guest is not asked: its answer need not be true. The VMM reads the file once, so it is believed only as long as it
-is the one from before the VM started.
+The guest itself is not asked, because it is not trusted. The VMM reads the image once at its start, so a file that was
+changed since then is not used.
 """
 
 import os
@@ -12,26 +12,26 @@ from typing import BinaryIO
 
 from vmpin.host.procfs import began
 
-#: Bytes: the size limit of a kernel image, how much of it is searched at a time, and of that again with the next part.
+#: Bytes: the maximum size of a kernel image, the size of a chunk to search, and the overlap between chunks.
 _MOST, _PART, _OVERLAP = 512 << 20, 1 << 20, 64
 _BANNER = re.compile(rb"Linux version ([0-9]{1,3})\.([0-9]{1,3})")
 _RELEASE = re.compile(rb"([0-9]{1,3})\.([0-9]{1,3})")
 #: Documentation/arch/x86/boot.rst: the magic at 0x202, and at 0x20e where the version's text is, less 0x200.
 _MAGIC, _MAGIC_AT, _TEXT_AT = b"HdrS", 0x202, 0x20E
 
-#: What was read, by the file's identity: a node's VMs have few different kernels, and one takes 0.1 s to look through.
+#: Versions by the identity of the file: a node has few different guest kernels, and searching one takes 0.1 s.
 _known: dict[tuple[int, int, int, int], tuple[int, int] | None] = {}
 
 
 def kernel_version(paths: Sequence[str], pid: int, starttime: int) -> tuple[int, int] | None:
-    """Return the version of a VM's kernel, its first two numbers; None when it cannot be read from the file.
-    :param paths: of the kernel: of several it is not known which counts. :param pid: whose view they are of.
-    :param starttime: when that process began (clock ticks since boot)."""
+    """Return the (major, minor) version of a VM's kernel; None if it cannot be read, or if there are several paths.
+    :param paths: the paths of the kernel image, as the VMM sees them. :param pid: the VMM.
+    :param starttime: the VMM's start time (clock ticks since boot)."""
     if len(paths) != 1 or not paths[0] or "\0" in paths[0]:
         return None
     path = f"/proc/{pid}/root{paths[0]}" if paths[0].startswith("/") else f"/proc/{pid}/cwd/{paths[0]}"
     try:
-        # Not opened before it is known for a file: a command line may name any device, and some act when opened.
+        # Checked before it is opened: a command line may name any device, and some act when opened.
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return None
@@ -43,7 +43,7 @@ def kernel_version(paths: Sequence[str], pid: int, starttime: int) -> tuple[int,
         if key not in _known:
             if len(_known) >= 64:
                 _known.clear()
-            # Read and not mapped: its owner may cut it short at any moment.
+            # Read, not mapped: its owner may truncate it at any time, which would raise SIGBUS.
             with open(f"/proc/self/fd/{fd}", "rb") as image:
                 _known[key] = version_in(image)
         return _known[key]
@@ -54,7 +54,7 @@ def kernel_version(paths: Sequence[str], pid: int, starttime: int) -> tuple[int,
 
 
 def version_in(image: BinaryIO) -> tuple[int, int] | None:
-    """The version that an x86 bzImage has in its header, or an uncompressed kernel in its data."""
+    """Find the version in the header of an x86 bzImage, or in the data of an uncompressed kernel."""
     head = image.read(_PART)
     if head[_MAGIC_AT:_MAGIC_AT + len(_MAGIC)] == _MAGIC:
         at = int.from_bytes(head[_TEXT_AT:_TEXT_AT + 2], "little")

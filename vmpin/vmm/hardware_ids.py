@@ -1,4 +1,4 @@
-"""The numbers by which a guest can identify its vCPUs: ids of the hardware, which KVM derives from its vcpu ids."""
+"""Hardware ids by which a guest can identify its vCPUs. KVM derives them from its vcpu ids."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,8 +8,8 @@ from vmpin.vmm.vmm_type import VmmType
 
 
 def hardware_ids(vmm: VmmType, argv: Sequence[str], vcpus: Iterable[VcpuId]) -> dict[VcpuId, int]:
-    """Return the number by which the guest can identify each vCPU. On x86 it is the APIC id, on arm64 the MPIDR's
-    affinity fields, else its number. A number that is none is left out."""
+    """Return the hardware id of each vCPU: the APIC id on x86, the MPIDR's affinity fields on arm64, KVM's vcpu id on
+    other architectures. Invalid vCPU numbers are left out."""
     ids = vmm.kvm_ids(argv, vcpus)
     if vmm.machine(argv) == "aarch64":
         ids = {vcpu: mpidr(number) for vcpu, number in ids.items()}

@@ -1,8 +1,8 @@
-"""The VM inventory: each sandbox's VMM and helpers, and every thread of them.
+"""The VM inventory: each sandbox's VMM and helper processes with all their threads.
 
-It is kept from pass to pass, so that a pass in which nothing changed lists each task directory and reads no more. A
-process is assigned to a sandbox by its command line, or by a claim (Kata's state, a hook) that its command line
-confirms; a bare pid is never believed.
+It is kept between passes, so that a pass without changes only lists the task directories. A process is assigned to a
+sandbox by its command line, or by a claim (Kata's state, a hook) that its command line confirms. A pid alone is never
+trusted.
 """
 
 import logging
@@ -23,39 +23,40 @@ from vmpin.vmm.virtual_machine import Process, QmpNeed, Reading, Refresh, Vm
 
 logger = logging.getLogger(__name__)
 
-#: How many passes in a row identify the roles of a VM again whose vCPUs are not all identified; and of one whose vCPUs
-#: only their system calls identify.
+#: How many consecutive passes repeat the identification of a VM's threads: if not all vCPUs are identified, and if
+#: vCPUs can be identified only by their system calls.
 ATTEMPTS, ATTEMPTS_BY_CALLS = 5, 3
-#: How long (seconds) placing waits for vCPU threads that are not identified: a vCPU has to run once, and a guest that
-#: boots under nested virtualization on a busy node takes some 20 s for that.
+#: Seconds for which placement waits for unidentified vCPU threads: each vCPU has to run once, which takes some 20 s in
+#: a guest that boots under nested virtualization on a busy node.
 PATIENCE = 60.0
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class VmInventory:
-    """The VMs below `proc`; of the sandboxes, those whose ids the pattern `only` matches.
-    :param vcpus: the vCPU threads identified before, as a state file has them."""
+    """The VMs among the processes below `proc`. :param only: a pattern; sandboxes whose ids do not match are ignored.
+    :param vcpus: the vCPU threads identified by an earlier process, from the state file."""
 
     def __init__(self, proc: Procfs, sys_root: str = "/sys", only: str = "*",
                  vcpus: Mapping[SandboxId, VcpuThreads] | None = None) -> None:
         self.proc, self.sys_root, self.only = proc, sys_root, only
         self.vms: dict[SandboxId, Vm] = {}
-        #: The vCPU threads that outlive this process: those of a busy VMM show nothing to the next one.
+        #: The identified vCPU threads, for the state file: busy vCPU threads cannot be identified again after a
+        #: restart.
         self.vcpus: dict[SandboxId, VcpuThreads] = dict(vcpus or {})
         #: Whether `vcpus` has changed since this was last set to False.
         self.unsaved = False
-        #: Whether each fork event marks its process outdated: an unchanged thread count then means unchanged threads.
+        #: Whether every fork event marks its process outdated: then an unchanged thread count means unchanged threads.
         self.forks_reported = False
         self.process_table = ProcessTable(proc)
-        #: The pids of VMMs that name the same sandbox with equal evidence; the first is placed.
+        #: By sandbox, the pids of VMMs with equally strong evidence for it; the first one is placed.
         self.contested: dict[SandboxId, tuple[int, ...]] = {}
         self._duplicates: set[tuple[SandboxId, int]] = set()
         self._followed: dict[int, tuple[Vm, Process]] | None = None
 
     def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool = False) -> set[SandboxId]:
-        """List the processes, and assign them.
-        :param full: read every process again.
-        :returns: the sandboxes whose VM came, ended or became another."""
+        """List the processes and assign them to sandboxes.
+        :param full: whether to read every process again.
+        :returns: the sandboxes whose VM appeared, ended or was replaced."""
         if full:
             for _, process in self.followed.values():
                 process.mark_outdated()
@@ -63,12 +64,12 @@ class VmInventory:
         return self.assign(claims)
 
     def inspect(self, pid: int) -> Found | None:
-        """Read one process that has just executed a program, or was created; a VM whose VMM executed another program
-        is dropped. :returns: (main thread, classification, argv); None if unrelated."""
+        """Read one process that was just created or executed a program. If it was a VMM and executed another program,
+        its VM is dropped. :returns: (main thread, classification, argv); None if it belongs to no sandbox."""
         vm, process = self.followed.get(pid, (None, None))
         recognized = self.process_table.inspect(pid)
         if vm is not None and process is vm.vmm and (recognized is None or recognized[2] != process.argv):
-            del self.vms[vm.sandbox]  # another program, if it has the same number and start time
+            del self.vms[vm.sandbox]  # an exec keeps pid and start time
             self.unsaved = self.vcpus.pop(vm.sandbox, None) is not None or self.unsaved
             self._followed = None
         return recognized
@@ -81,24 +82,24 @@ class VmInventory:
         return self._followed
 
     def helpers(self, sandbox: SandboxId) -> list[Process]:
-        """A sandbox's helpers, with or without a VM, with their threads as they are now."""
+        """Return a sandbox's helper processes with their current threads, whether or not the sandbox has a VM."""
         processes = [Process(pid, identity, helper.role, argv)
                      for pid, (identity, helper, argv) in self.process_table.helpers.items()
                      if helper.sandbox == sandbox]
         return [process for process in processes if read_threads(self.proc, process, reread=True) is Refresh.CHANGED]
 
     def assign(self, claims: Mapping[SandboxId, VmmClaim]) -> set[SandboxId]:
-        """Assign each sandbox its VMM and helpers, as last listed. :returns: the sandboxes whose VM came, ended or
-        became another."""
+        """Assign the processes listed last to sandboxes. :returns: the sandboxes whose VM appeared, ended or was
+        replaced."""
         chosen = self._choose_vmms(claims)
         changed = self._assign_vmms(chosen) | self._assign_helpers()
         self._followed = None
         return changed
 
     def _choose_vmms(self, claims: Mapping[SandboxId, VmmClaim]) -> dict[SandboxId, int]:
-        """The pid of each sandbox's VMM: the claimed one if its command line confirms that; else the one that names
-        the sandbox and runs. Of several the one with the best evidence counts, of equal ones the eldest; the others
-        are left alone."""
+        """Choose each sandbox's VMM: the claimed process if its command line confirms the claim, otherwise a running
+        process that names the sandbox. Of several the one with the strongest evidence is chosen, among equals the
+        eldest; the others are ignored. :returns: pids by sandbox."""
         vmms = self.process_table.vmms
         chosen: dict[SandboxId, int] = {}
         for sandbox, claim in claims.items():
@@ -124,8 +125,8 @@ class VmInventory:
 
     def _choose_among(self, sandbox: SandboxId, pids: Sequence[int], claimed: Container[int],
                       chosen: dict[SandboxId, int]) -> None:
-        """Choose a sandbox's VMM among several processes that name it, eldest first; and keep in `contested` those
-        with equal evidence."""
+        """Choose a sandbox's VMM among several processes that name it, eldest first. Those with equal evidence are
+        recorded in `contested`."""
         vmms = self.process_table.vmms
         running = [pid for pid in pids if self.process_table.is_running(vmms[pid][0])] or [pids[-1]]
         if pids[0] in claimed and pids[0] in running:
@@ -147,7 +148,7 @@ class VmInventory:
                                "shim, cgroup and network namespace, or Kata's state, show it")
 
     def _assign_vmms(self, chosen: Mapping[SandboxId, int]) -> set[SandboxId]:
-        """Drop VMs without a VMM, and make one for each new VMM. :returns: the sandboxes of both."""
+        """Drop VMs without a VMM, and create a VM for each new VMM. :returns: the sandboxes of both."""
         changed = {sandbox for sandbox in self.vms if sandbox not in chosen}
         for sandbox in changed:
             del self.vms[sandbox]
@@ -164,7 +165,7 @@ class VmInventory:
         return changed
 
     def _assign_helpers(self) -> set[SandboxId]:
-        """Assign helpers and kernel threads to the VMs. :returns: the sandboxes whose own are others than before."""
+        """Assign helpers and kernel threads to VMs. :returns: the sandboxes for which they have changed."""
         helpers: dict[SandboxId, list[Process]] = {}
         for pid, (identity, helper, argv) in self.process_table.helpers.items():
             vm = self.vms.get(helper.sandbox) if helper.sandbox is not None else None
@@ -185,7 +186,7 @@ class VmInventory:
         return changed
 
     def refresh(self, vm: Vm) -> Refresh:
-        """Read a VM's threads, and identify them where that may give another answer. A VM whose VMM has ended is
+        """Read a VM's threads, and identify them again if the result may have changed. A VM whose VMM has ended is
         dropped."""
         changed = False
         turn = vm.vmm.pid % ROUNDS == self.process_table.round % ROUNDS
@@ -206,10 +207,10 @@ class VmInventory:
 
     @staticmethod
     def _may_identify_more(vm: Vm, turn: bool) -> bool:
-        """Whether unchanged threads are identified again. Sampling system calls costs milliseconds, so that is done a
-        few times in a row, and then in one of ROUNDS passes (`turn`). Where names identify no vCPU, all may seem to be
-        identified while a vCPU that was just plugged in has not been in KVM_RUN yet, if one with its number was
-        unplugged before."""
+        """Whether unchanged threads are identified again. Sampling system calls costs milliseconds, so it is done in a
+        few consecutive passes, and then in one of ROUNDS passes (`turn`). If names do not identify vCPUs, all vCPUs
+        may seem identified although a vCPU that was just plugged in has not entered KVM_RUN yet, when a vCPU with its
+        number was unplugged before."""
         if not vm.vcpus_identified:
             return turn or vm.attempts < ATTEMPTS
         return vm.found_by in ("kvm_run", "debugfs") and (turn or vm.attempts < ATTEMPTS_BY_CALLS)
@@ -221,15 +222,15 @@ class VmInventory:
         self._followed = None
 
     def _identify(self, vm: Vm) -> bool:
-        """Identify the role of each of the VMM's threads. :returns: whether roles, threads or vCPUs have changed."""
+        """Identify the roles of the VMM's threads. :returns: whether roles, threads or vCPUs have changed."""
         process = vm.vmm
         vm.ended_vcpus.update(vcpu for thread, vcpu in vm.vcpu_threads.items() if not process.has(thread))
         identified = vmm_threads.identify(
             process.pid, vm.type, process.argv, process.stats.items(), self.proc, learned=vm.vcpu_threads,
             gone=vm.ended_vcpus, iothreads=vm.iothreads, qmp=vm.qmp, debugfs=f"{self.sys_root}/kernel/debug")
-        vm.qmp = None  # it was about the threads as they were; what was learned of it is kept
+        vm.qmp = None  # it was about an older thread set; what it identified is kept
         threads, vm.vcpu_threads, vm.iothreads, pid = {}, {}, set(), process.pid
-        iothread = ThreadRole.IOTHREAD  # looked up by a function each time
+        iothread = ThreadRole.IOTHREAD  # an enum lookup is a function call
         for tid, stat in process.stats.items():
             identity, (role, vcpu) = named(ThreadId, (tid, stat.starttime)), identified.roles[tid]
             threads[tid] = named(VmThread, (identity, role, stat.comm, pid, vcpu))
@@ -258,12 +259,12 @@ class VmInventory:
             self.unsaved = True
 
     def needing_qmp(self) -> list[Vm]:
-        """VMs whose threads only QMP can identify, and that were not asked yet about the threads they have."""
+        """Return the VMs whose threads only QMP can identify, and whose current thread set was not queried yet."""
         needing = []
         for vm in self.vms.values():
             if vm.type.qmp_sockets is None or not vm.vmm.stats:
                 continue
-            if vm.qmp_need is QmpNeed.UNDECIDED:  # to read hundreds of command lines costs as much as a pass
+            if vm.qmp_need is QmpNeed.UNDECIDED:  # parsing hundreds of command lines costs as much as a pass
                 needed = vmm_threads.wants_qmp(vm.type, vm.vmm.argv, vm.vcpus_identified, bool(vm.iothreads))
                 vm.qmp_need = QmpNeed.NEEDED if needed else QmpNeed.NOT_NEEDED
             if vm.qmp_need is QmpNeed.NEEDED and vm.qmp_asked != frozenset(vm.vmm.stats):
@@ -272,7 +273,7 @@ class VmInventory:
 
 
 def _renew_vcpu_state(vm: Vm) -> bool:
-    """Set whether placing waits for vCPUs that are not identified. :returns: whether that has changed."""
+    """Update whether placement waits for unidentified vCPUs. :returns: whether this has changed."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     if vm.vcpus_identified:
         vm.unidentified_since = now
@@ -285,7 +286,7 @@ def _renew_vcpu_state(vm: Vm) -> bool:
 
 
 def _confirms(sandbox: SandboxId, claim: VmmClaim, identity: ThreadId, vmm: VmmProcess, argv: list[str]) -> bool:
-    """Whether a process's command line confirms a claim about its pid: another process may have it by now."""
+    """Whether a process's command line confirms a claim about its pid, which may have been reused."""
     if vmm.sandbox == sandbox:
         return True
     if claim.identity is not None:

@@ -1,7 +1,7 @@
-"""vCPU threads as KVM itself shows them: in the KVM_RUN call, and in KVM's debugfs.
+"""Identifies vCPU threads by KVM: by their KVM_RUN system calls, and by KVM's debugfs.
 
-Both name KVM's vcpu id, which for QEMU on x86 is the APIC id (qemu_cmdline.cpu_index turns it back). A VM that was
-never started (-S) is in neither: KVM learns the thread of a vCPU from its first KVM_RUN.
+Both give KVM's vcpu id, which is the APIC id for QEMU on x86 (qemu_cmdline.cpu_index converts it). Neither works for a
+VM that was never started (-S), because KVM learns the thread of a vCPU at its first KVM_RUN.
 """
 
 import os
@@ -22,16 +22,15 @@ _KVM = r"/dev/kvm|anon_inode:kvm-v(?:m|cpu:[0-9]+)"
 _MOST_FDS = 4096
 _VCPU = r"vcpu([0-9]{1,6})"
 
-#: Pauses before looking again at a thread that was on a CPU, in seconds. A vCPU that does anything at all is in
-#: and out of the guest many times a millisecond; one in a busy loop never shows.
+#: Pauses in seconds before a thread that was on a CPU is sampled again. A vCPU usually leaves the guest many times per
+#: millisecond; one in a busy loop may never do so.
 _PAUSES = (0.0005, 0.001, 0.002, 0.004)
 _BUDGET = 0.01
 
 
 def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
-    """KVM's vcpu id by the process's file descriptor: every vCPU there is, and those QEMU unplugged. QEMU keeps
-    ("parks") the descriptor of an unplugged vCPU, because KVM cannot destroy one. Empty when the process has no KVM
-    vCPU or may not be traced."""
+    """Return KVM's vcpu ids by file descriptor of the process. Unplugged vCPUs are included: QEMU keeps ("parks")
+    their descriptors, because KVM cannot destroy a vCPU. {} if the process has no KVM vCPU or may not be traced."""
     indices = {}
     try:
         names = os.listdir(f"{procfs.root}/{pid}/fd")
@@ -45,8 +44,8 @@ def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
 
 
 def has_kvm(procfs: Procfs, pid: int) -> bool:
-    """Whether a process has KVM open: the device, a VM or a vCPU. False when it may not be traced. Of its descriptors
-    the first _MOST_FDS are read: a VMM opens KVM while it starts, and the process may be another program."""
+    """Whether a process has KVM open (the device, a VM or a vCPU). False if it may not be traced. Only the first
+    _MOST_FDS descriptors are read: a VMM opens KVM at its start, and other programs may have very many."""
     try:
         with os.scandir(f"{procfs.root}/{pid}/fd") as listed:
             numbers = (parse_whole(entry.name, MAX_FD) for entry in islice(listed, _MOST_FDS))
@@ -57,8 +56,8 @@ def has_kvm(procfs: Procfs, pid: int) -> bool:
 
 def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
                fds: Mapping[int, int]) -> tuple[dict[int, int], list[int]]:
-    """Return the threads that wait in KVM_RUN, with their vcpu ids, and those that cannot be identified because they
-    are on a CPU. The kernel reports the call of a blocked thread only (fs/proc/base.c: proc_pid_syscall)."""
+    """Return the vcpu ids of threads blocked in KVM_RUN, by tid; and the threads that were on a CPU: the kernel
+    reports the system call of blocked threads only (fs/proc/base.c: proc_pid_syscall)."""
     fds_by_tid, running = {}, []
     for tid in tids:
         call = procfs.syscall(pid, tid)
@@ -76,7 +75,7 @@ def in_kvm_run(procfs: Procfs, pid: int, tids: Iterable[int],
 
 def in_kvm_run_later(procfs: Procfs, pid: int, tids: Collection[int], fds: Mapping[int, int],
                      sleep: Callable[[float], None]) -> dict[int, int]:
-    """The same for threads that were on a CPU, sampled again a few times within 10 ms."""
+    """Sample threads that were on a CPU a few more times within 10 ms. :returns: as the first of `in_kvm_run`."""
     indices: dict[int, int] = {}
     deadline = monotonic() + _BUDGET
     for pause in _PAUSES:
@@ -89,8 +88,8 @@ def in_kvm_run_later(procfs: Procfs, pid: int, tids: Collection[int], fds: Mappi
 
 
 def from_debugfs(root: str, pid: int) -> dict[int, int]:
-    """KVM's vcpu id by thread id, from `root`/kvm/PID-FD/vcpuN/pid (virt/kvm/kvm_main.c); busy ones too. Threads that
-    have ended stay listed. Empty where debugfs is not mounted or the kernel has no such file."""
+    """Return KVM's vcpu ids by tid from `root`/kvm/PID-FD/vcpuN/pid (virt/kvm/kvm_main.c). Includes busy threads, and
+    threads that have ended. {} if debugfs is not mounted or the kernel has no such file."""
     indices: dict[int, int] = {}
     try:
         for machine in (name for name in os.listdir(f"{root}/kvm") if name.startswith(f"{pid}-")):

@@ -1,8 +1,8 @@
 """The process table: the VMMs, helper processes and kernel threads of sandboxes, among all processes of the node.
 
-It is kept from pass to pass, so that a pass without new or ended processes lists /proc and reads little more. A
-process is recognized by its command line and what confirms it (recognition). That of a container's process is never
-believed, nor read beyond its beginning: its author can make it as long, and change it as often, as he likes.
+It is kept between passes, so that a pass without new or ended processes does little more than list /proc. A process is
+recognized by its command line and by evidence that confirms it (recognition). The command line of a container's
+process is never trusted, and only its beginning is read: the container can make it long and change it often.
 """
 
 import logging
@@ -18,11 +18,11 @@ from vmpin.vmm.vmms import library_with
 
 logger = logging.getLogger(__name__)
 
-#: A process of no sandbox is read again (it may execute a VMM) in the first passes after it came, and then in one of
-#: ROUNDS passes, its turn given by its pid.
+#: A process that belongs to no sandbox is read again, as it may execute a VMM: in the first passes after it appeared,
+#: then in one of ROUNDS passes, chosen by its pid.
 ROUNDS = 16
 YOUNG_PASSES = 3
-#: How many impostors are kept: any user can make as many as he may have processes.
+#: The most impostors that are recorded: any user can create as many as the process limit allows.
 MAX_IMPOSTORS = 64
 
 
@@ -31,24 +31,25 @@ class ProcessTable:
 
     def __init__(self, proc: Procfs) -> None:
         self.proc = proc
-        #: How many scans there were.
+        #: The number of scans so far.
         self.round = 0
         self.vmms: dict[int, tuple[ThreadId, VmmProcess, list[str]]] = {}
         self.helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
-        #: Kernel threads by tid, each with the pid that it works for.
+        #: Kernel threads by tid, with the pid of the process that each works for.
         self.kernel: dict[int, tuple[int, VmThread]] = {}
         #: Processes of unprivileged users that pose as a sandbox's, by pid; the first MAX_IMPOSTORS.
         self.impostors: dict[int, Impostor] = {}
         #: Every pid listed, with the round in which it was first listed.
         self._seen: dict[str, int] = {}
         self._claims: dict[int, ClaimedVmm] = {}
-        #: Users of whom an impostor was logged.
+        #: Users (uids) whose impostors were logged.
         self._warned: set[int] = set()
 
     def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool) -> None:
         """List the processes, and recognize those that are new or may have changed.
-        :param claims: what sources report of the VMMs' pids: such a process may have executed one long after it came.
-        :param full: recognize every process again."""
+        :param claims: claims of sources about the VMMs' pids; claimed processes are always read, because a process may
+            execute a VMM long after its creation.
+        :param full: whether to recognize every process again."""
         self.round += 1
         self._claims = claims_by_pid(claims)
         pids = self.proc.pids()
@@ -66,9 +67,9 @@ class ProcessTable:
                 self._inspect(pid)
 
     def inspect(self, pid: int) -> Found | None:
-        """Recognize one process that has just executed a program, or was created. :returns: None if unrelated to a
+        """Recognize one process that was just created or executed a program. :returns: None if it belongs to no
         sandbox."""
-        # Most are of containers, or have ended: those cost one system call. virtiofsd's child executes nothing.
+        # Most belong to containers or have ended; they cost one system call. virtiofsd's child does not call exec.
         if pid not in self.helpers and self.proc.nested(pid) is not False:
             self._drop(pid)
             return None
@@ -79,17 +80,17 @@ class ProcessTable:
         return recognized
 
     def forget(self, pid: int) -> None:
-        """A VMM has ended: the next process with its pid is new."""
+        """Forget a VMM that has ended: the next process with its pid is a new one."""
         self.vmms.pop(pid, None)
         self._seen.pop(str(pid), None)
 
     def is_running(self, main: ThreadId) -> bool:
-        """Whether a process, by its main thread, has not ended, waited for or not."""
+        """Whether a process is running. False for a zombie."""
         stat = self.proc.thread_stat(main.tid, main.tid)
         return stat is not None and stat.starttime == main.starttime and stat.state not in "ZX"
 
     def sandboxes_with_helpers(self, *roles: ThreadRole) -> set[SandboxId]:
-        """The sandboxes that have helpers, of these roles where some are given."""
+        """The sandboxes that have helpers of these roles; without arguments, of any role."""
         return {helper.sandbox for _, helper, _ in self.helpers.values()
                 if helper.sandbox is not None and (not roles or helper.role in roles)}
 
@@ -97,13 +98,13 @@ class ProcessTable:
         self._drop_but(None, pid)
 
     def _drop_but(self, table: Mapping[int, object] | None, pid: int) -> None:
-        """Drop a number's former holder from every table but one, where it keeps its place."""
+        """Remove a pid from all tables except `table`, in which its position is kept."""
         for other in (self.vmms, self.helpers, self.kernel, self.impostors):
             if other is not table:
                 other.pop(pid, None)
 
     def _inspect(self, pid: str) -> None:
-        """Read and recognize a process, whatever its pid was before."""
+        """Read and recognize a process, without regard to earlier entries of its pid."""
         beginning = self.proc.beginning(pid)
         number = int(pid)
         if not beginning:  # a kernel thread, or a zombie
@@ -140,13 +141,13 @@ class ProcessTable:
         if pid in self.impostors or len(self.impostors) < MAX_IMPOSTORS:
             self.impostors[pid] = impostor
         if impostor.uid not in self._warned and len(self._warned) < MAX_IMPOSTORS:
-            self._warned.add(impostor.uid)  # once: its user can make a thousand in a second
+            self._warned.add(impostor.uid)  # once per user, who can create a thousand per second
             logger.warning("process ignored pid=%d uid=%d sandbox=%s: an unprivileged user's process has the command "
                            "line of a sandbox's VM, and neither a shim nor Kata's state shows it",
                            pid, impostor.uid, impostor.sandbox)
 
     def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
-        """Restore the sandbox's whole id where Kata has cut it: as its shim has it, or had when it was there."""
+        """Complete a sandbox id that Kata truncated, by the command line of its shim, which may have ended since."""
         if vmm.sandbox is None or not vmm.cut:
             return vmm
         before = self.vmms.get(identity.tid)
@@ -156,6 +157,6 @@ class ProcessTable:
         return vmm._replace(sandbox=max(whole, key=len)) if whole else vmm
 
     def _vmm_within(self, pid: str) -> VmmType | None:
-        """The VMM that a shim runs in its own process, None where that is another's."""
+        """The library VMM that runs in a shim's process; None if the shim has a separate VMM process."""
         stats = (self.proc.thread_stat(pid, tid) for tid in self.proc.tids(pid))
         return library_with(stat.comm for stat in stats if stat is not None)

@@ -1,6 +1,6 @@
 """Classifies a process by its command line: a VMM, one of a sandbox's helpers, or neither.
 
-Pure. A VMM that runs inside the shim is not found here: only its threads show it (vmms.library_with).
+Pure. A VMM that runs inside the shim is recognized only by its threads (vmms.library_with).
 """
 
 import re
@@ -13,22 +13,22 @@ from vmpin.vmm.arguments import option_values, sandbox_id, served_sandbox
 from vmpin.vmm.vmm_type import VmmType
 from vmpin.vmm.vmms import BEGINNINGS, VMMS
 
-# Patterns that most starts do not use are texts, which `re` compiles at their first use, and keeps.
-#: What serves files to a guest: virtiofsd, and Nydus' daemon in its place (src/runtime/virtcontainers/nydusd.go).
+# Patterns that are rarely needed are strings, which `re` compiles at their first use and caches.
+#: File servers for guests: virtiofsd, or Nydus' daemon in its place (src/runtime/virtcontainers/nydusd.go).
 _FILE_SERVER = r"(?:virtiofsd|nydusd)(?:[-_.].*)?"
 _SHIM = r"containerd-shim-kata-(?:.+-)?v2"
 #: The actions of a shim's program that end at once, and its flags that take no value (containerd,
 #: core/runtime/v2/shim/shim.go).
 _SHIM_ACTIONS = frozenset(("start", "delete"))
 _SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
-#: What the names of all of these begin with: most programs are none of them.
+#: Prefixes of all these names, for a quick check: most programs have none of them.
 _BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "containerd-shim-kata", "ld-linux")
 _LOADER = ("ld-linux-", "ld-linux.")
 #: The loader's own options that take a value (ld.so(8)).
 _LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
                              "--glibc-hwcaps-mask", "--inhibit-rpath"))
 
-#: What Kata's arguments have in them, whatever the program is called.
+#: Strings in the arguments of Kata's processes, independent of the program's name.
 _ARGUMENTS = re.compile(rb"[\0=]sandbox-|/run/(?:vc|kata)/|/sandboxes/")
 
 _UUID = r"(?ai)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -36,42 +36,43 @@ _KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9
 
 
 class VmmProcess(NamedTuple):
-    """A VMM. `sandbox` is None when the command line names none (then it is not Kata's, or it is unknown)."""
+    """A VMM. `sandbox` is None if the command line names none: it is not Kata's, or its sandbox is unknown."""
 
     type: VmmType
     sandbox: SandboxId | None
 
     @property
     def cut(self) -> bool:
-        """Whether `sandbox` may be the beginning of the id only."""
+        """Whether `sandbox` may be only a prefix of the id."""
         return len(self.sandbox or "") == self.type.id_length
 
 
 class HelperProcess(NamedTuple):
-    """A server of files (role VIRTIOFSD) or a Kata shim, and the sandbox that it serves."""
+    """A file server (role VIRTIOFSD) or a Kata shim, and the sandbox that it serves."""
 
     role: ThreadRole
     sandbox: SandboxId | None
 
 
 def may_be(beginning: bytes) -> bool:
-    """Whether a command line that begins so (/proc/PID/cmdline, with all of its first argument) may be one that
-    `classify` or `classify_by_arguments` recognizes. What it costs does not depend on how long that is."""
+    """Whether `classify` or `classify_by_arguments` may recognize a command line. The cost does not depend on its
+    length.
+    :param beginning: the beginning of /proc/PID/cmdline, with the whole first argument."""
     if _program(beginning).startswith(_BEGINNINGS):
         return True
-    # Most command lines contain neither: to search for these two first takes a tenth of the time.
+    # Most command lines contain neither; searching for these two first takes a tenth of the time.
     return (b"sandbox" in beginning or b"/run/" in beginning) and _ARGUMENTS.search(beginning) is not None
 
 
 def may_be_file_server(beginning: bytes) -> bool:
-    """The same for a server of files, started by the dynamic loader or not."""
+    """Whether a command line may be that of a file server, started through the dynamic loader or not."""
     program = _program(beginning)
     return program.startswith(_LOADER) or re.fullmatch(_FILE_SERVER, program) is not None
 
 
 def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
-    """Classify a process by its program's name, and the rest of its command line. The command line is the process's
-    own claim: it can write any."""
+    """Classify a process by its program's name and its arguments. The result is only a claim, because a process can
+    have any command line."""
     if not argv or not _basename(argv[0]).startswith(_BEGINNINGS) or not (argv := _past_loader(argv)):
         return None
     program = _basename(argv[0])
@@ -90,9 +91,9 @@ def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
 
 
 def classify_by_arguments(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
-    """Classify a process of any program's name by the arguments that Kata gives its VMMs and file servers: it runs
-    whatever its configuration names (`path`, `virtio_fs_daemon`). Any program may be given such arguments, so a caller
-    needs more to go by (recognition). None where they name no sandbox.
+    """Classify a process by its arguments only, as Kata passes them to VMMs and file servers: Kata's configuration may
+    name any program (`path`, `virtio_fs_daemon`). Other programs may have such arguments as well, so callers need more
+    evidence (recognition). None if the arguments name no sandbox.
 
     >>> classify_by_arguments(["/usr/local/bin/vmm", "-name", "sandbox-a1"])
     VmmProcess(type=<VMM qemu>, sandbox='a1')"""
@@ -104,17 +105,18 @@ def classify_by_arguments(argv: Sequence[str]) -> VmmProcess | HelperProcess | N
 
 
 def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid: str) -> bool:
-    """Whether the command line names the sandbox by its whole id, or the VM by its whole UUID, where Kata's Go runtime
-    puts them. Some VMMs have the id's beginning for an id, and a VM from Kata's factory has another sandbox's name but
-    its own UUID (govmm/qemu/qemu.go)."""
+    """Whether the command line has the sandbox's full id, or the VM's full UUID, where Kata's Go runtime puts them.
+    Some VMMs get only a prefix of the id, and a VM from Kata's factory has another sandbox's name but its own UUID
+    (govmm/qemu/qemu.go)."""
     if vmm.sandbox in (sandbox, sandbox[:vmm.type.id_length]):
         return True
     return re.fullmatch(_UUID, uuid) is not None and vmm.type.uuid(argv).lower() == uuid.lower()
 
 
 def is_vms(argv: Sequence[str]) -> bool:
-    """Whether the process that a runtime names as a pod's is a VM's, by its command line: a VMM, or Kata's shim, which
-    is Dragonball's process (the runtime names the thread `vmm_master` in it). No other pod's process is a shim's."""
+    """Whether the process that a runtime reports for a pod belongs to a VM: a VMM, or Kata's shim, which is
+    Dragonball's process (the runtime reports its thread `vmm_master`). A pod without a VM never has a shim as its
+    process."""
     process = classify(argv) or classify_by_arguments(argv)
     return isinstance(process, VmmProcess) or (process is not None and is_shim(process))
 
@@ -158,7 +160,7 @@ def _basename(path: str) -> str:
 
 
 def _past_loader(argv: Sequence[str]) -> Sequence[str]:
-    """The command line of the program itself when it was started through the dynamic loader."""
+    """Skip the dynamic loader and its options in a command line, if the program was started through it."""
     if not _basename(argv[0]).startswith(_LOADER):
         return argv
     at = 1

@@ -1,4 +1,4 @@
-"""QEMU. The parts of its command line that take parsing are in qemu_cmdline, and asking it over QMP in qmp."""
+"""QEMU. Its command line is parsed in qemu_cmdline; qmp queries it over QMP."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _VHOST_USER_VSOCK = r"vhost-user-vsock-(?:pci|device)(?:-(?:non-)?transitional)?
 
 
 def _sandbox(argv: Sequence[str]) -> SandboxId | None:
-    # Only by name: another program's QEMU may well be given a file below /run/kata.
+    # By name only: a QEMU that is not Kata's may have a file below /run/kata among its arguments.
     name = ""
     for value in option_values(argv, "name"):
         name = dict(keyvals(value, "guest")).get("guest", name)
@@ -55,8 +55,8 @@ def guest_cid(argv: Sequence[str]) -> int | None:
 
 
 def vhost_user_vsock(argv: Sequence[str]) -> str | None:
-    """The socket between QEMU and the daemon that is its vsock device; the guest is reached by another one of that
-    daemon's."""
+    """The socket between QEMU and its vhost-user vsock daemon. (The guest is reached over another socket of the
+    daemon.)"""
     chardevs = chardev_sockets(argv)
     for device in _devices(argv):
         path = chardevs.get(device.get("chardev", ""), {}).get("path")
@@ -83,7 +83,7 @@ def _devices(argv: Sequence[str]) -> list[dict[str, str]]:
 QEMU = VmmType(
     name="qemu",
     kata_name="qemu",
-    # Builds of it bear names of their own: qemu-kiwi (RHEL), qemu-lite-, qemu-vanilla-, qemu-virtiofs-system-ARCH.
+    # Names of QEMU builds: qemu-kiwi (RHEL), qemu-lite-, qemu-vanilla-, qemu-virtiofs-system-ARCH.
     program=r"qemu-(?:.+-)?system-.+|qemu-(?:kvm|kiwi)(?:[-_.].*)?|kvm",
     beginnings=("qemu-", "kvm"),
     # `mon_iothread` runs its own monitors. For libvirt, and here, iothreads are the declared ones.

@@ -1,7 +1,7 @@
 """Parts of QEMU's command line: the guest's CPU topology, the declared iothreads, the QMP sockets.
 
-Pure. What cannot be read is left out, never guessed: argv is not ours. It may no longer be true: QEMU can be changed
-over QMP after its start.
+Pure. What cannot be parsed is left out, never guessed, because a process can have any command line. The command line
+may also be out of date: QEMU can be reconfigured over QMP.
 """
 
 import re
@@ -15,16 +15,16 @@ from vmpin.domain.model import Vcpu, VcpuId
 from vmpin.vmm.arguments import keyvals, option_values
 from vmpin.vmm.vmm_type import MAX_VCPUS, host_machine
 
-#: As many NUMA nodes as QEMU takes (include/system/numa.h, MAX_NODES).
+#: QEMU's limit on NUMA nodes (include/system/numa.h, MAX_NODES).
 _MAX_NODES = 128
 _PROGRAM = r"qemu-(?:.+-)?system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
-#: What QEMU reads as a switch that is on.
+#: The values of a boolean option that QEMU takes as true.
 ON = frozenset(("on", "yes", "true", "y"))
 
 
 def options_of(value: str, implied: str) -> dict[str, str]:
-    """An option's value by key, written as `keyvals` or as JSON; empty where that is neither."""
+    """Parse an option's value, written as `keyvals` or as JSON, to a dict; {} if it is neither."""
     if not value.startswith("{"):
         return dict(keyvals(value, implied))
     try:
@@ -34,7 +34,7 @@ def options_of(value: str, implied: str) -> dict[str, str]:
 
 
 class Smp(NamedTuple):
-    """`-smp`, what was left out computed as QEMU does since 6.2 (hw/core/machine-smp.c)."""
+    """`-smp`, with omitted values computed as QEMU does since 6.2 (hw/core/machine-smp.c)."""
 
     cpus: int = 1
     maxcpus: int = 1
@@ -58,7 +58,7 @@ class Smp(NamedTuple):
         return apic | rest << shift
 
     def cpu_of(self, apic: int) -> VcpuId | None:
-        """The other way: the cpu-index of an APIC id; None where no slot of this machine has it."""
+        """The cpu-index of an APIC id; None if no CPU slot of this machine has it."""
         cpu, below, rest = 0, 1, apic
         for count in (self.threads, self.cores, self.modules, self.dies):
             width = (count - 1).bit_length()
@@ -71,13 +71,13 @@ class Smp(NamedTuple):
 
 
 def parse_smp(argv: Sequence[str]) -> Smp:
-    """The topology of the command line; one CPU where there is none or it makes no sense."""
+    """The CPU topology of the command line; one CPU if it has none or an invalid one."""
     return _parse_smp(tuple(option_values(argv, "smp")))
 
 
 @lru_cache(maxsize=256)
 def _parse_smp(values: tuple[str, ...]) -> Smp:
-    """The same from the values after -smp: it is asked for often, and a node's VMs have few different ones."""
+    """Parse the values after -smp. Cached: it is called often, and a node's VMs have few different values."""
     counts: dict[str, int] = {}
     for value in values:
         for key, number in keyvals(value, "cpus"):
@@ -101,14 +101,14 @@ def _parse_smp(values: tuple[str, ...]) -> Smp:
     total = sockets * fixed * cores * threads
     maxcpus = maxcpus or total
     if not 0 < total == maxcpus <= MAX_VCPUS:
-        most = min(max(cpus, maxcpus, 1), MAX_VCPUS)  # a product of parts is beyond any of them
+        most = min(max(cpus, maxcpus, 1), MAX_VCPUS)  # a product may exceed the limit of its factors
         return Smp(cpus or 1, most, sockets=most)
     return Smp(cpus or maxcpus, maxcpus, sockets, dies, clusters, modules, cores, threads)
 
 
 def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
-    """The cpu-index of each of KVM's vcpu ids: on x86 they are APIC ids, elsewhere the same number. An id that no slot
-    of this machine has is left out."""
+    """Convert KVM's vcpu ids to cpu-indices: on x86 they are APIC ids, elsewhere equal to the index. Ids that no CPU
+    slot of this machine has are left out."""
     smp = parse_smp(argv)
     last = VcpuId(smp.maxcpus - 1)
     if architecture(argv) not in _X86 or smp.maxcpus == smp.sockets or smp.apic_id(last) == last:
@@ -118,14 +118,14 @@ def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
 
 
 def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]:
-    """The other way: KVM's vcpu id of each cpu-index."""
+    """Convert cpu-indices to KVM's vcpu ids."""
     smp, x86 = parse_smp(argv), architecture(argv) in _X86
     return {index: smp.apic_id(index) if x86 else index for index in indices}
 
 
 def architecture(argv: Sequence[str]) -> str:
-    """The guest's architecture by the name of QEMU's program, "" for one that is not known here; the host's where the
-    program is another (qemu-kvm)."""
+    """The guest's architecture by the name of QEMU's program, "" for an unknown one. For a name without an
+    architecture (qemu-kvm) it is the host's."""
     named = re.match(_PROGRAM, argv[0].rpartition("/")[2] if argv else "")
     if named is not None:
         return named[1]
@@ -139,7 +139,7 @@ def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
 
 @lru_cache(maxsize=256)
 def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
-    """The same from the values after -smp and -numa, of which a node's VMs have few different ones."""
+    """Compute `guest_vcpus` from the values after -smp and -numa. Cached: a node's VMs have few different ones."""
     topology, nodes = _parse_smp(smp), _nodes(numa)
     threads = topology.threads
     return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None,
@@ -155,15 +155,15 @@ def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def has_qmp(argv: Sequence[str]) -> bool:
-    """Whether QEMU has any QMP monitor, Kata's own included: then it has a thread for them."""
+    """Whether QEMU has a QMP monitor, including Kata's: then it has a thread for monitors."""
     return bool(option_values(argv, "qmp", "qmp-pretty")) or any(
         ("mode", "control") in keyvals(value, "chardev") for value in option_values(argv, "mon"))
 
 
 def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
-    """The paths of the QMP sockets QEMU listens on, as written: a relative one starts at QEMU's directory. Not those
-    Kata itself talks to: `unix:fd=N`, and `qmp.sock` in Kata's own directory (before it passed the descriptor). QMP
-    serves one client at a time; taking Kata's turn would make it lose its VM."""
+    """The paths of the QMP sockets on which QEMU listens, as written; relative paths start at QEMU's working
+    directory. Kata's own sockets are left out: `unix:fd=N`, and `qmp.sock` in Kata's directory (older versions). QMP
+    serves one client at a time, and Kata would lose its VM if it could not connect."""
     paths: list[str] = []
     for value in option_values(argv, "qmp", "qmp-pretty"):
         if value.startswith("unix:"):
@@ -177,7 +177,7 @@ def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def chardev_sockets(argv: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The Unix sockets among the character devices, by id, but for abstract ones."""
+    """The properties of character devices that are Unix sockets, by id; abstract sockets are left out."""
     devices = (dict(keyvals(value, "backend")) for value in option_values(argv, "chardev"))
     return {device["id"]: device for device in devices
             if device.get("backend") == "socket" and "id" in device and device.get("abstract") not in ON}
@@ -198,7 +198,7 @@ _LEVELS = ("thread-id", "core-id", "module-id", "cluster-id", "die-id", "socket-
 
 
 class _NodeCpus(NamedTuple):
-    """CPUs of a guest's NUMA node: by their cpu-index, or every one in these places of the topology."""
+    """CPUs of a guest's NUMA node: given by cpu-index, or by their place in the topology."""
 
     node: int
     cpus: CpuSet
@@ -216,7 +216,7 @@ class _NodeCpus(NamedTuple):
 
 
 def _nodes(numa: Iterable[str]) -> list[_NodeCpus]:
-    """The CPUs of each `-numa node,cpus=` and `-numa cpu,node-id=`, plain or JSON; what cannot be read is left out."""
+    """Parse `-numa node,cpus=` and `-numa cpu,node-id=` options, plain or JSON; invalid ones are left out."""
     entries: list[_NodeCpus] = []
     nodes = 0  # without nodeid= they are numbered in order
     for value in numa:
@@ -237,7 +237,7 @@ def _nodes(numa: Iterable[str]) -> list[_NodeCpus]:
 
 
 def _numa_pairs(value: str) -> list[tuple[str, str]]:
-    """An option of -numa as pairs, of which a list in JSON gives several with the same key."""
+    """Parse a -numa option to (key, value) pairs; a list in JSON gives several pairs with the same key."""
     if not value.startswith("{"):
         return keyvals(value, "type")
     try:

@@ -1,8 +1,8 @@
-"""Asking QEMU which thread is which, over a QMP socket that is not Kata's.
+"""Queries QEMU over QMP for its vCPU and iothread ids. Kata's own QMP socket is never used.
 
-QMP serves one client at a time. A further one waits in the socket's queue, and closing it does not take it out of
-there: QEMU accepts the dead connection when the first client leaves. So the queue is read first, and a socket that is
-in use is left alone.
+QMP serves one client at a time. A second client waits in the socket's backlog, and closing its connection does not
+remove it: QEMU accepts the dead connection when the first client leaves. So the backlog is checked first, and a socket
+that is in use is not connected to.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The library reports every failed connection as an error of its own; a QEMU that is busy or gone is no error
-#: here. This logger has no parent and no handler.
+#: The library logs every failed connection as an error, but a busy or ended QEMU is no error here. This logger has no
+#: parent and no handler.
 _silent = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
 #: The flags word of a listening socket (net/unix/af_unix.c: unix_seq_show writes __SO_ACCEPTCON).
 _LISTENING = "00010000"
 #: A reply about thousands of vCPUs is below a megabyte.
 _READ_LIMIT = 1 << 20
-#: Seconds for each attempt at a socket. QEMU answers within milliseconds, but on a machine that is busy both ends may
+#: The deadline of each attempt in seconds. QEMU usually answers within milliseconds; on a busy machine either end may
 #: wait for a CPU.
 DEADLINES = 0.2, 0.8, 3.2
 
 
 async def ask(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> bool:
-    """Query a VM's QMP sockets in turn and keep the answer in `vm.qmp`; True when there was one. Each thread set is
-    asked about once."""
+    """Query a VM's QMP sockets in turn and store the answer in `vm.qmp`. A thread set is queried only once.
+    :returns: whether there was an answer."""
     vm.qmp_asked = frozenset(vm.vmm.stats)
     for path in () if vm.type.qmp_sockets is None else vm.type.qmp_sockets(vm.vmm.argv):
         vm.qmp = await _repeated(path, vm.vmm.pid, deadlines)
@@ -46,13 +46,13 @@ async def ask(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> bool:
 
 
 async def _repeated(path: str, pid: int, deadlines: tuple[float, ...]) -> QmpAnswer | None:
-    """Query a socket again when it gave no answer in time. Not by host.retry: it makes as many attempts as there are
-    deadlines, and the pause is the deadline that ran out, as QEMU may hold the closed connection for so long."""
-    import asyncio  # here, as the first pass of a starting watcher does not wait for it (60 ms)
+    """Query a socket, once for each deadline, until there is an answer. Not with host.retry: the pause must be as long
+    as the deadline that ran out, because QEMU may hold the closed connection for that long."""
+    import asyncio  # imported late: it takes 60 ms, which would delay the watcher's first pass
 
     pause = 0.0
     for deadline in deadlines:
-        await asyncio.sleep(pause)  # the socket is in use until QEMU has met the connection that was closed
+        await asyncio.sleep(pause)  # the socket is in use until QEMU has accepted the closed connection
         try:
             answer = await query(path, deadline, pid)
         except TimeoutError:
@@ -64,11 +64,10 @@ async def _repeated(path: str, pid: int, deadlines: tuple[float, ...]) -> QmpAns
 
 
 async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer | None:
-    """Ask the QEMU that listens on `path`; None when it is busy, gone or talks nonsense.
+    """Query the QEMU that listens on `path`; None if it is busy, has ended or answers nonsense.
 
-    With QEMU's `pid` the path is taken as QEMU sees it: in its mount namespace, and a relative one from its working
-    directory.
-    :raises TimeoutError: after `deadline` seconds. The connection is closed then, whatever it was doing."""
+    :param pid: QEMU's pid: the path is resolved in its mount namespace and, if relative, from its working directory.
+    :raises TimeoutError: after `deadline` seconds. The connection is closed then."""
     import asyncio
 
     process = f"/proc/{pid or 'self'}"
@@ -79,7 +78,7 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
     try:
         from qemu.qmp import QMPClient  # 59 ms, and most nodes never ask; before the deadline begins
 
-        # By descriptor, because the way through /proc is longer than the 107 bytes an address may have.
+        # By descriptor, because the path through /proc may exceed the 107 bytes of a socket address.
         place = f"{process}/root{path}" if path.startswith("/") else f"{process}/cwd/{path}"
         directory = os.open(os.path.dirname(place), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         async with asyncio.timeout(deadline):
@@ -88,7 +87,7 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
     except TimeoutError:
         _log.debug("no answer from QMP path=%s within %g s", path, deadline)
         raise
-    except Exception as err:  # whatever it is, the answer is that there is none
+    except Exception as err:  # any failure means that there is no answer
         _log.debug("no answer from QMP path=%s error=%r", path, err)
         return None
     finally:
@@ -108,7 +107,7 @@ async def _query(client: QMPClient, address: str) -> QmpAnswer:
 
 
 def read_answer(cpus: object, iothreads: object) -> QmpAnswer:
-    """The replies to query-cpus-fast and query-iothreads; whatever is not of the documented shape is left out."""
+    """Parse the replies to query-cpus-fast and query-iothreads; items of an undocumented shape are left out."""
     vcpus: dict[int, VcpuId] = {}
     for entry in _dicts(cpus):
         tid, index = entry.get("thread-id"), entry.get("cpu-index")
@@ -127,8 +126,8 @@ def _count(value: object) -> TypeGuard[int]:
 
 
 def _in_use(path: str, table: str) -> bool:
-    """Whether a client is connected to the socket, or waits for it. /proc/PID/net/unix lists the sockets of that
-    process's network namespace: a listening one, and for every client a second one with the same path."""
+    """Whether a client is connected to the socket or waits in its backlog. /proc/PID/net/unix lists the sockets of the
+    process's network namespace: the listening one, and one with the same path for every client."""
     try:
         with open(table, encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -136,5 +135,5 @@ def _in_use(path: str, table: str) -> bool:
                 if len(fields) == 8 and fields[7] == path and fields[3] != _LISTENING:
                     return True
     except OSError:
-        pass  # then the deadline alone protects
+        pass  # the deadline still applies
     return False

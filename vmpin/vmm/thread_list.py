@@ -1,4 +1,4 @@
-"""The threads of one process as /proc lists them: read at little cost where nothing changed."""
+"""Reads the threads of a process from /proc, at little cost if nothing changed."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,10 +8,10 @@ from vmpin.vmm.virtual_machine import Process, Reading, Refresh
 
 
 def read_threads(proc: Procfs, process: Process, reread: bool, forks_reported: bool = False) -> Refresh:
-    """Read a process's threads, and keep them in `process`.
-    :param reread: all of them, not only those that are new or young.
-    :param forks_reported: whether each fork event marks its process outdated: one that is not, and has as many threads
-        as before, is not even listed then."""
+    """Read a process's threads and store them in `process`.
+    :param reread: whether to read all threads, not only new and young ones.
+    :param forks_reported: whether every fork event marks its process outdated. Then a process that is not outdated and
+        has an unchanged number of threads is not listed."""
     same = not process.young and not reread
     if (same and forks_reported and process.listing is Reading.CURRENT
             and proc.thread_count(process.pid) == len(process.tasks)):
@@ -45,7 +45,7 @@ def read_threads(proc: Procfs, process: Process, reread: bool, forks_reported: b
 
 
 def _has_been_killed(process: Process, fresh: Mapping[int, Stat]) -> bool:
-    """Whether a process that was read before has ended, and is not reaped yet."""
+    """Whether a process that was read before has ended but is not reaped yet (a zombie)."""
     before, main = process.stats.get(process.pid), fresh.get(process.pid)
     return (before is not None and main is not None and main.state in "ZX"
             and (before.comm, before.starttime) == (main.comm, main.starttime))
@@ -53,8 +53,9 @@ def _has_been_killed(process: Process, fresh: Mapping[int, Stat]) -> bool:
 
 def _merged(before: Mapping[int, Stat], tids: Sequence[int], again: Collection[int],
             fresh: dict[int, Stat]) -> tuple[dict[int, Stat], set[int]]:
-    """The stats of the threads `tids`, of which those in `again` were read as `fresh`; and those among them that are
-    new, or have another name. An unchanged thread keeps its stat from before."""
+    """Merge newly read stats into earlier ones; an unchanged thread keeps its earlier stat.
+    :param again: the threads that were read again. :param fresh: their stats.
+    :returns: the stats of `tids`, and the threads that are new or have another name."""
     if not before:
         return fresh, set(fresh)
     stats: dict[int, Stat] = {}

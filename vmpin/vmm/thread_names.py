@@ -1,7 +1,7 @@
-"""Roles by the names of a VMM's threads.
+"""Derives roles from the names of a VMM's threads.
 
-Pure, and free of cost: the name comes with the stat that is read for the start time anyway. Every thread can give
-itself any name: threads.py decides which is believed.
+Pure. The names cost nothing: they are in the stat files that are read for the start times. A thread can set any name,
+so threads.py decides which names are trusted.
 """
 
 import re
@@ -26,21 +26,21 @@ _BY_GROUP: dict[str, Role] = {
 
 
 class Names(NamedTuple):
-    #: Every thread; emulator unless its name has another role.
+    #: All threads; EMULATOR unless the name has another role.
     roles: dict[int, Role]
-    #: Those named as a vCPU; not in doubt only if no number comes twice.
+    #: Threads with the name of a vCPU; only reliable if no number occurs twice.
     vcpus: dict[int, VcpuId]
-    #: Those that bear the process's own name: QEMU names no thread without debug-threads=on, none whose name
-    #: would be longer than 15 characters, and every thread is born with its creator's name.
+    #: Threads with the process's name: a new thread inherits its creator's name, and QEMU sets none without
+    #: debug-threads=on, or if it would be longer than 15 characters.
     unnamed: list[int]
-    #: Those whose name has no role.
+    #: Threads with a name that has no role.
     other: list[int]
-    #: Those named as the VMM's monitors.
+    #: Threads with the name of the VMM's monitors.
     monitors: list[int]
 
 
 def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Iterable[str] = ()) -> Names:
-    """Sort the threads of process `pid` by their names; `iothreads` are the declared ids."""
+    """Classify the threads of process `pid` by name. :param iothreads: the ids on the command line."""
     pattern = vmm.thread_names
     process = stats[pid].comm if pid in stats else ""
     names = Names({}, {}, [], [], [])
@@ -65,8 +65,8 @@ def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Ite
 
 @lru_cache(maxsize=1024)
 def _read_name(pattern: str, comm: str) -> tuple[str | None, str, VcpuId | None]:
-    """The group of the pattern that a name matches, its text, and the number of a vCPU's name: thousands of threads
-    have a few different names."""
+    """Match a name. :returns: the group of the pattern that matches, its text, and the number in a vCPU's name.
+    Cached: thousands of threads share a few names."""
     match = re.match(pattern + _ANY, comm)
     if match is None or match.lastgroup is None:
         return None, "", None
