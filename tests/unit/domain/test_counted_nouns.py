@@ -53,4 +53,4 @@ def test_a_number_that_may_be_one_stands_before_no_plural() -> None:
                         and PLURAL.match(str(after.value))):
                     found.add((str(path.relative_to(ROOT)), ast.unparse(number.value)))
     counts = {(path, number) for path, number in found if not re.fullmatch(r"(\w+\.)*_?[A-Z_]+", number)}
-    assert counts == SEVERAL
+    assert counts == {(path, number) for path, number in SEVERAL if (ROOT / path).exists()}, "a feature may be out"
