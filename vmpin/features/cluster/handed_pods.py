@@ -41,5 +41,5 @@ class HandedPods:
         """Return what the status shows of a pod; None where nothing is known, or not any more."""
         if self._clock() - self._taken >= self._timeouts.handed_kept:
             self._pods = {}
-        found = None if pod is None else self._pods.get(pod.uid)
-        return None if found is None else found.data()
+        handed = None if pod is None else self._pods.get(pod.uid)
+        return None if handed is None else handed.data()

@@ -21,26 +21,26 @@ def document_parts(fleet: Fleet) -> Iterator[str]:
     head = {"version": VERSION, "time": timestamp(fleet.time), "unknown": fleet.unknown or fleet.unchecked or None,
             "states": {health.value: count for health, count in fleet.counts.items()}}
     yield f"{json.dumps(head)[:-1]}, \"nodes\": ["
-    for place, each in enumerate(fleet.nodes):
-        yield f"{',' * bool(place)}\n{json.dumps(node_document(each, fleet.time))}"
+    for place, node in enumerate(fleet.nodes):
+        yield f"{',' * bool(place)}\n{json.dumps(node_document(node, fleet.time))}"
     yield "]}\n"
 
 
 def node_document(node: FleetNode, now: float) -> dict[str, Any]:
-    found = node.record
-    made: dict[str, Any] = {"node": found.name, "state": node.health.value,
+    record = node.record
+    document: dict[str, Any] = {"node": record.name, "state": node.health.value,
                             "why": None if node.health.current else why(node, now)}
     if node.health in (NodeHealth.MISSING, NodeHealth.UNREADABLE):
-        return made
-    return {**made, "ready": found.ready, "message": found.message, "version": found.version,
-            "trouble": found.trouble, "labels": dict(found.labels), "observedAt": timestamp(found.observed),
-            "ageSeconds": int(found.age(now)), "refreshSeconds": found.refresh, "cpus": dict(found.cpus),
-            "topology": {"nodes": {str(key): text for key, text in found.layout.nodes.items()},
-                         "caches": list(found.layout.caches), "isolated": found.layout.isolated},
-            "pinned": found.pinned, "total": found.total, "degraded": found.degraded, "hidden": found.hidden,
-            "collisionCount": found.collision_count,
-            "collisions": [{"cpu": each.cpu, "message": each.what} for each in found.collisions],
-            "pods": [_pod(each) for each in found.pods], "cut": dict(found.cut)}
+        return document
+    return {**document, "ready": record.ready, "message": record.message, "version": record.version,
+            "trouble": record.trouble, "labels": dict(record.labels), "observedAt": timestamp(record.observed),
+            "ageSeconds": int(record.age(now)), "refreshSeconds": record.refresh, "cpus": dict(record.cpus),
+            "topology": {"nodes": {str(key): text for key, text in record.layout.nodes.items()},
+                         "caches": list(record.layout.caches), "isolated": record.layout.isolated},
+            "pinned": record.pinned, "total": record.total, "degraded": record.degraded, "hidden": record.hidden,
+            "collisionCount": record.collision_count,
+            "collisions": [{"cpu": collision.cpu, "message": collision.what} for collision in record.collisions],
+            "pods": [_pod(pod) for pod in record.pods], "cut": dict(record.cut)}
 
 
 def _pod(pod: PodLine) -> dict[str, Any]:
@@ -48,26 +48,26 @@ def _pod(pod: PodLine) -> dict[str, Any]:
             "verdict": pod.verdict, "mask": pod.mask, **({} if pod.details is None else _details(pod.details))}
 
 
-def _details(found: PodDetails) -> dict[str, Any]:
-    return {"handler": found.handler, "reasons": list(found.reasons), "misplaced": found.misplaced,
-            "vcpus": {str(vcpu): mask for vcpu, mask in found.vcpus.items()},
-            "guest": {"agent": found.agent, "state": found.guest},
-            "containers": [each._asdict() for each in found.containers], "putBack": found.put_back}
+def _details(details: PodDetails) -> dict[str, Any]:
+    return {"handler": details.handler, "reasons": list(details.reasons), "misplaced": details.misplaced,
+            "vcpus": {str(vcpu): mask for vcpu, mask in details.vcpus.items()},
+            "guest": {"agent": details.agent, "state": details.guest},
+            "containers": [container._asdict() for container in details.containers], "putBack": details.put_back}
 
 
 def verify_document(fleet: Fleet) -> dict[str, Any]:
     """The verdict with all that led to it."""
-    pods = [(each.record.name, pod) for each in fleet.nodes for pod in each.record.pods]
-    names = {health: [each.record.name for each in fleet.nodes if each.health is health] for health in NodeHealth}
+    pods = [(node.record.name, pod) for node in fleet.nodes for pod in node.record.pods]
+    names = {health: [node.record.name for node in fleet.nodes if node.health is health] for health in NodeHealth}
     return {"version": VERSION, "ok": fleet.verdict == 0, "time": timestamp(fleet.time), "nodes": len(fleet.nodes),
-            "pods": sum(each.record.total for each in fleet.nodes),
+            "pods": sum(node.record.total for node in fleet.nodes),
             "misplaced": [_named(node, pod, threads=pod.misplaced) for node, pod in pods if pod.misplaced],
-            "collisions": [{"node": each.record.name, "cpu": collision.cpu, "message": collision.what}
-                           for each in fleet.nodes for collision in each.record.collisions],
+            "collisions": [{"node": node.record.name, "cpu": collision.cpu, "message": collision.what}
+                           for node in fleet.nodes for collision in node.record.collisions],
             "unmanaged": [_named(node, pod) for node, pod in pods if pod.state == PinState.UNMANAGED],
             "missing": names[NodeHealth.MISSING], "unreadable": names[NodeHealth.UNREADABLE],
             "stale": names[NodeHealth.STALE], "notReady": names[NodeHealth.NOT_READY],
-            "hidden": [each.record.name for each in fleet.nodes if each.record.hidden],
+            "hidden": [node.record.name for node in fleet.nodes if node.record.hidden],
             "unknown": fleet.unknown or fleet.unchecked or None}
 
 

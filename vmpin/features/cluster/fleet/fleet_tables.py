@@ -30,7 +30,7 @@ class TextTable(NamedTuple):
 
 def overview(fleet: Fleet) -> str:
     nodes = ", ".join(f"{count} {health}" for health, count in fleet.counts.items())
-    pinned, total = (sum(getattr(each.record, key) for each in fleet.nodes) for key in ("pinned", "total"))
+    pinned, total = (sum(getattr(node.record, key) for node in fleet.nodes) for key in ("pinned", "total"))
     many = number_of(len(fleet.nodes), "node")
     pods = f"{pinned} of {number_of(total, 'pod')} in VMs {'is' if total == 1 else 'are'} in place"
     return f"{many}{': ' * bool(nodes)}{nodes}; {pods}"
@@ -39,23 +39,23 @@ def overview(fleet: Fleet) -> str:
 def node_table(fleet: Fleet, wide: bool) -> TextTable:
     columns = ["NODE", "ZONE", "STATE", "PINNED", "DEGRADED", "COLLISIONS", "SHARED", "EXCLUSIVE", "OBSERVED",
                *(("REGION", "POOL", "VERSION") if wide else ())]
-    return TextTable(columns, [_node_row(each, fleet.time, wide) for each in fleet.nodes])
+    return TextTable(columns, [_node_row(node, fleet.time, wide) for node in fleet.nodes])
 
 
 def _node_row(node: FleetNode, now: float, wide: bool) -> list[object]:
-    found = node.record
+    record = node.record
     read = node.health not in (NodeHealth.MISSING, NodeHealth.UNREADABLE)
-    cells: list[object] = [f"{found.pinned}/{found.total}", found.degraded, found.collision_count,
-                           found.cpus.get("shared") or "none", found.cpus.get("exclusive") or "none",
-                           human_age(found.age(now))] if read else ["-"] * 6
-    pool = next((found.labels[key] for key in POOLS if key in found.labels), "-")
-    more = (found.labels.get(REGION, "-"), pool, found.version or "-") if wide else ()
-    return [found.name, found.labels.get(ZONE, "-"), node.health.value, *cells, *more]
+    cells: list[object] = [f"{record.pinned}/{record.total}", record.degraded, record.collision_count,
+                           record.cpus.get("shared") or "none", record.cpus.get("exclusive") or "none",
+                           human_age(record.age(now))] if read else ["-"] * 6
+    pool = next((record.labels[key] for key in POOLS if key in record.labels), "-")
+    more = (record.labels.get(REGION, "-"), pool, record.version or "-") if wide else ()
+    return [record.name, record.labels.get(ZONE, "-"), node.health.value, *cells, *more]
 
 
 def pod_table(fleet: Fleet, wide: bool) -> TextTable:
     """The pods that need attention; with `wide` all, with more columns."""
-    pods = [(each.record.name, pod) for each in fleet.nodes for pod in each.record.pods if wide or not pod.good]
+    pods = [(node.record.name, pod) for node in fleet.nodes for pod in node.record.pods if wide or not pod.good]
     if wide:
         return TextTable(["NODE", "POD", "STATE", "MASK", "VCPUS", "GUEST", "REASON"], [
             [node, pod.title, pod.state, pod.mask or "-", *_inside(pod), pod.reason or "-"] for node, pod in pods])
@@ -64,7 +64,7 @@ def pod_table(fleet: Fleet, wide: bool) -> TextTable:
 
 
 def misplaced_table(fleet: Fleet) -> TextTable:
-    pods = [(each.record.name, pod) for each in fleet.nodes for pod in each.record.pods if pod.misplaced]
+    pods = [(node.record.name, pod) for node in fleet.nodes for pod in node.record.pods if pod.misplaced]
     return TextTable(["NODE", "POD", "STATE", "MASK", "THREADS MISPLACED"], [
         [node, pod.title, pod.state, pod.mask or "-", pod.misplaced] for node, pod in pods[:LISTED]],
         max(0, len(pods) - LISTED))
@@ -81,16 +81,16 @@ def _inside(pod: PodLine) -> tuple[str, str]:
 
 def remarks(fleet: Fleet) -> Iterator[str]:
     """Sentences about what needs attention, LISTED at most of a kind."""
-    yield from _limited([f"{each.record.name} is {each.health}: {why(each, fleet.time)}" for each in fleet.nodes
-                         if not each.health.current])
-    if any(not each.health.current for each in fleet.nodes):
+    yield from _limited([f"{node.record.name} is {node.health}: {why(node, fleet.time)}" for node in fleet.nodes
+                         if not node.health.current])
+    if any(not node.health.current for node in fleet.nodes):
         yield _REPORTERS
-    yield from _limited([f"COLLISION on CPU {collision.cpu} of {each.record.name}: {collision.what}"
-                         for each in fleet.nodes for collision in each.record.collisions])
-    yield from _limited([f"{each.record.name}: its NodePinning was cut to its size: {_cut(each)}"
-                         for each in fleet.nodes if each.record.hidden or each.record.cut.get("sandboxes")])
-    yield from _limited([f"{each.record.name}: the kubelet's checkpoint cannot be used: {each.record.trouble}"
-                         for each in fleet.nodes if each.record.trouble])
+    yield from _limited([f"COLLISION on CPU {collision.cpu} of {node.record.name}: {collision.what}"
+                         for node in fleet.nodes for collision in node.record.collisions])
+    yield from _limited([f"{node.record.name}: its NodePinning was cut to its size: {_cut(node)}"
+                         for node in fleet.nodes if node.record.hidden or node.record.cut.get("sandboxes")])
+    yield from _limited([f"{node.record.name}: the kubelet's checkpoint cannot be used: {node.record.trouble}"
+                         for node in fleet.nodes if node.record.trouble])
     if fleet.unknown:
         yield printable(f"which nodes should report is not known: {fleet.unknown}")
     elif fleet.unchecked:
@@ -111,24 +111,24 @@ def _limited(lines: Sequence[str]) -> Iterator[str]:
 
 def why(node: FleetNode, now: float) -> str:
     """Why a node is not known."""
-    found = node.record
+    record = node.record
     if node.health is NodeHealth.MISSING:
         return "it has no NodePinning"
     if node.health is NodeHealth.UNREADABLE:
-        return f"its NodePinning cannot be shown: {found.unreadable}"
+        return f"its NodePinning cannot be shown: {record.unreadable}"
     if node.health is NodeHealth.NOT_READY:
-        return found.message or "its watcher is not ready"
-    age = found.age(now)
+        return record.message or "its watcher is not ready"
+    age = record.age(now)
     when = f"{human_age(age)} ago" if age >= 0 else f"{human_age(-age)} from now: clocks differ"
-    return f"last observed {when}; it is due every {human_age(found.refresh)}"
+    return f"last observed {when}; it is due every {human_age(record.refresh)}"
 
 
 def findings(fleet: Fleet) -> Iterator[str]:
     """Yield the sentences that `vmpin verify` ends with."""
-    pods = sum(each.record.total for each in fleet.nodes)
-    current = sum(each.judged for each in fleet.nodes)
-    wrong = [pod for each in fleet.nodes for pod in each.record.pods if pod.misplaced]
-    unmanaged = sum(pod.state == PinState.UNMANAGED for each in fleet.nodes for pod in each.record.pods)
+    pods = sum(node.record.total for node in fleet.nodes)
+    current = sum(node.judged for node in fleet.nodes)
+    wrong = [pod for node in fleet.nodes for pod in node.record.pods if pod.misplaced]
+    unmanaged = sum(pod.state == PinState.UNMANAGED for node in fleet.nodes for pod in node.record.pods)
     if unmanaged:
         yield f"{number_of(unmanaged, 'pod is')} unmanaged: their threads keep their masks (vmpin explain on the node)"
     if not fleet.nodes:

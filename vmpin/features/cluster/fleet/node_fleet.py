@@ -38,17 +38,17 @@ class Fleet(NamedTuple):
 
     @property
     def counts(self) -> Mapping[NodeHealth, int]:
-        found = Counter(each.health for each in self.nodes)
-        return {health: found[health] for health in NodeHealth if found[health]}
+        counts = Counter(node.health for node in self.nodes)
+        return {health: counts[health] for health in NodeHealth if counts[health]}
 
     @property
     def verdict(self) -> int:
         """The exit code of `vmpin verify`: 3 where the check was impossible for any node, 1 where threads are
         misplaced or CPUs collide, else 0."""
-        if self.unknown or not all(each.judged for each in self.nodes):
+        if self.unknown or not all(node.judged for node in self.nodes):
             return 3
-        return int(any(each.record.collision_count or any(pod.misplaced for pod in each.record.pods)
-                       for each in self.nodes))
+        return int(any(node.record.collision_count or any(pod.misplaced for pod in node.record.pods)
+                       for node in self.nodes))
 
 
 def fleet_of(records: Iterable[NodeRecord], expected: Iterable[str], time: float, unknown: str = "",
@@ -56,9 +56,9 @@ def fleet_of(records: Iterable[NodeRecord], expected: Iterable[str], time: float
     """Judge the records, and add the expected nodes that have none; the nodes that need attention first.
     :param expected: names of nodes that should have an object. :param time: now, in seconds."""
     nodes = [FleetNode(record, record.health(time)) for record in records]
-    missing = set(expected) - {each.record.name for each in nodes}
+    missing = set(expected) - {node.record.name for node in nodes}
     nodes += [FleetNode(NodeRecord(name), NodeHealth.MISSING) for name in missing]
-    nodes.sort(key=lambda each: (_ORDER[each.health], natural(each.record.name)))
+    nodes.sort(key=lambda node: (_ORDER[node.health], natural(node.record.name)))
     return Fleet(time, tuple(nodes), unknown, unchecked)
 
 

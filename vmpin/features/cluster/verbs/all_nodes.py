@@ -108,11 +108,11 @@ def _print_document(fleet: Fleet, output: str) -> int:
     return 0
 
 
-def _print_table(found: TextTable) -> None:
-    if found.rows:
-        table(found.columns, found.rows, {str(text): style for text, style in STYLES.items()})
-    if found.left:
-        print(f"… and {found.left} more: -n NAMESPACE and --node NAME choose, -o json has all")
+def _print_table(text: TextTable) -> None:
+    if text.rows:
+        table(text.columns, text.rows, {str(name): style for name, style in STYLES.items()})
+    if text.left:
+        print(f"… and {text.left} more: -n NAMESPACE and --node NAME choose, -o json has all")
 
 
 def _print_lines(lines: Iterable[str]) -> None:
