@@ -11,7 +11,7 @@ from vmpin_agent.originals import Original, Originals
 
 #: Linux before 6.2 forgets a thread's mask when its cpuset changes, and gives it all of that (kernel commit
 #: 8f9ea86fdf99): then that is no wish of the thread's. Nor does it take a CPU into a mask that is not online.
-_FORGETFUL = tuple(int(each) for each in re.findall(r"[0-9]+", os.uname().release)[:2]) < (6, 2)
+_FORGETFUL = tuple(int(number) for number in re.findall(r"[0-9]+", os.uname().release)[:2]) < (6, 2)
 
 #: Rounds of listing new threads; with a process that creates them faster the agent continues a second later.
 _ROUNDS = 10

@@ -15,14 +15,15 @@ from vmpin.runtime.toml_files import Table, load, merge, string, strings, switch
 
 _CRIO = "/etc/crio/crio.conf"
 #: Default paths of containerd's configuration: its own first, and those of distributions that contain it.
-_CONTAINERD = tuple(dict.fromkeys(each.engine for each in DISTRIBUTIONS if each.engine != _CRIO))
-#: The plugin that has the runtime handlers, by configuration version: 3, 2, 1.
+_CONTAINERD = tuple(dict.fromkeys(distribution.engine for distribution in DISTRIBUTIONS
+                                  if distribution.engine != _CRIO))
+#: The section with the runtime handlers, in configuration version 3, 2 and 1.
 _CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _NRI = "io.containerd.nri.v1.nri"
 _MAX_IMPORTS = 50
-#: What containerd imports of itself since 2.2, where its configuration names no imports.
+#: The default imports since containerd 2.2, if the configuration names none.
 _CONTAINERD_IMPORTS = "/etc/containerd/conf.d/*.toml"
-#: Where containerd finds a shim that its type alone names: its service's PATH.
+#: The PATH of containerd's service, in which it finds shims.
 _SHIM_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 #: cri-o: pkg/config/config.go (one; its --hooks-dir is not taken); podman: docs/source/markdown/podman.1.md.
 _CRIO_HOOKS = ("/usr/share/containers/oci/hooks.d",)
@@ -30,7 +31,7 @@ _PODMAN_HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks
 
 
 def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
-    """The container engines that run or have a configuration."""
+    """Return the container engines that run or have a configuration."""
     running = [_containerd(files, path, pid) for path, pid in _containerds(files, programs)]
     crio = next((program for program in programs if program.name == "crio"), None)
     if crio is not None or files.exists("/etc/crio"):
@@ -41,14 +42,14 @@ def engines(files: Files, programs: Sequence[Program]) -> tuple[Engine, ...]:
 
 
 def configuration_places(running: Iterable[Engine]) -> list[str]:
-    """The files and directories whose change may change what `engines` returns. :param found: what it returned."""
+    """The files and directories on which the result of `engines` depends. :param running: that result."""
     read = [path for engine in running for path in engine.files]
     directories = [path.rpartition("/")[0] for path in (*read, _CONTAINERD_IMPORTS)]
     return list(dict.fromkeys((*_CONTAINERD, _CRIO, f"{_CRIO}.d", *read, *directories)))
 
 
 def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, int | None]]:
-    """The configuration file of each containerd, and its pid."""
+    """The configuration file of each containerd, with its pid (None if it does not run)."""
     pids: dict[str, int | None] = {}
     for program in programs:
         if program.name == "containerd":
@@ -69,7 +70,7 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     version = config.get("version")
     version = version if isinstance(version, int) else 1 if config else 0
     disabled = switch(dig(config, "plugins", _NRI, "disable"))
-    # On is containerd 2's default; of version 2, both 1.7 (off) and 2 (on) read that.
+    # NRI is on by default in containerd 2. Configuration version 2 is read by 1.7 (default off) and 2 (on).
     on = not disabled if disabled is not None else True if version >= 3 else None
     if _NRI in strings(config.get("disabled_plugins")):
         on = False
@@ -83,7 +84,7 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
 
 
 def _with_shim(files: Files, table: Table) -> Table:
-    """A handler's table with the path of its shim, which its type names (containerd: pkg/shim/util.go, BinaryName)."""
+    """Add to a handler's table the path of the shim that its type names (containerd: pkg/shim/util.go, BinaryName)."""
     kind = string(table.get("runtime_type")).split(".")
     if string(table.get("runtime_path")) or len(kind) < 2:
         return table
@@ -93,7 +94,8 @@ def _with_shim(files: Files, table: Table) -> Table:
 
 
 def _imported(files: Files, path: str, read: list[str], trouble: list[str], origin: dict[str, str]) -> Table:
-    """A file of containerd's, with its imports over it (cmd/containerd/server/config: mergeConfig)."""
+    """Read a configuration file of containerd and merge its imports over it (cmd/containerd/server/config:
+    mergeConfig)."""
     if path in read or len(read) >= _MAX_IMPORTS:
         return {}
     config = next((table for _, table in _loaded(files, [path], read, trouble)), {})
@@ -108,7 +110,7 @@ def _imported(files: Files, path: str, read: list[str], trouble: list[str], orig
 
 
 def _loaded(files: Files, paths: Iterable[str], read: list[str], trouble: list[str]) -> Iterator[tuple[str, Table]]:
-    """The files that exist, with their contents. Appends to `read` and `trouble`."""
+    """Yield the existing files with their contents. Appends their paths to `read`, and errors to `trouble`."""
     for path in paths:
         try:
             table = load(files, path)
@@ -159,7 +161,7 @@ def _tables(value: object) -> list[tuple[str, Table]]:
 
 def _handler(engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,
              annotations: tuple[str, ...] | None, base_spec: str) -> Handler:
-    """A handler is Kata's if its shim or type is: its name may be any."""
+    """Make a handler. It is Kata's by its shim or type, because it may have any name."""
     program = string(table.get("runtime_path"))
     kata = ".kata" in kind or "kata" in program.rpartition("/")[2] or (not kind and name.startswith("kata"))
     return Handler(name, engine, kata, file, program, config_path, annotations, base_spec)

@@ -1,4 +1,4 @@
-"""JSON that other programs write: parsing with errors that name the file, and values below keys."""
+"""Parses JSON written by other programs, with errors that name the file, and looks up nested values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ MAX_VALUES, MAX_DEPTH = 65_536, 64
 
 
 def parse_json(raw: bytes | str, where: str, values: int = MAX_VALUES) -> object:
-    """Parse JSON of at most `values` values, keys not counted. :param where: the name of the file or message, for
-    errors. :raises SourceError: when it is none, or has too many values or absurd numbers."""
+    """Parse JSON.
+    :param where: the name of the file or message, for errors. :param values: the maximum number of values.
+    :raises SourceError: it is no JSON, has too many values, or a number is out of range."""
     try:
         return load_json(raw, values, MAX_DEPTH)
     except ValueError as err:
@@ -21,7 +22,7 @@ def parse_json(raw: bytes | str, where: str, values: int = MAX_VALUES) -> object
 
 
 def parse_object(raw: bytes | str, where: str, values: int = MAX_VALUES) -> dict[str, object]:
-    """Parse a JSON object. :raises SourceError: as `parse_json`, and when it is another value."""
+    """Parse a JSON object. :raises SourceError: as `parse_json`, or the value is no object."""
     document = parse_json(raw, where, values)
     if not isinstance(document, dict):
         raise SourceError(where, "is no JSON object")
@@ -29,12 +30,12 @@ def parse_object(raw: bytes | str, where: str, values: int = MAX_VALUES) -> dict
 
 
 def dig(table: object, *keys: str) -> Any:
-    """The value below the keys, None when there is none."""
+    """Look up a nested value; None if there is none."""
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None
     return table
 
 
 def pid_of(value: object) -> int:
-    """A pid; 0 for anything else."""
+    """The value if it is a valid pid, otherwise 0."""
     return whole(value, MAX_PID, 1) or 0

@@ -1,9 +1,9 @@
-"""The state files of Kata's two runtimes, one for each sandbox.
+"""Reads the state files of Kata's two runtimes, one file per sandbox.
 
-The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, each container's live cpuset in it (virtcontainers/
-persist). runtime-rs writes `/run/kata/<sid>/state.json` once at the start, without the VMM's pid and without
-containers. Both write in place (O_TRUNC): a reader may meet an empty or half file, and reads again, at once and then
-in each pass. The pids in them are not believed here: vmm.inventory confirms them.
+The Go runtime keeps `/run/vc/sbs/<sid>/persist.json` up to date, including the current cpuset of each container
+(virtcontainers/persist). runtime-rs writes `/run/kata/<sid>/state.json` once at the start, without the VMM's pid and
+without containers. Both write in place (O_TRUNC), so a reader may get an empty or truncated file; it is read again at
+once and then in each pass. The pids in the files are not trusted here: vmm.inventory confirms them.
 """
 
 import os
@@ -21,58 +21,58 @@ from vmpin.host.regular import Stamp, lasting_stamp, read_regular, stamp
 from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
 from vmpin.runtime.json_files import dig, parse_object, pid_of
 
-#: Of a file, in which Kata keeps some 4 kB and 200 values for each container; and the containers of a pod.
+#: Limits on a file (Kata writes some 4 kB and 200 values per container), and on the containers of a pod.
 MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 24_576, 512
-#: Seconds for which a file may be half written before that counts: a busy node may take as long to write it.
+#: Seconds for which a file may be incomplete before it is an error: writing may take that long on a busy node.
 SETTLING = 1.0
 
 
 class KataSandbox(NamedTuple):
-    """A sandbox as its runtime describes it. `containers` is None where the runtime's file has none."""
+    """A sandbox as in its runtime's state file. `containers` is None if the runtime does not record them."""
 
     id: SandboxId
     runtime: str
     vmm_pid: int
     containers: tuple[Container, ...] | None
     pod: Pod | None
-    #: Of the VM, "" for none: a VM from Kata's factory has another id on its command line, but this is on it too.
+    #: The VM's UUID, "" for none. It is on the command line, also of a VM from Kata's factory, which has another id.
     uuid: str
     written: int  #: When its file was written, CLOCK_REALTIME ns.
-    pins_vcpus: bool  #: Kata's own pinning is on: two writers of the same masks.
-    #: How Kata reaches its agent: vsock://CID:1024 or hvsock://PATH:1024; "" where it is not kept.
+    pins_vcpus: bool  #: Whether Kata's own vCPU pinning is on, so that Kata also sets these masks.
+    #: The address of Kata's agent, vsock://CID:1024 or hvsock://PATH:1024; "" if it is not recorded.
     agent_url: str = ""
-    hypervisor: str = ""  #: The kind of VMM as Kata names it (virtcontainers/hypervisor.go), "" where it is not known.
+    hypervisor: str = ""  #: The kind of VMM as Kata names it (virtcontainers/hypervisor.go); "" if unknown.
 
 
-#: Parses a state file: its sandbox, its bytes, and when it was written.
+#: Parses a state file: (sandbox, content, modification time in ns).
 Parse = Callable[[SandboxId, bytes, int], KataSandbox]
 
 
 def named_for_kata(handler: str) -> bool:
-    """Whether a runtime handler has a name of Kata's: its pods are VMs from the first report on, before a process of
-    theirs is there. Others are known by their processes, whatever their name."""
+    """Whether a runtime handler has a name of Kata's: then its pods count as VMs from the first report on, before
+    their processes exist. Pods of other handlers are recognized by their processes."""
     return handler.startswith("kata")
 
 
 class KataState:
-    """Reads both state directories; a file is parsed again only when it changed, or was half written.
-    :param complain: called with a line for each file that cannot be used, once per version of that file.
-    :param exclusive_annotation: by which a container declares its CPUs exclusive, "" for none."""
+    """Reads both state directories. A file is parsed again only if it changed or was incomplete.
+    :param complain: called with an error line for each unusable file, once per version of the file.
+    :param exclusive_annotation: the annotation that declares a container's CPUs exclusive, "" for none."""
 
     def __init__(self, go_root: Path, rs_root: Path, complain: Callable[[str], None],
                  exclusive_annotation: str = "") -> None:
         self.go_root, self.rs_root = os.fspath(go_root), os.fspath(rs_root)
         self.complain = complain
-        #: The sandboxes that had a directory at the last reading, readable or not.
+        #: The sandboxes that had a directory at the last reading, even if their files were unreadable.
         self.listed: set[SandboxId] = set()
         self.exclusive_annotation = exclusive_annotation
-        #: When each half-written file was met (monotonic), as long as that may pass.
+        #: Incomplete files within SETTLING, with the time of their first reading (monotonic).
         self._half: dict[str, float] = {}
         self._parsed: dict[str, tuple[Stamp, KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[Stamp, bool]] = {}
 
     def sandboxes(self) -> dict[SandboxId, KataSandbox]:
-        """Every sandbox either runtime has on disk."""
+        """Return all sandboxes that either runtime has on disk."""
         sandboxes: dict[SandboxId, KataSandbox] = {}
         seen: set[str] = set()
         self.listed = set()
@@ -97,18 +97,18 @@ class KataState:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a file was half written when it was last read, and is to be read again."""
+        """Whether a file was incomplete at its last reading and must be read again."""
         return bool(self._half)
 
     def use_annotation(self, annotation: str) -> None:
-        """Set `exclusive_annotation` ("": none), and parse all files again where it changed."""
+        """Set `exclusive_annotation` ("": none); if it changed, all files are parsed again."""
         if annotation != self.exclusive_annotation:
             self.exclusive_annotation = annotation
             self._parsed.clear()
 
     def _with_states(self, directory: str, sandbox: KataSandbox) -> KataSandbox:
-        """The sandbox with stopped containers marked: its file lists those until they are removed, and each one's own
-        file beside it (persist/api/container.go: State) has the state."""
+        """Mark stopped containers: the sandbox's file lists them until they are removed; their state is in a file of
+        each container (persist/api/container.go: State)."""
         stopped = [container.id for container in sandbox.containers or ()
                    if self._is_stopped(f"{directory}/{container.id}/persist.json")]
         if not stopped:
@@ -149,7 +149,7 @@ class KataState:
             except OSError as err:
                 if passing(err):
                     return before
-                self.complain(f"{path}: not read: {err.strerror}")  # a FIFO, a link, too large
+                self.complain(f"{path}: not read: {err.strerror}")  # a FIFO, a symbolic link, or too large
                 break
             except SourceError as err:
                 if attempt < 4:
@@ -157,15 +157,15 @@ class KataState:
                 elif self._settles(path, info):
                     return before
                 else:
-                    sandbox = before  # better than none
+                    sandbox = before  # an old state is better than none
                     self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
         self._half.pop(path, None)
         self._parsed[path] = (lasting_stamp(info), sandbox)
         return sandbox
 
     def _settles(self, path: str, info: os.stat_result) -> bool:
-        """Whether a half-written file may still become whole: by its own time, or if the wall clock was stepped, by
-        how long it has been seen so."""
+        """Whether an incomplete file may still be in the process of being written: by its mtime and, in case the wall
+        clock was stepped, by the time since its first incomplete reading."""
         now = time.monotonic()
         seen = now - self._half.setdefault(path, now)
         return max(seen, time.time() - info.st_mtime) < SETTLING
@@ -181,8 +181,8 @@ def _hypervisor(value: object) -> str:
 
 def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str = "") -> KataSandbox:
     """Parse persist.json of the Go runtime; the keys are Go's field names.
-    :param written: when the file was written, CLOCK_REALTIME ns.
-    :raises SourceError: when it is half written."""
+    :param written: the file's mtime (CLOCK_REALTIME, ns).
+    :raises SourceError: it is invalid or incomplete."""
     state = parse_object(raw, "persist.json", MAX_VALUES)
     containers = []
     pod = None
@@ -199,10 +199,11 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
         annotations = {str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {}
         dialect = dialect_of(annotations.get(KATA_BUNDLE, ""))
         kind = annotations.get(dialect.kind) or annotations.get("io.katacontainers.pkg.oci.container_type")
-        # The sandbox's own container has the sandbox's id; CRI-O starts none alone.
+        # The pause container has the sandbox's id. CRI-O always creates one; with other runtimes a sole container may
+        # be the workload itself.
         pause = cid == sid and (
             kind in ("sandbox", "pod_sandbox", "podsandbox") or dialect is CRIO or len(configs) > 1)
-        if not (pause and dialect is CRIO):  # in the config of that one the author's annotations come last
+        if not (pause and dialect is CRIO):  # there the author's annotations come last
             pod = pod or pod_of(annotations, dialect)
         cpus = dig(config, "Resources", "cpu", "cpus")
         try:
@@ -221,7 +222,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
 
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:
-    """Parse state.json of runtime-rs; `written` as for parse_go. :raises SourceError: when it is half written."""
+    """Parse state.json of runtime-rs. :param written: as in `parse_go`. :raises SourceError: as `parse_go`."""
     state = parse_object(raw, "state.json", MAX_VALUES)
     return KataSandbox(sid, "kata-rs", pid_of(dig(state, "hypervisor", "pid")), None, None, "", written,
                        dig(state, "resource", "cgroup_state", "enable_vcpus_pinning") is True)

@@ -1,11 +1,11 @@
-"""The configuration files of both Kata runtimes: which one a runtime handler uses, and each with its drop-ins, merged
-as the runtime merges them.
+"""Reads the configuration files of both Kata runtimes: which file a runtime handler uses, merged with its drop-ins as
+the runtime does it.
 
-The container runtime names the file (ConfigPath, runtime_config_path), else a shim that is a script does
-(KATA_CONF_FILE, as kata-deploy installed them once), else the runtime takes the first of its default places. Go:
+The file is named by the container runtime (ConfigPath, runtime_config_path), or by a shim that is a script
+(KATA_CONF_FILE, as older kata-deploy versions installed it); otherwise it is the first default path that exists. Go:
 pkg/containerd-shim-v2/create.go and pkg/katautils/config.go; Rust: runtimes/src/manager.rs and
 libs/kata-types/src/config (default.rs, drop_in.rs). Both follow links to the file, take the directory `config.d`
-beside it, and merge its files in the order of their names. Changes by a pod's annotations are not in it."""
+beside it, and merge its files sorted by name. A pod's annotations may override settings; these are not considered."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from vmpin.runtime.json_files import dig
 from vmpin.runtime.toml_files import Table, load
 
 _ETC = "/etc/kata-containers"
-#: Below the prefix that a runtime was built for: Kata's own Makefile, and the packages of Fedora and RHEL.
+#: Below a runtime's install prefix: by Kata's own Makefile, and in the packages of Fedora and RHEL.
 _BELOW_PREFIX = ("share/defaults/kata-containers", "share/kata-containers/defaults")
 _PREFIXES = ("/usr", "/opt/kata")
 #: kata-deploy with MULTI_INSTALL_SUFFIX (tools/packaging/kata-deploy/binary/src/config.rs).
 _SUFFIXED = "/opt/kata-*"
-#: In such a directory, by runtime; and where kata-deploy keeps a handler's own file (runtimes/SHIM, custom-runtimes).
+#: Subdirectories by runtime; and those of kata-deploy for single handlers (runtimes/SHIM, custom-runtimes).
 _OF_RUNTIME = {"go": "", "rs": "/runtime-rs"}
 _OF_SHIM = ("", "/runtimes/*", "/custom-runtimes/*")
 _SCRIPT = re.compile(r"^\s*(?:export\s+)?KATA_CONF_FILE=[\"']?([^\s\"']+)", re.MULTILINE)
 _SCRIPT_BYTES = 4096
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
-#: The keys that are kept, by section; a hypervisor's stand in `[hypervisor.NAME]`.
+#: The keys that are read, by section; those of a hypervisor are in `[hypervisor.NAME]`.
 RUNTIME = ("enable_vcpus_pinning", "sandbox_cgroup_only", "static_sandbox_resource_mgmt")
 HYPERVISOR = ("default_vcpus", "overhead_vcpus", "default_maxvcpus", "enable_numa", "enable_iothreads",
               "indep_iothreads", "confidential_guest", "rootless", "guest_hook_path", "enable_debug")
@@ -38,23 +38,24 @@ FACTORY = ("enable_template", "vm_cache_number")
 
 
 def config_path(files: Files, handler: Handler) -> str:
-    """The configuration file that a handler has Kata read, which need not exist; "" where none is named, and none is
-    at a default place."""
+    """The path of a handler's configuration file, which need not exist; "" if none is configured and there is none at
+    a default path."""
     shim = files.real(handler.runtime_path) if handler.runtime_path else ""
     return handler.config_path or _script_path(files, shim) or default_path(
         files, "rs" if "runtime-rs" in f"{handler.runtime_path}{shim}" else "go", shim)
 
 
 def default_path(files: Files, runtime: str, shim: str = "") -> str:
-    """The default configuration file of a runtime, "go" or "rs"; "" without one. :param shim: the runtime's program,
-    whose prefix is searched before others: its own default is compiled into it."""
+    """The default configuration file of a runtime; "" if there is none.
+    :param runtime: "go" or "rs". :param shim: the runtime's program; its install prefix is searched first, because its
+        default path is compiled in."""
     return next((path for top in _tops(files, shim)
                  if files.exists(path := f"{top}{_OF_RUNTIME[runtime]}/configuration.toml")), "")
 
 
 def path_by_name(files: Files, name: str) -> str:
-    """The file for a handler of which no container runtime's configuration is known, by its name, as kata-deploy
-    installs them: `kata-clh` has configuration-clh.toml, any other one the default; "" where neither exists."""
+    """The configuration file of a handler that no container runtime's configuration has, by kata-deploy's naming:
+    configuration-clh.toml for `kata-clh`, otherwise the default file; "" if neither exists."""
     shim = name.removeprefix("kata-").removeprefix("kata")
     places = [f"{top}{runtime}{below}/configuration-{shim}.toml" for top in _tops(files) if _NAME.fullmatch(shim)
               for runtime in _OF_RUNTIME.values() for below in ("", f"/runtimes/{shim}")]
@@ -63,7 +64,7 @@ def path_by_name(files: Files, name: str) -> str:
 
 
 def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig, ...]:
-    """The configurations that handlers use; without any handler, the default ones and all others that exist."""
+    """The configurations used by Kata's handlers; without handlers, all that exist at default paths."""
     handlers = [handler for engine in engines for handler in engine.handlers if handler.kata]
     readers: dict[str, list[str]] = {}
     for handler in handlers:
@@ -80,27 +81,27 @@ def configurations(files: Files, engines: Iterable[Engine]) -> tuple[KataConfig,
 
 
 def _tops(files: Files, shim: str = "") -> list[str]:
-    """The directories with configurations, in the order in which they are searched."""
+    """The directories to search for configurations, in order."""
     own = shim.rpartition("/")[0].removesuffix("/bin").removesuffix("/runtime-rs")
     prefixes = dict.fromkeys((*((own,) if own.startswith("/") else ()), *_PREFIXES, *files.glob(_SUFFIXED)))
     return list(dict.fromkeys((_ETC, *(f"{at}/{below}" for at in prefixes for below in _BELOW_PREFIX))))
 
 
 def _script_path(files: Files, shim: str) -> str:
-    """The file that a shim which is a script sets; "" for a program, and where no shim is known."""
+    """The configuration file set by a shim that is a script; "" for another program, or without a shim."""
     script = files.beginning(shim, _SCRIPT_BYTES) if shim else b""
     match = _SCRIPT.search(script.decode("utf-8", "replace")) if script.startswith(b"#!") else None
     return "" if match is None else match[1]
 
 
 def dropins(files: Files, path: str) -> tuple[str, ...]:
-    """The files that are merged over a configuration, in order."""
+    """The drop-in files of a configuration, in the order in which they are merged."""
     directory = f"{files.real(path).rpartition('/')[0]}/config.d"
     return tuple(f"{directory}/{name}" for name in files.names(directory))
 
 
 def read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:
-    """One configuration; None when there is no such file."""
+    """Read a configuration with its drop-ins; None if the file does not exist."""
     real, over = files.real(path), dropins(files, path)
     settings: dict[str, FoundSetting] = {}
     runtime = "rs" if "/runtime-rs/" in f"{path}{real}" else "go"
@@ -115,7 +116,7 @@ def read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:
             continue
         settings |= {key: FoundSetting(value, path if file == real else file) for key, value in _picked(table)}
         if dig(table, "runtime", "hypervisor_name") is not None:
-            runtime = "rs"  # the Go runtime takes the hypervisor from the section that is there
+            runtime = "rs"  # runtime-rs only: the Go runtime takes the hypervisor from the section's name
     return KataConfig(path, runtime, tuple(readers), over, settings)
 
 

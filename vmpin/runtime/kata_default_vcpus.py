@@ -1,5 +1,5 @@
-"""The vCPUs of a VM without those of its containers, by Kata's configuration: `default_vcpus`, and with runtime-rs'
-static sizing `overhead_vcpus`.
+"""The vCPUs of a VM in addition to those for its containers, by Kata's configuration: `default_vcpus`, or
+`overhead_vcpus` with runtime-rs' static sizing.
 
 Sources: kata-containers src/runtime/pkg/katautils/config.go (defaultVCPUs), src/libs/kata-types/src/config/default.rs
 and hypervisor/mod.rs (CpuInfo), src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs.
@@ -21,22 +21,23 @@ from vmpin.runtime.kata_config import config_path, dropins, path_by_name, read
 
 logger = logging.getLogger(__name__)
 
-#: Kata's own, where the file has none, or 0.
+#: Kata's default if the file has no value, or 0.
 DEFAULT = 1
 _Stamps = tuple[tuple[str, int, int], ...]
 
 
 class _Vcpus(NamedTuple):
     default: int = DEFAULT
-    #: In thousandths; None where a VM is not sized by it.
+    #: In thousandths of a vCPU; None if VMs are not sized by it.
     overhead: int | None = None
 
 
 class KataDefaultVcpus:
-    """Called while the runtime waits: a file is read again only when it changed.
-    :param cpus: of the machine, which a negative number stands for.
-    :param programs: the running container runtimes, whose flags may name another configuration. Called once, for a
-        handler that no usual configuration has."""
+    """Looks up default_vcpus and overhead_vcpus by runtime handler. The container runtime waits for it, so a file is
+    read again only if it changed.
+    :param cpus: the machine's number of CPUs; a negative setting means all of them.
+    :param programs: returns the running container runtimes, whose flags may name another configuration. Called once,
+        for a handler that is in no configuration at a default path."""
 
     def __init__(self, files: Files, cpus: int, programs: Callable[[], Sequence[Program]] = tuple) -> None:
         self._files, self._cpus = files, cpus
@@ -46,13 +47,13 @@ class KataDefaultVcpus:
         self._known: dict[str, tuple[_Stamps, _Vcpus]] = {}
 
     def of(self, handler: str) -> int:
-        """Return default_vcpus of the VMs of a runtime handler; `DEFAULT` where no file sets another."""
+        """Return default_vcpus for the VMs of a runtime handler; `DEFAULT` if no file sets it."""
         return self._vcpus(handler).default
 
     def overhead(self, handler: str) -> int | None:
-        """The thousandths of a vCPU that runtime-rs adds to the limits of a pod's containers, in place of
-        default_vcpus, where it sizes VMs at their start (static_sandbox_resource_mgmt); None where it does not, and
-        for a version without the key."""
+        """The thousandths of a vCPU that runtime-rs adds to the CPU limits of a pod's containers in place of
+        default_vcpus, if it sizes VMs at their start (static_sandbox_resource_mgmt); None if it does not, or has no
+        such key."""
         return self._vcpus(handler).overhead
 
     def _vcpus(self, handler: str) -> _Vcpus:
@@ -66,7 +67,7 @@ class KataDefaultVcpus:
         return kept[1]
 
     def _path(self, name: str) -> str:
-        """The configuration file of a handler's VMs: the one that the container runtime names, else Kata's default."""
+        """The configuration file for a handler: as named by the container runtime, otherwise Kata's default."""
         handlers = self._handlers()
         if name not in handlers and self._running is None:
             self._running, self._engines = self._programs(), ((), ())
@@ -74,7 +75,7 @@ class KataDefaultVcpus:
         return config_path(self._files, handlers[name]) if name in handlers else path_by_name(self._files, name)
 
     def _handlers(self) -> dict[str, Handler]:
-        """Kata's runtime handlers by name, read again when a configuration of a container runtime changed."""
+        """Kata's runtime handlers by name. Read again if a container runtime's configuration changed."""
         stamps, current = self._engines
         places = configuration_places(current)
         if not stamps or stamps != self._stamps(places):
@@ -98,7 +99,7 @@ class KataDefaultVcpus:
             return _Vcpus()
         if config.trouble:
             logger.warning("%s: default_vcpus is taken from what could be read", config.trouble)
-        # runtime-rs takes fractions, and rounds up.
+        # runtime-rs accepts fractions and rounds up.
         value = math.ceil(_number(config, "default_vcpus") or 0)
         default = min(value, self._cpus) if value > 0 else self._cpus if value < 0 else DEFAULT
         static = any(setting.value is True for _, setting in config.find("static_sandbox_resource_mgmt"))
@@ -107,7 +108,7 @@ class KataDefaultVcpus:
 
 
 def _number(config: KataConfig, key: str) -> float | None:
-    """The first number that is set for a key of the hypervisor's, None without one."""
+    """The first numeric value of a hypervisor's key; None if there is none."""
     numbers = [setting.value for _, setting in config.find(key)
                if isinstance(setting.value, int | float) and not isinstance(setting.value, bool)]
     return next((number for number in numbers if abs(number) < 1 << 16), None)

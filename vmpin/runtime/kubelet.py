@@ -1,8 +1,8 @@
-"""The format of the checkpoint of the kubelet's CPU manager (`cpu_manager_state`): the exclusive CPUs of containers,
-and the shared pool.
+"""Parses the checkpoint of the kubelet's CPU manager (`cpu_manager_state`): the exclusive CPUs of containers, and the
+shared pool.
 
-Parses every shape there was (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod level
-resources, V2 since 1.17, and V1 before it, which named containers by their ids. Pure.
+Supports all versions of the format (pkg/kubelet/cm/cpumanager/state/checkpoint.go): V4 of 1.37, V3 of 1.36 with pod
+level resources, V2 since 1.17, and V1 before it, with containers by id. Pure.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ NAME = "cpu_manager_state"
 MAX_BYTES = 1 << 20  #: A node full of pods has some 40 kB.
 #: Containers and pods with exclusive CPUs. The largest machines have some 2,000 CPUs, and no kubelet a thousand pods.
 MAX_ENTRIES = 1024
-#: Bytes beyond which no more checksums are computed, as that costs Python some 0.1 µs a byte.
+#: The most bytes for which checksums are computed, which takes some 0.1 µs per byte in Python.
 MAX_CHECKED = 64 << 10
 
 
 def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
-    """Parse a checkpoint. A wrong checksum is `trouble` only: it is one of a dump of Go's memory, types and all, and
-    so changed with kubelets that did not change a CPU.
+    """Parse a checkpoint. A wrong checksum is only recorded in `trouble`: the kubelet computes it from a dump of a Go
+    struct with its types, so it has changed between kubelet versions without any change of CPUs.
     :param where: the name of the file, for errors.
-    :raises SourceError: when it is invalid: empty, cut, not the kubelet's, with an invalid CPU list."""
+    :raises SourceError: it is empty, truncated, in another format, or has an invalid CPU list."""
     if len(raw) > MAX_BYTES:
         raise SourceError(where, f"is {len(raw)} bytes long, at most {MAX_BYTES} are read")
     if not raw.strip(b" \t\r\n\0"):
@@ -35,7 +35,7 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
     outer = _object(raw, where)
     data = outer.get("data")
     if isinstance(data, str) and data:
-        # The rest of the file is for older kubelets, and newer ones do not read it.
+        # The rest of the file is for older kubelets; newer ones ignore it.
         state = _contents(_object(data, f"{where}: data"), where)._replace(version=4)
         return _judged(state, _matches(outer.get("datachecksum"), [f"(string){data}"]))
     state = _contents(outer, where)
@@ -44,7 +44,7 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
 
 
 def _object(raw: bytes | str, where: str) -> dict[str, object]:
-    """A JSON object, its keys in lower case: Go reads them whatever their case is."""
+    """Parse a JSON object; keys are converted to lower case, because Go's parser ignores case."""
     return {key.lower(): value for key, value in parse_object(raw, where, 8 * MAX_ENTRIES).items()}
 
 
@@ -79,7 +79,7 @@ def _contents(document: dict[str, object], where: str) -> CpuManagerState:
 def _judged(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:
     troubles = list(_overlaps(state))
     if checksum_ok is False:
-        # Without the numbers: they would make a new line of every change to the file.
+        # Without the numbers, so that not every change of the file gives a new text.
         troubles.append("its checksum does not match: it was edited, or its kubelet computes another one")
     return state._replace(checksum_ok=checksum_ok, trouble="; ".join(troubles))
 
@@ -112,7 +112,8 @@ def _short(value: object) -> str:
 
 
 def _overlaps(state: CpuManagerState) -> Iterator[str]:
-    """Overlaps with which a kubelet would refuse to start (policy_static.go: validateState), and CPUs of two pods."""
+    """Describe overlaps: CPUs of two pods, and those with which a kubelet refuses to start (policy_static.go:
+    validateState)."""
     owned: dict[str, CpuSet] = {f"container {key}": cpus for key, cpus in state.by_id.items()}
     for key, cpus in (*state.pods.items(), *((uid, cpus) for (uid, _), cpus in state.entries.items())):
         owned[f"pod {key}"] = owned.get(f"pod {key}", EMPTY) | cpus
@@ -127,7 +128,7 @@ def _overlaps(state: CpuManagerState) -> Iterator[str]:
 
 
 def _matches(checksum: object, dumps: Iterable[str]) -> bool | None:
-    """Whether one of the dumps has that checksum; None where not all could be checked."""
+    """Whether one of the dumps has this checksum; None if they are too long to check."""
     left = MAX_CHECKED
     for dump in dumps:
         raw = dump.encode("utf-8", "surrogatepass")
@@ -148,8 +149,8 @@ def fnv32a(raw: bytes) -> int:
 
 
 def _dumps(document: dict[str, object], state: CpuManagerState) -> Iterator[str]:
-    """The texts of which kubelets take the checksum: go-spew's `%#v` of their struct, under each name that it had. The
-    types of a map's keys and values are left out there, those of a struct's fields are not."""
+    """Yield the texts from which kubelets compute the checksum: go-spew's `%#v` of their struct, under each name that
+    the struct has had. It prints the types of a struct's fields, but not those of a map's keys and values."""
     head = f"PolicyName:(string){state.policy} DefaultCPUSet:(string){document.get('defaultcpuset', '')} Entries:"
     entries = document.get("entries") or {}
     if state.version == 1 or not entries:

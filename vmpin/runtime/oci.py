@@ -1,7 +1,7 @@
-"""The state that an OCI runtime gives to a hook, the message in which the hook sends it, and the bundle it names.
+"""Parses a hook's message: the state that an OCI runtime passes to the hook, and the config.json of its bundle.
 
-Parses every variant met: runc, crun, containerd, CRI-O, podman, and both Kata runtimes. A hook's state is not trusted
-in what can be looked up, and the only path of it that is opened is the bundle's config.json.
+Supports runc, crun, containerd, CRI-O, podman, and both Kata runtimes. What can be looked up is not taken from the
+state, and the only path in it that is opened is the bundle's config.json.
 """
 
 import errno
@@ -17,20 +17,20 @@ from vmpin.host.regular import read_regular
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
 from vmpin.runtime.json_files import dig, parse_json, parse_object, pid_of
 
-#: Bytes: the hook sends no more; a real state has a few kB of annotations, a real config.json some 20 kB.
+#: Size limits in bytes (the first is the hook's own). A real state has a few kB, a real config.json some 20 kB.
 MAX_STATE, MAX_BUNDLE = 4 << 20, 4 << 20
 
-#: Nanoseconds: the kernel's clocks are 64 bits wide.
+#: The highest time in ns: the kernel's clocks have 64 bits.
 _MAX_TIME = (1 << 64) - 1
 HEADER = b"vmpin-hook/1 "
-#: The kinds that annotations give a pause container (dockershim: podsandbox).
+#: The container types of a pause container in annotations (dockershim: podsandbox).
 _PAUSE = ("sandbox", "podsandbox")
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 
 class HookMessage(NamedTuple):
-    """A hook's message: the stage that the hook was registered for, its time, and the state as the runtime gave it.
-    `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; an older hook sends no `boot` (None)."""
+    """A hook's message: the stage for which the hook was registered, its time, and the raw state from the runtime.
+    `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; `boot` is None if the message has none."""
 
     stage: str
     time: int
@@ -39,8 +39,8 @@ class HookMessage(NamedTuple):
 
 
 class HookState(NamedTuple):
-    """A parsed state, with the time of its message (as in HookMessage). `pid` is as the runtime gave it: the
-    container's, the VMM's, a shim's thread, or 0."""
+    """A parsed state with the times of its message (as in HookMessage). `pid` depends on the runtime: the container's
+    process, the VMM, a thread of the shim, or 0."""
 
     stage: str
     container: ContainerId
@@ -50,7 +50,7 @@ class HookState(NamedTuple):
     annotations: Mapping[str, str]
     pause: bool  #: The sandbox's own (pause) container.
     dialect: Dialect  #: The family of annotations that the runtime writes.
-    #: Keys of the other family that contradict it: the pod's author wrote them, and they are ignored.
+    #: Keys of the other family that contradict it. They are from the pod's author and are ignored.
     foreign: tuple[str, ...] = ()
     time: int = 0
     boot: int | None = None
@@ -61,12 +61,12 @@ class HookState(NamedTuple):
 
 
 def parse_hook(raw: bytes) -> HookState:
-    """Parse a hook's message whole. :raises SourceError: with what is wrong."""
+    """Parse a hook's message with its state. :raises SourceError: it is invalid."""
     return parse_state(parse_message(raw))
 
 
 def parse_message(raw: bytes) -> HookMessage:
-    """Split a hook's message into header and state. :raises SourceError: with what is wrong."""
+    """Split a hook's message into header and state. :raises SourceError: the header is invalid."""
     line, newline, state = raw.partition(b"\n")
     if not newline or not line.startswith(HEADER) or len(line) > 256:
         raise SourceError("hook message", "does not begin with the vmpin-hook/1 line")
@@ -85,7 +85,7 @@ def parse_message(raw: bytes) -> HookMessage:
 
 
 def parse_state(message: HookMessage) -> HookState:
-    """Parse the state of a message. :raises SourceError: with what is wrong."""
+    """Parse the state of a message. :raises SourceError: it is invalid."""
     where = f"{message.stage} hook state"
     if not message.state.strip():
         raise SourceError(where, "is empty")
@@ -96,7 +96,7 @@ def parse_state(message: HookMessage) -> HookState:
     bundle = state.get("bundle") or ""
     if bundle and not clean_path(bundle):
         raise SourceError(where, f"bundle {str(bundle)[:120]!r} of {state_id} is no plain absolute path")
-    pid = pid_of(state.get("pid"))  # crun gives 0 and runc none at poststop
+    pid = pid_of(state.get("pid"))  # at poststop it is 0 with crun and missing with runc
     annotations = _strings(state.get("annotations"))
     dialect = dialect_of(str(bundle))
     container, sandbox, pause = _identity(where, state_id, str(bundle), annotations, dialect)
@@ -106,8 +106,9 @@ def parse_state(message: HookMessage) -> HookState:
 
 def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, str],
               dialect: Dialect) -> tuple[str, str, bool]:
-    """Container, sandbox, and whether it is the pause container. The state's id and the bundle's path come first: only
-    the runtime writes them. :raises SourceError: where an annotation contradicts them, or the families each other."""
+    """Derive (container id, sandbox id, whether it is the pause container). The state's id and the bundle's path take
+    precedence, because only the runtime writes them. :raises SourceError: annotations contradict them or each
+    other."""
     kind, named = annotations.get(dialect.kind), annotations.get(dialect.sandbox)
     theirs = annotations.get(other(dialect).sandbox)
     if named is not None and not valid_id(named):
@@ -115,7 +116,7 @@ def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, 
     if named is not None and theirs not in (None, named):
         raise SourceError(where, f"the annotations of {state_id} name two sandboxes: {dialect.sandbox} {named}, and "
                                  f"{other(dialect).sandbox} {plain(str(theirs), 80)}")
-    # Kata's Go runtime gives the sandbox's id to every container's poststart and poststop.
+    # Kata's Go runtime passes the sandbox's id at poststart and poststop of every container.
     of_sandbox = bundle_id(bundle) != state_id if dialect is CRIO else kind == "container" and named == state_id
     container = bundle_id(bundle) if of_sandbox else state_id
     if not valid_id(container):
@@ -124,14 +125,14 @@ def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, 
     if own and named not in (None, state_id):
         raise SourceError(where, f"{state_id} is a sandbox by its state, and its annotation {dialect.sandbox} names "
                                  f"another: {named}")
-    # A pod's container has an id of its own. In the config of CRI-O's pause container even `kind` is the author's.
+    # Other containers have an id of their own. In the config of CRI-O's pause container `kind` may be the author's.
     pause = not of_sandbox and (kind in _PAUSE or (dialect is CRIO and named == state_id))
     return container, state_id if own else named or state_id, pause
 
 
 def clean_path(path: object) -> bool:
-    """Whether a path is absolute, without "..", and can be opened and logged: no control characters, no halves of a
-    surrogate pair (JSON can hold those, a file name cannot)."""
+    """Whether a path is absolute, without "..", and printable. (JSON may have halves of a surrogate pair, which no
+    file name can contain.)"""
     return (isinstance(path, str) and path.startswith("/") and len(path) < 4096 and path.isprintable()
             and ".." not in path.split("/"))
 
@@ -143,7 +144,7 @@ def _strings(value: object) -> dict[str, str]:
 
 
 class BundleConfig(NamedTuple):
-    """What a bundle's config.json has. `cpuset` None: none, or an invalid one, which `trouble` describes."""
+    """The contents of a bundle's config.json. `cpuset` is None if missing or invalid (`trouble` has the error)."""
 
     cpuset: CpuSet | None
     annotations: Mapping[str, str]
@@ -151,20 +152,19 @@ class BundleConfig(NamedTuple):
 
 
 def bundle_gone(bundle: str) -> bool:
-    """Whether there is no such bundle. False where its directory may not or cannot be read just now."""
+    """Whether a bundle's directory does not exist. False if this cannot be determined now."""
     try:
         os.stat(bundle)
     except ValueError:
-        return True  # no path at all
+        return True  # not a valid path
     except OSError as err:
         return err.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
     return False
 
 
 def read_bundle(bundle: str) -> BundleConfig:
-    """Read `bundle`/config.json: a bounded regular file alone (no FIFO that blocks, no device), as the path comes from
-    a hook. :raises SourceError: when it is gone or invalid. :raises OSError: when it cannot be read now (`passing`).
-    """
+    """Read `bundle`/config.json. Only a regular file of limited size is read, because the path comes from a hook.
+    :raises SourceError: it does not exist or is invalid. :raises OSError: it cannot be read now (`passing`)."""
     if not clean_path(bundle):
         raise SourceError(repr(bundle[:120]), "is no plain absolute path")
     path = os.path.join(bundle, "config.json")

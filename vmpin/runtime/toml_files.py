@@ -1,5 +1,4 @@
-"""TOML files of other programs: reading one within bounds, merging one over another, and typed access to their
-values."""
+"""TOML files of other programs: reading with limits, merging, and typed access to values."""
 
 from __future__ import annotations
 
@@ -16,21 +15,21 @@ MAX_DEPTH = 32
 
 
 def load(files: Files, path: str) -> Table | None:
-    """A file's table, None when there is no such file. Its whole numbers have 64 bits, its others are finite.
-    :raises SourceError: when it is not such TOML."""
+    """Read a TOML file; None if it does not exist.
+    :raises SourceError: it is invalid, nested too deeply, or has an integer beyond 64 bits or a non-finite number."""
     text = files.text(path)
     if text is None:
         return None
     try:
         table = tomllib.loads(text)
         _check(table)
-    except (ValueError, RecursionError) as err:  # of an integer of 4,301 digits, which Python does not make, too
+    except (ValueError, RecursionError) as err:  # ValueError also for an integer of more than 4,300 digits
         raise SourceError(path, f"is not TOML: {str(err)[:100]}") from err
     return table
 
 
 def _check(value: object, depth: int = 0) -> None:
-    """Refuse what can be read and not shown or used. :raises ValueError:"""
+    """Check the limits on depth and numbers. :raises ValueError: a value exceeds them."""
     if depth > MAX_DEPTH:
         raise ValueError(f"it is more than {MAX_DEPTH} deep")
     if isinstance(value, int) and value.bit_length() > 64:
@@ -42,7 +41,7 @@ def _check(value: object, depth: int = 0) -> None:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
-    """`base` with the values of `over`: tables are merged, anything else is replaced."""
+    """Merge `over` into a copy of `base`: tables are merged recursively, other values replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -51,15 +50,15 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
 
 
 def strings(value: object) -> tuple[str, ...]:
-    """The strings of a list; () for anything else."""
+    """The strings in a list; () for any other value."""
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
 
 def string(value: object) -> str:
-    """A string; "" for anything else."""
+    """The value if it is a string, otherwise ""."""
     return value if isinstance(value, str) else ""
 
 
 def switch(value: object) -> bool | None:
-    """A boolean; None for anything else."""
+    """The value if it is a boolean, otherwise None."""
     return value if isinstance(value, bool) else None
