@@ -1,7 +1,7 @@
-"""Which CPUs the containers of a node own, as an authority decides it: the values that placement follows.
+"""Assignments: the exclusive CPUs of a node's containers as decided by an authority. Placement follows them.
 
-Several programs may decide that: the kubelet's static policy, an allocator, a DRA driver, an annotation. `Rank` is
-their order. The authorities obtain them, and `placement.rulings` has what follows for a container.
+Authorities are the kubelet's static policy, an allocator, a DRA driver, annotations and others; `Rank` is their order.
+`placement.rulings` derives from their assignments the CPUs of each container.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import Container
 
-#: Whose CPUs: (pod uid, container's name), (pod uid, "") for those of a pod as a whole, ("", container's id).
+#: The owner of CPUs: (pod uid, container name), (pod uid, "") for a pod as a whole, or ("", container id).
 Owner = tuple[str, str]
 
 
 class Rank(enum.IntEnum):
-    """The order of authorities, the strongest first. On each container the first one decides that lists it or is
-    complete."""
+    """The order of authorities, the strongest first. For each container the first authority decides that lists the
+    container or is complete."""
 
     KUBELET = 1  #: The checkpoint of the CPU manager's static policy.
     LEDGER = 2  #: An allocator of vmpin's own.
@@ -35,17 +35,17 @@ class Rank(enum.IntEnum):
 class _AssignmentFields(NamedTuple):
     """The fields of assignments."""
 
-    #: The CPUs that each owner has for itself; empty for a container that is listed and owns none.
+    #: The exclusive CPUs of each owner; EMPTY for a container that is listed without exclusive CPUs.
     exclusive: Mapping[Owner, CpuSet] = MappingProxyType({})
-    #: The CPUs that all other containers share; None where the authority names none. It may be empty.
+    #: The CPUs that all other containers share, possibly EMPTY; None if the authority has no shared pool.
     pool: CpuSet | None = None
-    #: A container that is not listed owns nothing, and no weaker authority is asked.
+    #: Complete: a container that is not listed owns no CPUs, and weaker authorities are not considered.
     complete: bool = False
-    #: When owners got their CPUs (CLOCK_BOOTTIME ns), where that is known.
+    #: When owners got their CPUs (CLOCK_BOOTTIME ns), if known.
     since: Mapping[Owner, int] = MappingProxyType({})
-    #: The authority writes the cpusets itself, and repairs them: what it lists counts, whatever a source reports.
+    #: The authority writes and repairs the cpusets itself: its list counts even if a source reports other CPUs.
     writes: bool = False
-    #: With `writes`: the CPUs that a container's cpuset has beside its own.
+    #: With `writes`: the shared CPUs in a container's cpuset, in addition to its own.
     spare: Mapping[Owner, CpuSet] = MappingProxyType({})
     #: Decides on a container that is not listed, by itself and the pool: its own CPUs (empty: none); None where it
     #: does not decide.
@@ -53,28 +53,27 @@ class _AssignmentFields(NamedTuple):
 
 
 class Assignments(_AssignmentFields):
-    """The decision of one authority on all containers of the node."""
+    """The decision of one authority about all containers of the node."""
 
     def listed(self, pod_uid: str, container: Container) -> Owner | None:
-        """Return the key under which a container is listed, None where it is not."""
+        """Return the key under which a container is listed; None if it is not listed."""
         if pod_uid and container.name and (pod_uid, container.name) in self.exclusive:
             return pod_uid, container.name
         return ("", container.id) if ("", container.id) in self.exclusive else None
 
     def cpus_of(self, pod_uid: str, container: Container) -> CpuSet | None:
-        """Return the listed CPUs of a container, empty where it owns none; None where it is not listed."""
+        """Return a container's exclusive CPUs, possibly EMPTY; None if it is not listed."""
         owner = self.listed(pod_uid, container)
         return None if owner is None else self.exclusive[owner]
 
     @cached_property
     def owned(self) -> CpuSet:
-        """All CPUs that a container or a pod has for itself."""
+        """All exclusive CPUs."""
         return union(self.exclusive.values())
 
     @cached_property
     def by_pod(self) -> Mapping[str, CpuSet]:
-        """The CPUs that a pod and its containers own, by pod uid; those that are listed by container id are left
-        out."""
+        """The exclusive CPUs of each pod with its containers, by pod uid, without those listed by container id."""
         cpus: dict[str, CpuSet] = {}
         for (uid, _), more in self.exclusive.items():
             if uid:
@@ -87,7 +86,7 @@ class Assignments(_AssignmentFields):
         return {name: cpus for (uid, name), cpus in self.exclusive.items() if not uid}
 
     def exclusive_of_others(self, sandbox: SandboxState) -> CpuSet:
-        """Return the CPUs that pods other than a sandbox's own have for themselves."""
+        """Return the exclusive CPUs of all pods except the sandbox's own."""
         own = EMPTY if sandbox.pod is None else self.by_pod.get(sandbox.pod.uid, EMPTY)
         if self.by_id:
             own |= union(cpus for container, cpus in self.by_id.items() if container in sandbox.containers)
@@ -95,35 +94,35 @@ class Assignments(_AssignmentFields):
 
 
 class Ruling(NamedTuple):
-    """The assignments of an authority that rules on this node. `authority` is its name, as status shows it."""
+    """The assignments of an authority that is active on this node. `authority` is its name in the status."""
 
     authority: str
     assignments: Assignments
 
 
 class Rulings(NamedTuple):
-    """The rulings in force, the strongest authority's first; a complete one is the last. `pool`: the shared pool, of
-    the strongest authority that names one; None where none does."""
+    """The active rulings, the strongest authority's first; a complete one is the last. `pool` is the shared pool of
+    the strongest authority that has one; None without one."""
 
     by_rank: tuple[Ruling, ...] = ()
     pool: CpuSet | None = None
 
     @property
     def complete(self) -> Ruling | None:
-        """The ruling that decides on every container, None without one."""
+        """The ruling that covers every container; None without one."""
         return self.by_rank[-1] if self.by_rank and self.by_rank[-1].assignments.complete else None
 
     @property
     def written(self) -> bool:
-        """Whether an authority writes cpusets itself."""
+        """Whether one of the authorities writes cpusets itself."""
         return any(ruling.assignments.writes for ruling in self.by_rank)
 
     def exclusive_of_others(self, sandbox: SandboxState) -> CpuSet:
-        """Return the CPUs that are certainly other pods' alone: without a complete ruling none are."""
+        """Return the CPUs that are certainly exclusive to other pods; EMPTY without a complete ruling."""
         return EMPTY if self.complete is None else self.complete.assignments.exclusive_of_others(sandbox)
 
     def deciding(self, pod_uid: str, container: Container) -> tuple[Ruling | None, CpuSet]:
-        """Return the ruling that decides on a container, and the CPUs that it owns; (None, empty) where none does."""
+        """Return the ruling that decides about a container, and the container's exclusive CPUs; or (None, EMPTY)."""
         for ruling in self.by_rank:
             assignments = ruling.assignments
             cpus = assignments.cpus_of(pod_uid, container)
@@ -134,7 +133,7 @@ class Rulings(NamedTuple):
         return None, EMPTY
 
     def by_authority(self, name: str, pod_uid: str, container: Container) -> CpuSet | None:
-        """Return the CPUs that an authority lists for a container, None where it lists none or does not rule."""
+        """Return the CPUs that an authority lists for a container; None if it lists none or is not active."""
         return next((ruling.assignments.cpus_of(pod_uid, container) or None for ruling in self.by_rank
                      if ruling.authority == name), None)
 
@@ -149,5 +148,5 @@ _WRITERS = {"kubelet": "the kubelet", "dra": "the DRA driver"}
 
 
 def writer_of(container: Container) -> str:
-    """Return the program that is to rewrite a stale cpuset, as texts name it."""
+    """Return the name of the program that has to rewrite a stale cpuset."""
     return _WRITERS.get(container.ruled_by, "the runtime")

@@ -1,7 +1,4 @@
-"""Contention: another program moves the same threads again and again.
-
-Pure.
-"""
+"""Contention: another program repeatedly changes the masks of the same threads. Pure."""
 
 import enum
 from collections.abc import Iterable
@@ -10,17 +7,17 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId
 
-#: Repairs count as contention within this time (seconds), or within as many resyncs as that many repairs take.
+#: Seconds within which repairs count as contention; longer if the resyncs for so many repairs take longer.
 MINUTE = 60.0
-LONGEST_REST = 3600.0  #: A thread that is moved again after its rest rests twice as long, up to this (seconds).
+LONGEST_REST = 3600.0  #: The longest rest in seconds. Each further rest of a thread is twice as long.
 
 
 class OnContention(enum.StrEnum):
-    """What is done about a thread that another program moves again and again."""
+    """The reaction to a thread whose mask another program changes repeatedly."""
 
-    REST = "rest"  #: Left alone for some minutes, then tried again.
+    REST = "rest"  #: Left alone for some minutes, then repaired again.
     LEAVE = "leave"  #: Left alone until its placement changes, or `vmpin reconcile` is called.
-    PERSIST = "persist"  #: Set again all the same.
+    PERSIST = "persist"  #: Repaired each time.
 
 
 class ContentionRules(NamedTuple):
@@ -38,50 +35,50 @@ class ContentionRules(NamedTuple):
 
 
 class _Contest:
-    """A thread that is or was contested: the mask it was to have when it was given up, until when it is left alone (0
-    when it is not), and how often it was given up."""
+    """A thread that is or was contested: its wanted mask when repairs stopped, the end of its rest (0: not resting),
+    and how often repairs were stopped."""
 
-    __slots__ = ("count", "until", "wanted")  # a dataclass would keep the first pass waiting (test_floors)
+    __slots__ = ("count", "until", "wanted")  # a dataclass would delay the first pass (test_floors)
 
     def __init__(self) -> None:
         self.wanted, self.until, self.count = EMPTY, 0.0, 0
 
 
 class Contention:
-    """Which threads another program keeps moving. Times are of one steady clock, in seconds."""
+    """The threads in contention. Times are of one monotonic clock, in seconds."""
 
     def __init__(self, rules: ContentionRules) -> None:
         self.rules = rules
-        #: When each thread was repaired lately.
+        #: The times of each thread's recent repairs.
         self._times: dict[ThreadId, list[float]] = {}
         self._contests: dict[ThreadId, _Contest] = {}
 
     def __bool__(self) -> bool:
-        """Whether any thread was repaired lately."""
+        """Whether any thread was repaired or in contention recently."""
         return bool(self._times) or bool(self._contests)
 
     def add_repairs(self, threads: Iterable[ThreadId], now: float) -> None:
-        """Count a repair of each of `threads`."""
+        """Record a repair of each of these threads."""
         for thread in threads:
             self._times.setdefault(thread, []).append(now)
 
     def resting(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
-        """Whether a thread is left alone now. A thread whose placement changed since it was given up is not."""
+        """Whether a thread rests now. A thread whose wanted mask has changed since then does not rest."""
         contest = self._contests.get(thread)
         return contest is not None and now < contest.until and contest.wanted == wanted
 
     def retry_due(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
-        """Whether a thread was given up, and it is time to try it again."""
+        """Whether a thread's rest is over, so that it is due for a retry."""
         contest = self._contests.get(thread)
         return (contest is not None and 0 < contest.until <= now and contest.wanted == wanted
                 and thread not in self._times)
 
     def starts(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
-        """Whether a thread that has drifted (again) is contested as of now. It then rests, by the rules."""
+        """Whether contention starts with this drift of a thread. If so, the thread's rest begins, by the rules."""
         over = now - self.rules.within
         times = [time for time in self._times.get(thread, ()) if time > over]
         contest = self._contests.get(thread)
-        # One that was given up before is tried once: until it has stayed for as long, the first drift is enough.
+        # After a rest a single drift suffices, until the thread has kept its mask for `rules.within` (keep_only).
         if len(times) < (1 if contest is not None and contest.until else self.rules.repairs):
             if times:
                 self._times[thread] = times
@@ -96,22 +93,22 @@ class Contention:
         return True
 
     def count(self, thread: ThreadId) -> int:
-        """How often a thread was found to be contested."""
+        """How often contention was detected for a thread."""
         return self._contests[thread].count if thread in self._contests else 0
 
     def next_retry(self, threads: Iterable[ThreadId], now: float) -> float | None:
-        """When the first of `threads` has rested, None when none rests."""
+        """The earliest end of a rest among `threads`; None if none rests."""
         ends = [contest.until for thread in threads if (contest := self._contests.get(thread)) is not None
                 and contest.until > now]
         return min(ends, default=None)
 
     def retry_now(self) -> None:
-        """Forget all rests: every thread is repaired again."""
+        """End all rests: all threads are repaired again."""
         self._times.clear()
         self._contests.clear()
 
     def keep_only(self, threads: set[ThreadId], now: float) -> None:
-        """Forget threads that have ended, and rests that are long over."""
+        """Forget ended threads and old rests."""
         over = now - self.rules.within
         self._times = {thread: times for thread, times in self._times.items()
                        if thread in threads and times[-1] > over}

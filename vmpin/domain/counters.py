@@ -1,8 +1,7 @@
-"""Counters of the watcher since it started: masks set, drift by cause, how long threads waited for their mask; and of
-each sandbox its new threads.
+"""Counters of the watcher since its start: masks set, drift by cause, delays of placement, and each sandbox's new
+threads.
 
-Pure: no clock, no lock (one thread counts, the same one reads). The reconciler owns them; procevents, sources and the
-daemon add to them.
+Pure: no clock, no lock (counted and read by one thread).
 """
 
 from bisect import bisect_left
@@ -11,7 +10,7 @@ from collections.abc import Container, Mapping
 
 from vmpin.domain.model import SandboxId, ThreadRole
 
-#: Upper bounds in seconds: a thread is placed within 500 µs where its creation is reported, else within a resync.
+#: Upper bounds in seconds: a thread is placed within 500 µs if its creation is reported, otherwise at a resync.
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -22,20 +21,20 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
         self.bounds = bounds
-        #: One for each bound, and one for those above the last.
+        #: One count per bound, and one for durations above the last bound.
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration. One below zero (clocks of two sources) counts as zero."""
+        """Count a duration. A negative one (two sources' clocks differ) counts as zero."""
         seconds = max(seconds, 0.0)
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total += 1
         self.sum += seconds
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """How many durations were at most each bound; the last bound is infinity, with all of them."""
+        """Return (bound, number of durations up to the bound) pairs; the last bound is infinity."""
         buckets, so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             so_far += count
@@ -44,15 +43,15 @@ class Histogram:
 
 
 class NewbornCounts:
-    """Counts of one sandbox's new threads, since its VMM was found first. All times in seconds."""
+    """Counts of one sandbox's new threads since its VMM was first seen. All times in seconds."""
 
     def __init__(self, reported: int = 0, born_inside: int = 0, ended: int = 0) -> None:
-        #: Threads whose creation the kernel reported, main threads at their program's start among them.
+        #: Threads whose creation was reported by the kernel, including main threads at exec.
         self.reported = reported
-        #: Of those, the ones that were within their sandbox's CPUs; and that ended before their mask could be read.
+        #: Those of them created within their sandbox's CPUs; and those that ended before their mask could be read.
         self.born_inside = born_inside
         self.ended = ended
-        #: Threads that were allowed outside, reported or found by a pass, for how long in all and at most.
+        #: Threads that could run outside (reported or found by a pass), and their total and longest times outside.
         self.outside = 0
         self.outside_sum = 0.0
         self.outside_max = 0.0
@@ -63,13 +62,13 @@ class NewbornCounts:
         self.placed_max = 0.0
 
     def count_outside(self, seconds: float) -> None:
-        """A thread was allowed outside."""
+        """Count a thread that could run outside its sandbox for so many seconds."""
         self.outside += 1
         self.outside_sum += seconds
         self.outside_max = max(self.outside_max, seconds)
 
     def count_in_place(self, seconds: float) -> None:
-        """A thread was in place so long after its creation."""
+        """Count a thread that was in place so many seconds after its creation."""
         self.placed += 1
         self.placed_sum += seconds
         self.placed_max = max(self.placed_max, seconds)
@@ -87,12 +86,12 @@ def _ms(seconds: float) -> float:
 
 
 class Counters:
-    """Plain attributes, which only grow."""
+    """The watcher's counters; they only grow, except for those by sandbox."""
 
     def __init__(self) -> None:
         #: Masks set, by the thread's role and the outcome (the value of an `apply.Outcome`).
         self.pins: Counter[tuple[ThreadRole, str]] = Counter()
-        #: Masks that the kernel refused, by sandbox, of those that are still there.
+        #: Masks that the kernel refused, by sandbox; only existing sandboxes.
         self.refused_by: Counter[SandboxId] = Counter()
         self.drift: Counter[str] = Counter()  #: Repairs, by cause (the value of a `drift.Cause`).
         #: CPUs given back to runc containers (policy.runc_repair), by outcome: done, failed.
@@ -101,34 +100,34 @@ class Counters:
         #: The same by sandbox, of those that are still there.
         self.contentions_by: Mapping[SandboxId, int] = {}
         self.placement_latency = Histogram()  #: From a thread's creation until it was placed.
-        #: How long threads could run outside of their sandbox, of those that could.
+        #: For how long threads could run outside their sandbox; only those that could.
         self.outside = Histogram()
-        #: From the receipt of an event until the masks that follow from it were set.
+        #: From the receipt of an event until the resulting masks were set.
         self.pin_latency = Histogram()
         #: Events of the proc connector, by kind: fork, exec, exit, comm.
         self.proc_events: Counter[str] = Counter()
         #: How often the proc connector's buffer overflowed, so that everything was read again.
         self.overruns = 0
         self.hooks: Counter[str] = Counter()  #: Hooks' messages, by outcome: taken, refused.
-        #: When the last of those taken was sent, by CLOCK_BOOTTIME in seconds (the system's clock may be set).
+        #: When the last accepted one was sent (CLOCK_BOOTTIME, s).
         self.last_hook_at: float | None = None
-        #: Annotations of a pod's author that contradicted the runtime and were not believed.
+        #: Annotations by a pod's author that contradicted the runtime and were ignored.
         self.disputed = 0
-        #: The same by the author's sandbox, of those that are still there.
+        #: The same by sandbox; only existing sandboxes.
         self.disputed_by: Counter[SandboxId] = Counter()
-        #: How late timers of the watcher's event loop fired, where that is measured.
+        #: How late timers of the watcher's event loop fired, if measured.
         self.loop_lag = Histogram()
         #: Passes, by their trigger: hook, nri, files, resync, recheck, qmp, request, new_threads.
         self.passes: Counter[str] = Counter()
         self.pass_seconds = Histogram()  #: How long the passes took.
 
     def dispute(self, sandbox: SandboxId) -> None:
-        """Count annotations that were not believed. :param sandbox: their author's."""
+        """Count ignored annotations of a sandbox's pod."""
         self.disputed += 1
         self.disputed_by[sandbox] += 1
 
     def keep_only(self, sandboxes: Container[SandboxId]) -> None:
-        """Forget what is counted by sandbox of all others."""
+        """Remove the counts of other sandboxes."""
         for counted in (self.disputed_by, self.refused_by):
             for ended in [sandbox for sandbox in counted if sandbox not in sandboxes]:
                 del counted[ended]

@@ -1,7 +1,7 @@
-"""The desired state: sandboxes and their containers, as the sources reported them.
+"""The desired state: sandboxes and their containers, as reported by the sources.
 
-Pure: `reduce` never mutates a state, and returns the very same one when an event changes nothing: its caller, the
-reconciler, then has nothing to place again. Events may be late, doubled or out of order.
+Pure: `reduce` never mutates a state. If an event changes nothing it returns the identical object, so that the
+reconciler has nothing to do. Events may be late, duplicated or out of order.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from vmpin.domain import events
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
 
-#: A report costs memory until its sandbox is gone; a node runs a few hundred pods.
+#: A report takes memory until its sandbox is removed; a node runs a few hundred pods.
 MAX_SANDBOXES, MAX_CONTAINERS = 4096, 512
 MAX_REPLACED = 8  #: How many former cpusets of a container are kept.
 
 
 class CpusetReport(NamedTuple):
-    """A container's cpuset as one source reports it, since `time` (CLOCK_BOOTTIME ns; 0: a list had it first), and the
-    cpusets that it `replaced` (NRI), oldest first."""
+    """A container's cpuset as reported by one source, since `time` (CLOCK_BOOTTIME ns; 0: first reported by a list),
+    and the cpusets that it `replaced` (NRI only), oldest first."""
 
     cpuset: CpuSet
     time: int
@@ -28,18 +28,18 @@ class CpusetReport(NamedTuple):
 
 
 class ContainerRecord(NamedTuple):
-    """A container, and what each source reported of it."""
+    """A container and the reports of each source about it."""
 
     container: Container
-    #: The source whose cpuset counts; while none reported one, the source that reported the container.
+    #: The source whose cpuset counts; the source of the container itself until a cpuset is reported.
     source: Source
-    #: CLOCK_BOOTTIME ns of the last report on its life; older ones are ignored.
+    #: CLOCK_BOOTTIME ns of the last report about its creation or end; older reports are ignored.
     time: int
     bundle: str = ""
     init: ThreadId | None = None
-    #: By source; a source that reported no cpuset is left out.
+    #: The reports by source; sources without a reported cpuset are missing.
     reports: Mapping[Source, CpusetReport] = MappingProxyType({})
-    requested: bool = False  #: The runtime was asked to create it, and no source has reported yet that it did.
+    requested: bool = False  #: Its creation was requested, and no source has reported yet that it was created.
 
     @property
     def stopped(self) -> bool:
@@ -47,16 +47,16 @@ class ContainerRecord(NamedTuple):
 
     @property
     def pending(self) -> bool:
-        """Whether the runtime is working on a request for it."""
+        """Whether a request to the runtime about it is in progress."""
         return self.requested or self.container.creating or self.container.requested_cpuset is not None
 
     def reported_by(self, source: Source) -> bool:
-        """Whether a source reported it, with a cpuset or without."""
+        """Whether a source reported the container, with or without a cpuset."""
         return source in self.reports or source is self.source
 
 
 class SandboxState(NamedTuple):
-    """A sandbox as its sources report it. `suspended`: the operator has unpinned it, and vmpin leaves it alone."""
+    """A sandbox as reported by its sources. `suspended`: the operator unpinned it, so vmpin does not manage it."""
 
     id: SandboxId
     runtime: str = "oci"
@@ -65,26 +65,26 @@ class SandboxState(NamedTuple):
     suspended: bool = False
     vmm: ThreadId | None = None
     handler: str = ""
-    #: Whether `pod` was reported by the runtime itself (NRI): annotations do not change it then.
+    #: Whether `pod` was reported by the runtime itself (NRI); then annotations do not change it.
     pod_by_nri: bool = False
 
     def live(self) -> tuple[Container, ...]:
-        """The containers, stopped ones left out, in the order they came."""
+        """The containers that are not stopped, in the order of their first reports."""
         return tuple(record.container for record in self.containers.values() if not record.stopped)
 
 
 class DesiredState(NamedTuple):
-    """Every sandbox that a source reported and that is not gone."""
+    """All sandboxes that a source reported and that were not removed."""
 
     sandboxes: Mapping[SandboxId, SandboxState] = MappingProxyType({})
 
 
-#: How much a report of a sandbox's runtime counts: Kata's own state most, then a command line, NRI, a bare hook.
+#: The rank of reports about a sandbox's runtime: Kata's own state, then a command line, NRI, a hook alone.
 _RANK = {"oci": 0, "nri": 1, "vmm": 2, "kata-rs": 3, "kata-go": 3}
 
 
 def reduce(state: DesiredState, event: events.Event) -> DesiredState:
-    """The state after `event`; `state` itself when nothing changes."""
+    """Return the state after an event; `state` itself if nothing changes."""
     old = state.sandboxes.get(event.sandbox)
     if isinstance(event, events.SandboxGone):
         if old is None:
@@ -98,7 +98,7 @@ def reduce(state: DesiredState, event: events.Event) -> DesiredState:
 
 
 def outranks(runtime: str, old: SandboxState | None) -> bool:
-    """Whether a bare report by this runtime changes a sandbox's state. Checking costs a tenth of making it."""
+    """Whether a SandboxSeen of this runtime may change a sandbox's state. A cheap check before the merge."""
     return old is None or _RANK.get(runtime, 0) > _RANK.get(old.runtime, 0)
 
 
@@ -132,7 +132,7 @@ def _sandbox_seen(old: SandboxState, event: events.SandboxSeen) -> SandboxState:
     by_nri = event.runtime == "nri" and event.pod is not None
     pod = old.pod if old.pod_by_nri and not by_nri else event.pod or old.pod
     by_nri = by_nri or old.pod_by_nri
-    # Compared by parts: every resync reports everything again, and making a copy costs ten times as much.
+    # Compared field by field: every resync reports everything again, and a copy costs ten times as much.
     if (runtime, pod, vmm, handler, by_nri) == (old.runtime, old.pod, old.vmm, old.handler, old.pod_by_nri):
         return old
     return old._replace(runtime=runtime, pod=pod, vmm=vmm, handler=handler, pod_by_nri=by_nri)
@@ -149,8 +149,9 @@ def _container_seen(old: SandboxState, event: events.ContainerSeen) -> SandboxSt
         return _with_record(_without_failed(old, event), record)
     if event.time > record.time or (event.time == record.time and not record.stopped):
         return _with_record(old, _merged(record, event))
-    # Late, as a beginning in the nanosecond of the end is. A late report counts for its CPUs alone, of which each
-    # source's own last report counts: Kata's file is older than the runtime's report of the update it was written for.
+    # A late report (also a start at the same nanosecond as the end) counts only for its cpuset: of cpusets each
+    # source's latest report counts, as Kata's file is older than the runtime's report about the update that it was
+    # written for.
     if record.stopped:
         return old
     reports = _with_report(record.reports, event.source, now.cpuset, event.time, event.listed)
@@ -158,17 +159,17 @@ def _container_seen(old: SandboxState, event: events.ContainerSeen) -> SandboxSt
 
 
 def _merged(record: ContainerRecord, event: events.ContainerSeen) -> ContainerRecord:
-    """The record with a report that is later than all before it."""
+    """Merge a report that is later than all others into a record."""
     before, now = record.container, event.container
-    earlier = {} if record.stopped else record.reports  # of its former life none counts, if it was started again
+    earlier = {} if record.stopped else record.reports  # reports from before a restart do not count
     reports = _with_report(earlier, event.source, now.cpuset, event.time, event.listed)
-    # No annotation changes the runtime's own name of it (NRI).
+    # Annotations do not override the name reported by the runtime itself (NRI).
     ruled = before.name and record.reported_by(Source.NRI) and event.source is not Source.NRI
     name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
     exclusive = before.exclusive if now.exclusive is None else now.exclusive
     bundle, init = event.bundle or record.bundle, event.init or record.init
-    # A request ends with the runtime's next report of the container. Kata's file shows that an update was done, but of
-    # a creation only that it has begun.
+    # A request ends with the runtime's next report about the container. Kata's file shows that an update was done, but
+    # for a creation only that it has begun.
     if event.source is Source.NRI:
         creating, requested_cpuset = now.creating, now.requested_cpuset
     else:
@@ -185,9 +186,9 @@ def _merged(record: ContainerRecord, event: events.ContainerSeen) -> ContainerRe
 
 
 def _without_failed(old: SandboxState, event: events.ContainerSeen) -> SandboxState:
-    """Before a creation is requested: an earlier request of the same name, of which nothing more was reported, has
-    failed, as containerd and CRI-O reserve a container's name for as long as they create it. Nothing else shows it: a
-    container of a VM has neither process nor cgroup on the host while it is created, which may take minutes."""
+    """End failed creations before a new one: containerd and CRI-O reserve a container's name while they create it, so
+    an earlier request with the same name and no further report has failed. There is no other sign: while a VM's
+    container is created, which may take minutes, it has neither a process nor a cgroup on the host."""
     if event.requested and event.container.name:
         for record in old.containers.values():
             if record.requested and record.container.name == event.container.name and record.time < event.time:
@@ -196,7 +197,7 @@ def _without_failed(old: SandboxState, event: events.ContainerSeen) -> SandboxSt
 
 
 def _cpuset_seen(record: ContainerRecord, event: events.CpusetSeen) -> ContainerRecord:
-    """A new cpuset: an update that was under way has been done."""
+    """Record a new cpuset, which completes an update in progress."""
     reports = _with_report(record.reports, event.source, event.cpuset, event.time)
     if reports is record.reports:
         return record
@@ -211,7 +212,7 @@ def _cpuset_requested(record: ContainerRecord, event: events.CpusetRequested) ->
 
 
 def _request_expired(record: ContainerRecord) -> ContainerRecord:
-    """A creation of which nothing more was reported has failed; one that was done, and an update, are as they were."""
+    """End a request: a creation without a further report has failed; an update leaves the container as it was."""
     if not record.pending:
         return record
     state = ContainerState.STOPPED if record.requested else record.container.state
@@ -222,7 +223,7 @@ def _request_expired(record: ContainerRecord) -> ContainerRecord:
 def _container_stopped(old: SandboxState, event: events.ContainerStopped) -> SandboxState:
     record = old.containers.get(event.container)
     if record is None:
-        # A tombstone, should its creation be reported late; a bounded number of them.
+        # A tombstone, in case the creation is reported late. Their number is bounded.
         if len(old.containers) >= MAX_CONTAINERS:
             return old
         record = ContainerRecord(Container(event.container), Source.BUNDLE, event.time)
@@ -234,9 +235,9 @@ def _container_stopped(old: SandboxState, event: events.ContainerStopped) -> San
 
 def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
                  listed: bool = False) -> Mapping[Source, CpusetReport]:
-    """Add a report; return `reports` itself when it is none (no cpuset means "no change"), old, or the same again. A
-    list's cpuset was so at some time after the report that it replaces: it does not count as later than what Kata
-    or the cgroup report since. One that an update has replaced already changes nothing."""
+    """Add a report. `reports` itself is returned for a report without a cpuset ("no change"), an older or an equal
+    one. The cpuset in a runtime's list has no time of its own, so it does not count as later than reports by Kata or
+    the cgroup; a cpuset that an update has already replaced changes nothing."""
     last = reports.get(source)
     if not cpuset or (last is not None and last.cpuset == cpuset and (listed or last.time)):
         return reports
@@ -247,7 +248,7 @@ def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset:
     elif last is not None and last.time > time:
         return reports
     merged = {**reports, source: CpusetReport(cpuset, time, _replaced(last, cpuset) if source is Source.NRI else ())}
-    # The runtime has just written the cgroup: what was read there before is over, until it is read again.
+    # The runtime has just written the cgroup: an earlier reading is void.
     read = merged.get(Source.CGROUP)
     if source is Source.NRI and read is not None and read.time <= time and read.cpuset != cpuset:
         del merged[Source.CGROUP]
@@ -255,18 +256,19 @@ def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset:
 
 
 def _replaced(last: CpusetReport | None, by: CpuSet) -> tuple[CpuSet, ...]:
-    """The cpusets that `by` replaces. The first one, of creation, is kept whatever comes after it."""
+    """The cpusets replaced by `by`, at most MAX_REPLACED. The first one, of the creation, is always kept."""
     older = () if last is None else (*last.replaced, last.cpuset)
     cpusets = tuple(cpuset for cpuset in dict.fromkeys(older) if cpuset != by)
     return cpusets if len(cpusets) <= MAX_REPLACED else (cpusets[0], *cpusets[2:])
 
 
 def authoritative_source(reports: Mapping[Source, CpusetReport]) -> Source | None:
-    """The source whose cpuset of a container counts. None: no source reported one. The later of Kata's and the
-    runtime's (NRI): neither writes or reports every update. Where Kata reports none, the cgroup's comes first: the
-    kernel obeys it, whichever program wrote it. Last the bundle's, which no update changes. A runtime's list has no
-    time of its own (`_with_report`): Kata's file wins over it where neither is surely later.
-    """
+    """The source whose cpuset of a container counts; None if no source reported one.
+
+    It is the later one of Kata and the runtime (NRI), because neither reports every update. A runtime's list has no
+    time of its own (`_with_report`), so Kata's file wins over it unless the list is certainly later. Without a report
+    by Kata the cgroup comes first, because it is in effect, whichever program wrote it. The bundle comes last, because
+    updates do not change it."""
     if Source.CGROUP in reports and Source.KATA not in reports:
         return Source.CGROUP
     current = [source for source in (Source.KATA, Source.NRI) if source in reports]
@@ -276,7 +278,7 @@ def authoritative_source(reports: Mapping[Source, CpusetReport]) -> Source | Non
 
 
 def _decided(record: ContainerRecord, reports: Mapping[Source, CpusetReport]) -> ContainerRecord:
-    """Give a record these `reports`, and the cpuset of the one that counts."""
+    """Set a record's reports, and its cpuset by the report that counts."""
     if reports is record.reports:
         return record
     source = authoritative_source(reports) or record.source
@@ -285,13 +287,13 @@ def _decided(record: ContainerRecord, reports: Mapping[Source, CpusetReport]) ->
 
 
 def _with_record(old: SandboxState, record: ContainerRecord) -> SandboxState:
-    """Add a record; return `old` itself when it has this very one."""
+    """Add a record to a sandbox; returns `old` itself if it has the identical record."""
     if old.containers.get(record.container.id) is record:
         return old
     return old._replace(containers={**old.containers, record.container.id: record})
 
 
 def forget_stopped(sandbox: SandboxState, before: int) -> SandboxState:
-    """Return the sandbox without the stopped containers whose end (CLOCK_BOOTTIME ns) lies before `before`."""
+    """Remove containers that were stopped before `before` (CLOCK_BOOTTIME ns)."""
     kept = {key: record for key, record in sandbox.containers.items() if not record.stopped or record.time >= before}
     return sandbox if len(kept) == len(sandbox.containers) else sandbox._replace(containers=kept)

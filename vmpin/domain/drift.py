@@ -1,7 +1,7 @@
-"""Drift: a thread lost the mask that it was given. Its cause.
+"""Causes of drift: why a thread no longer has the mask that vmpin set.
 
-Pure. A cause is named only where the evidence shows it, as Linux keeps no record of which program set a mask. Loaded
-at the first repair, not for the first pass.
+Pure. Linux does not record which program set a mask, so a cause is reported only if there is evidence. Imported at the
+first repair, so that it does not delay the first pass.
 """
 
 import enum
@@ -14,11 +14,12 @@ from vmpin.domain.model import ThreadRole
 
 
 class Cause(enum.StrEnum):
-    """The value is the one in metrics and status."""
+    """A cause of drift; the value appears in metrics and status."""
 
-    #: A CPU of the thread's went offline or came back: Linux then forgets a mask that had no other CPU.
+    #: A CPU of the thread went offline or came back: Linux forgets a mask without any other CPU.
     HOTPLUG = "hotplug"
-    #: The thread's cpuset cgroup was written, or is another: before Linux 6.2 that forgets the mask, later it trims.
+    #: The thread's cpuset cgroup was written or changed: Linux before 6.2 forgets the mask then, later versions trim
+    #: it.
     CPUSET = "cpuset"
     KATA = "kata"
     LIBVIRT = "libvirt"
@@ -26,13 +27,13 @@ class Cause(enum.StrEnum):
     TUNED = "tuned"
     NUMAD = "numad"
     VMM = "vmm"  #: The VMM itself sets masks of its threads, by its command line.
-    IRQBALANCE = "irqbalance"  #: It sets masks of interrupts, and of no thread: listed, and never a cause.
-    OTHER = "other"  #: Another program or person, without evidence which.
+    IRQBALANCE = "irqbalance"  #: It sets masks of interrupts, not of threads, so it is listed but is never the cause.
+    OTHER = "other"  #: Another program or person; there is no evidence which.
 
 
 class Rival(NamedTuple):
-    """Another program that may set masks of a VM's threads. `evidence` names it and what shows it; `roles` are those
-    that it sets, None for all."""
+    """Another program that may set masks of a VM's threads. `evidence` names it and how it was found; `roles` are the
+    roles of the threads whose masks it sets, None for all."""
 
     cause: Cause
     evidence: str
@@ -42,14 +43,14 @@ class Rival(NamedTuple):
         return self.roles is None or role in self.roles
 
 
-#: For irqbalance, which is listed as it may disturb a pinned vCPU by an interrupt.
+#: For irqbalance, which is listed because its interrupts may disturb a pinned vCPU.
 NO_THREADS: frozenset[ThreadRole] = frozenset()
 VCPUS_ONLY = frozenset({ThreadRole.VCPU})
 
 
 class MaskRepair(NamedTuple):
-    """A thread whose mask was set again: it had been given `wanted`, which the kernel then showed as `shown`; `found`
-    was there instead, and `left` is what the kernel made of `wanted` now (None: it refused)."""
+    """A repaired thread. vmpin had set `wanted`, which the kernel showed as `shown`; before the repair the thread had
+    `actual`; after it the kernel shows `left` (None: the mask was refused)."""
 
     role: ThreadRole
     wanted: CpuSet
@@ -59,13 +60,13 @@ class MaskRepair(NamedTuple):
 
 
 class DriftFacts(NamedTuple):
-    """The evidence about a VM at the moment of a repair, since its masks were last right."""
+    """The evidence about a VM at a repair, gathered since its masks were last as placed."""
 
-    remembers: bool = True  #: The kernel remembers masks over changes of cpuset cgroups (Linux 6.2).
+    remembers: bool = True  #: Whether the kernel remembers masks when a cpuset cgroup changes (Linux 6.2).
     replugged: CpuSet = EMPTY  #: CPUs that went offline or came back.
-    cgroup: str = ""  #: What was done to its cpuset cgroup, as a text; "" when nothing was seen.
+    cgroup: str = ""  #: Describes a change to its cpuset cgroup; "" for none.
     rivals: tuple[Rival, ...] = ()  #: The most likely one first.
-    #: The CPUs of the cpuset cgroups of each role's threads at this moment, where they could be read.
+    #: The current CPUs of the cpuset cgroup of each role's threads, if they could be read.
     limits: Mapping[ThreadRole, CpuSet] = MappingProxyType({})
 
 
@@ -75,19 +76,19 @@ class Explanation(NamedTuple):
 
 
 def explain_drift(change: MaskRepair, facts: DriftFacts) -> Explanation:
-    """Why a thread had another mask, as far as `facts` show it."""
+    """Explain why a thread had another mask, as far as the evidence shows."""
     if not change.wanted.isdisjoint(facts.replugged):
         return Explanation(Cause.HOTPLUG, f"CPUs {change.wanted & facts.replugged} went off or came back")
     limit = facts.limits.get(change.role)
-    if change.left is None:  # refused: for want of a right, too
+    if change.left is None:  # refused, possibly for lack of a right
         trimmed = limit is not None and change.wanted.isdisjoint(limit)
     else:
         trimmed = not change.shown <= change.left
     if trimmed:
         return Explanation(Cause.CPUSET, facts.cgroup or f"of CPUs {change.wanted} its cpuset cgroup leaves "
                                                        f"{change.left or 'none of them'}")
-    # What was found has to be what the cgroup makes of the mask. Before Linux 6.2 a write forgets the mask, and all of
-    # the cgroup's CPUs take its place; later it leaves what the cgroup has of it (kernel/cgroup/cpuset.c).
+    # The cgroup is the cause only if the actual mask is what it makes of the wanted one. Before Linux 6.2 a write
+    # replaces the mask by all CPUs of the cgroup; later it trims the mask to them (kernel/cgroup/cpuset.c).
     if facts.cgroup and limit is not None and change.actual == (
             (change.wanted & limit if facts.remembers else limit) or limit):
         return Explanation(Cause.CPUSET, facts.cgroup)

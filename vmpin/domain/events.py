@@ -1,6 +1,6 @@
 """Events: what a source reports. `desired_state.reduce` decides what an event changes, vmm what a claim does.
 
-Each is a fact with its source and its time; sending one twice, late or in the wrong order does no harm.
+Each event is a fact with a source and a time. Duplicates, late events and a wrong order are harmless.
 """
 
 import enum
@@ -11,8 +11,9 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId
 
 
 class Source(enum.IntEnum):
-    """Where a report of a container comes from (`desired_state.authoritative_source`: which one counts). The bundle
-    has what it was created with, the others what it has now. The numbers are in the state file."""
+    """The source of a report about a container (`desired_state.authoritative_source` chooses the one that counts). The
+    bundle has the CPUs at its creation, the other sources the current ones. The numbers are stored in the state
+    file."""
 
     BUNDLE = 1
     CGROUP = 2
@@ -54,7 +55,7 @@ class ContainerSeen(NamedTuple):
 
 
 class CpusetSeen(NamedTuple):
-    """A container's cpuset is this now."""
+    """A container's cpuset has changed to `cpuset`."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -64,7 +65,7 @@ class CpusetSeen(NamedTuple):
 
 
 class CpusetRequested(NamedTuple):
-    """The runtime has been asked to give a container this cpuset, which may yet fail."""
+    """An update of a container's cpuset was requested from the runtime; it may still fail."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -72,7 +73,7 @@ class CpusetRequested(NamedTuple):
 
 
 class RequestExpired(NamedTuple):
-    """A request to the runtime has been under way for too long: it counts no longer."""
+    """A request to the runtime has taken too long and no longer counts."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -85,8 +86,7 @@ class ContainerStopped(NamedTuple):
 
 
 class ContainerMisplaced(NamedTuple):
-    """The runtime has this container in another sandbox: it never was one of this sandbox.
-    `by` is the sandbox that it belongs to."""
+    """A container does not belong to this sandbox: the runtime reports it in sandbox `by`."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -104,17 +104,17 @@ class SuspensionChanged(NamedTuple):
     suspended: bool
 
 
-#: What changes a sandbox that is there.
+#: Events about an existing sandbox.
 SandboxEvent = (SandboxSeen | ContainerSeen | CpusetSeen | CpusetRequested | RequestExpired | ContainerStopped
                 | ContainerMisplaced | SuspensionChanged)
 Event = SandboxEvent | SandboxGone
 
 
 class VmmClaim(NamedTuple):
-    """A source's claim that a process is a sandbox's VMM. It counts when `identity` (read when the claim was made) is
-    still that process, or when its command line names the sandbox by its whole id, or the VM by `uuid` ("" for none):
-    never a part of either, as any process may have that. `hypervisor` is the kind of VMM as Kata names it, "" where
-    the source does not have it."""
+    """A source's claim that a process is a sandbox's VMM. It is accepted if the process still has `identity` (read
+    when the claim was made), or if its command line has the sandbox's full id or the VM's full `uuid` ("" for none). A
+    part of either is not enough, because any process may have it. `hypervisor` is the kind of VMM as Kata names it, ""
+    if the source does not report it."""
 
     pid: int
     uuid: str = ""
