@@ -1,6 +1,6 @@
-"""The CPUs that the kubelet's CPU manager assigned to containers, as its checkpoint has them.
+"""The CPUs that the kubelet's CPU manager assigned to containers, as in its checkpoint.
 
-Pure. What follows from it for placement: authorities.kubelet_authority.
+Pure. authorities.kubelet_authority derives assignments from it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class _Contents(NamedTuple):
     """The fields of a checkpoint."""
 
     policy: str  #: `static` or `none`, kubelets' own names; anything printable else.
-    #: The shared pool. Empty for policy none, and in the moment before the static policy has written its first.
+    #: The shared pool. EMPTY for policy none, and until the static policy has written its first checkpoint.
     default: CpuSet
     #: Exclusive CPUs by (pod uid, container name).
     entries: Mapping[tuple[str, str], CpuSet] = MappingProxyType({})
-    #: By pod uid, of pods that have CPUs as a whole (V3, V4); the exclusive ones of their containers are among them.
+    #: CPUs of whole pods by pod uid (V3, V4), including the exclusive CPUs of their containers.
     pods: Mapping[str, CpuSet] = MappingProxyType({})
     #: Exclusive CPUs by container id (V1).
     by_id: Mapping[str, CpuSet] = MappingProxyType({})
     version: int = 2
-    checksum_ok: bool | None = None  #: None where there is none to check: kubelets that leave it out write 0.
-    trouble: str = ""  #: What is wrong with it, "" for nothing. It is used all the same.
+    checksum_ok: bool | None = None  #: None if there is no checksum (written as 0).
+    trouble: str = ""  #: Errors in the checkpoint, which is used nevertheless; "" for none.
     #: By container, when its entry got these CPUs: the CLOCK_BOOTTIME ns at which the file was written that had them
     #: first. Not compared: a file with the same contents changes nothing.
     since: Mapping[tuple[str, str], int] = MappingProxyType({})
@@ -41,8 +41,8 @@ class _Contents(NamedTuple):
 
 
 class CpuManagerState(_Contents):
-    """The contents of a checkpoint of the kubelet's CPU manager. None of the CPU sets in the mappings is empty. Two
-    containers of one pod may have the same CPUs: the static policy hands an init container's on to the next."""
+    """The contents of a checkpoint of the kubelet's CPU manager. The CPU sets in the mappings are never empty.
+    Containers of one pod may have the same CPUs: the static policy reuses an init container's CPUs."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CpuManagerState) and self[:_COMPARED] == other[:_COMPARED]
@@ -57,26 +57,27 @@ class CpuManagerState(_Contents):
 
     @cached_property
     def exclusive(self) -> CpuSet:
-        """All CPUs that the kubelet has given to a container or a pod alone."""
+        """All exclusive CPUs."""
         return union([*self.by_pod.values(), *self.by_id.values()])
 
     @cached_property
     def by_pod(self) -> Mapping[str, CpuSet]:
-        """The CPUs that a pod and its containers have alone, by pod uid; a V1 checkpoint has no uids."""
+        """The exclusive CPUs of each pod with its containers, by pod uid; {} for V1, which has no uids."""
         cpus = dict(self.pods)
         for (uid, _), more in self.entries.items():
             cpus[uid] = cpus.get(uid, EMPTY) | more
         return cpus
 
     def dated(self, written: int, before: CpuManagerState | None) -> CpuManagerState:
-        """Fill in `since`, for a file written at `written` (CLOCK_BOOTTIME ns) that followed `before`."""
+        """Return a copy with `since` filled in.
+        :param written: when the file was written (CLOCK_BOOTTIME, ns). :param before: the previous checkpoint."""
         old, since = ({}, {}) if before is None else (before.entries, before.since)
         return self._replace(since={key: since.get(key, written) if old.get(key) == cpus else written
                                     for key, cpus in self.entries.items()})
 
 
 def orphaned(kubelet: CpuManagerState) -> str:
-    """Describe a checkpoint that no kubelet keeps: it lists pods until one runs again, also those that are gone."""
+    """Describe a checkpoint without a running kubelet: it may list pods that no longer exist."""
     from datetime import UTC, datetime  # 2 ms of every command's start, for a rare sentence
 
     try:
@@ -87,8 +88,8 @@ def orphaned(kubelet: CpuManagerState) -> str:
 
 
 class UnknownOwner(NamedTuple):
-    """A pod and its exclusive CPUs. `here`: the kubelet has the pod's directory on this node. `doubt`: why the
-    checkpoint may be out of date, "" where a kubelet keeps it."""
+    """A pod with exclusive CPUs but without known containers. `here`: whether the kubelet has a directory for the pod.
+    `doubt`: why the checkpoint may be out of date; "" if a kubelet keeps it up to date."""
 
     pod: str
     cpus: CpuSet
@@ -111,8 +112,8 @@ class UnknownOwner(NamedTuple):
 
 
 def unknown_pods(state: DesiredState, kubelet: CpuManagerState | None) -> dict[str, CpuSet]:
-    """The pods that a static checkpoint gives CPUs and that no source has reported, by uid. One whose sandbox is known
-    is none: its containers are yet to be created, or to be started again."""
+    """The exclusive CPUs of pods that no source has reported, by uid. A pod whose sandbox is known is left out: its
+    containers are yet to be created or restarted."""
     if kubelet is None or not kubelet.static:
         return {}
     uids = {sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod is not None}
@@ -121,8 +122,9 @@ def unknown_pods(state: DesiredState, kubelet: CpuManagerState | None) -> dict[s
 
 def compare_with_pod_resources(kubelet: CpuManagerState,
                                resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
-    """Compare PodResources with the exclusive CPUs of a checkpoint that is gone; return a text for status and log.
-    :param resources: exclusive CPUs by namespace, pod and container; None where it does not answer."""
+    """Compare PodResources with the exclusive CPUs of a checkpoint whose file is gone. :returns: a text for the
+    status.
+    :param resources: exclusive CPUs by namespace, pod and container; None if PodResources does not answer."""
     if resources is None:
         return "PodResources does not answer"
     listed = union(resources.values())

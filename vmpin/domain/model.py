@@ -25,7 +25,7 @@ def valid_id(text: object) -> bool:
     return isinstance(text, str) and _ID.fullmatch(text) is not None and ".." not in text
 
 
-# A pass makes, hashes and compares one for each of a node's thousands of threads: a named tuple takes a third of a
+# A pass creates, hashes and compares one for each of a node's thousands of threads: a named tuple takes a third of a
 # frozen dataclass's time for that.
 
 #: `named(ThreadId, (tid, starttime))` makes a named tuple in half of the time that calling its class takes, as the
@@ -48,7 +48,7 @@ class ThreadRole(enum.StrEnum):
     IOTHREAD = "iothread"
     VHOST = "vhost"
     KVM = "kvm"  #: KVM's own helpers, kvm-pit/PID and kvm-nx-lpage-recovery-PID.
-    #: Every thread of the VMM that is none of the others.
+    #: All other threads of the VMM.
     EMULATOR = "emulator"
     VIRTIOFSD = "virtiofsd"
     SHIM = "shim"
@@ -73,12 +73,12 @@ class VmThread(NamedTuple):
 
     @property
     def main(self) -> bool:
-        """Whether it is the main thread of its process, from which new threads usually inherit their mask."""
+        """Whether it is its process's main thread, from which new threads usually inherit their masks."""
         return self.id.tid == self.pid
 
 
 class Vcpu(NamedTuple):
-    """A vCPU as the guest sees it; `core` and `node` are the guest's numbers, None where no source has them."""
+    """A vCPU as the guest sees it; `core` and `node` are the guest's numbers, None if unknown."""
 
     id: VcpuId
     core: int | None = None
@@ -90,15 +90,15 @@ class VcpuState(enum.Enum):
 
     #: Every vCPU's thread is identified.
     IDENTIFIED = enum.auto()
-    #: Some are not yet, as in a VM that boots or has just got a vCPU: placing waits for them for a short time.
+    #: Some are not identified yet, as while a VM boots or just after a hotplug: placement waits for a short time.
     AWAITED = enum.auto()
-    #: Some are not, and placing waits for them no longer.
+    #: Some are not identified, and placement no longer waits for them.
     UNIDENTIFIED = enum.auto()
 
 
 class VcpuThreads(NamedTuple):
-    """The vCPU threads of a VMM whose threads have no names: the vCPU of each, and the vCPUs whose thread has ended
-    (unplugged). `found_by` is the last strategy that identified one."""
+    """The identified vCPU threads of a VMM without thread names, and the unplugged vCPUs, whose threads have ended.
+    `found_by` is the last strategy that identified a vCPU."""
 
     vmm: ThreadId
     threads: Mapping[ThreadId, VcpuId] = MappingProxyType({})
@@ -113,14 +113,16 @@ class ContainerState(enum.StrEnum):
 
 
 class Container(NamedTuple):
-    """A container of a sandbox. `cpuset` is the host's CPUs it was given, None without any. `exclusive` is what was
-    declared of it, None where nothing is; of an effective one (placement.rulings) whether it owns CPUs. `pause` marks
-    the sandbox's own container, which counts for nothing. `stale_cpuset` is the cpuset that its sources still report
-    while an authority has given some of it to another pod, or has others for the container (`cpuset` None there: the
-    shared pool). `creating`: the runtime is creating it, and Kata may be plugging in vCPUs for it. `requested_cpuset`
-    is the cpuset that an update under way will give it, None without one. `spare`: CPUs of its cpuset that it shares
-    although it is exclusive: an allocator's for a VM's other threads, and those that a runtime or a plugin added to
-    its own (mixed CPUs). `ruled_by`: the name of the authority by which it is exclusive or its cpuset stale."""
+    """A container of a sandbox.
+
+    `cpuset`: its CPUs on the host, None without any. `exclusive`: as declared by an annotation, None if undeclared; in
+    an effective container (placement.rulings) whether it owns CPUs. `pause`: the sandbox's own container, which is
+    ignored. `stale_cpuset`: the cpuset that its sources still report although an authority assigned some of it to
+    another pod, or other CPUs to the container (`cpuset` is then None for the shared pool). `creating`: the runtime is
+    creating it, and Kata may be plugging in vCPUs for it. `requested_cpuset`: the cpuset of an update in progress,
+    None without one. `spare`: shared CPUs in the cpuset of an exclusive container: an allocator's CPUs for a VM's
+    other threads, or CPUs added by a runtime or plugin (mixed CPUs). `ruled_by`: the authority by which it is
+    exclusive or its cpuset is stale."""
 
     id: ContainerId
     name: str = ""
@@ -136,7 +138,7 @@ class Container(NamedTuple):
 
     @property
     def own_cpus(self) -> CpuSet:
-        """The CPUs of an exclusive container that are its own."""
+        """The exclusive CPUs of an exclusive container: its cpuset without `spare`."""
         return (self.cpuset or EMPTY) - self.spare
 
 

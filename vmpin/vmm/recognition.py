@@ -1,14 +1,13 @@
-"""Recognizes the process of a sandbox's VMM, or of one of its helpers: by its command line, which it wrote itself, and
-by what it cannot write itself.
+"""Recognizes the VMM and helper processes of sandboxes: by their command lines, which any process can forge, and by
+evidence that it cannot.
 
-Whose command line counts: that of root's processes (and of this program's user), as runtimes run VMMs; and that of a
-process of another user where root's shim of that sandbox started it, or root's file or hook names it as that sandbox's
-VMM (Kata's `rootless`: src/runtime/virtcontainers/qemu.go, setupVirtiofsd and startVM). Any other may be written by
-any user of the node. A process in a pid namespace of its own is a container's, and never counts.
+Trusted are the command lines of root's processes (and of this program's user), because runtimes run VMMs as root; and
+those of another user's processes if root's shim of the sandbox started it, or if root's file or hook names it as the
+sandbox's VMM (Kata's `rootless`: src/runtime/virtcontainers/qemu.go, setupVirtiofsd and startVM). Any user of the node
+could forge another one. A process in a pid namespace of its own belongs to a container and is never recognized.
 
-A program of any name may be Kata's VMM or file server (`path` and `virtio_fs_daemon` in its configuration). It counts
-where its arguments are those that Kata gives to one, and Kata's state, its parent or a descriptor of KVM shows that it
-is one.
+A program of any name may be Kata's VMM or file server (`path` and `virtio_fs_daemon` in Kata's configuration). It is
+recognized if it has Kata's arguments, and if Kata's state, its parent or an open KVM descriptor confirms it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from vmpin.vmm.vmms import is_cut_id, named_in_kata
 #: A process of a sandbox: its main thread, classification and command line.
 Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
 
-#: How many generations a shim's child may be forked from the one that the shim started.
+#: How many forks may lie between a process and the one that the shim started.
 _GENERATIONS = 3
 
 
@@ -63,9 +62,9 @@ def claims_by_pid(claims: Mapping[SandboxId, VmmClaim]) -> dict[int, ClaimedVmm]
 
 def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVmm | None = None,
               before: Found | None = None) -> Found | Impostor | None:
-    """Recognize a process; None if it is no sandbox's.
-    :param beginning: of its command line, just read. :param claimed: what a source claims about its pid.
-    :param before: as what it was recognized before."""
+    """Recognize a process; None if it belongs to no sandbox.
+    :param beginning: the beginning of its command line, just read. :param claimed: a source's claim about its pid.
+    :param before: the earlier result for its pid."""
     if claimed is None and not may_be(beginning):
         return None
     stat = proc.thread_stat(pid, pid)
@@ -74,7 +73,7 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     nested = proc.nested(pid)
     if nested and not _serves_its_parent(proc, stat.ppid, beginning):
         return None
-    # Most arguments are the same for every VM of a node: each is kept once.
+    # Most arguments are the same for all VMs of a node, so they are interned.
     argv = list(map(sys.intern, proc.cmdline(pid, beginning)))
     identity = ThreadId(int(pid), stat.starttime)
     by_name = classify(argv)
@@ -93,8 +92,8 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
 
 
 def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId, argv: list[str]) -> VmmProcess | None:
-    """The VMM that Kata's state names by its pid and kind, whatever its command line; with the sandbox where that
-    names the same."""
+    """The VMM that Kata's state claims by pid and kind, whatever its command line; with the sandbox if the command
+    line names the same one."""
     vmm = None if claimed is None else named_in_kata(claimed.claim.hypervisor)
     if claimed is None or vmm is None or claimed.claim.identity not in (None, identity):
         return None
@@ -104,15 +103,15 @@ def _as_claimed(claimed: ClaimedVmm | None, identity: ThreadId, argv: list[str])
 
 
 def _serves_its_parent(proc: Procfs, parent: int, beginning: bytes) -> bool:
-    """Whether a process in a pid namespace of its own may be a sandbox's all the same. A QEMU that is a container's
-    process is in its container's cpuset, and the runtime's business: Kata's VMMs and their helpers are processes of
-    the host. But with virtiofsd's --sandbox=namespace what serves is a child, in a pid namespace that it was given. A
-    container's first process has its runtime above it, and all others have one of the container's."""
+    """Whether a process in a pid namespace of its own is the serving child of a virtiofsd. Other such processes, even
+    a QEMU, belong to a container and its cpuset; Kata's VMMs and helpers run in the host's pid namespace. But with
+    --sandbox=namespace virtiofsd serves from a child in a new pid namespace. Its parent is a virtiofsd, whereas the
+    parent of a container's process is the runtime or a process of the container."""
     return (may_be_file_server(beginning) and proc.nested(parent) is False and proc.beginning(parent) == beginning)
 
 
 class _Evidence:
-    """What shows that a process is what its command line says."""
+    """Evidence that a process is what its command line claims."""
 
     def __init__(self, proc: Procfs, identity: ThreadId, parent: int, beginning: bytes,
                  process: VmmProcess | HelperProcess, argv: list[str], claimed: ClaimedVmm | None) -> None:
@@ -120,18 +119,18 @@ class _Evidence:
         self._process, self._argv, self._claimed = process, argv, claimed
 
     def unprivileged_uid(self) -> int:
-        """The user of a process whose command line does not count, 0 where it does."""
+        """The uid of a process whose command line is not trusted; 0 if it is trusted."""
         uid = foreign_uid(self._proc, self._identity.tid)
         return 0 if not uid or self._is_claimed() or self._is_of_a_shim() else uid
 
     def shows_kata(self) -> bool:
-        """Whether a program of another name is Kata's. Its arguments alone are not enough: an editor has them too."""
+        """Whether a program of another name is Kata's. Arguments alone prove nothing: an editor may have them, too."""
         if isinstance(self._process, HelperProcess):
             return self._is_of_a_shim()
         return self._is_claimed() or self._is_of_a_shim() or has_kvm(self._proc, self._identity.tid)
 
     def _is_claimed(self) -> bool:
-        """Whether a source's claim and the command line are about the same VM."""
+        """Whether a source's claim and the command line agree on the VM."""
         if self._claimed is None or not isinstance(self._process, VmmProcess):
             return False
         sandbox, claim = self._claimed
@@ -144,14 +143,14 @@ class _Evidence:
 
 
 def foreign_uid(proc: Procfs, pid: int) -> int:
-    """A user of a process that is neither root nor this program's own; 0 for none. Not the owner of /proc/PID: that is
-    root for every process that cannot be dumped (fs/proc/base.c: task_dump_owner)."""
+    """A uid of a process that is neither root's nor this program's; 0 if there is none. The owner of /proc/PID is not
+    used: it is root for every process that cannot be dumped (fs/proc/base.c: task_dump_owner)."""
     return max(set(proc.uids(pid) or ()) - {0, os.geteuid()}, default=0)
 
 
 def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: SandboxId) -> bool:
-    """Whether root's shim of a sandbox has started a process, or one that the process was forked from.
-    :param parent: of the process. :param beginning: of its command line."""
+    """Whether root's shim of a sandbox started a process, or an ancestor of it with the same command line.
+    :param parent: the process's parent. :param beginning: the beginning of the process's command line."""
     for _ in range(_GENERATIONS):
         above = proc.beginning(parent)
         process = classify(proc.cmdline(parent, above)) if may_be(above) else None
@@ -166,10 +165,9 @@ def started_by_shim(proc: Procfs, parent: int, beginning: bytes, sandbox: Sandbo
 
 
 def evidence_strength(proc: Procfs, pid: int, sandbox: SandboxId, rivals: Collection[int]) -> tuple[bool, ...]:
-    """Return what shows that one of several processes that name a sandbox is its VMM, comparable with the others' and
-    the strongest first: that none of the others forked it, that the sandbox's shim started it, that its cgroup is
-    named after the sandbox (virtcontainers/sandbox.go: createResourceController), that it is in a network namespace of
-    its own."""
+    """Return the evidence that a process is a sandbox's VMM, as a tuple to compare with those of its rivals; the
+    strongest evidence comes first: none of the rivals forked it, the sandbox's shim started it, its cgroup is named
+    after the sandbox (virtcontainers/sandbox.go: createResourceController), it has a network namespace of its own."""
     stat = proc.stat(pid)
     parent = 0 if stat is None else stat.ppid
     try:

@@ -1,16 +1,16 @@
-"""The roles of a VMM's threads: which is which vCPU, which are iothreads.
+"""Identifies the roles of a VMM's threads: its vCPUs with their numbers, and its iothreads.
 
 Strategies, tried in order until every vCPU is identified:
 
-    names     the thread's name; free, for it comes with the stat
-    kvm_run   a thread that waits in KVM_RUN on the descriptor of vCPU N
-    debugfs   KVM's own list, which has busy threads too
-    kvm_run   once more, for those that were on a CPU just then
+    names     the thread's name, which is in its stat file
+    kvm_run   the thread is blocked in KVM_RUN on the descriptor of vCPU N
+    debugfs   KVM's own list, which includes busy threads
+    kvm_run   again, for threads that were on a CPU the first time
     qmp       QEMU's answer, fetched by the caller (qmp.py)
 
-QMP would be the plain way, and comes last all the same: QEMU serves one QMP client at a time, so a second one may
-disturb the shim of Kata. What was learned of a thread is handed in again and kept, because a vCPU that is busy for
-ever shows nothing. An answer is believed whole or not at all: names can be forged.
+QMP would be the simplest way but comes last: QEMU serves one QMP client at a time, so vmpin could disturb Kata's shim.
+Earlier results are passed in and kept, because a busy vCPU cannot be identified again. The result of a strategy is
+used as a whole or not at all, because names can be forged.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 #: include/linux/sched.h; the io_uring workers before Linux 6.4, which have no PF_USER_WORKER.
 _PF_IO_WORKER = 0x00000010
-#: Threads the kernel made for itself in the VMM's thread group. They show the call of the thread that made them,
-#: kvm-nx-lpage-recovery a KVM_RUN.
+#: Kernel workers in the VMM's thread group. /proc shows them in the system call of the thread that created them:
+#: kvm-nx-lpage-recovery in KVM_RUN.
 _KERNELS_OWN = PF_USER_WORKER | PF_KTHREAD | _PF_IO_WORKER
 
-#: The calls in which an event loop waits, by the machine's name for itself: poll, ppoll, epoll_wait, epoll_pwait,
+#: The system calls in which an event loop waits, by machine (uname): poll, ppoll, epoll_wait, epoll_pwait,
 #: io_uring_enter, epoll_pwait2. QEMU's other threads (RCU, thread pool, a paused vCPU) wait in futex.
 _WAITS = {"x86_64": frozenset(("7", "271", "232", "281", "426", "441")),
           "aarch64": frozenset(("73", "22", "426", "441"))}
 
 
 class Identified(NamedTuple):
-    """Every thread asked about with its role.
+    """The roles of all threads.
 
-    `found_by` is the last strategy that identified a vCPU: "names", "kvm_run", "debugfs", "qmp"; "learned" when all
-    were identified before, "none" when none is. Not `complete`: some vCPU may be missing, ask again later."""
+    `found_by` is the last strategy that identified a vCPU: "names", "kvm_run", "debugfs" or "qmp"; "learned" if all
+    were identified before, "none" if none is. `complete` is False if a vCPU may be missing: try again later."""
 
     roles: Mapping[int, tuple[ThreadRole, VcpuId | None]]
     found_by: str
@@ -62,16 +62,17 @@ def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tupl
              iothreads: Collection[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
              sleep: Callable[[float], None] = time.sleep) -> Identified:
     """Identify the threads of one VMM process.
-    :param learned: vCPUs identified earlier; only threads that still are the same (start time) count.
-    :param gone: vCPUs identified earlier whose thread has ended.
-    :param iothreads: the iothreads identified earlier, likewise.
-    :param qmp: QEMU's answer if it was just asked, not an old one: that is what the other two are for."""
+    :param learned: vCPUs identified earlier; entries of other threads (tid and start time) are ignored.
+    :param gone: vCPUs identified earlier whose threads have ended.
+    :param iothreads: iothreads identified earlier; entries of other threads are ignored.
+    :param qmp: QEMU's answer about the current threads, None without one; older answers are in the other
+        parameters."""
     vm = _Vm(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp, gone)
     found_by = "none"
     if learned and vm.believe({thread.tid: vcpu for thread, vcpu in learned.items() if vm.same(thread)}):
         found_by = "learned"
     vm.iothreads |= {thread.tid for thread in iothreads if vm.same(thread)}
-    # The names always count: a vCPU plugged in later is beyond those there must be.
+    # Names always count, because a vCPU that was plugged in is not among those that must exist.
     if vm.believe(vm.names.vcpus):
         found_by = "names"
     for name, ask in _STRATEGIES:
@@ -89,7 +90,7 @@ def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tupl
 
 
 def wants_qmp(vmm: VmmType, argv: Sequence[str], vcpus_identified: bool, iothreads_identified: bool) -> bool:
-    """Whether asking QMP is worth it: something is not identified, and there is a socket that is not Kata's."""
+    """Whether QMP is to be queried: threads are not identified, and there is a QMP socket that is not Kata's."""
     if vmm.qmp_sockets is None or (
             vcpus_identified and (iothreads_identified or not vmm.start(tuple(argv)).iothreads)):
         return False
@@ -97,7 +98,7 @@ def wants_qmp(vmm: VmmType, argv: Sequence[str], vcpus_identified: bool, iothrea
 
 
 class _Vm:
-    """One process during its identification: what is given, and what is believed so far."""
+    """A VMM process during the identification of its threads: the inputs, and the results so far."""
 
     def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
                  debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None,
@@ -108,7 +109,7 @@ class _Vm:
         self.names = read_names(vmm, pid, stats, self.start.iothreads)
         self.vcpus: dict[int, VcpuId] = {}
         self.iothreads = {tid for tid in qmp.iothreads if self.possible(tid)} if qmp else set[int]()
-        #: On a CPU when kvm_run sampled.
+        #: Threads that were on a CPU when kvm_run sampled them.
         self.running: list[int] = []
         #: vCPUs without a thread any more: unplugged. Those given as `ended` may have another thread since, so
         #: they are added only when no thread was found for them.
@@ -120,12 +121,12 @@ class _Vm:
         return stat is not None and stat.starttime == thread.starttime
 
     def possible(self, tid: int) -> bool:
-        """Whether this can be a thread of QEMU's own making."""
+        """Whether a thread may have been created by QEMU itself."""
         stat = self.stats.get(tid)
         return stat is not None and not stat.flags & _KERNELS_OWN
 
     def believe(self, answer: Mapping[int, VcpuId]) -> bool:
-        """Take over what is new in an answer, unless two threads would be the same vCPU. Whether anything was."""
+        """Accept new results, unless two threads would be the same vCPU. :returns: whether anything was new."""
         vcpus, possible = self.vcpus, self.possible
         new = {tid: vcpu for tid, vcpu in answer.items() if tid not in vcpus and possible(tid)}
         ids = set(new.values())
@@ -135,10 +136,10 @@ class _Vm:
         return bool(new)
 
     def suspects(self) -> list[int]:
-        """The threads that may be vCPUs and are not identified yet."""
+        """Threads that may be vCPUs and are not identified yet."""
         vcpus, unnamed, other = self.names.vcpus, self.names.unnamed, self.names.other
         if not self.vcpus.keys() & vcpus.keys():
-            unnamed = [*unnamed, *other, *vcpus]  # the names are absent or not believed
+            unnamed = [*unnamed, *other, *vcpus]  # there are no names, or they were rejected
         return [tid for tid in unnamed
                 if tid not in self.vcpus and tid not in self.iothreads and self.possible(tid)]
 
@@ -157,18 +158,18 @@ class _Vm:
         return len(self.vcpus) >= self.start.vcpus
 
     def fds(self) -> dict[int, int]:
-        """KVM's vcpu ids by descriptor, read once and only when needed."""
+        """KVM's vcpu ids by descriptor; read at the first call."""
         if self._fds is None:
             self._fds = kvm.vcpu_fds(self.procfs, self.pid)
         return self._fds
 
     def by_index(self, kvm_ids: Mapping[int, int]) -> dict[int, VcpuId]:
-        """KVM's vcpu ids as the VMM counts its vCPUs, under the same keys."""
+        """Convert KVM's vcpu ids to the VMM's vCPU numbers; the keys are kept."""
         vcpus = self.vmm.vcpus_of_kvm_ids(self.argv, kvm_ids.values())
         return {key: vcpus[number] for key, number in kvm_ids.items() if number in vcpus}
 
     def all_iothreads(self) -> Collection[int]:
-        """Return the iothreads identified by QMP or before; failing that, by the order in which QEMU made them."""
+        """Return the iothreads identified by QMP or earlier; otherwise those identified by order of creation."""
         declared = self.start.iothreads
         if not declared:
             return self.iothreads
@@ -216,11 +217,11 @@ _STRATEGIES: tuple[tuple[str, Callable[[_Vm], Mapping[int, VcpuId] | None]], ...
 
 def _by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Collection[int],
              vcpus: Collection[int], missing: int, monitors: int) -> frozenset[int]:
-    """The `missing` declared iothreads among the unnamed threads, or nothing unless everything fits. It is asked where
-    neither a name nor QMP identifies them, as under Kata: its ids (`indep_iothread_0`, `iothread-…`) are too long for
-    a thread name. While it starts, QEMU makes its RCU thread first, then the iothreads in one go, then the thread of
-    its monitors (`monitors` is 1 if that is unnamed too), then the vCPUs. Of the unnamed ones before the vCPUs every
-    one but the first must wait in an event loop: an iothread at work would leave its place to the monitors' thread."""
+    """Identify the `missing` declared iothreads among the unnamed threads by their order of creation; nothing unless
+    all conditions hold. Needed if neither names nor QMP identify them, as under Kata, whose ids (`indep_iothread_0`,
+    `iothread-…`) are too long for thread names. At its start QEMU creates its RCU thread, then all iothreads, then the
+    monitors' thread (`monitors` is 1 if it is unnamed as well), then the vCPUs. All unnamed threads before the vCPUs
+    except the first must wait in an event loop; otherwise the monitors' thread could be taken for a busy iothread."""
     waits = _WAITS.get(os.uname().machine)
     if not vcpus or not waits or missing < 1:
         return frozenset()

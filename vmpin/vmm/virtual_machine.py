@@ -1,7 +1,7 @@
 """A sandbox's virtual machine: its processes, their threads, and how far its vCPUs are identified.
 
-Plain data with states; `inventory` alone changes it, but for two marks that proc events set (`Process.mark_outdated`,
-`Process.young`) and QEMU's answer (`Vm.qmp`).
+Plain data with states. Only `inventory` changes it, except for two marks that proc events set
+(`Process.mark_outdated`, `Process.young`) and QEMU's answer (`Vm.qmp`).
 """
 
 import enum
@@ -14,41 +14,41 @@ from vmpin.vmm.vmm_type import VmmType
 
 
 class Reading(enum.Enum):
-    """Whether what was read still holds: a process's task directory, the roles of a VM's threads."""
+    """Whether data that was read is up to date: a process's task directory, the roles of a VM's threads."""
 
-    #: No thread was created since it was listed, as far as fork events are complete; the threads are those identified.
+    #: No thread was created since the listing, if fork events are complete; the identified threads are unchanged.
     CURRENT = enum.auto()
-    #: A thread was created since, or may have been; the threads have changed since.
+    #: A thread was, or may have been, created since; the threads have changed since their identification.
     OUTDATED = enum.auto()
 
 
 class QmpAnswer(NamedTuple):
-    """The thread ids QEMU gave: each vCPU's cpu-index, and the iothreads."""
+    """QEMU's answer: the cpu-index of each vCPU thread, and the iothreads, by tid."""
 
     vcpus: Mapping[int, VcpuId]
     iothreads: frozenset[int]
 
 
 class QmpNeed(enum.Enum):
-    """Whether QMP could identify what nothing else does."""
+    """Whether QMP is needed to identify threads."""
 
-    #: Not worked out since the roles were identified.
+    #: Not determined since the roles were identified.
     UNDECIDED = enum.auto()
     NEEDED = enum.auto()
     NOT_NEEDED = enum.auto()
 
 
 class Refresh(enum.Enum):
-    """What reading the threads of a process, or of a VM, found."""
+    """The result of reading the threads of a process or a VM."""
 
     UNCHANGED = enum.auto()
     CHANGED = enum.auto()
-    #: The process has ended; or its pid is another process's by now.
+    #: The process has ended; another process may have its pid by now.
     ENDED = enum.auto()
 
 
 class Process:
-    """A process whose threads are followed. `tasks` is its task directory as last listed."""
+    """A process whose threads are followed. `tasks` is the last listing of its task directory."""
 
     def __init__(self, pid: int, id: ThreadId, role: ThreadRole, argv: list[str],
                  threads: dict[int, VmThread] | None = None) -> None:
@@ -61,11 +61,11 @@ class Process:
         self.listing = Reading.OUTDATED
 
     def mark_outdated(self) -> None:
-        """A thread was created: the next refresh lists the threads."""
+        """Make the next refresh list the threads, because one was created."""
         self.listing = Reading.OUTDATED
 
     def has(self, thread: ThreadId) -> bool:
-        """Whether it is among the threads last read."""
+        """Whether a thread was among those read last."""
         stat = self.stats.get(thread.tid)
         return stat is not None and stat.starttime == thread.starttime
 
@@ -77,26 +77,26 @@ class Vm:
                  vcpus: tuple[Vcpu, ...] = ()) -> None:
         self.sandbox, self.type, self.vmm = sandbox, type, vmm
         self.helpers: list[Process] = []
-        #: Kernel threads that work for it (vhost before Linux 6.4, kvm-pit).
+        #: Kernel threads of the VM (vhost before Linux 6.4, kvm-pit).
         self.kernel_threads: list[VmThread] = []
         #: The last strategy that identified a vCPU (threads.Identified).
         self.found_by = "none"
         self.vcpu_state = VcpuState.IDENTIFIED if identified else VcpuState.UNIDENTIFIED
-        #: When every vCPU was last identified, or the VMM began (CLOCK_BOOTTIME, seconds); None before the first pass.
+        #: When all vCPUs were last identified, or the VMM started (CLOCK_BOOTTIME, s); None before the first pass.
         self.unidentified_since: float | None = None
         self.vcpus = vcpus
-        #: The vCPU of each thread that is identified as one.
+        #: The identified vCPU threads.
         self.vcpu_threads: dict[ThreadId, VcpuId] = {}
-        #: vCPUs whose thread has ended.
+        #: vCPUs whose threads have ended.
         self.ended_vcpus: set[VcpuId] = set()
         self.iothreads: set[ThreadId] = set()
-        #: QEMU's answer, until the next refresh has used it.
+        #: QEMU's answer until the next refresh uses it.
         self.qmp: QmpAnswer | None = None
-        #: The thread set for which QMP was asked; it is asked once for each.
+        #: The thread set for which QMP was last queried; each set is queried once.
         self.qmp_asked: frozenset[int] = frozenset()
         self.qmp_need = QmpNeed.UNDECIDED
         self.roles = Reading.OUTDATED
-        #: How often its roles were identified again since its threads last changed.
+        #: How often roles were identified again since the last change of threads.
         self.attempts = 0
 
     @property
@@ -114,11 +114,11 @@ class Vm:
         yield from self.kernel_threads
 
     def guest_vcpus(self, ids: Sequence[VcpuId]) -> tuple[Vcpu, ...]:
-        """vCPUs as the guest sees them."""
+        """The guest's view of these vCPUs: cores and NUMA nodes."""
         return self.type.guest_vcpus(self.vmm.argv, ids)
 
     def main_of(self, thread: VmThread) -> ThreadId:
-        """The main thread of a thread's process: itself for a kernel thread."""
+        """The main thread of a thread's process; a kernel thread is its own."""
         for process in self.processes():
             if process.pid == thread.pid:
                 return process.id

@@ -1,7 +1,7 @@
-"""What one kind of VMM has of its own, as a value: a module beside this one for each, and its line in `vmms`.
+"""The properties of a kind of VMM as a value. Each VMM has a module beside this one, and a line in `vmms`.
 
-What a VMM does not set is as Kata and KVM have it for most of them. All functions are pure; those of a command line
-(argv, which is its process's own claim) leave out what cannot be read.
+The defaults are those of Kata and KVM for most VMMs. All functions are pure; those that parse a command line (argv)
+leave out what cannot be parsed, because a process can have any command line.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,36 +14,36 @@ from vmpin.vmm.arguments import option_values, run_directory_sandbox
 #: A command line.
 Argv = Sequence[str]
 
-#: More vCPUs than any VMM takes.
+#: More vCPUs than any VMM supports.
 MAX_VCPUS = 8192
 
 
 class VmStart(NamedTuple):
-    """What a VM was started with, by its VMM's command line."""
+    """The initial configuration of a VM, by its VMM's command line."""
 
-    #: vCPUs that there must be at least, as they are never unplugged.
+    #: Minimum number of vCPUs: boot vCPUs cannot be unplugged.
     vcpus: int = 1
-    #: The vCPUs that it has room for, so that there can be no others; 0 where the command line does not have that.
+    #: The number of vCPU slots; 0 if the command line does not have it.
     slots: int = 0
     #: The ids of its declared iothreads, in order.
     iothreads: tuple[str, ...] = ()
-    #: Beside iothreads the VMM has a thread for its own monitors, created after them and before the vCPUs.
+    #: Whether the VMM has a thread for its monitors, created after the iothreads and before the vCPUs.
     monitor_thread: bool = False
 
 
 class GuestChannels(NamedTuple):
-    """The ways into the guest that a VMM gives the host. guests.transport connects over them."""
+    """The channels into the guest that a VMM provides. guests.transport connects over them."""
 
-    #: The guest's CID where the kernel's vhost-vsock serves it; None without one.
+    #: The guest's CID if the kernel's vhost-vsock serves it; otherwise None.
     cid: Callable[[Argv], int | None] = lambda argv: None
-    #: The socket between the VMM and a daemon that is its vsock device (vhost-user); None without one.
+    #: The socket between the VMM and its vhost-user vsock daemon; None without one.
     vsock_daemon: Callable[[Argv], str | None] = lambda argv: None
-    #: The socket of the virtio-serial port of a name, as written: a relative one starts at the VMM's directory.
+    #: The socket of the virtio-serial port of a name, as written; relative paths start at the VMM's directory.
     serial: Callable[[Argv, str], str | None] = lambda argv, name: None
     #: Hybrid vsock: the Unix sockets that it may have for its guest, the likeliest first. :param go, rs: the state
     #: directories of Kata's two runtimes.
     hybrid: Callable[[SandboxId, Argv, Path, Path], Iterable[Path]] = lambda sandbox, argv, go, rs: ()
-    #: The one that it sees by another path, as it runs in a jail; None without one.
+    #: The hybrid socket's path inside the VMM's jail; None if it runs in no jail.
     hybrid_in_jail: Callable[[Argv], Path | None] = lambda argv: None
 
 
@@ -65,44 +65,44 @@ def _same_ids(argv: Argv, vcpus: Iterable[VcpuId]) -> dict[VcpuId, int]:
 class VmmType(NamedTuple):
     """A kind of VMM."""
 
-    #: As the status has it.
+    #: The name in the status.
     name: str
-    #: Names of its threads, as a pattern: group `vcpu` is a vCPU's number, `io` an iothread's name, `monitor` that of
-    #: the VMM's monitors. A thread's name has at most 15 characters.
+    #: A pattern for thread names: group `vcpu` is a vCPU's number, `io` an iothread's name, `monitor` the name of the
+    #: monitors' thread. A thread's name has at most 15 characters.
     thread_names: str
-    #: The whole name of its program, as a pattern, and what such names begin with; "" and () for a library.
+    #: A pattern for the full name of its program, and the prefixes of such names; "" and () for a library.
     program: str = ""
     beginnings: tuple[str, ...] = ()
-    #: The beginning of a vCPU thread's name, for a library that runs the VM in the shim's own process; "" for others.
+    #: The prefix of a vCPU thread's name, for a library that runs the VM in the shim's process; "" for others.
     library_thread: str = ""
-    #: In Kata's Go runtime's state (virtcontainers/hypervisor.go), "" for none.
+    #: The name in the state of Kata's Go runtime (virtcontainers/hypervisor.go); "" for none.
     kata_name: str = ""
 
-    #: The sandbox that the command line names, where Kata names it; None where it names none.
+    #: The sandbox on the command line, where Kata puts it; None if there is none.
     sandbox: Callable[[Argv], SandboxId | None] = run_directory_sandbox
-    #: The same of a program of any name, by arguments that Kata gives to this VMM alone.
+    #: The same for a program of any name, by arguments that Kata passes only to this VMM.
     sandbox_by_arguments: Callable[[Argv], SandboxId | None] = lambda argv: None
-    #: To how many characters Kata cuts the sandbox's id for it; None: not at all.
+    #: The number of characters to which Kata truncates the sandbox's id for it; None: it does not.
     id_length: int | None = None
-    #: The VM's UUID, "" for none, or where the command line has several.
+    #: The VM's UUID; "" if the command line has none or several.
     uuid: Callable[[Argv], str] = lambda argv: ""
 
     start: Callable[[tuple[str, ...]], VmStart] = lambda argv: VmStart()
-    #: The vCPU of each of KVM's vcpu ids; one that no vCPU of this VM can have is left out.
+    #: Converts KVM's vcpu ids to vCPU numbers; impossible ids are left out.
     vcpus_of_kvm_ids: Callable[[Argv, Iterable[int]], dict[int, VcpuId]] = _same_vcpus
-    #: The other way: KVM's vcpu id of each vCPU.
+    #: Converts vCPU numbers to KVM's vcpu ids.
     kvm_ids: Callable[[Argv, Iterable[VcpuId]], dict[VcpuId, int]] = _same_ids
-    #: The vCPUs as the guest sees them: cores and NUMA nodes.
+    #: The guest's view of its vCPUs: cores and NUMA nodes.
     guest_vcpus: Callable[[Argv, Sequence[VcpuId]], tuple[Vcpu, ...]] = (
         lambda argv, vcpus: tuple(map(Vcpu, vcpus)))
-    #: The guest's architecture, as uname(2) names it; "" where it is not known.
+    #: The guest's architecture as in uname(2); "" if unknown.
     machine: Callable[[Argv], str] = host_machine
     #: The files that may be the guest's kernel.
     kernels: Callable[[Argv], list[str]] = lambda argv: option_values(argv, "kernel")
-    #: The QMP sockets on which it can be asked for its threads; None: it has no QMP.
+    #: The QMP sockets for queries about threads; None: it has no QMP.
     qmp_sockets: Callable[[Argv], tuple[str, ...]] | None = None
     channels: GuestChannels = GuestChannels()
-    #: Options by which it sets masks of its own threads, as a pattern; "" for none.
+    #: A pattern for options by which it sets its own threads' masks; "" for none.
     mask_options: str = ""
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The table of VMMs. Nothing but this names one of them: the rest of the program asks the values in it."""
+"""The table of VMMs. Only this module names single VMMs; the rest of the program uses the values in it."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.stratovirt import STRATOVIRT
 from vmpin.vmm.vmm_type import VmmType
 
-#: A program of a name that is none of theirs is classified by its arguments, in this order.
+#: The order in which a program with another name is classified by its arguments.
 VMMS = (
     QEMU,
     CLOUD_HYPERVISOR,
@@ -18,7 +18,7 @@ VMMS = (
     DRAGONBALL,
 )
 
-#: What the names of their programs begin with.
+#: The prefixes of the names of their programs.
 BEGINNINGS = tuple(text for vmm in VMMS for text in vmm.beginnings)
 
 _BY_KATA_NAME = {vmm.kata_name: vmm for vmm in VMMS if vmm.kata_name}
@@ -27,15 +27,15 @@ _ID_LENGTHS = frozenset(vmm.id_length for vmm in VMMS)
 
 
 def named_in_kata(name: str) -> VmmType | None:
-    """The VMM that Kata's Go runtime calls so; None where it is none of these."""
+    """The VMM with this name in the state of Kata's Go runtime; None if there is none."""
     return _BY_KATA_NAME.get(name)
 
 
 def library_with(comms: Iterable[str]) -> VmmType | None:
-    """The VMM that runs in the process of a shim with threads of these names; None where they show none."""
+    """The library VMM in the process of a shim with threads of these names; None if they show none."""
     return next((vmm for comm in comms for vmm in _LIBRARIES if comm.startswith(vmm.library_thread)), None)
 
 
 def is_cut_id(text: str, whole: str) -> bool:
-    """Whether an id is as much of another as Kata gives a VMM that it cuts ids for."""
+    """Whether `text` is `whole` as Kata truncates it for one of the VMMs."""
     return len(text) in _ID_LENGTHS and whole.startswith(text)
