@@ -63,7 +63,7 @@ def _guest(guest: Mapping[str, Any] | None) -> str:
     return f"No agent in its guest receives the vCPUs of each container: {guest['state'] or 'not tried yet'}."
 
 
-_IN_GUEST = {"applied": "and its processes are there", "pending": "which the agent has not confirmed yet",
+_IN_GUEST = {"applied": "and its processes are kept on them", "pending": "which the agent has not confirmed yet",
              "sent": "which was requested, without a confirmation", "no agent": "but no agent there keeps it on them"}
 
 
@@ -91,7 +91,7 @@ def _why_mask(document: Mapping[str, Any], sandbox: Mapping[str, Any], counted: 
         if str(rest) == sandbox["mask"]:
             return ("the CPUs that the kubelet gives its pod, as the shared pool is empty and no container with CPUs "
                     "is known")
-    return "the OR of its containers' CPUs" if counted else "the shared pool, as no container is known"
+    return "the CPUs of all its containers" if counted else "the shared pool, as no container is known"
 
 
 def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: Mapping[str, Any]) -> Iterable[str]:
@@ -99,11 +99,11 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
     vcpus = "" if container["vcpus"] is None else (
         f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
     if container["stale_cpuset"]:
-        now = (f"its own are {container['own_cpus']}, as the kubelet's checkpoint lists them" if container["exclusive"]
-               else f"without other pods' exclusive CPUs that leaves {container['cpuset']}" if container["cpuset"] else
-               f"all of it is other pods' alone, so it belongs on the shared pool ({pool or 'none'})")
-        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, which the kubelet has yet to rewrite"
-               f": {now}{vcpus}.")
+        now = (f"the kubelet's checkpoint lists {container['own_cpus']} for it" if container["exclusive"]
+               else f"without other pods' exclusive CPUs it has {container['cpuset']}" if container["cpuset"] else
+               f"other pods own all of these CPUs, so it belongs on the shared pool ({pool or 'none'})")
+        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, because the kubelet has not rewritten "
+               f"it yet: {now}{vcpus}.")
     elif container["cpuset"] is None:
         where = "the shared pool" if document["node"]["pool_known"] else "the CPUs without an owner"
         yield f"Container {name} has no cpuset, so it runs on {where} ({pool or 'none'}){vcpus}."
@@ -115,17 +115,18 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
             f"{own}exclusive{others} ({_why_exclusive(container['exclusive_by'])})")
         yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
     if container["disagreement"]:
-        yield f"But its sources have disagreed for longer than a resync: {container['disagreement']}."
+        yield f"Its sources have disagreed for longer than a resync: {container['disagreement']}."
 
 
 def _why_exclusive(authority: str) -> str:
     return _WHY_EXCLUSIVE.get(authority, f"{authority} assigns them")
 
 
-_WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "declared so",
-                  "ledger": "vmpin has given them to it", "pool": "none of them is in the shared pool"}
-_REPORTED_BY = {"bundle": "from its creation", "cgroup": "from its cgroup", "kata": "from Kata's state",
-                "nri": "from the runtime over NRI", "kubelet": "from the kubelet's checkpoint"}
+_WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "its annotation declares them so",
+                  "ledger": "vmpin gave them to it", "pool": "none of them is in the shared pool"}
+_REPORTED_BY = {"bundle": "as reported at its creation", "cgroup": "as read from its cgroup",
+                "kata": "as read from Kata's state", "nri": "as the runtime reported over NRI",
+                "kubelet": "as the kubelet's checkpoint lists them"}
 
 
 def _reported_by(container: Mapping[str, Any]) -> str:
@@ -133,7 +134,7 @@ def _reported_by(container: Mapping[str, Any]) -> str:
     agree = [source for source, report in container["cpusets_by_source"].items()
              if source != container["source"] and report["cpus"] == container["cpuset"]]
     more = f", confirmed by {' and '.join(agree)}" if agree else ""
-    return _REPORTED_BY.get(container["source"], f"from {container['source']}") + since + more
+    return _REPORTED_BY.get(container["source"], f"as reported by {container['source']}") + since + more
 
 
 def _name(container: Mapping[str, Any]) -> str:
@@ -157,11 +158,12 @@ def _threads(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterabl
         role = thread["role"] if thread["vcpu"] is None else f"vCPU {thread['vcpu']}"
         subject = f"Thread {thread['tid']} ({thread['name']}) is {_ROLES.get(role, role)}"
         if thread["wanted"] is None:
-            yield f"{subject} and is left alone (it may use {thread['actual']})."
+            yield f"{subject} and is left alone; its mask is {thread['actual']}."
         else:
             yield f"{subject} and belongs on {thread['wanted']}: {_why(thread, sandbox, policy)}{_but(thread)}."
 
 
+_APART = "sandbox's CPUs that are not exclusive; if there are none, on the sandbox mask"
 _ROLES = {"iothread": "an iothread", "vhost": "a vhost worker", "kvm": "a helper of KVM",
           "emulator": "an emulator thread", "virtiofsd": "a thread of virtiofsd", "shim": "a thread of the shim"}
 
@@ -169,34 +171,35 @@ _ROLES = {"iothread": "an iothread", "vhost": "a vhost worker", "kvm": "a helper
 def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[str, str]) -> str:
     if thread["role"] == "vhost" and policy["vhost"] == "near":
         nic = sandbox.get("near") or {"numa_node": None, "why": "its NIC was not looked for"}
-        where = ("on its NIC's NUMA node, which is not known" if nic["numa_node"] is None else
-                 f"on NUMA node {nic['numa_node']} of its NIC")
-        return (f"policy vhost: near puts it on those of the sandbox's CPUs that are not exclusive and {where} "
-                f"({nic['why']}), else on all that are not exclusive, else on the sandbox mask")
+        if nic["numa_node"] is None:
+            return (f"the NUMA node of its NIC is not known ({nic['why']}), so policy vhost: near puts it on the "
+                    f"{_APART}")
+        return (f"policy vhost: near puts it on the sandbox's CPUs that are not exclusive and are on NUMA node "
+                f"{nic['numa_node']}, that of its NIC ({nic['why']}); if there are none, on the {_APART}")
     if thread["role"] != "vcpu":
         key = {"iothread": "iothreads", "kvm": "emulator"}.get(thread["role"], thread["role"])
-        what = {"apart": "the sandbox's CPUs that are not exclusive, else the sandbox mask",
-                "sandbox": "the sandbox mask", "shared": "the sandbox's shared CPUs, else the shared pool",
+        cpus = {"apart": f"the {_APART}", "sandbox": "the sandbox mask",
+                "shared": "the sandbox's shared CPUs; if there are none, on the shared pool",
                 "housekeeping": "the housekeeping CPUs"}.get(policy[key], "the CPUs that it names")
-        return f"policy {key}: {policy[key]} puts it on {what}"
+        return f"policy {key}: {policy[key]} puts it on {cpus}"
     backed = [container for container in sandbox["containers"] if container["exclusive"] and container["vcpus"]
               and thread["vcpu"] in CpuSet.parse(container["vcpus"]) and thread["wanted"]]
     for container in backed:
         if CpuSet.parse(thread["wanted"]) <= CpuSet.parse(container["own_cpus"] or ""):
             one = len(CpuSet.parse(thread["wanted"])) == 1
-            others = " and of others of its pod" if container["shared_with"] else ""
-            cpus, are = ("that CPU", "it is") if one else ("those CPUs", "they are")
-            return f"it backs {cpus} of container {_name(container)}{others}, to which {are} exclusive"
+            others = " and others of its pod" if container["shared_with"] else ""
+            them = "that CPU, which is" if one else "those CPUs, which are"
+            return f"it backs {them} exclusive to container {_name(container)}{others}"
     if policy["vcpus"] == "union":
         return "policy vcpus: union lets every vCPU use the sandbox mask"
-    return "it backs no exclusive CPU, so it floats where the sandbox's other work may run"
+    return "it backs no exclusive CPU, so it floats on these CPUs"
 
 
 def _but(thread: Mapping[str, Any]) -> str:
     if thread["ok"]:
         return ""
-    limit = f", as its cpuset cgroup has {thread['cgroup']} only" if thread.get("cgroup") else ""
-    return f"; but the kernel has it on {thread['actual'] or 'no CPU'}{limit}"
+    limit = f", as its cpuset cgroup has only {thread['cgroup']}" if thread.get("cgroup") else ""
+    return f"; but its mask in the kernel is {thread['actual'] or 'empty'}{limit}"
 
 
 def _trouble(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:

@@ -36,7 +36,7 @@ def test_sentences_name_the_way_and_that_workers_are_inferred() -> None:
     assert list(network_sentences(network(KATA))) == [
         "Its network device tap tap0_kata (2 queues) reaches eno1 on NUMA node 1: tap0_kata (tap) → "
         "eth0 (veth, tc mirred) → node: veth1 (veth) → eno1 (nic, default route).",
-        "vhost worker 11 serves queue 0, 12 serves queue 1 (inferred from the order in which they were made)."]
+        "vhost worker 11 serves queue 0, 12 serves queue 1 (inferred from the order in which they were created)."]
     lost = VmNetwork(VmNetDevice("tap", "t", 1), (), NicPath((), (), "it is lost"))
     assert list(network_sentences(network(lost))) == [
         "Its network device tap t (1 queue) leads to no NIC that was found: it is lost."]

@@ -353,8 +353,8 @@ def test_a_sandbox_that_waits_is_called_so_while_its_threads_are_elsewhere() -> 
     assert found["reasons"] == ["waits for the kubelet to rewrite the cpuset of main from 4-7 to 0-1: until then "
                                 "1 of 1 thread is not moved"]
     assert (found["containers"][0]["cpuset"], found["containers"][0]["stale_cpuset"]) == (None, "4-7")
-    assert ("main (main)'s cpuset is still 4-7, which the kubelet has yet to rewrite: all of it is other pods' alone, "
-            "so it belongs on the shared pool (0-1)") in text
+    assert ("main (main)'s cpuset is still 4-7, because the kubelet has not rewritten it yet: other pods own all of "
+            "these CPUs, so it belongs on the shared pool (0-1)") in text
     found, _ = shown(world, "u", [ThreadStatus(thread, CpuSet.parse("0-1"), CpuSet.parse("0-1"))])
     assert (found["verdict"], found["reasons"]) == ("floating", [])
 

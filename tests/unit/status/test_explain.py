@@ -29,8 +29,8 @@ DOCUMENT: dict[str, Any] = {"watcher": 1, "node": {"shared_pool": "0-1", "pool_k
 
 def test_a_container_has_its_cpus_and_the_threads_that_back_them() -> None:
     found = container_sentences(DOCUMENT, SANDBOX, "c1")
-    assert found[0] == ("Container web (c1) has CPUs 2-3, exclusive (the kubelet's checkpoint assigns them), from the "
-                        "runtime over NRI; in the guest it has vCPUs 0-1.")
+    assert found[0] == ("Container web (c1) has CPUs 2-3, exclusive (the kubelet's checkpoint assigns them), as the "
+                        "runtime reported over NRI; in the guest it has vCPUs 0-1.")
     assert [sentence.split(" is ")[0] for sentence in found[1:]] == ["Thread 10 (t)", "Thread 11 (t)"]
     assert set(found) <= set(sentences(DOCUMENT, SANDBOX))
 
@@ -40,7 +40,7 @@ def test_of_mixed_cpus_only_its_own_are_called_exclusive() -> None:
     mixed = {**container("c1", "web", "1-3", "1-2"), "own_cpus": "2-3"}
     found = container_sentences(DOCUMENT, {**SANDBOX, "containers": [mixed]}, "c1")
     assert found[0].startswith("Container web (c1) has CPUs 1-3, of which 2-3 are exclusive (the kubelet's checkpoint "
-                               "assigns them), from the runtime over NRI")
+                               "assigns them), as the runtime reported over NRI")
 
 
 def test_vhost_workers_that_are_near_name_their_nic() -> None:
@@ -50,10 +50,11 @@ def test_vhost_workers_that_are_near_name_their_nic() -> None:
     found = sentences(policy, {**SANDBOX, "threads": [worker], "near": nic})
     (text,) = (sentence for sentence in found if sentence.startswith("Thread 14"))
     assert text == (
-        "Thread 14 (t) is a vhost worker and belongs on 4: policy vhost: near puts it on those of the sandbox's CPUs "
-        "that are not exclusive and on NUMA node 1 of its NIC (veth5 leads to eno1), else on all that are not "
-        "exclusive, else on the sandbox mask.")
+        "Thread 14 (t) is a vhost worker and belongs on 4: policy vhost: near puts it on the sandbox's CPUs that "
+        "are not exclusive and are on NUMA node 1, that of its NIC (veth5 leads to eno1); if there are none, on the "
+        "sandbox's CPUs that are not exclusive; if there are none, on the sandbox mask.")
     unknown = {"numa_node": None, "why": "the node has no NIC that its links show"}
     (text,) = (sentence for sentence in sentences(policy, {**SANDBOX, "threads": [worker], "near": unknown})
                if sentence.startswith("Thread 14"))
-    assert "on its NIC's NUMA node, which is not known (the node has no NIC that its links show)" in text
+    assert ("the NUMA node of its NIC is not known (the node has no NIC that its links show), so policy vhost: near "
+            "puts it on the sandbox's CPUs that are not exclusive") in text

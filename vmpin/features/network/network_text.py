@@ -67,7 +67,7 @@ def network_sentences(network: Document | None) -> Iterator[str]:
             yield f"Its network device {name} ({queues}) leads to no NIC that was found: {way}{device['note']}."
         if device["workers"]:
             each = ", ".join(f"{tid} serves queue {at}" for at, tid in enumerate(device["workers"]))
-            yield f"vhost worker {each} (inferred from the order in which they were made)."
+            yield f"vhost worker {each} (inferred from the order in which they were created)."
     for warning in network["warnings"]:
         yield f"{warning}."
 
