@@ -52,7 +52,7 @@ def hooks(facts: NodeFacts) -> CheckResult:
                     "register it for all four: vmpin install-hook without --stage", *evidence)
     closed = [hook.file for hook in facts.hooks if hook.fail_closed]
     if closed:
-        evidence.append(f"--fail-closed: no container starts without the watcher ({several(closed)})")
+        evidence.append(f"--fail-closed: without the watcher no container starts ({several(closed)})")
     return _received(facts, evidence)
 
 

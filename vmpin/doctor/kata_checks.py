@@ -26,7 +26,7 @@ def kata(facts: NodeFacts) -> CheckResult:
     broken = [config for config in facts.kata if config.trouble and not denied(config.trouble)]
     if broken:
         return bad(f"a configuration of Kata cannot be read: {broken[0].path}: {broken[0].trouble}",
-                   "correct it: no sandbox of its handlers can start", *evidence)
+                   "correct it: until then no sandbox of its handlers can start", *evidence)
     if unread:
         return unknown(f"a part of Kata's configuration could not be read: {unread[0]}", *evidence, remedy=_READ)
     if not facts.kata and not handlers and not facts.kata_sandboxes:

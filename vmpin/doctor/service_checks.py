@@ -176,10 +176,11 @@ def vmms(facts: NodeFacts) -> CheckResult:
     if contested:
         return bad(f"several VMMs name one sandbox, and nothing shows which is its own: "
                    f"{several(sandbox['id'] for sandbox in contested)}",
-                   "end the process that is no sandbox's; a VMM of Kata's is its shim's child", *evidence)
+                   "end the process that is not a sandbox's VMM; Kata's VMM is a child of its shim", *evidence)
     if posing:
         return warn(f"{number_of(len(posing), 'process')} of unprivileged users with the command line of a sandbox's "
-                    "VMM, shim or virtiofsd: ignored", "find out who runs them: they took no VM's place", *evidence)
+                    "VMM, shim or virtiofsd: ignored", "find the owner of these processes; no VM is affected",
+                    *evidence)
     running = sum(sandbox["vmm"] is not None for sandbox in facts.sandboxes)
     return ok(f"{number_of(running, 'VMM')} recognized, each the only one of its sandbox" if running else
               "no VMM runs")
@@ -204,7 +205,7 @@ def guests(facts: NodeFacts) -> CheckResult:
     late = sum(sandbox["guest"]["state"] == WAITING for sandbox in connected)
     if late:
         return ok(f"{number_of(len(connected) - late, 'guest answers')}, and the watcher waits for {late}", *evidence)
-    return ok(number_of(len(connected), "guest answers") if connected else "nothing is to be sent to a guest now",
+    return ok(number_of(len(connected), "guest answers") if connected else "no guest to send anything to",
               *evidence)
 
 
@@ -228,11 +229,11 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
     unmanaged = [sandbox for sandbox in found if sandbox["verdict"] == "unmanaged"]
     if unmanaged:
         evidence += [f"{sandbox['id']}: {reason}" for sandbox in unmanaged[:20] for reason in sandbox["reasons"]]
-        return warn(f"{number_of(len(unmanaged), 'VM is')} left alone, as no CPUs for them are known: "
+        return warn(f"{number_of(len(unmanaged), 'VM is')} left alone, as their CPUs are not known: "
                     f"{several(sandbox['id'] for sandbox in unmanaged)}",
                     "for pods: NRI, the OCI hook or Kata's state has to report their containers (docs/sources.md); "
-                    "node.shared_pool, or the kubelet's static policy, places them until then; for VMs that are no "
-                    "pods: watch.only excludes them", *evidence)
+                    "until then node.shared_pool, or the kubelet's static policy, places them on the shared pool. VMs "
+                    "that are no pods: exclude them by watch.only", *evidence)
     if degraded:
         return warn(f"{number_of(len(degraded), 'sandbox is')} degraded: "
                     f"{several(sandbox['id'] for sandbox in degraded)}",
@@ -256,9 +257,9 @@ def collisions(facts: NodeFacts) -> CheckResult:
                    "vmpin explain SANDBOX has the reasons", *found[:20], *odd[:20])
     if lost := [entry["what"] for entry in node["unknown_owners"]]:
         return warn(f"no container is known of {number_of(len(lost), 'pod')} with exclusive CPUs",
-                    "for a VM that runs, create its container again, or use NRI or Kata's state as a source beside "
-                    "the hook (docs/sources.md); for a pod that is not there, the kubelet has to take its CPUs back: "
-                    "does it run?", *lost[:20], *odd[:20])
+                    "for a running VM: create its container again, or use NRI or Kata's state as a source beside the "
+                    "hook (docs/sources.md); for a pod that is not on this node: check that the kubelet runs, which "
+                    "takes the pod's CPUs back", *lost[:20], *odd[:20])
     if odd:
         return warn(f"the sources disagree on the CPUs of {number_of(len(odd), 'container')}, for longer than a "
                     "resync",

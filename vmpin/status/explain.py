@@ -102,8 +102,8 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
         now = (f"the kubelet's checkpoint lists {container['own_cpus']} for it" if container["exclusive"]
                else f"without other pods' exclusive CPUs it has {container['cpuset']}" if container["cpuset"] else
                f"other pods own all of these CPUs, so it belongs on the shared pool ({pool or 'none'})")
-        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, because the kubelet has not rewritten "
-               f"it yet: {now}{vcpus}.")
+        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, because the kubelet has not "
+               f"rewritten it yet: {now}{vcpus}.")
     elif container["cpuset"] is None:
         where = "the shared pool" if document["node"]["pool_known"] else "the CPUs without an owner"
         yield f"Container {name} has no cpuset, so it runs on {where} ({pool or 'none'}){vcpus}."

@@ -36,7 +36,7 @@ def test_far_threads_and_surplus_queues_are_warned_of_each_with_its_remedy() -> 
     assert far.evidence[0] == "vm0: Vhost worker 5 may run on CPUs 0, none of them on NUMA node 1 of eno1"
     queues = found(network("tap0_kata has 4 queues for 1 vCPU"))
     assert (queues.level, queues.remedy) == (
-        Level.WARN, "no more queues than vCPUs: the others serve none (docs/network.md)")
+        Level.WARN, "no more queues than vCPUs: a guest does not use the others (docs/network.md)")
 
 
 def test_what_was_not_inspected_is_unknown_with_the_reason() -> None:

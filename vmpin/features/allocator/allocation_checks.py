@@ -21,7 +21,7 @@ _QUANTITY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(m?)")
 def allocation(facts: NodeFacts) -> CheckResult:
     mode = facts.settings.get("allocate.mode", "off")
     if mode == "off":
-        return ok("vmpin gives out no CPUs (allocate.mode: off): it follows those of others")
+        return ok("vmpin gives out no CPUs (allocate.mode: off): it follows the CPUs that other programs assign")
     reserved = facts.settings.get("allocate.reserved", "")
     evidence = [f"allocate.mode {mode}, reserved CPUs {reserved or 'none'}", *_kubelet_evidence(facts)]
     point = facts.checkpoint

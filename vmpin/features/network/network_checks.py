@@ -22,8 +22,8 @@ def network(facts: NodeFacts) -> CheckResult:
     warnings = [f"{name}: {text}" for name, each in found.items() for text in each["warnings"]]
     if warnings:
         far = any("NUMA node" in warning for warning in warnings)
-        remedy = ("policy.vhost: near, where the pod has CPUs on the NIC's node; the kubelet's topologyManagerPolicy "
-                  "gives it such CPUs" if far else "no more queues than vCPUs: the others serve none")
+        remedy = ("policy.vhost: near, if the pod has CPUs on the NIC's node; the kubelet's topologyManagerPolicy "
+                  "gives it such CPUs" if far else "no more queues than vCPUs: a guest does not use the others")
         return warn(f"{number_of(len(warnings), 'finding')}: threads far from their NIC or disk, or queues without "
                     "a vCPU", remedy + " (docs/network.md)", *warnings[:20], *evidence)
     unseen = {name: each["why"] for name, each in found.items() if each["why"]}
