@@ -37,7 +37,7 @@ examples:
   vmpin audit --ignore host kernel      other pods only
   vmpin audit --strict                  exit code 1 also for daemons and kernel threads
 
-classes of what is found:
+classes of findings:
   vm         a thread of another VM sandbox: `vmpin verify` and `vmpin explain` have the reason
   container  a process of another container: its cpuset reaches into exclusive CPUs
   host       a daemon: CPUAffinity= of systemd keeps it off, for all of them in system.conf

@@ -85,4 +85,4 @@ def _list(topics: dict[str, Path]) -> None:
     for name, page in topics.items():
         with page.open(encoding="utf-8") as file:
             print(f"  {name:{width}} {file.readline().lstrip('# ').rstrip()}")
-    print("commands: vmpin --help, and each one's --help")
+    print("commands: `vmpin --help` lists them; `vmpin COMMAND --help` describes a command")

@@ -33,8 +33,8 @@ What share of the time of its exclusive CPUs a pod had for itself, running or id
 the worst minute, what took its time, and what to do about it. The watcher reads each exclusive CPU every
 proof.sample_seconds and keeps the sums by the minute of the last 24 hours: of VMs, and of containers without a VM.
 
-The share is exact but for what --help of verify calls uncertain, so it has bounds. Time without samples, as while no
-watcher ran, is not seen: it counts against the lower bound, and not against the upper one.
+The share has a lower and an upper bound, because the CPU of threads that may also run elsewhere is not certain
+between two samples. Time without samples, for example while no watcher ran, lowers only the lower bound.
 """
 
 _EXAMPLES = """\

@@ -15,7 +15,7 @@ from vmpin.errors import UsageError
 _SORTS = ("stolen", "busy", "waited", "drift", "name")
 
 _ABOUT = """\
-Which pods use their CPUs, and which threads of others run on a pod's exclusive CPUs, in this moment: a live view that
+A live view of the pods that use their CPUs, and of the threads of others that run on a pod's exclusive CPUs. It
 opens a pod into its threads, and a stolen CPU into the thief. It samples the run times of all threads itself; the
 watcher is asked once a refresh, and at most every 2.5 seconds, as `vmpin status` asks.
 """
