@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.features.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
 from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import MINUTE, IsolationBooks, OwnerBook
+from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook
 from vmpin.features.isolation.isolation_keeper import IsolationKeeper
 from vmpin.features.isolation.thief_visits import HotCpu, ThiefVisits
 from vmpin.host import boottime
@@ -68,15 +67,14 @@ class _Owner:
 
 
 class IsolationObserver:
-    """Called by the sampler. :param keep: the file in which the books survive a restart; None for none.
-    :param visit_share: the share of one CPU that visits use at most.
+    """Called by the sampler. :param keeper: of the books. :param visit_share: the share of one CPU that visits use at
+    most.
 
     `fresh`: a reading of all CPUs is used again for so long (ns)."""
 
-    def __init__(self, view: NodeView, keep: Path | None = None, visit_share: float = 0.005) -> None:
+    def __init__(self, view: NodeView, keeper: IsolationKeeper, visit_share: float = 0.005) -> None:
         self.view, self.fresh, self._visit_share = view, _FRESH, visit_share
-        self.books = IsolationBooks()
-        self.keeper = IsolationKeeper(keep, view.boot_id, self.books)
+        self.keeper, self.books = keeper, keeper.books
         self.visits = ThiefVisits(view)
         self._tickless = tickless(view.config.paths.sys)
         self._owners: dict[SandboxId, _Owner] = {}
@@ -165,24 +163,21 @@ class IsolationObserver:
         self.books.end(set(self.view.sandboxes), now)
         self.books.alive = self._round = now
         self._plan_visit()
-        self.keeper.begin()
+        self.keeper.write()
 
     def go_on(self, budget: float) -> bool:
-        """Go on for some seconds with a visit of processes or with the writing of the file, if one is under way.
-        :returns: whether one is, still."""
-        if self.keeper.under_way:
-            self.keeper.step()
-        elif self.visits.under_way:
+        """Go on for some seconds with a visit of processes, if one is under way. :returns: whether one is, still."""
+        if self.visits.under_way:
             self.visits.step(budget)
             for sandbox, thefts in self.visits.taken().items():
                 if (book := self.books.owners.get(sandbox)) is not None:
                     book.met(self._visited_at, thefts, ThiefKind.KERNEL)
-        return self.visits.under_way or self.keeper.under_way
+        return self.visits.under_way
 
     def close(self) -> None:
-        """Write the file at once: no more samples are taken."""
+        """Write the books: no more samples are taken."""
         self.closed = True
-        self.keeper.save()
+        self.keeper.close()
 
     # Of the watcher
 
@@ -277,7 +272,7 @@ class IsolationObserver:
         if state is not None and state.pod is not None:
             book.namespace, book.pod = state.pod.namespace[:_MAX_NAME], state.pod.name[:_MAX_NAME]
         book.kind = "vm" if sandbox in self.view.vm_sandboxes() else "runc"
-        book.take(cpus)
+        book.cpus = cpus
 
     def _count(self, owner: _Owner, found: Interval) -> None:
         for cpu, spent in found.foreign.items():

@@ -6,24 +6,20 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from vmpin.features.isolation.isolation_advice import ThiefKind, advice, title
-from vmpin.features.isolation.isolation_books import FORMER, MINUTE, OwnerBook, Thief
+from vmpin.features.isolation.isolation_books import MINUTE, Owner, Thief
 from vmpin.features.isolation.isolation_shares import (
+    FORMER,
     Account,
+    Figures,
     Shares,
     Slo,
     WorstMinute,
-    account_of,
-    bins,
     compare,
-    foreign_by_cpu,
-    period,
     shares,
-    thefts,
-    unseen_in,
-    worst_minute,
 )
 
 VERSION = 1
@@ -35,22 +31,13 @@ _NS = 10**9
 Clock = Callable[[int], str]
 
 
-def pod_report(book: OwnerBook, since: int, now: int, clock: Clock,
-               drift: Mapping[str, object] | None = None) -> dict[str, object] | None:
-    """One pod's part of the document; None where its book has nothing of the period.
-
-    :param since: (CLOCK_BOOTTIME, ns). :param drift: its repairs since it was met.
-    """
-    span = period(book, since, now)
-    if span is None:
-        return None
-    account = account_of(book, span.first, span.last)
-    unseen = unseen_in(book, account, span.end - span.begin)
-    found = shares(account, unseen)
-    worst = worst_minute(book, span.first, span.last)
+def pod_report(figures: Figures, clock: Clock, drift: Mapping[str, object] | None = None) -> dict[str, object]:
+    """One pod's part of the document. :param drift: its repairs since it was met."""
+    owner, span, account = figures.owner, figures.period, figures.account
+    found = shares(account, figures.unseen)
     return {
-        "sandbox": book.owner, "pod": {"namespace": book.namespace, "name": book.pod} if book.pod else None,
-        "kind": book.kind, "cpus": str(book.cpus), "ended": book.ended is not None,
+        "sandbox": owner.owner, "pod": {"namespace": owner.namespace, "name": owner.pod} if owner.pod else None,
+        "kind": owner.kind, "cpus": str(owner.cpus), "ended": owner.ended is not None,
         "since": clock(span.begin), "until": clock(span.end), "seconds": round((span.end - span.begin) / _NS, 3),
         "cpu_seconds": _seconds(found.total),
         "share": {"had": _share(found, found.had), "least": _share(found, found.least),
@@ -61,13 +48,12 @@ def pod_report(book: OwnerBook, since: int, now: int, clock: Clock,
                                       ("unidentified", found.unidentified), ("hypervisor", found.steal),
                                       ("unseen", found.unseen))},
         "foreign_by_cpu": [{"cpu": None if cpu == FORMER else cpu, "seconds": _seconds(spent)}
-                           for cpu, spent in foreign_by_cpu(book, span.first, span.last).items()],
-        "worst": None if worst is None else _worst(worst, book, clock),
-        "thieves": [_thief(each, spent, book) for each, spent in
-                    list(thefts(book, span.first, span.last).items())[:MAX_SHOWN]],
+                           for cpu, spent in figures.by_cpu.items()],
+        "worst": None if figures.worst is None else _worst(figures.worst, owner, clock),
+        "thieves": [_thief(thief, spent, owner) for thief, spent in islice(figures.met.items(), MAX_SHOWN)],
         "drift": None if drift is None else dict(drift),
-        "limits": _limits(account, found, len(book.cpus)),
-        "bins": [_bin(minute, length, sums, clock) for minute, length, sums in bins(book, span, MAX_BINS)]}
+        "limits": _limits(account, found, len(owner.cpus)),
+        "bins": [_bin(minute, length, sums, clock) for minute, length, sums in figures.bins]}
 
 
 def document(pods: Iterable[Mapping[str, Any]], since: str, until: str) -> dict[str, object]:
@@ -93,16 +79,16 @@ def _together(verdicts: set[str]) -> Slo:
     return next((each for each in (Slo.MISSED, Slo.UNDECIDED) if each.value in verdicts), Slo.KEPT)
 
 
-def _worst(worst: WorstMinute, book: OwnerBook, clock: Clock) -> dict[str, object]:
+def _worst(worst: WorstMinute, owner: Owner, clock: Clock) -> dict[str, object]:
     account = worst.account
     found = shares(account, 0)
     thief, spent = _foremost(worst, found, account)
     lost = found.total - found.had
     return {"minute": clock(worst.minute * MINUTE), "seconds": _seconds(lost), "share": _share(found, lost),
             "least": _seconds(account.bounds[0]), "most": _seconds(account.bounds[1]), "cpu": worst.cpu,
-            "thief": None if thief is None else _thief(thief, spent, book),
+            "thief": None if thief is None else _thief(thief, spent, owner),
             "advice": "its cause was over before threads were met; `vmpin audit --seconds 60` samples all of them "
-                      "while it lasts" if thief is None else advice(thief, str(book.cpus))}
+                      "while it lasts" if thief is None else advice(thief, str(owner.cpus))}
 
 
 def _foremost(worst: WorstMinute, found: Shares, account: Account) -> tuple[Thief | None, int]:
@@ -115,9 +101,9 @@ def _foremost(worst: WorstMinute, found: Shares, account: Account) -> tuple[Thie
     return (thief, spent) if spent * 2 >= found.unidentified and spent else (None, 0)
 
 
-def _thief(thief: Thief, spent: int, book: OwnerBook) -> dict[str, object]:
+def _thief(thief: Thief, spent: int, owner: Owner) -> dict[str, object]:
     return {"kind": thief.kind, "name": thief.name, "where": thief.where, "title": title(thief),
-            "seconds": _seconds(spent), "advice": advice(thief, str(book.cpus))}
+            "seconds": _seconds(spent), "advice": advice(thief, str(owner.cpus))}
 
 
 def _limits(account: Account, found: Shares, cpus: int) -> list[str]:

@@ -1,21 +1,25 @@
-"""What the books of an owner mean over a period: shares of its CPUs' time, with bounds, its worst minute, its thieves.
+"""What the sums of an owner's period mean: shares of its CPUs' time, with bounds, its worst minute, its thieves.
 
 Pure; milliseconds of CPU time but where another unit is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from vmpin.features.isolation.isolation_books import COLUMNS, FORMER, MINUTE, OwnerBook, Thief
+from vmpin.features.isolation.isolation_books import MINUTE, Owner, Thief
 
 _MS = 10**6
 
 
+#: The key of foreign time by CPU for CPUs that are not the owner's any more.
+FORMER = -1
+
+
 class Account(NamedTuple):
-    """Sums of the columns of the same names."""
+    """Sums of the columns of the same names (isolation_books)."""
 
     watched: int = 0
     seen: int = 0
@@ -91,7 +95,7 @@ def compare(found: Shares, objective: float) -> Slo:
 
 
 class Period(NamedTuple):
-    """The part of a period that an owner's book covers, by its minutes (the last included), and when it began and
+    """The part of a period that an owner's books cover, by its minutes (the last included), and when it began and
     ended (CLOCK_BOOTTIME, ns)."""
 
     first: int
@@ -100,49 +104,13 @@ class Period(NamedTuple):
     end: int
 
 
-def period(book: OwnerBook, since: int, now: int) -> Period | None:
-    """The whole minutes of a book since a time (CLOCK_BOOTTIME, ns), up to now or to the last reading of an owner that
-    has ended. None where the owner had ended before."""
-    end = now if book.ended is None else book.until
-    first = max(book.first, since // MINUTE)
-    last = min(end // MINUTE, book.first + max(1, len(book)) - 1 if book.ended is not None else end // MINUTE)
-    begin = max(first * MINUTE, book.since)
+def period(owner: Owner, oldest: int, since: int, now: int) -> Period | None:
+    """The whole minutes of an owner since a time (CLOCK_BOOTTIME, ns), up to now or to the last reading of an owner
+    that has ended. None where the owner had ended before. :param oldest: the first minute that the books have."""
+    end = now if owner.ended is None else owner.until
+    first, last = max(owner.since // MINUTE, oldest, since // MINUTE), end // MINUTE
+    begin = max(first * MINUTE, owner.since)
     return None if last < first or end < begin else Period(first, last, begin, end)
-
-
-def account_of(book: OwnerBook, first: int, last: int) -> Account:
-    """The sums of some minutes. Series of readings that began before are imprecise once more."""
-    low, high = max(0, first - book.first), last - book.first + 1
-    found = Account(*(sum(book.columns[name][low:high]) for name in COLUMNS[:10]))
-    return found._replace(slack=found.slack + slack_before(book, low))
-
-
-def slack_before(book: OwnerBook, index: int) -> int:
-    """The imprecision (ms) of the series that an earlier minute began."""
-    return next((each for each in reversed(book.columns["slack"][:index]) if each), 0)
-
-
-def unseen_in(book: OwnerBook, found: Account, length: int) -> int:
-    """CPU time (ms) of a period without readings. :param length: of the period (ns)."""
-    return max(0, length // _MS - found.watched) * max(1, len(book.cpus))
-
-
-def foreign_by_cpu(book: OwnerBook, first: int, last: int) -> dict[int, int]:
-    """Sum up foreign time by CPU that is, or was, the owner's; those that are not any more together, as FORMER."""
-    low, high = max(0, first - book.first), last - book.first + 1
-    return {cpu: max(0, sum(column[low:high])) for cpu, column in sorted(book.by_cpu.items())
-            if cpu != FORMER or any(column[low:high])}
-
-
-def thefts(book: OwnerBook, first: int, last: int) -> dict[Thief, int]:
-    """Sum up the time of each minute's foremost thief, and of all that were met in the last one; the most first."""
-    minute, met = book.met_last
-    found = {thief: spent // _MS for thief, spent in met.items()} if first <= minute <= last else {}
-    for index in _indices(book, first, last):
-        if (number := book.columns["thief"][index]) and not (met and book.first + index == minute):
-            thief = book.thieves[number - 1]
-            found[thief] = found.get(thief, 0) + book.columns["theft"][index]
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
 class WorstMinute(NamedTuple):
@@ -156,36 +124,21 @@ class WorstMinute(NamedTuple):
     theft: int
 
 
-def worst_minute(book: OwnerBook, first: int, last: int) -> WorstMinute | None:
-    """None where no minute has foreign time that is more than what readings are imprecise by."""
-    foreign, seen, steal = (book.columns[name] for name in ("foreign", "seen", "steal"))
-    indices = [index for index in _indices(book, first, last) if seen[index] > 0]
-    if not indices:
-        return None
-    worst = max(indices, key=lambda index: (foreign[index] + steal[index]) / seen[index])
-    account = Account(*(book.columns[name][worst] for name in COLUMNS[:10]))
-    account = account._replace(slack=account.slack or slack_before(book, worst))
-    if not account.bounds[0] and account.steal <= account.slack:
-        return None
-    by_cpu = {cpu: column[worst] for cpu, column in book.by_cpu.items() if cpu != FORMER}
-    number = book.columns["thief"][worst]
-    return WorstMinute(book.first + worst, account, max(by_cpu, key=by_cpu.__getitem__) if by_cpu else None,
-                       book.thieves[number - 1] if number else None, book.columns["theft"][worst])
+class Figures(NamedTuple):
+    """What the books have of an owner's period. `account` counts the imprecision of series that began before it;
+    `by_cpu` is foreign time by CPU, `met` run time by thief, the most first. `bins` are equal parts of whole minutes:
+    the first minute of each, how many whole ones it has, and its sums."""
 
+    owner: Owner
+    period: Period
+    account: Account
+    by_cpu: Mapping[int, int]
+    met: Mapping[Thief, int]
+    worst: WorstMinute | None
+    bins: Sequence[tuple[int, int, Account]]
 
-def bins(book: OwnerBook, found: Period, most: int) -> list[tuple[int, int, Account]]:
-    """The period in at most so many equal parts of whole minutes: the first minute of each, how many whole ones it
-    has (the last minute of the period is not over), and its sums."""
-    step = -(-(found.last - found.first + 1) // most)
-    starts = range(found.first, found.last + 1, step)
-    return [(minute, min(step, found.last - minute), _plain_account(book, minute, min(found.last, minute + step - 1)))
-            for minute in starts]
-
-
-def _plain_account(book: OwnerBook, first: int, last: int) -> Account:
-    low, high = max(0, first - book.first), last - book.first + 1
-    return Account(*(sum(book.columns[name][low:high]) for name in COLUMNS[:10]))
-
-
-def _indices(book: OwnerBook, first: int, last: int) -> Iterable[int]:
-    return range(max(0, first - book.first), min(len(book), last - book.first + 1))
+    @property
+    def unseen(self) -> int:
+        """CPU time without readings."""
+        length = self.period.end - self.period.begin
+        return max(0, length // _MS - self.account.watched) * max(1, len(self.owner.cpus))

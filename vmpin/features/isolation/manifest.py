@@ -21,7 +21,9 @@ def _watch(watcher: Watcher) -> WatcherPart:
 
 
 def _files(config: Config) -> Iterable[Path]:
-    return [config.paths.run / "isolation"]
+    from vmpin.reconcile.kept_database import files_of
+
+    return files_of(config.paths.run / "isolation")
 
 
 _VERBS = "vmpin.features.isolation.verbs"

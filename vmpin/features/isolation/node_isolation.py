@@ -36,12 +36,13 @@ class NodeIsolation:
         """None while no samples are taken."""
         return None if self._observer is None or self._observer.closed else self._observer
 
-    def _listen(self, sampler: Sampler) -> IsolationObserver:
+    async def _listen(self, sampler: Sampler) -> IsolationObserver:
+        from vmpin.features.isolation.isolation_keeper import IsolationKeeper
         from vmpin.features.isolation.isolation_observer import IsolationObserver
 
-        self._sampler = sampler
-        self._observer = IsolationObserver(self._view, self._view.config.paths.run / "isolation")
-        self._observer.keeper.load()
+        keeper = IsolationKeeper(self._view.config.paths.run / "isolation", self._view.boot_id)
+        await keeper.load()
+        self._sampler, self._observer = sampler, IsolationObserver(self._view, keeper)
         return self._observer
 
     def _after_pass(self) -> None:
@@ -61,7 +62,7 @@ class NodeIsolation:
         from vmpin.features.isolation.isolation_answers import isolation
 
         self._sampler.round()
-        return await isolation(self._view, observer.books, request)
+        return await isolation(self._view, observer.keeper, request)
 
     def _metrics(self, scrape: ScrapeData) -> Iterator[Metric]:
         from vmpin.features.isolation.isolation_metrics import foreign_families

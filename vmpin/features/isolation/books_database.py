@@ -1,0 +1,178 @@
+"""The books of isolation as tables, and the sums of a period that a report is made of.
+
+Each function is work of a KeptDatabase: it is called with the connection, in its thread. Times are nanoseconds in the
+tables, and milliseconds in what is summed up.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from vmpin.bounded import MAX_INT64, checked_whole
+from vmpin.cpuset import CpuSet
+from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_books import (
+    COLUMNS,
+    MAX_OWNERS,
+    MINUTE,
+    MINUTES,
+    Booked,
+    IsolationBooks,
+    Owner,
+    Thief,
+)
+from vmpin.features.isolation.isolation_shares import FORMER, Account, Figures, Period, WorstMinute, period
+from vmpin.reconcile.kept_database import rows
+
+VERSION = 3
+#: What the tables may have (bytes); where they have more, the oldest hours go. The file never has twice as much.
+MAX_BYTES = 32 << 20
+_HOUR = 60
+_MS = 10**6
+
+SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS books (alive INTEGER NOT NULL, first INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS owner (number INTEGER PRIMARY KEY, owner TEXT NOT NULL UNIQUE, since INTEGER NOT NULL,
+    begun INTEGER NOT NULL, namespace TEXT NOT NULL, pod TEXT NOT NULL, kind TEXT NOT NULL, cpus TEXT NOT NULL,
+    until INTEGER NOT NULL, ended INTEGER);
+CREATE TABLE IF NOT EXISTS minute (number INTEGER, minute INTEGER,
+    {", ".join(f'"{name}" INTEGER NOT NULL' for name in COLUMNS)}, PRIMARY KEY (number, minute)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cpu (number INTEGER, minute INTEGER, cpu INTEGER, spent INTEGER NOT NULL,
+    PRIMARY KEY (number, minute, cpu)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS met (number INTEGER, minute INTEGER, kind TEXT, name TEXT, place TEXT,
+    spent INTEGER NOT NULL, PRIMARY KEY (number, minute, kind, name, place)) WITHOUT ROWID;
+"""
+_OF_MINUTES = ("minute", "cpu", "met")
+_ADD_MINUTE = (f"INSERT INTO minute VALUES (?, ?{', ?' * len(COLUMNS)}) ON CONFLICT DO UPDATE SET "
+               + ", ".join(f'"{name}" = "{name}" + excluded."{name}"' for name in COLUMNS))
+_ADD_CPU = "INSERT INTO cpu VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = spent + excluded.spent"
+_ADD_MET = "INSERT INTO met VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = spent + excluded.spent"
+_SUMS = ", ".join(f'sum("{name}") / {_MS}' for name in COLUMNS)
+_ONE = ", ".join(f'"{name}" / {_MS}' for name in COLUMNS)
+_SPAN = "WHERE number = ? AND minute BETWEEN ? AND ?"
+
+
+def kept_books(connection: sqlite3.Connection, latest: int) -> IsolationBooks:
+    """The books that there are. :param latest: no time can be later (CLOCK_BOOTTIME, ns).
+    :raises ValueError: for what no watcher writes."""
+    owners = [_owner(row, latest) for row in connection.execute("SELECT * FROM owner")]
+    if len(owners) > MAX_OWNERS:
+        raise ValueError("it has too many owners")
+    [alive] = next(rows(connection, "SELECT alive FROM books"), (0,))
+    return IsolationBooks(owners, min(checked_whole(alive, MAX_INT64), latest))
+
+
+def _owner(row: Sequence[object], latest: int) -> Owner:
+    number, owner, since, begun, namespace, pod, kind, cpus, until, ended = row
+    return Owner(checked_whole(number, MAX_INT64), str(owner), checked_whole(since, latest),
+                 checked_whole(begun, MAX_INT64), str(namespace), str(pod), str(kind), CpuSet.parse(str(cpus)),
+                 checked_whole(until, latest), None if ended is None else checked_whole(ended, MAX_INT64))
+
+
+def add_booked(connection: sqlite3.Connection, booked: Iterable[Booked], most: int = MAX_BYTES) -> None:
+    """Add what was booked, in its order; what is too old, and what is more than `most` bytes, is dropped."""
+    latest = first = 0
+    for each in booked:
+        for number in each.gone:
+            for table in ("owner", *_OF_MINUTES):
+                connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))
+        _write(connection, each)
+        latest = max([latest, each.alive // MINUTE, *(minute for owner in each.owners for minute in owner.columns)])
+        connection.execute("INSERT INTO books SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM books)", (each.alive,))
+        connection.execute("UPDATE books SET alive = ?", (each.alive,))
+    [first] = next(rows(connection, "SELECT first FROM books"), (0,))
+    oldest = (latest - MINUTES + 1) // _HOUR * _HOUR
+    while oldest > first or (_size(connection) > most and first < latest - _HOUR):
+        first = max(oldest, first + (_HOUR if oldest <= first else 0))
+        for table in _OF_MINUTES:
+            connection.execute(f"DELETE FROM {table} WHERE minute < ?", (first,))
+        connection.execute("UPDATE books SET first = ?", (first,))
+
+
+def _write(connection: sqlite3.Connection, booked: Booked) -> None:
+    for owner, columns, by_cpu, met in booked.owners:
+        connection.execute("INSERT OR REPLACE INTO owner VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                           owner._replace(cpus=str(owner.cpus)))  # type: ignore[arg-type]
+        number = owner.number
+        connection.executemany(_ADD_MINUTE, [(number, minute, *(sums.get(name, 0) for name in COLUMNS))
+                                             for minute, sums in columns.items()])
+        connection.executemany(_ADD_CPU, [(number, *key, spent) for key, spent in by_cpu.items()])
+        connection.executemany(_ADD_MET, [(number, minute, *thief, spent) for (minute, thief), spent in met.items()])
+
+
+def _size(connection: sqlite3.Connection) -> int:
+    """Bytes of the pages in use."""
+    page, count, free = (connection.execute(f"PRAGMA {name}").fetchone()[0]
+                         for name in ("page_size", "page_count", "freelist_count"))
+    return int(page) * (int(count) - int(free))
+
+
+def figures_of(connection: sqlite3.Connection, owner: Owner, since: int, now: int, parts: int) -> Figures | None:
+    """The sums of an owner's period. None where its books have nothing of it.
+    :param since: (CLOCK_BOOTTIME, ns), as `now`. :param parts: into which the period is divided, at most."""
+    [oldest] = next(rows(connection, "SELECT first FROM books"), (0,))
+    span = period(owner, oldest, since, now)
+    if span is None:
+        return None
+    within = (owner.number, span.first, span.last)
+    [sums] = rows(connection, f"SELECT {_SUMS} FROM minute {_SPAN}", *within)
+    account = Account(*sums)
+    return Figures(owner, span, account._replace(slack=account.slack + _slack_before(connection, owner, span.first)),
+                   _foreign_by_cpu(connection, owner, span),
+                   {_thief(names): spent for *names, spent in connection.execute(
+                       f"SELECT kind, name, place, sum(spent) / {_MS} AS had FROM met {_SPAN} "
+                       "GROUP BY 1, 2, 3 ORDER BY had DESC, name", within)},
+                   _worst_minute(connection, owner, span), _bins(connection, owner, span, parts))
+
+
+def _slack_before(connection: sqlite3.Connection, owner: Owner, minute: int) -> int:
+    """The imprecision (ms) of the series that an earlier minute began: it is imprecise once more."""
+    [slack] = next(rows(connection, f"SELECT slack / {_MS} FROM minute WHERE number = ? AND minute < ? AND "
+                        f"slack >= {_MS} ORDER BY minute DESC LIMIT 1", owner.number, minute), (0,))
+    return slack
+
+
+def _foreign_by_cpu(connection: sqlite3.Connection, owner: Owner, span: Period) -> dict[int, int]:
+    """By CPU that is the owner's; those that are not any more together, as FORMER."""
+    by_cpu: dict[int, int] = {}
+    for cpu, spent in rows(connection, f"SELECT cpu, max(0, sum(spent)) / {_MS} FROM cpu {_SPAN} GROUP BY cpu",
+                           owner.number, span.first, span.last):
+        key = cpu if cpu in owner.cpus else FORMER
+        by_cpu[key] = by_cpu.get(key, 0) + spent
+    return dict(sorted(by_cpu.items()))
+
+
+def _worst_minute(connection: sqlite3.Connection, owner: Owner, span: Period) -> WorstMinute | None:
+    """The minute of which the largest share was missed. None where no minute has foreign time that is more than what
+    readings are imprecise by."""
+    found = next(rows(connection, f"SELECT minute, {_ONE} FROM minute {_SPAN} AND seen >= {_MS} ORDER BY "
+                      'CAST("foreign" + steal AS REAL) / seen DESC, minute LIMIT 1', owner.number, span.first,
+                      span.last), None)
+    if found is None:
+        return None
+    minute, account = found[0], Account(*found[1:])
+    account = account._replace(slack=account.slack or _slack_before(connection, owner, minute))
+    if not account.bounds[0] and account.steal <= account.slack:
+        return None
+    [cpu] = connection.execute("SELECT cpu FROM cpu WHERE number = ? AND minute = ? ORDER BY spent DESC, cpu LIMIT 1",
+                               (owner.number, minute)).fetchone() or [None]
+    met = connection.execute(f"SELECT kind, name, place, spent / {_MS} FROM met WHERE number = ? AND minute = ? "
+                             "ORDER BY spent DESC, name LIMIT 1", (owner.number, minute)).fetchone()
+    return WorstMinute(minute, account, cpu, None if met is None else _thief(met[:3]), 0 if met is None else met[3])
+
+
+def _thief(names: Sequence[object]) -> Thief:
+    kind, name, place = names
+    return Thief(ThiefKind(str(kind)), str(name), str(place))
+
+
+def _bins(connection: sqlite3.Connection, owner: Owner, span: Period, most: int) -> list[tuple[int, int, Account]]:
+    """The period in equal parts of whole minutes: the first minute of each, how many whole ones it has (the last
+    minute of the period is not over), and its sums."""
+    step = -(-(span.last - span.first + 1) // most)
+    sums = {part: Account(*columns) for part, *columns in rows(
+        connection, f"SELECT (minute - ?1) / ?2, {_SUMS} FROM minute WHERE number = ?3 AND minute BETWEEN ?1 AND ?4 "
+        "GROUP BY 1", span.first, step, owner.number, span.last)}
+    return [(minute, min(step, span.last - minute), sums.get(part, Account()))
+            for part, minute in enumerate(range(span.first, span.last + 1, step))]
