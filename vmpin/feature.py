@@ -117,7 +117,7 @@ class WatcherPart(NamedTuple):
     #: reporter has handed over those of all pods.
     take_annotations: Callable[[Mapping[str, Mapping[str, str]]], None] | None = None
     #: Makes what listens to the samples of where threads ran. Called whenever the watcher begins to take them.
-    listen: Callable[[Sampler], Awaitable[RunListener]] | None = None
+    listen: Callable[[Sampler], RunListener] | None = None
     #: Called once, when the watcher ends and still owns the run directory.
     end: Callable[[], None] | None = None
     #: The feature's member of `features` in the status document, and in what clients that follow the node are sent

@@ -140,7 +140,8 @@ def test_a_restart_is_a_gap_and_a_damaged_file_begins_anew(sampled: Node, cpus: 
         assert sampled.cli("isolation", vm.sandbox, "--slo", f"{between:.2f}").returncode == 3
         # Killed at any moment, then damaged.
         sampled.stop(signal.SIGKILL)
-        file.write_bytes(file.read_bytes()[:-3] + b"abc")
+        file.write_bytes(file.read_bytes()[:100] + b"abc" * 10_000)
+        file.with_name("isolation-wal").unlink(missing_ok=True)
         sampled.start()
         wait(lambda: of(sampled, vm.sandbox), "its CPUs are not read")
         assert (sampled.run / "isolation.bad").exists()

@@ -38,8 +38,8 @@ _MORE, _MORE_BYTES = 6, 16 << 20
 #: to the agent in it, with one task that reads and one that writes.
 _OF_EACH = {"descriptors": (0, 1), "threads": (0, 0), "tasks": (1, 2)}
 #: What is in a run directory.
-_FILES = {"hook.sock", "vmpin.sock", "metrics.sock", "isolation", "lock", "state.json", "originals.json", "spool",
-          "status", "proof", "notes", "before"}
+_FILES = {"hook.sock", "vmpin.sock", "metrics.sock", "isolation", "isolation-wal", "lock", "state.json",
+          "originals.json", "spool", "status", "proof", "notes", "before"}
 
 
 @dataclass

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vmpin.cpuset import CpuSet
-from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
-from vmpin.features.isolation.isolation_report import document, pod_report
-
 SHOP, DB = "5f2c8e91d0b74a36" * 4, "77aa10e5c94f4d02" * 4
 WEB, LOGS, MAIN = "c1e8a4b2" * 8, "c2f9b5c3" * 8, "c30ac6d4" * 8
 NOW = "2026-01-02T03:04:05Z"
@@ -141,43 +135,11 @@ def allocations() -> dict[str, Any]:
                          "reason": "32 CPUs are asked for, and of the 27 that are free no set is within one cache"}]}
 
 
-def isolation() -> dict[str, Any]:
-    """Of two pods: one from whose CPUs a program of the node took time, and one that has ended."""
-    shop = OwnerBook(SHOP, 0)
-    shop.namespace, shop.pod, shop.kind = "shop", "web-7d9f8c6b5-x2zkp", "vm"
-    shop.take(CpuSet.parse("40-43,48-51"))
-    shop.begin(0, 192 * 10**6)
-    cpus = tuple(shop.cpus)
-    for minute in range(1, 180):
-        if not 60 <= minute < 70:
-            taken = 21 * 10**9 if minute == 90 else 25 * 10**6
-            shop.book(minute * MINUTE, Interval(MINUTE, {**dict.fromkeys(cpus, 0), 48: taken}, 0, taken // 50,
-                                                taken // 50, 0))
-    backup = Thief(ThiefKind.HOST, "backup-everything", "backup.service")
-    kworker = Thief(ThiefKind.KERNEL, "kworker/u128:3", "")
-    shop.met(90 * MINUTE, [Theft(backup, 48, 19 * 10**9), Theft(kworker, 48, 10**9)], ThiefKind.KERNEL)
-    shop.met(110 * MINUTE, [Theft(kworker, 48, 10**7)], ThiefKind.KERNEL)
-    db = OwnerBook(DB, 20 * MINUTE)
-    db.namespace, db.pod, db.kind, db.ended = "shop", "db-0", "runc", 120 * MINUTE
-    db.take(CpuSet.parse("9"))
-    for minute in range(21, 120):
-        db.book(minute * MINUTE, Interval(MINUTE, {9: 0}, 0, 0, 0, 0))
-
-    def clock(moment: int) -> str:
-        return f"2026-01-02T{moment // MINUTE // 60:02}:{moment // MINUTE % 60:02}:00Z"
-
-    drift = {"repairs": {"tuned": 3}, "last": 1.0, "why": "tuned (pid 812) set the mask"}
-    return document([pod for pod in (pod_report(shop, 0, 180 * MINUTE, clock, drift),
-                                     pod_report(db, 0, 180 * MINUTE, clock)) if pod is not None],
-                    clock(0), clock(180 * MINUTE))
-
-
 def answers() -> dict[str, Any]:
     """By the operation of the control socket."""
     set_again = [operation(4125, "vcpu", 2, "42", "0-63"),
                  operation(4140, "virtiofsd", None, "0-7,32-39,44-47,56-63", "8")]
     return {"status": status(), "proof": proof(), "allocations": allocations(),
-            "isolation": isolation(),
             "plan": {"version": 1, "operations": set_again, "unmanaged": [DB]},
             "unpinning": {"version": 1, "dry_run": True, "operations": set_again, "held": [SHOP], "guests": [SHOP]},
             "reconcile": {"version": 1, "vms": 2, "seconds": 0.01, "operations": [

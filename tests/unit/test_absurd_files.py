@@ -22,8 +22,6 @@ from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError
-from vmpin.features.isolation import isolation_file
-from vmpin.features.isolation.isolation_books import IsolationBooks
 from vmpin.host import daemons
 from vmpin.host.daemons import Program
 from vmpin.host.files import Files
@@ -118,22 +116,6 @@ def test_the_notes_of_original_masks(tmp_path: Path) -> None:
 
     state_file.note(path, BOOT, SandboxId("pod-c"), ThreadId(7, 8), next(iter(SAMPLE.previous.values())).mask)
     spoil(load, [*absurd_json(json.loads(path.read_bytes())), *absurd_texts()])
-
-
-def test_the_books_of_isolation(tmp_path: Path) -> None:
-    path = tmp_path / "isolation"
-    isolation_file.save(path, BOOT, IsolationBooks())
-    head = json.loads(path.read_bytes().splitlines()[0]) | {"owners": 1}
-    owner = {"owner": "a", "since": 1, "begun": 1, "namespace": "n", "pod": "p", "kind": "vm", "cpus": "1", "until": 0,
-             "ended": None, "first": 0, "minutes": 0, "by_cpu": [1], "thieves": [["pod", "x", "y"]]}
-
-    def load(raw: bytes) -> object:
-        path.write_bytes(raw + b"%08x\n" % zlib.crc32(raw))
-        return isolation_file.load(path, BOOT, IsolationBooks(), lambda: 1 << 60)
-
-    spoil(load, [f"{text}\n{json.dumps(owner)}\n".encode("utf-8", "surrogatepass") for text in absurd_json(head)])
-    spoil(load, [f"{json.dumps(head)}\n{text}\n".encode("utf-8", "surrogatepass") for text in absurd_json(owner)])
-    spoil(load, absurd_texts())
 
 
 def test_the_books_of_run_times(tmp_path: Path) -> None:

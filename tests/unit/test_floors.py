@@ -89,7 +89,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "host.turns", "vmm.qmp",
          "reconcile.one_pass", "procevents.feed", "guests", "features.allocator", "features.cluster.followers",
-         "features.isolation.isolation_answers", "features.isolation.isolation_keeper", "daemon"}
+         "features.isolation.isolation_answers", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {

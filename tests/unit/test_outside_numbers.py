@@ -16,8 +16,6 @@ from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import SandboxId, VcpuId
 from vmpin.domain.proof import _parsed
 from vmpin.features.cluster.fleet.node_record import record_of_pinning
-from vmpin.features.isolation.verbs import isolation as isolation_flags
-from vmpin.features.isolation.verbs.top import command as top_flags
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.protocol.frames import MAX_HW, ProtocolError, parse_ids
 from vmpin.protocol.parsing import MAX_NUMBER, parse_answer
@@ -137,9 +135,7 @@ PARSERS = [
     Parser("configuration: count", both(values.count), 999999),
     Parser("configuration: port", both(values.port), 0xFFFFFFFE),
     Parser("--since", flag(run_times.duration), 7 * 86400), Parser("--tolerate", flag(run_times.percent), 100),
-    Parser("--watch", flag(verb_options._interval), 86400), Parser("top --delay", flag(top_flags._delay), 3600),
-    Parser("top --count", flag(top_flags._count), 10**9), Parser("audit --for", flag(audit._duration), 86400),
-    Parser("isolation --slo", flag(isolation_flags._objective), 100),
+    Parser("--watch", flag(verb_options._interval), 86400), Parser("audit --for", flag(audit._duration), 86400),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
@@ -19,7 +19,7 @@ class Sampling:
     :param listen: makes the sampler's listener; None for none."""
 
     def __init__(self, node_state: NodeState,
-                 listen: Callable[[Sampler], Awaitable[RunListener]] | None = None) -> None:
+                 listen: Callable[[Sampler], RunListener] | None = None) -> None:
         self._node_state, self._listen = node_state, listen
         self._view: NodeView = node_state
         self._reconfigured = asyncio.Event()
@@ -37,18 +37,18 @@ class Sampling:
                 self._reconfigured.clear()
                 await self._reconfigured.wait()
                 continue
-            sampler = self.sampler = self.sampler or await self._begun()
+            sampler = self.sampler = self.sampler or self._begun()
             due = time.monotonic() + sampler.turn(seconds)
             # What else is to be done has the time between two rounds, and goes on after the next one.
             while time.monotonic() + BREATH < due and _goes_on(sampler):  # noqa: ASYNC110  # work
                 await asyncio.sleep(BREATH)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    async def _begun(self) -> Sampler:
+    def _begun(self) -> Sampler:
         sampler = Sampler(self._view, self._view.config.paths.proof_file)
         sampler.load()
         if self._listen is not None:
-            sampler.listener = await self._listen(sampler)
+            sampler.listener = self._listen(sampler)
         self._node_state.report_strays(sampler.strayed)
         return sampler
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from booked import figures_between
 from documents import checked
 
 from vmpin.cpuset import CpuSet
@@ -31,7 +32,7 @@ def book(name: str = "shop", foreign: float = 0.3, minutes: int = 60) -> OwnerBo
     """An hour on CPUs 2 and 3, of which the last ten minutes but one were not seen."""
     made = OwnerBook(name, 0)
     made.namespace, made.pod, made.kind = "demo", name, "vm"
-    made.take(CpuSet([2, 3]))
+    made.cpus = CpuSet([2, 3])
     made.begin(0, 48 * 10**6)
     for minute in range(1, minutes - 10):
         spent = int(foreign * SECOND * (10 if minute == 20 else 1))
@@ -42,7 +43,7 @@ def book(name: str = "shop", foreign: float = 0.3, minutes: int = 60) -> OwnerBo
 
 
 def report(made: OwnerBook, since: int = 0, now: int = 60 * MINUTE, **more: Any) -> Any:
-    return pod_report(made, since, now, clock, **more)
+    return pod_report(figures_between(made, since, now), clock, **more)
 
 
 DRIFT = {"repairs": {"tuned": 2}, "last": 1.0, "why": HOSTILE}
@@ -136,7 +137,7 @@ def test_time_in_which_the_watcher_was_stopped_is_not_seen_in_text_bars_and_seco
     """Its next reading covers all of that time, in which nothing was sampled."""
     made = OwnerBook("shop", 0)
     made.namespace, made.pod, made.kind = "demo", "shop", "vm"
-    made.take(CpuSet([2, 3]))
+    made.cpus = CpuSet([2, 3])
     made.begin(0, 48 * 10**6)
     now, after = 0, 5 * MINUTE + stopped * MINUTE
     while now < after + 5 * MINUTE:

@@ -48,8 +48,8 @@ def test_its_request_is_answered_while_samples_are_taken(node: Spinners) -> None
 
     with pytest.raises(WatcherError, match="not sampled"):
         answer()
-    assert part.listen is not None
     sampler = Sampler(node.node_state)
+    assert part.listen is not None
     sampler.listener = part.listen(sampler)
     assert answer()["pods"] == []
     sampler.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded_isolation
 import recorded_node
 import recorded_reports
 from documents import checked
@@ -58,7 +59,7 @@ class Terminal(Pipe):
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What a watcher answers, by operation; and every node of a cluster."""
-    given = recorded_node.answers()
+    given = {**recorded_node.answers(), "isolation": recorded_isolation.isolation()}
 
     def ask_raw(config: object, request: dict[str, Any], *_: object, **__: object) -> bytes:
         return json.dumps(given[request["op"]]).encode()
@@ -84,7 +85,7 @@ def screen(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
-    given = recorded_node.answers()
+    given = {**recorded_node.answers(), "isolation": recorded_isolation.isolation()}
     checked("status", given["status"])
     checked("allocations", given["allocations"])
     checked("plan", given["plan"])

@@ -103,9 +103,9 @@ def _write(connection: sqlite3.Connection, booked: Booked) -> None:
 
 def _size(connection: sqlite3.Connection) -> int:
     """Bytes of the pages in use."""
-    page, count, free = (connection.execute(f"PRAGMA {name}").fetchone()[0]
+    page, count, free = (next(rows(connection, f"PRAGMA {name}"))[0]
                          for name in ("page_size", "page_count", "freelist_count"))
-    return int(page) * (int(count) - int(free))
+    return page * (count - free)
 
 
 def figures_of(connection: sqlite3.Connection, owner: Owner, since: int, now: int, parts: int) -> Figures | None:
@@ -134,7 +134,7 @@ def _slack_before(connection: sqlite3.Connection, owner: Owner, minute: int) -> 
 
 
 def _foreign_by_cpu(connection: sqlite3.Connection, owner: Owner, span: Period) -> dict[int, int]:
-    """By CPU that is the owner's; those that are not any more together, as FORMER."""
+    """Sum up foreign time by CPU that is the owner's; those that are not any more together, as FORMER."""
     by_cpu: dict[int, int] = {}
     for cpu, spent in rows(connection, f"SELECT cpu, max(0, sum(spent)) / {_MS} FROM cpu {_SPAN} GROUP BY cpu",
                            owner.number, span.first, span.last):

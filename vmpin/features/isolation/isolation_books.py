@@ -141,7 +141,7 @@ class OwnerBook:
         """Note the thieves that were met. :param kernel: the kind of kernel threads."""
         minute = now // MINUTE
         for each in thefts:
-            if (minute, each.thief) not in self._met and len(self._met) >= MAX_THIEVES:
+            while (minute, each.thief) not in self._met and len(self._met) >= MAX_THIEVES:
                 self._join_least()
             self._met[minute, each.thief] = self._met.get((minute, each.thief), 0) + each.spent
             self._add(minute, **{"kernel" if each.thief.kind == kernel else "others": each.spent})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sqlite3
 import time
@@ -37,11 +36,10 @@ class IsolationKeeper:
         self._writing: Future[None] | None = None
         self._failing = ""
 
-    async def load(self) -> None:
+    def load(self) -> None:
         """Continue the books of an earlier watcher. To be called once, before `books` is used."""
         try:
-            self.books = await asyncio.wrap_future(self._database.submit(
-                lambda connection: kept_books(connection, boottime.now())))
+            self.books = self._database.submit(lambda connection: kept_books(connection, boottime.now())).result()
         except sqlite3.OperationalError as err:
             self._log(err)
         except sqlite3.DatabaseError:

@@ -36,12 +36,12 @@ class NodeIsolation:
         """None while no samples are taken."""
         return None if self._observer is None or self._observer.closed else self._observer
 
-    async def _listen(self, sampler: Sampler) -> IsolationObserver:
+    def _listen(self, sampler: Sampler) -> IsolationObserver:
         from vmpin.features.isolation.isolation_keeper import IsolationKeeper
         from vmpin.features.isolation.isolation_observer import IsolationObserver
 
         keeper = IsolationKeeper(self._view.config.paths.run / "isolation", self._view.boot_id)
-        await keeper.load()
+        keeper.load()
         self._sampler, self._observer = sampler, IsolationObserver(self._view, keeper)
         return self._observer
 

@@ -1,0 +1,204 @@
+"""The tables of the books: sums of periods, what is dropped, and figures that no watcher writes."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from booked import Database, figures_between
+from test_isolation_books import BACKUP, SECOND, found, host
+
+from vmpin.cpuset import CpuSet
+from vmpin.features.isolation.books_database import figures_of, kept_books
+from vmpin.features.isolation.cpu_intervals import Interval
+from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_books import MINUTE, MINUTES, IsolationBooks, OwnerBook, Theft
+from vmpin.features.isolation.isolation_shares import FORMER
+
+MS = 10**6
+SCAN = host("scan")
+
+
+def owning(*cpus: int) -> OwnerBook:
+    book = OwnerBook("owner", 0, number=1)
+    book.cpus = CpuSet(cpus)
+    return book
+
+
+def test_minutes_that_are_written_in_parts_add_up() -> None:
+    database, book = Database(), owning(2, 3)
+    for _ in range(3):
+        book.book(5 * MINUTE, found(10, 4, (2, 3)))
+        book.met(5 * MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+        sums = database.minutes(book, 0, 5)
+    assert (sums.account.watched, sums.account.foreign, sums.account.others) == (30_000, 12_000, 3000)
+    assert sums.by_cpu == {2: 6000, 3: 6000}
+    assert sums.met == {BACKUP: 3000}
+    assert database.minutes(book, 0, 4).account.watched == 0
+
+
+def test_a_gap_counts_as_not_seen() -> None:
+    book = owning(2, 3)
+    book.book(1 * MINUTE, found(60, 0, (2, 3)))
+    book.book(10 * MINUTE, found(60, 0, (2, 3)))
+    assert figures_between(book, 0, 10 * MINUTE).unseen == 8 * 60_000 * 2
+
+
+def test_time_without_exclusive_cpus_is_watched_and_nothing_is_missed() -> None:
+    book = owning(2)
+    book.book(MINUTE, found(60))
+    book.idle(2 * MINUTE, MINUTE)
+    sums = figures_between(book, 0, 2 * MINUTE)
+    assert (sums.account.watched, sums.account.seen, sums.unseen) == (120_000, 60_000, 0)
+
+
+def test_an_owner_that_has_ended_is_reported_up_to_its_last_reading() -> None:
+    books, database = IsolationBooks(), Database()
+    book = books.of("owner", 5 * MINUTE, 1, 5 * MINUTE)
+    book.book(6 * MINUTE, found(60))
+    books.end(set(), 90 * MINUTE)
+    span = database.minutes(book, 0, 100).period
+    assert (span.begin, span.end) == (5 * MINUTE, 6 * MINUTE)
+    assert database.period(book, 50 * MINUTE, 100 * MINUTE) is None  # it was over by then
+
+
+def test_cpus_that_change_their_owner_stay_in_the_former_owners_sum() -> None:
+    book = owning(2, 3)
+    book.book(MINUTE, found(60, 4, (2, 3)))
+    book.book(2 * MINUTE, found(60, 1, (3,)))
+    book.cpus = CpuSet([4])
+    book.book(3 * MINUTE, found(60, 5, (4,)))
+    sums = figures_between(book, 0, 3 * MINUTE)
+    assert sums.by_cpu == {FORMER: 5000, 4: 5000}
+    assert sums.account.foreign == 10_000
+
+
+def test_the_worst_minute_has_its_cpu_and_its_foremost_thief() -> None:
+    book = owning(2, 3)
+    book.begin(0, 20 * MS)
+    for minute, spent in ((1, 1), (2, 20), (3, 2)):
+        book.book(minute * MINUTE, Interval(MINUTE, {2: spent * SECOND // 10, 3: spent * SECOND}, 0, 0, 0, 0))
+    for thief, spent in ((SCAN, 3), (BACKUP, 2), (BACKUP, 2)):
+        book.met(2 * MINUTE, [Theft(thief, 3, spent * SECOND)], ThiefKind.KERNEL)
+    book.met(3 * MINUTE, [Theft(SCAN, 3, 2 * SECOND)], ThiefKind.KERNEL)
+    sums = figures_between(book, 0, 3 * MINUTE)
+    worst = sums.worst
+    assert worst is not None
+    assert (worst.minute, worst.cpu, worst.thief, worst.theft) == (2, 3, BACKUP, 4000)
+    assert worst.account.others == 7000
+    assert worst.account.slack == 20  # of the series that began before it
+    assert list(sums.met.items()) == [(SCAN, 5000), (BACKUP, 4000)]
+
+
+def test_without_foreign_time_above_the_imprecision_no_minute_is_the_worst() -> None:
+    database, book = Database(), owning(2)
+    book.begin(0, 20 * MS)
+    book.book(MINUTE, found(60, 0.02))
+    assert database.minutes(book, 0, 1).worst is None
+    book.book(2 * MINUTE, found(60, 0.03))
+    assert database.minutes(book, 0, 2).worst is not None
+
+
+def test_a_period_in_which_a_series_began_earlier_is_imprecise_once_more() -> None:
+    database, book = Database(), owning(2)
+    book.begin(0, 20 * MS)
+    for minute in range(1, 10):
+        book.book(minute * MINUTE, found(60))
+    assert database.minutes(book, 5, 9).account.slack == 20
+    assert database.minutes(book, 0, 9).account.slack == 20
+
+
+def test_a_period_has_parts_of_whole_minutes() -> None:
+    book = owning(2)
+    for minute in range(1, 101):
+        book.book(minute * MINUTE, found(60, 0.06))
+    bins = figures_between(book, 0, 100 * MINUTE).bins
+    assert [minute for minute, *_ in bins] == list(range(0, 101, 3))
+    assert {length for _, length, _ in bins[:-1]} == {3}
+    assert bins[-1][1] == 1
+    assert [sums.foreign for *_, sums in bins] == [120, *[180] * 32, 120]
+
+
+def test_more_than_a_day_is_dropped() -> None:
+    books, database = IsolationBooks(), Database()
+    book = books.of("owner", 0, 0, 0)
+    for minute in range(1, MINUTES + 300):
+        book.book(minute * MINUTE, found(60, 0.6))
+        book.met(minute * MINUTE, [Theft(BACKUP, 2, MS)], ThiefKind.KERNEL)
+        if minute % 10 == 0:
+            database.add(books)
+    for table in "minute", "cpu", "met":
+        assert MINUTES - 10 <= database.count(table) < MINUTES + 61
+        assert database.count(table, "min(minute)") == database.count("books", "first")
+    assert database.minutes(book, 0, MINUTES + 299).account.foreign == 600 * database.count("minute")
+
+
+def test_what_an_owner_that_is_forgotten_had_is_dropped() -> None:
+    books, database = IsolationBooks(), Database()
+    for begun in (7, 8):
+        book = books.of("owner", MINUTE, begun, 0)
+        book.book(MINUTE, found(60, 0.6))
+        book.met(MINUTE, [Theft(BACKUP, 2, MS)], ThiefKind.KERNEL)
+        database.add(books)
+    assert [database.count(table) for table in ("owner", "minute", "cpu", "met")] == [1, 1, 1, 1]
+    assert database.count("owner", "begun") == 8
+
+
+def test_where_the_tables_are_too_large_the_oldest_hours_go() -> None:
+    most = 200_000
+    books, database = IsolationBooks(), Database()
+    book = books.of("owner", 0, 0, 0)
+    for minute in range(1, 1000):
+        book.book(minute * MINUTE, found(60, 0.6, tuple(range(64))))
+        books.alive = minute * MINUTE
+        if minute % 5 == 0:
+            books_size(database, books, most)
+    first = database.count("books", "first")
+    assert 700 < first < 999
+    assert database.count("minute", "min(minute)") == first
+    assert database.count("minute", "max(minute)") == 995
+    assert database.minutes(book, 0, 999).period.first == first  # what was dropped is no time that was not seen
+
+
+def books_size(database: Database, books: IsolationBooks, most: int) -> None:
+    database.add(books, most)
+    page, count, free = (database.connection.execute(f"PRAGMA {name}").fetchone()[0]
+                         for name in ("page_size", "page_count", "freelist_count"))
+    assert page * (count - free) <= most
+
+
+def test_owners_that_were_kept_are_loaded() -> None:
+    books, database = IsolationBooks(), Database()
+    book = books.of("owner", 5 * MINUTE, 77, 4 * MINUTE)
+    book.namespace, book.pod, book.kind, book.cpus = "demo", "shop", "vm", CpuSet([2, 3])
+    books.of("other", 5 * MINUTE, 0, 4 * MINUTE)
+    books.end({"owner"}, 6 * MINUTE)
+    books.alive = 6 * MINUTE
+    database.add(books)
+    back = kept_books(database.connection, 10 * MINUTE)
+    assert back.alive == books.alive
+    assert {name: owner.described for name, owner in back.owners.items()} == {
+        name: owner.described for name, owner in books.owners.items()}
+    with pytest.raises(ValueError, match="no whole number"):
+        kept_books(database.connection, 4 * MINUTE - 1)  # no time of this boot is later
+    assert kept_books(Database().connection, 10 * MINUTE).owners == {}
+
+
+@pytest.mark.parametrize(("table", "column"), [
+    ("owner", "since"), ("owner", "cpus"), ("owner", "until"), ("books", "alive"), ("minute", "seen"),
+    ("cpu", "spent"), ("met", "kind")])
+@pytest.mark.parametrize("value", ["x", -(1 << 63), (1 << 63) - 1, 1.5, b"\xff", "9" * 5000])
+def test_a_figure_that_no_watcher_writes_is_refused_or_a_number(table: str, column: str, value: object) -> None:
+    database, books = Database(), IsolationBooks()
+    book = books.of("owner", 5 * MINUTE, 77, 4 * MINUTE)
+    book.cpus = CpuSet([2])
+    book.book(5 * MINUTE, found(60, 4))
+    book.met(5 * MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+    database.add(books)
+    database.connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+    try:
+        back = kept_books(database.connection, 10 * MINUTE)
+        [owner] = back.owners.values()
+        assert figures_of(database.connection, owner.described, 0, 10 * MINUTE, 48) is not None
+    except (ValueError, OverflowError, sqlite3.DatabaseError):
+        return

@@ -1,0 +1,137 @@
+"""A database of one boot in one file: whatever lies there, it begins anew or goes on."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vmpin.reconcile.kept_database import KeptDatabase, files_of, rows
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS number (value INTEGER);"
+
+
+@contextmanager
+def database(path: Path | None, boot_id: str = "boot", version: int = 1,
+             most: int = 1 << 20) -> Iterator[KeptDatabase]:
+    made = KeptDatabase(path, boot_id, SCHEMA, version, most, "it begins anew")
+    yield made
+    made.close()
+
+
+def add(made: KeptDatabase, value: object) -> None:
+    made.submit(lambda connection: connection.execute("INSERT INTO number VALUES (?)", (value,))).result()
+
+
+def values(made: KeptDatabase) -> list[list[int]]:
+    return made.submit(lambda connection: list(rows(connection, "SELECT value FROM number"))).result()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "numbers"
+    with database(path) as made:
+        add(made, 7)
+    return path
+
+
+def test_it_goes_on_in_the_same_boot_and_begins_anew_in_another(path: Path) -> None:
+    with database(path) as made:
+        assert values(made) == [[7]]
+    with database(path, "other") as made:
+        assert values(made) == []
+    with database(path) as made:
+        assert values(made) == []
+
+
+def test_work_that_fails_leaves_nothing(path: Path) -> None:
+    def failing(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO number VALUES (8)")
+        connection.execute("INSERT INTO no_table VALUES (8)")
+
+    with database(path) as made:
+        with pytest.raises(sqlite3.OperationalError):
+            made.submit(failing).result()
+        assert values(made) == [[7]]
+
+
+def test_it_does_not_grow_above_its_limit(path: Path) -> None:
+    with database(path, most=64 << 10) as made:
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            add(made, "x" * 100_000)
+        add(made, 8)
+        assert values(made) == [[7], [8]]
+
+
+def test_a_damaged_file_is_set_aside_wherever_it_is_cut(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = path.read_bytes()
+    for length in (1000, 5000, len(whole) // 2):
+        caplog.clear()
+        path.write_bytes(whole[:length])
+        with database(path) as made:
+            assert values(made) == []
+            add(made, 8)
+            assert values(made) == [[8]]
+        assert "set aside as numbers.bad, it begins anew" in caplog.text
+        path.with_name("numbers.bad").unlink()
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_empty_file_is_a_new_one(path: Path) -> None:
+    path.write_bytes(b"")
+    with database(path) as made:
+        assert values(made) == []
+
+
+def test_a_file_of_another_version_is_set_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with database(path, version=2) as made:
+        assert values(made) == []
+    assert "version 1 is unknown" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
+def test_what_is_no_file_is_set_aside_and_not_opened(path: Path, kind: str) -> None:
+    other = path.with_name("other")
+    path.rename(other)
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case "link":
+            path.symlink_to(other)
+    before = other.read_bytes()
+    with database(path) as made:
+        assert values(made) == []
+        add(made, 8)
+    assert other.read_bytes() == before
+    assert path.is_file()
+
+
+def test_a_figure_that_is_no_number_sets_it_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with database(path) as made:
+        add(made, "x")
+        with pytest.raises(sqlite3.DatabaseError, match="no number"):
+            values(made)
+        assert values(made) == []
+    assert "set aside" in caplog.text
+
+
+def test_without_a_directory_each_work_fails_until_there_is_one(tmp_path: Path) -> None:
+    with database(tmp_path / "none" / "numbers") as made:
+        with pytest.raises(sqlite3.OperationalError, match="No such file"):
+            values(made)
+        (tmp_path / "none").mkdir()
+        assert values(made) == []
+
+
+def test_while_it_is_open_its_files_are_those_that_are_listed(path: Path) -> None:
+    with database(path) as made:
+        add(made, 8)
+        assert set(path.parent.iterdir()) <= set(files_of(path))
+    with database(None) as made:
+        assert values(made) == []
