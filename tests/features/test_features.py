@@ -72,12 +72,7 @@ class WithoutFeature:
                               check=False, stdin=subprocess.DEVNULL)
 
 
-#: Features that the core still names.
-NOT_YET = {"isolation"}
-
-
-@pytest.fixture(scope="module", params=[feature for feature in features() if feature.name not in NOT_YET],
-                ids=lambda feature: feature.name)
+@pytest.fixture(scope="module", params=features(), ids=lambda feature: feature.name)
 def without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithoutFeature]:
     copy = WithoutFeature(request.param, tmp_path_factory.mktemp(request.param.name))
     yield copy
