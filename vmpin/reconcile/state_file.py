@@ -9,10 +9,9 @@ which a second file has as well.
 import json
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from vmpin.bounded import load_json
 from vmpin.cpuset import EMPTY, CpuSet
@@ -79,21 +78,13 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
 
 def replace(path: Path, content: bytes) -> None:
     """Temporary file, fsync, rename. :raises OSError: the old file is then still whole, and nothing is left beside."""
-    with replacing(path) as file:
-        file.write(content)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """The same for what is written in parts: a file that replaces the old one once all of it is written. :raises
-    OSError: as `replace`; whatever else is raised meanwhile also leaves the old file."""
     made, _ = beside(path)
     try:
         with suppress(FileNotFoundError):
             made.unlink()  # left by a kill, or put there
         fd = open_regular(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(fd, "wb") as file:
-            yield file
+            file.write(content)
             file.flush()
             os.fsync(fd)
         os.rename(made, path)
