@@ -108,9 +108,9 @@ def test_own_zones_are_written_left_to_another_writer_and_withdrawn(given_node: 
     assert server.request(deletion.method, deletion.path, deletion.body).code == 409, "it has changed since"
 
     # A watcher that gives out the CPUs sends what its ledger has.
-    node.peer.report(allocator={"allocatable": "1-7", "free": "2,6-7", "why": ""})
+    node.peer.report(features={"allocator": {"allocatable": "1-7", "free": "2,6-7", "why": ""}})
     until(lambda: free(node) == ["1", "2"], node.log())
-    node.peer.report(allocator=None)
+    node.peer.report(features={})
     until(lambda: free(node) == ["2", "2"], node.log())
 
     # Another program takes a part that is no zone: a conflict, and nothing of either changes.
