@@ -3,6 +3,7 @@ the core works, and nothing of the product names it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -112,8 +113,8 @@ def test_a_watcher_starts_answers_and_ends(without: WithoutFeature) -> None:
     watcher = subprocess.Popen(without.command(*without.flags, "watch"), env=without.environment,
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        wait(lambda: without.run(*without.flags, "status").returncode == 0, "the watcher's answer")
-        assert "watcher" in _ok(without.run(*without.flags, "status", "-o", "json"))
+        wait(lambda: json.loads(_ok(without.run(*without.flags, "status", "-o", "json")))["watcher"] == watcher.pid,
+             "the watcher does not answer")
         watcher.send_signal(signal.SIGTERM)
         _, log = watcher.communicate(timeout=600)
     finally:
