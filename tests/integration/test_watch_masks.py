@@ -195,7 +195,7 @@ def test_a_container_without_a_cpuset_beside_an_exclusive_one_cannot_leave_its_c
         assert verified.returncode == 1
         assert "because of the cpuset cgroup (CGROUP)" in verified.stdout
         assert "misplaced" not in verified.stdout
-        assert f"as its cpuset cgroup has {second} only" in node.cli("explain", vm.sandbox).stdout
+        assert f"as its cpuset cgroup has only {second}" in node.cli("explain", vm.sandbox).stdout
         (cgroup / "cpuset.cpus").write_text(union(cpus))
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         assert node.sandbox(vm.sandbox)["verdict"] == "pinned"
