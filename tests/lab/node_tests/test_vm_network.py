@@ -111,7 +111,7 @@ def near_is_the_nics_node(vm: NestedVm, kata: Kata, vmpin: Vmpin) -> None:
     assert {mask(tid) for tid in set(vm.all_threads()) - set(vm.vhost_tids()) - set(vm.vcpu_tids().values())} == {
         CpuSet([0, 1, 4])}
     assert "vhost workers are near: on NUMA node 1" in vmpin("status", "-o", "wide")
-    assert f"on NUMA node 1 of its NIC (vethpod leads to {nic_of_node_1()})" in vmpin("explain", vm.sandbox)
+    assert f"on NUMA node 1, that of its NIC (vethpod leads to {nic_of_node_1()})" in vmpin("explain", vm.sandbox)
     assert vmpin.json("reconcile")["operations"] == []
     assert vmpin("doctor", "network").startswith("ok ")
 
