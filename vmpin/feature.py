@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vmpin.reports.residency.sampler import RunListener, Sampler
     from vmpin.scenario.scenario_part import ScenarioPart
     from vmpin.scenario.scenario_values import ScenarioValues
+    from vmpin.sources.nri.decider import CpuDecider
     from vmpin.sources.nri.nri_events import NriEvent
     from vmpin.status.health import SourceHealth
     from vmpin.status.pod_arguments import NamedSandbox
@@ -104,7 +105,7 @@ class WatcherPart(NamedTuple):
     tasks: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = NONE
     requests: Mapping[str, SocketRequest] = NONE
     #: Decides on the runtime's NRI calls, in the thread of NRI.
-    decider: Any = None
+    decider: CpuDecider | None = None
     #: Called once, before any source reports.
     begin: Callable[[], None] | None = None
     #: Called before, and after, the state takes in events of NRI.
