@@ -1,4 +1,4 @@
-"""A /proc with a few processes, for whoever looks for a kubelet in it."""
+"""A /proc with a few processes for the search for a kubelet."""
 
 from __future__ import annotations
 

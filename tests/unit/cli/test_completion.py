@@ -21,7 +21,7 @@ from vmpin.doctor.checks import all_checks
 #: Each begins and ends in a way of its own, and would create the file `made` if a shell ran any of it.
 HOSTILE = ("e1 $(touch made)end1", "e2`touch made`end2", "e3;touch made;end3", "e4'\"'$(touch made)end4",
            "e5\\*?[a]$HOME end5", "e6!x&touch made|<>~#{a,b}end6", "e7' touch made 'end7")
-#: Not offered: nobody could type or see it.
+#: Not offered: it cannot be typed or seen.
 HIDDEN = ("h1\x1b[2Jend", "-h2", "h3\nend", "h4\tend")
 START = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"], "fish": ["--no-config", "-i"]}
 #: Prints its arguments in the place of vmpin, so that they are seen as the program gets them.

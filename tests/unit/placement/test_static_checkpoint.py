@@ -304,7 +304,7 @@ def test_a_vm_stays_on_reserved_cpus_that_its_runtime_gave_it() -> None:
 @pytest.mark.parametrize("known", [{}, {"sidecar": reported("sidecar", None)}])
 def test_with_an_empty_pool_a_vm_is_on_the_cpus_of_its_pod(
         pods: dict[str, CpuSet], entries: dict[tuple[str, str], CpuSet], known: dict[str, ContainerRecord]) -> None:
-    """Its threads would keep masks that may reach other pods' CPUs, and its own CPUs are nobody else's."""
+    """Its threads would keep masks that may reach other pods' CPUs, and no other pod has its own CPUs."""
     theirs = {("v", "db"): CpuSet.parse("1-3,6-7")}
     world = World(CpuManagerState("static", EMPTY, {**entries, **theirs}, pods), {"u": known}, {"u": 3})
     found = world.place()["u"]

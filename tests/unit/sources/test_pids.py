@@ -13,7 +13,7 @@ from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.sources.pids import PidOwner, owner_of
 
 POD = SandboxId("7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd")
-#: Of nobody's account, and not of the one that runs the tests.
+#: The uid of no account, and not that of the tests.
 USER = 61234
 
 

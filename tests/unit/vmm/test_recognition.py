@@ -23,7 +23,7 @@ SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"
 UUID = "0a8b0c0e-1111-4222-8333-444455556666"
 STAT = ("{pid} (x) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
         "0 0 0 0 0 0")
-#: Of nobody's account, and not of the one that runs the tests.
+#: The uid of no account, and not that of the tests.
 USER = 61234
 SHIM = ["containerd-shim-kata-v2", "-namespace", "k8s.io", "-id", SID]
 QEMU = ["/usr/bin/qemu-system-x86_64", "-name", f"sandbox-{SID}", "-smp", "1"]

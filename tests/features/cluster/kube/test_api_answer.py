@@ -1,4 +1,4 @@
-"""What an API server answers is bounded before it is made values, whoever answers."""
+"""What an API server answers is bounded before it is made values."""
 
 from __future__ import annotations
 
