@@ -172,7 +172,8 @@ def test_explain_says_why_in_sentences(lab: Lab) -> None:
     done = lab.node.cli("explain", lab.vm.sandbox)
     assert done.returncode == 0
     (tid,) = [tid for tid, vcpu in lab.vm.vcpus().items() if vcpu == 1]
-    assert f"Thread {tid} (CPU 1/TCG) is vCPU 1 and belongs on {lab.second}: it backs that CPU, " in done.stdout
+    assert (f"Thread {tid} (CPU 1/TCG) is vCPU 1 and belongs on {lab.second}: it backs that CPU, which is "
+            "exclusive to container ") in done.stdout
     for verb in ("explain", "status"):
         assert lab.node.cli(verb, lab.node.prefix).returncode == 0
 

@@ -1,6 +1,6 @@
 """Whether a kubelet runs on the node, by itself or in a distribution's program (k3s, MicroK8s' kubelite).
 
-A checkpoint outlives its kubelet: without one nobody takes CPUs back. Asked only for a finding that rests on the
+A checkpoint outlives its kubelet: without one no CPUs are taken back. It is asked only for a finding that rests on the
 checkpoint, as the answer may read the beginning of every process's command line."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `vmpin reporter`, and whoever else follows the node, ask of a running watcher: `follow`, `pods`, `reporter`.
+"""What clients that follow the node, `vmpin reporter` among them, request of a watcher: `follow`, `pods`, `reporter`.
 
 Of the watcher's process this module alone reads the untrusted text about pods that was handed over, and for the status
 alone; what asks for CPUs crosses apart from it (tests/unit/test_floors.py)."""

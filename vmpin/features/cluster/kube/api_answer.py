@@ -1,6 +1,6 @@
 """What an API server answers, as values: JSON with bounds on its numbers and on how much of it there is.
 
-Whoever answers may be no API server: a proxy, a wrong address, a server that was taken over."""
+The answer may come from no API server: from a proxy, a wrong address, a server that was taken over."""
 
 from __future__ import annotations
 
