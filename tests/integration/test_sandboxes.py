@@ -162,10 +162,10 @@ def test_a_hook_cannot_take_a_vmm_that_has_another_name(node: Node, cpus: tuple[
     with Qemu(node.id("a"), vcpus=1) as vm:
         node.start()
         node.wait_for_all(vm.pid, cpus[0])
-        node.container(node.id("thief"), "web", cpus[1], vm.pid)
+        node.container(node.id("second"), "web", cpus[1], vm.pid)
         node.resyncs()
         assert shown(node)[vm.sandbox] == ("vmm", vm.pid)
-        assert node.id("thief") not in shown(node)
+        assert node.id("second") not in shown(node)
         node.wait_for_all(vm.pid, cpus[0])
 
 

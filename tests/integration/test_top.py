@@ -124,23 +124,23 @@ while True: pass"""
             made.kill()
 
 
-def test_the_thief_of_a_cpu_is_named_on_each_page(lab: Lab) -> None:
-    with burning(lab.second) as thief, terminal() as tmux:
+def test_a_foreign_thread_is_named_on_each_page(lab: Lab) -> None:
+    with burning(lab.second) as burner, terminal() as tmux:
         tmux.run(lab.command("-d", "1"))
         lines = tmux.shows(r"^> tests/pod .* [0-9]+ ms ")
         assert len(lines) == 24
         assert max(map(len, lines)) <= 80
         assert lines[0].startswith("vmpin top  ")
-        assert re.match(r"stolen ~?[0-9]+ ms a second from 1 pod", lines[1])
-        assert re.search(r"POD +CPUS +BUSY +STOLEN/s +WAITED/s +DRIFT +GUEST", lines[3])
+        assert re.match(r"foreign ~?[0-9]+ ms a second on CPUs of 1 pod", lines[1])
+        assert re.search(r"POD +CPUS +BUSY +FOREIGN/s +WAITED/s +DRIFT +GUEST", lines[3])
         assert f" {lab.second}+{lab.first} " in next(line for line in lines if line.startswith("> "))
         assert lines[-1].startswith("Enter threads")
 
         tmux.press("Enter")
-        tmux.shows(rf"stolen [0-9]+ ms on CPU {lab.second} by .*thread {thief} \(burner\)")
+        tmux.shows(rf"foreign [0-9]+ ms on CPU {lab.second} by .*thread {burner} \(burner\)")
         tmux.shows(r"vcpu 1 +CPU 1/TCG")
-        tmux.press("t")
-        tmux.shows(rf"^[> ] +[0-9]+ ms +{lab.second} .* burner {thief}")  # without ~: it may run there alone
+        tmux.press("f")
+        tmux.shows(rf"^[> ] +[0-9]+ ms +{lab.second} .* burner {burner}")  # without ~: it may run there alone
         tmux.press("q", "q", "e")
         tmux.shows(r"^Its verdict is pinned")
         tmux.press("q", "m")
@@ -156,11 +156,11 @@ def test_the_thief_of_a_cpu_is_named_on_each_page(lab: Lab) -> None:
 
 def masked(lines: list[str]) -> list[str]:
     """The whole screen but for what differs from run to run: the node's name, times, numbers, and with these the
-    widths of columns. The thief's own words are cut off at the terminal's edge: they are masked as a whole."""
+    widths of columns. The foreign thread's names are cut off at the terminal's edge: they are masked as a whole."""
     found = []
     for line in lines:
         text = re.sub(r"^vmpin top  \S+", "vmpin top  NODE", line)
-        text = re.sub(r"^(most: .* by ).*", r"\1THIEF", text)
+        text = re.sub(r"^(most: .* by ).*", r"\1THREAD", text)
         text = re.sub(r"[~<]?\d[\d.]* (ms|s)\b", "TIME", text)
         text = re.sub(r"<?\d+(?:[.:,+-]\d+)*", "N", text)
         found.append(re.sub(r"(?<=\S) {2,}", "  ", text).rstrip())
@@ -276,7 +276,7 @@ def test_a_watcher_that_stops_answering_holds_up_no_key(lab: Lab) -> None:
         try:
             tmux.shows("since .* the watcher does not answer")
             tmux.press("?")
-            tmux.shows("^STOLEN/s")
+            tmux.shows("^FOREIGN/s")
             tmux.press("q", "e")
             tmux.shows("^Its verdict is ")
         finally:
@@ -290,8 +290,8 @@ def test_a_watcher_that_stops_answering_holds_up_no_key(lab: Lab) -> None:
 def test_batch_prints_blocks_and_lines_of_json(lab: Lab) -> None:
     printed = ""
 
-    def both_name_the_thief() -> bool:
-        """Not so where in an interval so many others of a busy machine took more of the CPU that it is not listed."""
+    def both_name_the_burner() -> bool:
+        """Not so where in an interval so many threads of a busy machine had more of the CPU that it is not listed."""
         nonlocal printed
         ran = subprocess.run(lab.command("--batch", "-c", "2", "-d", "1"), env=lab.node.environment, timeout=PATIENCE,
                              capture_output=True, text=True)
@@ -303,22 +303,22 @@ def test_batch_prints_blocks_and_lines_of_json(lab: Lab) -> None:
             assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ [0-9.]+ s, 1 pod, busy ", lines[0])
             assert lines[1].split()[:3] == ["POD", "CPUS", "BUSY"]
             assert lines[2].startswith("tests/pod ")
-        return all(any(f"thread {thief} (burner)" in line for line in lines[3:]) for lines in blocks)
+        return all(any(f"thread {burner} (burner)" in line for line in lines[3:]) for lines in blocks)
 
-    def its_theft() -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def its_time() -> tuple[dict[str, Any], dict[str, Any]] | None:
         found = lab.node.data("top", "-o", "json", "-c", "1", "-d", "1", "pod")
         checked("top", found)
-        return next(((found, theft) for theft in found["thefts"] if theft["tid"] == thief), None)
+        return next(((found, thread) for thread in found["foreign_threads"] if thread["tid"] == burner), None)
 
-    with burning(lab.second) as thief:
-        wait(both_name_the_thief, lambda: printed)
+    with burning(lab.second) as burner:
+        wait(both_name_the_burner, lambda: printed)
         began = time.monotonic()
-        found, taken = wait(its_theft, "no theft of the burner's")
+        found, taken = wait(its_time, "the burner is not listed")
         took = time.monotonic() - began
     assert (taken["cpu"], taken["exact"], taken["process"]) == (int(lab.second), True, "burner")
     # Both readings of it lie in the run of the command, up to the tick by which the kernel's figures may be late.
     assert 0 < taken["seconds"] <= took + 0.1
-    assert found["pods"][0]["stolen"] >= taken["seconds"]
+    assert found["pods"][0]["foreign"] >= taken["seconds"]
 
 
 def test_without_a_terminal_or_a_pod_it_says_what_to_do(lab: Lab) -> None:

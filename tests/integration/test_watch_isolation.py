@@ -86,13 +86,13 @@ def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled
         with Burner(cpus[1], sampled.top) as burner:
             vm.run_for(0.1)
             burner.run_for(1.0)
-            # All thieves of the last minute are listed: another test's process may have more of it.
-            thief = wait(lambda: next((each for each in of(sampled, vm.sandbox)["thieves"]
+            # All foreign programs of the last minute are listed: another test's process may have more of it.
+            named = wait(lambda: next((each for each in of(sampled, vm.sandbox)["foreign_by_program"]
                                        if each["name"] == "burner" and each["seconds"] > 0.3), None),
                          lambda: str(of(sampled, vm.sandbox)))
             burnt, own = burner.ran, vm.ran - before
             found = of(sampled, vm.sandbox)
-            assert thief["seconds"] <= burnt
+            assert named["seconds"] <= burnt
         assert (found["kind"], found["cpus"], found["ended"]) == ("vm", cpus[1], False)
         # All that the burner ran, but for what readings are imprecise by, was foreign; and what the VM ran was not.
         assert foreign(found) - foreign(alone) > burnt - 0.1
@@ -102,7 +102,7 @@ def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled
         assert sum(part["share"] for part in found["parts"].values()) == pytest.approx(1, abs=1e-5)
         assert found["worst"]["cpu"] == int(cpus[1])
         assert found["foreign_by_cpu"][0]["cpu"] == int(cpus[1])
-        assert thief["kind"] in ("host", "container")  # this test may run in a container itself
+        assert named["kind"] in ("host", "container")  # this test may run in a container itself
         text = sampled.cli("isolation", vm.sandbox, "--since", "1h").stdout
         assert text.startswith("tests/pod had ")
         assert "worst minute: " in text
@@ -188,7 +188,7 @@ def test_what_a_container_runs_in_cgroups_of_its_own_is_its_own(sampled: Node, c
             remove_cgroup(directory)
     # It had at most what the burner left of the time, the imprecision aside.
     assert foreign(now) - foreign(found) < now["cpu_seconds"] - found["cpu_seconds"] - own + 0.1
-    assert "burner" not in {thief["name"] for thief in now["thieves"]}
+    assert "burner" not in {program["name"] for program in now["foreign_by_program"]}
 
 
 def counts_cpu_time(cgroup: Path) -> bool:

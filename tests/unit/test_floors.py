@@ -97,7 +97,7 @@ NUMBERS_ELSEWHERE = {
     **dict.fromkeys((
         "host", "doctor.collect.kernel", "doctor.collect.own_facts", "guests.transport.discovery",
         "pinning.restoration",
-        "procevents.newborn_placer", "reports.bundle.vms", "features.isolation.thief_visits", "reports.residency",
+        "procevents.newborn_placer", "reports.bundle.vms", "features.isolation.foreign_scans", "reports.residency",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
         "vmm.thread_list",
         "features.allocator.allocator_topology",

@@ -1,4 +1,4 @@
-"""Times of each CPU since boot (/proc/stat): idle, interrupts, stolen by the hypervisor. Read only.
+"""Times of each CPU since boot (/proc/stat): idle, interrupts, steal (the hypervisor's). Read only.
 
 Idle time is exact where the tick stops on idle CPUs, but is printed in steps of 10 ms. Interrupt time is exact with
 CONFIG_IRQ_TIME_ACCOUNTING, and counted by ticks otherwise.

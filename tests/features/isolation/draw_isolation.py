@@ -20,8 +20,8 @@ from top_given import MS, used
 
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
+from vmpin.features.isolation.isolation_advice import ProgramKind
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook
 from vmpin.features.isolation.isolation_page import page
 from vmpin.features.isolation.isolation_report import document, pod_report, with_slo
 from vmpin.features.isolation.verbs.top.screen import laid_out
@@ -48,14 +48,14 @@ def isolation() -> str:
     book.namespace, book.pod, book.kind = "shop", "web-7d9f8c6b5-x2zkp", "vm"
     book.cpus = CpuSet.parse("40-43")
     book.begin(0, 48 * 10**6)
-    backup = Thief(ThiefKind.HOST, "backup-agent", "backup-agent.service")
+    backup = ForeignProgram(ProgramKind.HOST, "backup-agent", "backup-agent.service")
     for minute in range(1, 1441):
         if not 900 < minute <= 930:
             spent = 4000 * MS if 120 <= minute < 135 else 12 * MS if minute % 7 == 0 else 0
             book.book(minute * MINUTE, Interval(MINUTE, {40: spent, 41: spent // 9, 42: 0, 43: 0}, 0, 0,
                                                 2 * MS, 0))
             if spent > 100 * MS:
-                book.met(minute * MINUTE, [Theft(backup, 40, spent)], ThiefKind.KERNEL)
+                book.add_runs(minute * MINUTE, [ForeignRun(backup, 40, spent)], ProgramKind.KERNEL)
     now = 1440 * MINUTE
     drift = {"repairs": {"tuned": 3}, "last": 1.0, "why": "tuned runs with its scheduler plugin"}
     made = pod_report(figures_between(book, 0, 1440 * MINUTE), clock, drift)

@@ -9,8 +9,8 @@ from recorded_node import DB, SHOP
 
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
+from vmpin.features.isolation.isolation_advice import ProgramKind
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook
 from vmpin.features.isolation.isolation_report import document, pod_report
 
 
@@ -26,10 +26,11 @@ def isolation() -> dict[str, Any]:
             taken = 21 * 10**9 if minute == 90 else 25 * 10**6
             shop.book(minute * MINUTE, Interval(MINUTE, {**dict.fromkeys(cpus, 0), 48: taken}, 0, taken // 50,
                                                 taken // 50, 0))
-    backup = Thief(ThiefKind.HOST, "backup-everything", "backup.service")
-    kworker = Thief(ThiefKind.KERNEL, "kworker/u128:3", "")
-    shop.met(90 * MINUTE, [Theft(backup, 48, 19 * 10**9), Theft(kworker, 48, 10**9)], ThiefKind.KERNEL)
-    shop.met(110 * MINUTE, [Theft(kworker, 48, 10**7)], ThiefKind.KERNEL)
+    backup = ForeignProgram(ProgramKind.HOST, "backup-everything", "backup.service")
+    kworker = ForeignProgram(ProgramKind.KERNEL, "kworker/u128:3", "")
+    shop.add_runs(90 * MINUTE, [ForeignRun(backup, 48, 19 * 10**9), ForeignRun(kworker, 48, 10**9)],
+                  ProgramKind.KERNEL)
+    shop.add_runs(110 * MINUTE, [ForeignRun(kworker, 48, 10**7)], ProgramKind.KERNEL)
     db = OwnerBook(DB, 20 * MINUTE)
     db.namespace, db.pod, db.kind, db.ended = "shop", "db-0", "runc", 120 * MINUTE
     db.cpus = CpuSet.parse("9")

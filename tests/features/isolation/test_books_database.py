@@ -11,8 +11,8 @@ from test_isolation_books import BACKUP, SECOND, found, host
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.books_database import figures_of, kept_books
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import MINUTE, MINUTES, IsolationBooks, OwnerBook, Theft
+from vmpin.features.isolation.isolation_advice import ProgramKind
+from vmpin.features.isolation.isolation_books import MINUTE, MINUTES, ForeignRun, IsolationBooks, OwnerBook
 from vmpin.features.isolation.isolation_shares import FORMER
 
 MS = 10**6
@@ -29,11 +29,11 @@ def test_minutes_that_are_written_in_parts_add_up() -> None:
     database, book = Database(), owning(2, 3)
     for _ in range(3):
         book.book(5 * MINUTE, found(10, 4, (2, 3)))
-        book.met(5 * MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+        book.add_runs(5 * MINUTE, [ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
         sums = database.minutes(book, 0, 5)
     assert (sums.account.watched, sums.account.foreign, sums.account.others) == (30_000, 12_000, 3000)
     assert sums.by_cpu == {2: 6000, 3: 6000}
-    assert sums.met == {BACKUP: 3000}
+    assert sums.by_program == {BACKUP: 3000}
     assert database.minutes(book, 0, 4).account.watched == 0
 
 
@@ -73,21 +73,21 @@ def test_cpus_that_change_their_owner_stay_in_the_former_owners_sum() -> None:
     assert sums.account.foreign == 10_000
 
 
-def test_the_worst_minute_has_its_cpu_and_its_foremost_thief() -> None:
+def test_the_worst_minute_has_its_cpu_and_its_foremost_program() -> None:
     book = owning(2, 3)
     book.begin(0, 20 * MS)
     for minute, spent in ((1, 1), (2, 20), (3, 2)):
         book.book(minute * MINUTE, Interval(MINUTE, {2: spent * SECOND // 10, 3: spent * SECOND}, 0, 0, 0, 0))
-    for thief, spent in ((SCAN, 3), (BACKUP, 2), (BACKUP, 2)):
-        book.met(2 * MINUTE, [Theft(thief, 3, spent * SECOND)], ThiefKind.KERNEL)
-    book.met(3 * MINUTE, [Theft(SCAN, 3, 2 * SECOND)], ThiefKind.KERNEL)
+    for program, spent in ((SCAN, 3), (BACKUP, 2), (BACKUP, 2)):
+        book.add_runs(2 * MINUTE, [ForeignRun(program, 3, spent * SECOND)], ProgramKind.KERNEL)
+    book.add_runs(3 * MINUTE, [ForeignRun(SCAN, 3, 2 * SECOND)], ProgramKind.KERNEL)
     sums = figures_between(book, 0, 3 * MINUTE)
     worst = sums.worst
     assert worst is not None
-    assert (worst.minute, worst.cpu, worst.thief, worst.theft) == (2, 3, BACKUP, 4000)
+    assert (worst.minute, worst.cpu, worst.program, worst.spent) == (2, 3, BACKUP, 4000)
     assert worst.account.others == 7000
     assert worst.account.slack == 20  # of the series that began before it
-    assert list(sums.met.items()) == [(SCAN, 5000), (BACKUP, 4000)]
+    assert list(sums.by_program.items()) == [(SCAN, 5000), (BACKUP, 4000)]
 
 
 def test_without_foreign_time_above_the_imprecision_no_minute_is_the_worst() -> None:
@@ -124,10 +124,10 @@ def test_more_than_a_day_is_dropped() -> None:
     book = books.of("owner", 0, 0, 0)
     for minute in range(1, MINUTES + 300):
         book.book(minute * MINUTE, found(60, 0.6))
-        book.met(minute * MINUTE, [Theft(BACKUP, 2, MS)], ThiefKind.KERNEL)
+        book.add_runs(minute * MINUTE, [ForeignRun(BACKUP, 2, MS)], ProgramKind.KERNEL)
         if minute % 10 == 0:
             database.add(books)
-    for table in "minute", "cpu", "met":
+    for table in "minute", "cpu", "program":
         assert MINUTES - 10 <= database.count(table) < MINUTES + 61
         assert database.count(table, "min(minute)") == database.count("books", "first")
     assert database.minutes(book, 0, MINUTES + 299).account.foreign == 600 * database.count("minute")
@@ -138,9 +138,9 @@ def test_what_an_owner_that_is_forgotten_had_is_dropped() -> None:
     for begun in (7, 8):
         book = books.of("owner", MINUTE, begun, 0)
         book.book(MINUTE, found(60, 0.6))
-        book.met(MINUTE, [Theft(BACKUP, 2, MS)], ThiefKind.KERNEL)
+        book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, MS)], ProgramKind.KERNEL)
         database.add(books)
-    assert [database.count(table) for table in ("owner", "minute", "cpu", "met")] == [1, 1, 1, 1]
+    assert [database.count(table) for table in ("owner", "minute", "cpu", "program")] == [1, 1, 1, 1]
     assert database.count("owner", "begun") == 8
 
 
@@ -186,14 +186,14 @@ def test_owners_that_were_kept_are_loaded() -> None:
 
 @pytest.mark.parametrize(("table", "column"), [
     ("owner", "since"), ("owner", "cpus"), ("owner", "until"), ("books", "alive"), ("minute", "seen"),
-    ("cpu", "spent"), ("met", "kind")])
+    ("cpu", "spent"), ("program", "kind")])
 @pytest.mark.parametrize("value", ["x", -(1 << 63), (1 << 63) - 1, 1.5, b"\xff", "9" * 5000])
 def test_a_figure_that_no_watcher_writes_is_refused_or_a_number(table: str, column: str, value: object) -> None:
     database, books = Database(), IsolationBooks()
     book = books.of("owner", 5 * MINUTE, 77, 4 * MINUTE)
     book.cpus = CpuSet([2])
     book.book(5 * MINUTE, found(60, 4))
-    book.met(5 * MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+    book.add_runs(5 * MINUTE, [ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
     database.add(books)
     database.connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
     try:

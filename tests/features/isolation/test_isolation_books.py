@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_advice import ProgramKind
 from vmpin.features.isolation.isolation_books import (
     MAX_OWNERS,
-    MAX_THIEVES,
+    MAX_PROGRAMS,
     MINUTE,
     MINUTES,
     OTHERS,
+    ForeignProgram,
+    ForeignRun,
     IsolationBooks,
     OwnerBook,
-    Theft,
-    Thief,
 )
 
 SECOND = 10**9
-BACKUP = Thief(ThiefKind.HOST, "backup", "backup.service")
+BACKUP = ForeignProgram(ProgramKind.HOST, "backup", "backup.service")
 
 
 def found(elapsed: float = 10, foreign: float = 0, cpus: tuple[int, ...] = (2,)) -> Interval:
@@ -30,8 +30,8 @@ def found(elapsed: float = 10, foreign: float = 0, cpus: tuple[int, ...] = (2,))
     return Interval(int(elapsed * SECOND), dict.fromkeys(cpus, each), 0, 0, 0, 0)
 
 
-def host(name: str) -> Thief:
-    return Thief(ThiefKind.HOST, name, "")
+def host(name: str) -> ForeignProgram:
+    return ForeignProgram(ProgramKind.HOST, name, "")
 
 
 def test_what_was_booked_is_taken_once() -> None:
@@ -39,14 +39,14 @@ def test_what_was_booked_is_taken_once() -> None:
     book.begin(0, 5)
     assert book.book(MINUTE, found(60, 4, (2, 3)))
     assert book.book(MINUTE, found(30, 2, (2, 3)))
-    book.met(MINUTE, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+    book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
     taken = book.taken()
     assert taken.owner == book.described
     assert taken.columns == {0: {"slack": 5}, 1: {"watched": 90 * SECOND, "seen": 180 * SECOND, "foreign": 6 * SECOND,
                                                   "others": SECOND}}
     assert taken.by_cpu == {(1, 2): 3 * SECOND, (1, 3): 3 * SECOND}
-    assert taken.met == {(1, BACKUP): SECOND}
-    assert (book.taken().columns, book.taken().by_cpu, book.taken().met) == ({}, {}, {})
+    assert taken.by_program == {(1, BACKUP): SECOND}
+    assert (book.taken().columns, book.taken().by_cpu, book.taken().by_program) == ({}, {}, {})
 
 
 def test_an_interval_that_is_too_long_is_not_seen() -> None:
@@ -94,33 +94,33 @@ def test_names_without_end_take_bounded_room_and_do_not_hide_a_later_one() -> No
     """As a container may give its threads, each of which runs for a moment."""
     book = OwnerBook("owner", 0)
     for number in range(10):
-        names = [Theft(host(f"n{number}-{each}"), 2, SECOND // 500) for each in range(MAX_THIEVES)]
-        book.met(MINUTE, [*names, Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
-    met = book.taken().met
-    assert len(met) == MAX_THIEVES
-    assert met[1, BACKUP] == 10 * SECOND
-    assert (1, OTHERS) in met
+        names = [ForeignRun(host(f"n{number}-{each}"), 2, SECOND // 500) for each in range(MAX_PROGRAMS)]
+        book.add_runs(MINUTE, [*names, ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
+    programs = book.taken().by_program
+    assert len(programs) == MAX_PROGRAMS
+    assert programs[1, BACKUP] == 10 * SECOND
+    assert (1, OTHERS) in programs
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3 * MAX_THIEVES), st.integers(1, 60_000)), max_size=400))
-def test_what_was_met_is_never_lost(met: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3 * MAX_PROGRAMS), st.integers(1, 60_000)), max_size=400))
+def test_run_time_that_a_scan_found_is_never_lost(runs: list[tuple[int, int, int]]) -> None:
     """However many there are: the sum of all names is that of the minutes."""
     book = OwnerBook("owner", 0)
-    for minute, number, spent in met:
-        book.met(minute * MINUTE, [Theft(host(f"t{number}"), 2, spent)], ThiefKind.KERNEL)
+    for minute, number, spent in runs:
+        book.add_runs(minute * MINUTE, [ForeignRun(host(f"t{number}"), 2, spent)], ProgramKind.KERNEL)
     taken = book.taken()
-    assert len(taken.met) <= MAX_THIEVES
-    assert sum(taken.met.values()) == sum(spent for *_, spent in met)
-    assert sum(sums["others"] for sums in taken.columns.values()) == sum(spent for *_, spent in met)
-    if len({(minute, number) for minute, number, _ in met}) <= MAX_THIEVES:
-        assert OTHERS not in {thief for _, thief in taken.met}
+    assert len(taken.by_program) <= MAX_PROGRAMS
+    assert sum(taken.by_program.values()) == sum(spent for *_, spent in runs)
+    assert sum(sums["others"] for sums in taken.columns.values()) == sum(spent for *_, spent in runs)
+    if len({(minute, number) for minute, number, _ in runs}) <= MAX_PROGRAMS:
+        assert OTHERS not in {program for _, program in taken.by_program}
 
 
 def test_a_kernel_thread_is_booked_apart() -> None:
     book = OwnerBook("owner", 0)
-    book.met(MINUTE, [Theft(Thief(ThiefKind.KERNEL, "kworker/2:1", ""), 2, SECOND), Theft(BACKUP, 2, 2 * SECOND)],
-             ThiefKind.KERNEL)
+    kworker = ForeignProgram(ProgramKind.KERNEL, "kworker/2:1", "")
+    book.add_runs(MINUTE, [ForeignRun(kworker, 2, SECOND), ForeignRun(BACKUP, 2, 2 * SECOND)], ProgramKind.KERNEL)
     assert book.taken().columns == {1: {"kernel": SECOND, "others": 2 * SECOND}}
 
 

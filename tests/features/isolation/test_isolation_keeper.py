@@ -12,8 +12,8 @@ import pytest
 from test_isolation_books import BACKUP, SECOND, found
 
 from vmpin.cpuset import CpuSet
-from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import IsolationBooks, Theft
+from vmpin.features.isolation.isolation_advice import ProgramKind
+from vmpin.features.isolation.isolation_books import ForeignRun, IsolationBooks
 from vmpin.features.isolation.isolation_keeper import IsolationKeeper
 from vmpin.host import boottime
 
@@ -25,7 +25,7 @@ def fill(books: IsolationBooks) -> None:
         book = books.of(name, now, 7, now)
         book.namespace, book.pod, book.kind, book.cpus = "demo", name, "vm", CpuSet([2, 3])
         book.book(now, found(10, 4, (2, 3)))
-        book.met(now, [Theft(BACKUP, 2, SECOND)], ThiefKind.KERNEL)
+        book.add_runs(now, [ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from exclusive import Owner
 from strayed import Spinners, burner_on, run_for, spinners
 
-from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_advice import ProgramKind
 from vmpin.features.isolation.isolation_keeper import IsolationKeeper
 from vmpin.features.isolation.isolation_observer import IsolationObserver
 from vmpin.features.isolation.isolation_shares import Figures
@@ -54,10 +54,10 @@ def closed() -> Iterator[None]:
 
 
 def observing(node: Spinners) -> IsolationObserver:
-    """Processes are visited in each round."""
+    """Processes are scanned in each round."""
     keeper = IsolationKeeper(None, "boot")
     KEEPERS.append(keeper)
-    return IsolationObserver(node.reconciler.view, keeper, visit_share=float("inf"))
+    return IsolationObserver(node.reconciler.view, keeper, scan_share=float("inf"))
 
 
 def a_round(observer: IsolationObserver) -> None:
@@ -112,13 +112,13 @@ def test_what_burns_the_cpu_is_booked_with_its_name_and_no_more_than_was_foreign
     assert found["foreign"] > 250
     book = observer.books.owners[owner.sandbox]
     sums_until_now = figures(observer, owner)
-    met = {thief.name: thief for thief in sums_until_now.met}
-    assert met[name].kind in (ThiefKind.HOST, ThiefKind.CONTAINER)
-    assert max(sums_until_now.met.values()) <= found["foreign"] + 1
+    programs = {program.name: program for program in sums_until_now.by_program}
+    assert programs[name].kind in (ProgramKind.HOST, ProgramKind.CONTAINER)
+    assert max(sums_until_now.by_program.values()) <= found["foreign"] + 1
     assert (book.namespace, book.pod, book.kind) == ("shop", "web", "runc")
 
 
-def test_what_the_owner_itself_runs_is_no_thief(node: Spinners, sleeper: int, burning: tuple[int, str]) -> None:
+def test_what_the_owner_itself_runs_is_not_foreign(node: Spinners, sleeper: int, burning: tuple[int, str]) -> None:
     burner, name = burning
     owner = Owner(node, sleeper, node.there)
     owner.holds(burner, "/init.scope")
@@ -128,7 +128,7 @@ def test_what_the_owner_itself_runs_is_no_thief(node: Spinners, sleeper: int, bu
         run_for(0.1, burner)  # and the files have nothing of it
         a_round(observer)
     assert sums(observer, owner)["foreign"] > 100
-    assert name not in {thief.name for thief in figures(observer, owner).met}
+    assert name not in {program.name for program in figures(observer, owner).by_program}
 
 
 def test_an_owner_that_loses_its_first_process_begins_again(node: Spinners, sleeper: int) -> None:

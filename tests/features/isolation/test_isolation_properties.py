@@ -23,8 +23,8 @@ EXCLUSIVE = CpuSet([0, 1])
 CPUS = CpuSet([0, 1, 2])
 #: Pinned one-to-one; floating on the exclusive CPUs; floating on those and others; elsewhere.
 PLACES = (CpuSet([0]), CpuSet([1]), EXCLUSIVE, CPUS, CpuSet([2]))
-IDLE, FOREIGN, INTERRUPT, STOLEN = -1, -2, -3, -4
-WORK = st.sampled_from([IDLE, FOREIGN, INTERRUPT, STOLEN, *range(len(PLACES))])
+IDLE, FOREIGN, INTERRUPT, STEAL = -1, -2, -3, -4
+WORK = st.sampled_from([IDLE, FOREIGN, INTERRUPT, STEAL, *range(len(PLACES))])
 
 
 class Slice(NamedTuple):
@@ -46,7 +46,7 @@ class Machine:
     now: int = 0
     idle: Counter[int] = field(default_factory=Counter)
     interrupts: Counter[int] = field(default_factory=Counter)
-    stolen: Counter[int] = field(default_factory=Counter)
+    steal: Counter[int] = field(default_factory=Counter)
     ran: Counter[int] = field(default_factory=Counter)
     last: dict[int, int] = field(default_factory=dict)
     moves: Counter[int] = field(default_factory=Counter)
@@ -61,8 +61,8 @@ class Machine:
                 work = IDLE  # it runs on another CPU, or may not run here
             if work == IDLE:
                 self.idle[cpu] += each.length * MS
-            elif work == STOLEN:
-                self.stolen[cpu] += each.length * MS
+            elif work == STEAL:
+                self.steal[cpu] += each.length * MS
             elif work in (FOREIGN, INTERRUPT):
                 self.interrupts[cpu] += each.length * MS * (work == INTERRUPT)
                 self.foreign += each.length * MS * (cpu in EXCLUSIVE)
@@ -73,7 +73,7 @@ class Machine:
 
     def reading(self) -> CpuReading:
         return CpuReading(self.now, {cpu: CpuTimes(self.idle[cpu] // STEP * STEP, self.interrupts[cpu],
-                                                   self.stolen[cpu]) for cpu in EXCLUSIVE})
+                                                   self.steal[cpu]) for cpu in EXCLUSIVE})
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The report as data, as text and as a page: of pods whose names, and whose thieves' names, are hostile."""
+"""The report as data, as text and as a page: of pods whose names, and whose programs' names, are hostile."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from documents import checked
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation import isolation_text as texts
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ThiefKind, advice, title
-from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook, Theft, Thief
+from vmpin.features.isolation.isolation_advice import ProgramKind, advice, title
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook
 from vmpin.features.isolation.isolation_page import page
 from vmpin.features.isolation.isolation_report import document, pod_report, slo_of, with_slo
 from vmpin.features.isolation.isolation_shares import Slo
 
 SECOND = 10**9
 HOSTILE = "\x1b[2J<script>alert(1)</script>&\u202e"
-THIEF = Thief(ThiefKind.HOST, HOSTILE, "backup.service")
+PROGRAM = ForeignProgram(ProgramKind.HOST, HOSTILE, "backup.service")
 
 
 def clock(moment: int) -> str:
@@ -37,7 +37,7 @@ def book(name: str = "shop", foreign: float = 0.3, minutes: int = 60) -> OwnerBo
     for minute in range(1, minutes - 10):
         spent = int(foreign * SECOND * (10 if minute == 20 else 1))
         made.book(minute * MINUTE, Interval(MINUTE, {2: spent, 3: 0}, 0, 0, spent // 10, 0))
-    made.met(20 * MINUTE, [Theft(THIEF, 2, int(5 * foreign * SECOND))], ThiefKind.KERNEL)
+    made.add_runs(20 * MINUTE, [ForeignRun(PROGRAM, 2, int(5 * foreign * SECOND))], ProgramKind.KERNEL)
     made.book(minutes * MINUTE, Interval(MINUTE, {2: 0, 3: 0}, 0, 0, 0, 0))
     return made
 
@@ -56,11 +56,11 @@ def test_the_document_is_as_its_schema_describes_it() -> None:
     checked("isolation", document([], clock(0), clock(60 * MINUTE)))
 
 
-def test_the_worst_minute_has_its_thief_and_what_to_do() -> None:
+def test_the_worst_minute_has_its_cause_and_what_to_do() -> None:
     found = report(book())
     assert found["worst"]["minute"] == clock(20 * MINUTE)
     assert (found["worst"]["cpu"], found["worst"]["seconds"]) == (2, 3.0)
-    assert found["worst"]["thief"]["kind"] == "host"
+    assert found["worst"]["cause"]["kind"] == "host"
     assert "CPUAffinity= of backup.service (systemctl edit backup.service)" in found["worst"]["advice"]
     assert found["parts"]["unseen"]["seconds"] == 10 * 60 * 2
     assert any("600 s of the period had no samples" in text for text in found["limits"])
@@ -120,12 +120,12 @@ def test_a_share_is_never_rounded_up_to_all(share: float) -> None:
     assert texts.percent(1e-9) == "<0.001 %"
 
 
-@pytest.mark.parametrize("kind", ThiefKind)
-def test_each_kind_of_thief_has_advice(kind: ThiefKind) -> None:
+@pytest.mark.parametrize("kind", ProgramKind)
+def test_each_kind_of_program_has_advice(kind: ProgramKind) -> None:
     for name in ("kworker/u8:1", "ksoftirqd/2"):
-        thief = Thief(kind, name, "backup")
-        assert len(advice(thief, "2-3")) > 40
-        assert title(thief).startswith(name)
+        program = ForeignProgram(kind, name, "backup")
+        assert len(advice(program, "2-3")) > 40
+        assert title(program).startswith(name)
 
 
 def test_a_cpu_list_is_counted() -> None:

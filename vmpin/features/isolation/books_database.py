@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 
 from vmpin.bounded import MAX_INT64, checked_whole
 from vmpin.cpuset import CpuSet
-from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.isolation_advice import ProgramKind
 from vmpin.features.isolation.isolation_books import (
     COLUMNS,
     MAX_OWNERS,
     MINUTE,
     MINUTES,
     Booked,
+    ForeignProgram,
     IsolationBooks,
     Owner,
-    Thief,
 )
 from vmpin.features.isolation.isolation_shares import FORMER, Account, Figures, Period, WorstMinute, period
 from vmpin.reconcile.kept_database import rows
@@ -40,14 +40,14 @@ CREATE TABLE IF NOT EXISTS minute (number INTEGER, minute INTEGER,
     {", ".join(f'"{name}" INTEGER NOT NULL' for name in COLUMNS)}, PRIMARY KEY (number, minute)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS cpu (number INTEGER, minute INTEGER, cpu INTEGER, spent INTEGER NOT NULL,
     PRIMARY KEY (number, minute, cpu)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS met (number INTEGER, minute INTEGER, kind TEXT, name TEXT, place TEXT,
+CREATE TABLE IF NOT EXISTS program (number INTEGER, minute INTEGER, kind TEXT, name TEXT, place TEXT,
     spent INTEGER NOT NULL, PRIMARY KEY (number, minute, kind, name, place)) WITHOUT ROWID;
 """
-_OF_MINUTES = ("minute", "cpu", "met")
+_OF_MINUTES = ("minute", "cpu", "program")
 _ADD_MINUTE = (f"INSERT INTO minute VALUES (?, ?{', ?' * len(COLUMNS)}) ON CONFLICT DO UPDATE SET "
                + ", ".join(f'"{name}" = "{name}" + excluded."{name}"' for name in COLUMNS))
 _ADD_CPU = "INSERT INTO cpu VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = spent + excluded.spent"
-_ADD_MET = "INSERT INTO met VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = spent + excluded.spent"
+_ADD_PROGRAM = "INSERT INTO program VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET spent = spent + excluded.spent"
 _SUMS = ", ".join(f'sum("{name}") / {_MS}' for name in COLUMNS)
 _ONE = ", ".join(f'"{name}" / {_MS}' for name in COLUMNS)
 _SPAN = "WHERE number = ? AND minute BETWEEN ? AND ?"
@@ -91,14 +91,15 @@ def add_booked(connection: sqlite3.Connection, booked: Iterable[Booked], most: i
 
 
 def _write(connection: sqlite3.Connection, booked: Booked) -> None:
-    for owner, columns, by_cpu, met in booked.owners:
+    for owner, columns, by_cpu, by_program in booked.owners:
         connection.execute("INSERT OR REPLACE INTO owner VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                            owner._replace(cpus=str(owner.cpus)))  # type: ignore[arg-type]
         number = owner.number
         connection.executemany(_ADD_MINUTE, [(number, minute, *(sums.get(name, 0) for name in COLUMNS))
                                              for minute, sums in columns.items()])
         connection.executemany(_ADD_CPU, [(number, *key, spent) for key, spent in by_cpu.items()])
-        connection.executemany(_ADD_MET, [(number, minute, *thief, spent) for (minute, thief), spent in met.items()])
+        connection.executemany(_ADD_PROGRAM, [(number, minute, *program, spent)
+                                              for (minute, program), spent in by_program.items()])
 
 
 def _size(connection: sqlite3.Connection) -> int:
@@ -120,8 +121,8 @@ def figures_of(connection: sqlite3.Connection, owner: Owner, since: int, now: in
     account = Account(*sums)
     return Figures(owner, span, account._replace(slack=account.slack + _slack_before(connection, owner, span.first)),
                    _foreign_by_cpu(connection, owner, span),
-                   {_thief(names): spent for *names, spent in connection.execute(
-                       f"SELECT kind, name, place, sum(spent) / {_MS} AS had FROM met {_SPAN} "
+                   {_program(names): spent for *names, spent in connection.execute(
+                       f"SELECT kind, name, place, sum(spent) / {_MS} AS had FROM program {_SPAN} "
                        "GROUP BY 1, 2, 3 ORDER BY had DESC, name", within)},
                    _worst_minute(connection, owner, span), _bins(connection, owner, span, parts))
 
@@ -157,14 +158,16 @@ def _worst_minute(connection: sqlite3.Connection, owner: Owner, span: Period) ->
         return None
     [cpu] = connection.execute("SELECT cpu FROM cpu WHERE number = ? AND minute = ? ORDER BY spent DESC, cpu LIMIT 1",
                                (owner.number, minute)).fetchone() or [None]
-    met = connection.execute(f"SELECT kind, name, place, spent / {_MS} FROM met WHERE number = ? AND minute = ? "
-                             "ORDER BY spent DESC, name LIMIT 1", (owner.number, minute)).fetchone()
-    return WorstMinute(minute, account, cpu, None if met is None else _thief(met[:3]), 0 if met is None else met[3])
+    foremost = connection.execute(f"SELECT kind, name, place, spent / {_MS} FROM program WHERE number = ? AND "
+                                  "minute = ? ORDER BY spent DESC, name LIMIT 1", (owner.number, minute)).fetchone()
+    if foremost is None:
+        return WorstMinute(minute, account, cpu, None, 0)
+    return WorstMinute(minute, account, cpu, _program(foremost[:3]), foremost[3])
 
 
-def _thief(names: Sequence[object]) -> Thief:
+def _program(names: Sequence[object]) -> ForeignProgram:
     kind, name, place = names
-    return Thief(ThiefKind(str(kind)), str(name), str(place))
+    return ForeignProgram(ProgramKind(str(kind)), str(name), str(place))
 
 
 def _bins(connection: sqlite3.Connection, owner: Owner, span: Period, most: int) -> list[tuple[int, int, Account]]:

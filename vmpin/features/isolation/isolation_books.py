@@ -19,8 +19,8 @@ MINUTE = 60 * 10**9
 MINUTES = 1440
 #: Owners that are kept, those that have ended among them.
 MAX_OWNERS = 512
-#: Names of foreign work that are kept of a minute.
-MAX_THIEVES = 64
+#: Foreign programs that are kept of a minute.
+MAX_PROGRAMS = 64
 #: Of each minute, CPU time but where another unit is given.
 COLUMNS = (
     "watched",  # elapsed time that readings cover, whatever the number of CPUs
@@ -28,26 +28,26 @@ COLUMNS = (
     "foreign",  # that the owner's threads did not have, nor the hypervisor
     "less", "more",  # how much smaller and larger it may be, as it is unknown where threads of the owner's ran
     "slack",  # and by what readings are imprecise: once for every series of them
-    "interrupts", "steal", "kernel", "others")  # of which interrupts; the hypervisor's; threads that were met
+    "interrupts", "steal", "kernel", "others")  # of which interrupts; the hypervisor's; programs that scans found
 
 
-class Thief(NamedTuple):
-    """Foreign work that was met on exclusive CPUs. `kind`: see isolation_advice. `name` is the thread's or process's,
-    `where` its unit, container or sandbox."""
+class ForeignProgram(NamedTuple):
+    """A program that ran on exclusive CPUs of others; a kernel thread and the hypervisor count as such. `kind` is a
+    ProgramKind, `name` the thread's, `where` its unit, container or pod."""
 
     kind: str
     name: str
     where: str
 
 
-#: Thieves that had the least, together: there were more names than are kept. Its kind is one of its own.
-OTHERS = Thief("others", "others", "")
+#: The programs with the least time, together, where there are more than are kept.
+OTHERS = ForeignProgram("others", "others", "")
 
 
-class Theft(NamedTuple):
-    """Run time (ns) of a thief on one CPU."""
+class ForeignRun(NamedTuple):
+    """Run time (ns) of a program on one CPU."""
 
-    thief: Thief
+    program: ForeignProgram
     cpu: int
     spent: int
 
@@ -70,12 +70,12 @@ class Owner(NamedTuple):
 
 
 class BookedMinutes(NamedTuple):
-    """What was booked of an owner since that was taken last: by minute, by minute and CPU, by minute and thief."""
+    """What was booked of an owner since that was taken last: by minute, by minute and CPU, by minute and program."""
 
     owner: Owner
     columns: Mapping[int, Mapping[str, int]]
     by_cpu: Mapping[tuple[int, int], int]
-    met: Mapping[tuple[int, Thief], int]
+    by_program: Mapping[tuple[int, ForeignProgram], int]
 
 
 class Booked(NamedTuple):
@@ -100,7 +100,7 @@ class OwnerBook:
         self.ended: int | None = None
         self._columns: dict[int, dict[str, int]] = {}
         self._by_cpu: dict[tuple[int, int], int] = {}
-        self._met: dict[tuple[int, Thief], int] = {}
+        self._by_program: dict[tuple[int, ForeignProgram], int] = {}
 
     @property
     def described(self) -> Owner:
@@ -109,8 +109,8 @@ class OwnerBook:
 
     def taken(self) -> BookedMinutes:
         """Take what was booked since the last call."""
-        taken = BookedMinutes(self.described, self._columns, self._by_cpu, self._met)
-        self._columns, self._by_cpu, self._met = {}, {}, {}
+        taken = BookedMinutes(self.described, self._columns, self._by_cpu, self._by_program)
+        self._columns, self._by_cpu, self._by_program = {}, {}, {}
         return taken
 
     def book(self, now: int, found: Interval) -> bool:
@@ -137,20 +137,20 @@ class OwnerBook:
         if elapsed <= self.longest:
             self._add(now // MINUTE, watched=elapsed)
 
-    def met(self, now: int, thefts: Iterable[Theft], kernel: str) -> None:
-        """Note the thieves that were met. :param kernel: the kind of kernel threads."""
+    def add_runs(self, now: int, runs: Iterable[ForeignRun], kernel: str) -> None:
+        """Add run times that a scan found. :param kernel: the kind of kernel threads."""
         minute = now // MINUTE
-        for each in thefts:
-            while (minute, each.thief) not in self._met and len(self._met) >= MAX_THIEVES:
+        for program, _, spent in runs:
+            while (minute, program) not in self._by_program and len(self._by_program) >= MAX_PROGRAMS:
                 self._join_least()
-            self._met[minute, each.thief] = self._met.get((minute, each.thief), 0) + each.spent
-            self._add(minute, **{"kernel" if each.thief.kind == kernel else "others": each.spent})
+            self._by_program[minute, program] = self._by_program.get((minute, program), 0) + spent
+            self._add(minute, **{"kernel" if program.kind == kernel else "others": spent})
 
     def _join_least(self) -> None:
-        """Give the place and the time of the thief that had the least to OTHERS of its minute."""
-        least = min((key for key in self._met if key[1] != OTHERS), key=self._met.__getitem__)
+        """Add the time of the program that had the least to that of OTHERS in its minute."""
+        least = min((key for key in self._by_program if key[1] != OTHERS), key=self._by_program.__getitem__)
         others = least[0], OTHERS
-        self._met[others] = self._met.get(others, 0) + self._met.pop(least)
+        self._by_program[others] = self._by_program.get(others, 0) + self._by_program.pop(least)
 
     def _add(self, minute: int, **columns: int) -> None:
         sums = self._columns.setdefault(minute, {})

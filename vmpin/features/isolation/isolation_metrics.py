@@ -23,8 +23,8 @@ def foreign_families(scrape: ScrapeData, observer: ForeignTime | None) -> Iterat
     """Foreign time by CPU and, where asked for, by owner.
 
     :param observer: None while no samples are taken."""
-    family = CounterMetricFamily("vmpin_exclusive_cpu_foreign_seconds_total", "Time of CPUs, while they were "
-                                 "exclusive, that the kernel and others than their owner had.", labels=["cpu"])
+    family = CounterMetricFamily("vmpin_exclusive_cpu_foreign_seconds_total", "Time of a CPU, while it was "
+                                 "exclusive, that the kernel and foreign programs had.", labels=["cpu"])
     by_cpu: Mapping[int, float] = {} if observer is None else observer.foreign_seconds()
     for cpu, spent in by_cpu.items():
         family.add_metric([str(cpu)], spent)
@@ -32,7 +32,7 @@ def foreign_families(scrape: ScrapeData, observer: ForeignTime | None) -> Iterat
     if not scrape.per_sandbox:
         return
     family = CounterMetricFamily("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_foreign_"
-                                 "seconds_total, of each sandbox that owns CPUs, with a VM or without.",
+                                 "seconds_total, for each sandbox that owns CPUs, with a VM or without.",
                                  labels=[*POD, "cpu"])
     by_sandbox: Mapping[SandboxId, Mapping[int, float]] = {} if observer is None else observer.foreign_by_sandbox()
     for sandbox, names in pod_labels(by_sandbox, scrape.view).items():

@@ -12,10 +12,10 @@ import time
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.features.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
-from vmpin.features.isolation.isolation_advice import ThiefKind
+from vmpin.features.isolation.foreign_scans import ForeignScans, HotCpu
+from vmpin.features.isolation.isolation_advice import ProgramKind
 from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook
 from vmpin.features.isolation.isolation_keeper import IsolationKeeper
-from vmpin.features.isolation.thief_visits import HotCpu, ThiefVisits
 from vmpin.host import boottime
 from vmpin.host.cgroup import usage
 from vmpin.host.cpu_times import STEP, CpuLines, tickless
@@ -29,21 +29,21 @@ _FRESH = 1_000_000
 #: By what a series of readings may be wrong in the end, for each CPU: steps of idle time, the last tick of a thread
 #: that runs, and the time between the readings of a CPU and of the threads. Where ticks stop, run times are older.
 _SLACK, _SLACK_TICKLESS = 2 * STEP + 2 * _FRESH, 1_000_000_000
-#: Foreign time of an interval for which processes are visited: this much on one CPU, and this part of the time.
+#: Foreign time of an interval for which processes are scanned: this much on one CPU, and this part of the time.
 _NOTABLE, _NOTABLE_PART = 3 * STEP, 0.005
-#: Seconds between visits without any.
-_VISIT_EVERY = 60.0
+#: Seconds between scans while there is none.
+_SCAN_EVERY = 60.0
 _MAX_NAME = 253
 
 
 class _Counter:
     """Foreign time of a CPU (ns), and its largest value: an interval may be negative, as readings are imprecise.
-    `visited` is the sum when the last visit began."""
+    `scanned` is the sum when the last scan began."""
 
-    __slots__ = ("most", "sum", "visited")
+    __slots__ = ("most", "scanned", "sum")
 
     def __init__(self) -> None:
-        self.sum = self.most = self.visited = 0
+        self.sum = self.most = self.scanned = 0
 
     def add(self, spent: int) -> None:
         self.sum += spent
@@ -67,25 +67,25 @@ class _Owner:
 
 
 class IsolationObserver:
-    """Called by the sampler. :param keeper: of the books. :param visit_share: the share of one CPU that visits use at
+    """Called by the sampler. :param keeper: of the books. :param scan_share: the share of one CPU that scans use at
     most.
 
     `fresh`: a reading of all CPUs is used again for so long (ns)."""
 
-    def __init__(self, view: NodeView, keeper: IsolationKeeper, visit_share: float = 0.005) -> None:
-        self.view, self.fresh, self._visit_share = view, _FRESH, visit_share
+    def __init__(self, view: NodeView, keeper: IsolationKeeper, scan_share: float = 0.005) -> None:
+        self.view, self.fresh, self._scan_share = view, _FRESH, scan_share
         self.keeper, self.books = keeper, keeper.books
-        self.visits = ThiefVisits(view)
+        self.scans = ForeignScans(view)
         self._tickless = tickless(view.config.paths.sys)
         self._owners: dict[SandboxId, _Owner] = {}
         self._ownership: Ownership | None = None
         #: Whether there was a refresh: owners that come after it begin then.
         self._refreshed = False
         self._lines: CpuLines | None = None
-        #: The CPUs on which foreign time was notable since the last visit began.
+        #: The CPUs on which foreign time was notable since the last scan began.
         self._hot: set[int] = set()
-        #: When the last visit began: time.monotonic(), and CLOCK_BOOTTIME in ns.
-        self._visited, self._visited_at = float("-inf"), 0
+        #: When the last scan began: time.monotonic(), and CLOCK_BOOTTIME in ns.
+        self._scanned, self._scanned_at = float("-inf"), 0
         self._round = boottime.now()
         self.closed = False  #: No more samples are taken.
         #: Foreign time of CPUs' former owners since the start (ns).
@@ -162,17 +162,17 @@ class IsolationObserver:
                 book.idle(now, now - self._round)
         self.books.end(set(self.view.sandboxes), now)
         self.books.alive = self._round = now
-        self._plan_visit()
+        self._plan_scan()
         self.keeper.write()
 
     def go_on(self, budget: float) -> bool:
-        """Go on for some seconds with a visit of processes, if one is under way. :returns: whether one is, still."""
-        if self.visits.under_way:
-            self.visits.step(budget)
-            for sandbox, thefts in self.visits.taken().items():
+        """Go on for some seconds with a scan of processes, if one is under way. :returns: whether one is, still."""
+        if self.scans.under_way:
+            self.scans.step(budget)
+            for sandbox, runs in self.scans.taken().items():
                 if (book := self.books.owners.get(sandbox)) is not None:
-                    book.met(self._visited_at, thefts, ThiefKind.KERNEL)
-        return self.visits.under_way
+                    book.add_runs(self._scanned_at, runs, ProgramKind.KERNEL)
+        return self.scans.under_way
 
     def close(self) -> None:
         """Write the books: no more samples are taken."""
@@ -283,20 +283,20 @@ class IsolationObserver:
         if sum(found.foreign.values()) - found.interrupts >= notable:
             self._hot.update(cpu for cpu, spent in found.foreign.items() if spent >= notable)
 
-    def _plan_visit(self) -> None:
-        """Visit the processes now where foreign time was found, and now and then to compare the next visit with."""
-        pause = max(self.visits.cost / self._visit_share, 0.0 if self._hot else _VISIT_EVERY)
-        if self.visits.under_way or not self._owners or time.monotonic() - self._visited < pause:
+    def _plan_scan(self) -> None:
+        """Begin a scan where foreign time was found, and once a minute without any, as the next one's baseline."""
+        pause = max(self.scans.cost / self._scan_share, 0.0 if self._hot else _SCAN_EVERY)
+        if self.scans.under_way or not self._owners or time.monotonic() - self._scanned < pause:
             return
-        self._visited, self._visited_at = time.monotonic(), self._round
+        self._scanned, self._scanned_at = time.monotonic(), self._round
         hot = {}
         for sandbox, owner in self._owners.items():
             for cpu, counter in owner.foreign.items():
                 if cpu in self._hot:
-                    hot[cpu] = HotCpu(sandbox, counter.sum - counter.visited)
-                counter.visited = counter.sum
+                    hot[cpu] = HotCpu(sandbox, counter.sum - counter.scanned)
+                counter.scanned = counter.sum
         self._hot.clear()
-        self.visits.start(hot, {sandbox: frozenset(owner.usage) for sandbox, owner in self._owners.items()
+        self.scans.start(hot, {sandbox: frozenset(owner.usage) for sandbox, owner in self._owners.items()
                                 if owner.usage})
 
 

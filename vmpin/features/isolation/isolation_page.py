@@ -90,7 +90,7 @@ def _pod(pod: Mapping[str, Any], heading: bool) -> str:
         _bar([(name, pod["parts"][name]["seconds"]) for name in texts.PARTS], "All the time of its CPUs"),
         "<p><small>What was missing, enlarged:</small></p>" if any(spent for _, spent in missing) else "",
         _bar(missing, "What was missing"), _parts(pod), _chart(pod), _cpus(pod), "</section><section>",
-        _worst(pod), _thieves(pod), _drift(pod), "<h2>What sampling could not see</h2><ul>",
+        _worst(pod), _programs(pod), _drift(pod), "<h2>What sampling could not see</h2><ul>",
         *(f"<li>{_text(text)}</li>" for text in pod["limits"]), "</ul></section>"))
 
 
@@ -159,16 +159,16 @@ def _worst(pod: Mapping[str, Any]) -> str:
     text = texts.worst_sentence(pod)
     found = f"<h2>Worst minute</h2><p>{_text(text[0].upper() + text[1:])}.</p>"
     if worst is not None:
-        thief = texts.thief_sentence(worst)
-        found += (f'<p>{_text(thief[0].upper() + thief[1:])}.</p><p class="todo"><b>What to do:</b> '
+        cause = texts.cause_sentence(worst)
+        found += (f'<p>{_text(cause[0].upper() + cause[1:])}.</p><p class="todo"><b>What to do:</b> '
                   f'{_text(worst["advice"])}.</p>')
     return found
 
 
-def _thieves(pod: Mapping[str, Any]) -> str:
+def _programs(pod: Mapping[str, Any]) -> str:
     rows = "".join(f'<tr><td class="n">{texts.seconds(each["seconds"])}</td><td>{_text(each["title"])}</td></tr>'
-                   for each in pod["thieves"][:texts.MOST_THIEVES])
-    return f"<h2>Thieves in the whole period, as far as met</h2><table>{rows}</table>" if rows else ""
+                   for each in pod["foreign_by_program"][:texts.MOST_PROGRAMS])
+    return f"<h2>Foreign programs in the whole period</h2><table>{rows}</table>" if rows else ""
 
 
 def _drift(pod: Mapping[str, Any]) -> str:
@@ -195,10 +195,10 @@ def _worst_of(pods: Sequence[Mapping[str, Any]]) -> str:
     """The worst minutes of several pods, the worst first."""
     found = sorted((pod for pod in pods if pod["worst"] is not None), key=lambda pod: -pod["worst"]["share"])[:8]
     if not found:
-        return "<p>No minute had foreign time above what readings are imprecise by.</p>"
+        return "<p>No minute had foreign time above the measurement error.</p>"
     return "<h2>Worst minutes</h2>" + "".join(
         f'<section><p><b>{_text(texts.title(pod))}</b>: {_text(texts.worst_sentence(pod))}; '
-        f'{_text(texts.thief_sentence(pod["worst"]))}.</p><p class="todo">{_text(pod["worst"]["advice"])}.</p>'
+        f'{_text(texts.cause_sentence(pod["worst"]))}.</p><p class="todo">{_text(pod["worst"]["advice"])}.</p>'
         '</section>'
         for pod in found)
 

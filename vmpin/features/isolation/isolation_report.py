@@ -1,4 +1,5 @@
-"""The isolation report of one owner of exclusive CPUs as data: shares, worst minute, thieves, what was not seen.
+"""The isolation report of one owner of exclusive CPUs as data: shares, worst minute, foreign programs, and what
+sampling could not see.
 
 Pure.
 """
@@ -9,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from vmpin.features.isolation.isolation_advice import ThiefKind, advice, title
-from vmpin.features.isolation.isolation_books import MINUTE, Owner, Thief
+from vmpin.features.isolation.isolation_advice import ProgramKind, advice, title
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, Owner
 from vmpin.features.isolation.isolation_shares import (
     FORMER,
     Account,
@@ -23,7 +24,7 @@ from vmpin.features.isolation.isolation_shares import (
 )
 
 VERSION = 1
-#: Parts of the period that are shown one by one, and thieves.
+#: Parts of the period that are shown one by one, and foreign programs.
 MAX_BINS, MAX_SHOWN = 48, 20
 _NS = 10**9
 
@@ -32,7 +33,7 @@ Clock = Callable[[int], str]
 
 
 def pod_report(figures: Figures, clock: Clock, drift: Mapping[str, object] | None = None) -> dict[str, object]:
-    """One pod's part of the document. :param drift: its repairs since it was met."""
+    """One pod's part of the document. :param drift: its repairs since the watcher found it."""
     owner, span, account = figures.owner, figures.period, figures.account
     found = shares(account, figures.unseen)
     return {
@@ -50,7 +51,8 @@ def pod_report(figures: Figures, clock: Clock, drift: Mapping[str, object] | Non
         "foreign_by_cpu": [{"cpu": None if cpu == FORMER else cpu, "seconds": _seconds(spent)}
                            for cpu, spent in figures.by_cpu.items()],
         "worst": None if figures.worst is None else _worst(figures.worst, owner, clock),
-        "thieves": [_thief(thief, spent, owner) for thief, spent in islice(figures.met.items(), MAX_SHOWN)],
+        "foreign_by_program": [_program(program, spent, owner)
+                               for program, spent in islice(figures.by_program.items(), MAX_SHOWN)],
         "drift": None if drift is None else dict(drift),
         "limits": _limits(account, found, len(owner.cpus)),
         "bins": [_bin(minute, length, sums, clock) for minute, length, sums in figures.bins]}
@@ -82,28 +84,28 @@ def _together(verdicts: set[str]) -> Slo:
 def _worst(worst: WorstMinute, owner: Owner, clock: Clock) -> dict[str, object]:
     account = worst.account
     found = shares(account, 0)
-    thief, spent = _foremost(worst, found, account)
+    cause, spent = _cause(worst, found, account)
     lost = found.total - found.had
     return {"minute": clock(worst.minute * MINUTE), "seconds": _seconds(lost), "share": _share(found, lost),
             "least": _seconds(account.bounds[0]), "most": _seconds(account.bounds[1]), "cpu": worst.cpu,
-            "thief": None if thief is None else _thief(thief, spent, owner),
-            "advice": "its cause was over before threads were met; `vmpin audit --seconds 60` samples all of them "
-                      "while it lasts" if thief is None else advice(thief, str(owner.cpus))}
+            "cause": None if cause is None else _program(cause, spent, owner),
+            "advice": "no scan found the program that caused it; if it happens again, run `vmpin audit --seconds 60` "
+                      "meanwhile, which samples every thread" if cause is None else advice(cause, str(owner.cpus))}
 
 
-def _foremost(worst: WorstMinute, found: Shares, account: Account) -> tuple[Thief | None, int]:
-    """Return the thief with most of a minute, and its time: the thread that was met, interrupts, or the hypervisor."""
-    choices = [(worst.theft, worst.thief), (min(account.interrupts, account.bounds[1]),
-                                           Thief(ThiefKind.INTERRUPTS, "interrupts", "")),
-               (found.steal, Thief(ThiefKind.HYPERVISOR, "the hypervisor", ""))]
-    spent, thief = max(choices, key=lambda each: each[0] if each[1] is not None else -1)
+def _cause(worst: WorstMinute, found: Shares, account: Account) -> tuple[ForeignProgram | None, int]:
+    """Return what had most of a minute, and its time: a program that a scan found, interrupts, or the hypervisor."""
+    choices = [(worst.spent, worst.program),
+               (min(account.interrupts, account.bounds[1]), ForeignProgram(ProgramKind.INTERRUPTS, "interrupts", "")),
+               (found.steal, ForeignProgram(ProgramKind.HYPERVISOR, "the hypervisor", ""))]
+    spent, program = max(choices, key=lambda each: each[0] if each[1] is not None else -1)
     # Half of what is missing is still without a name: none of these is the cause.
-    return (thief, spent) if spent * 2 >= found.unidentified and spent else (None, 0)
+    return (program, spent) if spent * 2 >= found.unidentified and spent else (None, 0)
 
 
-def _thief(thief: Thief, spent: int, owner: Owner) -> dict[str, object]:
-    return {"kind": thief.kind, "name": thief.name, "where": thief.where, "title": title(thief),
-            "seconds": _seconds(spent), "advice": advice(thief, str(owner.cpus))}
+def _program(program: ForeignProgram, spent: int, owner: Owner) -> dict[str, object]:
+    return {"kind": program.kind, "name": program.name, "where": program.where, "title": title(program),
+            "seconds": _seconds(spent), "advice": advice(program, str(owner.cpus))}
 
 
 def _limits(account: Account, found: Shares, cpus: int) -> list[str]:
@@ -111,14 +113,14 @@ def _limits(account: Account, found: Shares, cpus: int) -> list[str]:
     texts = []
     if found.unseen > account.slack:
         texts.append(f"{_text(found.unseen // max(1, cpus))} of the period had no samples (no watcher ran, it was "
-                     "stopped, or a CPU was offline): they count as neither the pod's nor others'")
+                     "stopped, or a CPU was offline): this time counts neither for the pod nor for others")
     floating = account.less + account.more - account.steal
     if floating > account.slack:
-        texts.append(f"{_text(floating)} of CPU time were run by threads of the pod that may also run on other CPUs: "
-                     "it is unknown on which they did")
+        texts.append(f"threads of the pod that may also run on other CPUs ran for {_text(floating)}: how much of that "
+                     "was on its exclusive CPUs is unknown")
     if found.unidentified > account.slack:
-        texts.append(f"{_text(found.unidentified)} of CPU time were foreign, and no thread was met that had it: the "
-                     "kernel's or others'")
+        texts.append(f"{_text(found.unidentified)} of CPU time were foreign, and no scan found the program: it may "
+                     "have been the kernel")
     if found.steal:
         texts.append(f"the hypervisor took {_text(found.steal)} of CPU time, which run times of threads may include")
     texts.append(f"readings are imprecise by {_text(max(account.slack, 1))} of CPU time in all")

@@ -1,4 +1,5 @@
-"""What the sums of an owner's period mean: shares of its CPUs' time, with bounds, its worst minute, its thieves.
+"""What the sums of an owner's period mean: shares of its CPUs' time, with bounds, its worst minute, the
+foreign programs.
 
 Pure; milliseconds of CPU time but where another unit is given.
 """
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from vmpin.features.isolation.isolation_books import MINUTE, Owner, Thief
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, Owner
 
 _MS = 10**6
 
@@ -115,25 +116,26 @@ def period(owner: Owner, oldest: int, since: int, now: int) -> Period | None:
 
 class WorstMinute(NamedTuple):
     """The minute in which the owner missed the largest share of its CPUs' time. `cpu` had most of that, None where
-    that is unknown; `theft` is what `thief` had, if one was met."""
+    that is unknown; `spent` is the time of `program`, if a scan
+    found one."""
 
     minute: int
     account: Account
     cpu: int | None
-    thief: Thief | None
-    theft: int
+    program: ForeignProgram | None
+    spent: int
 
 
 class Figures(NamedTuple):
     """What the books have of an owner's period. `account` counts the imprecision of series that began before it;
-    `by_cpu` is foreign time by CPU, `met` run time by thief, the most first. `bins` are equal parts of whole minutes:
-    the first minute of each, how many whole ones it has, and its sums."""
+    `by_cpu` is foreign time by CPU, `by_program` run time by program, the most first. `bins` are equal parts of whole
+    minutes: the first minute of each, how many whole ones it has, and its sums."""
 
     owner: Owner
     period: Period
     account: Account
     by_cpu: Mapping[int, int]
-    met: Mapping[Thief, int]
+    by_program: Mapping[ForeignProgram, int]
     worst: WorstMinute | None
     bins: Sequence[tuple[int, int, Account]]
 

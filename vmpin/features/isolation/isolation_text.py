@@ -14,7 +14,7 @@ PARTS = {"had": "had for itself", "kernel": "the kernel had", "others": "others 
 SLO = {"kept": "kept", "missed": "missed", "undecided": "undecided: it lies between the bounds"}
 TABLE = ("POD", "CPUS", "FOR ITSELF", "AT LEAST", "KERNEL", "OTHERS", "NOT SEEN")
 #: That are shown of a pod: the JSON document has more.
-MOST_THIEVES = 5
+MOST_PROGRAMS = 5
 #: Of a line, in the narrowest terminal.
 WIDTH = 80
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -72,15 +72,15 @@ def bounds(pod: Mapping[str, Any]) -> str:
 def worst_sentence(pod: Mapping[str, Any]) -> str:
     worst = pod["worst"]
     if worst is None:
-        return "no minute had foreign time above what readings are imprecise by"
+        return "no minute had foreign time above the measurement error"
     where = "" if worst["cpu"] is None else f", most on CPU {worst['cpu']}"
     return (f"worst minute: {worst['minute']}: {percent(worst['share'])} of its CPUs' time was not its own "
             f"({seconds(worst['seconds'])}{where})")
 
 
-def thief_sentence(worst: Mapping[str, Any]) -> str:
-    thief = worst["thief"]
-    return "thief: not identified" if thief is None else f"thief: {thief['title']}, {seconds(thief['seconds'])}"
+def cause_sentence(worst: Mapping[str, Any]) -> str:
+    cause = worst["cause"]
+    return "cause: not identified" if cause is None else f"cause: {cause['title']}, {seconds(cause['seconds'])}"
 
 
 def drift_sentence(pod: Mapping[str, Any]) -> str:
@@ -90,7 +90,7 @@ def drift_sentence(pod: Mapping[str, Any]) -> str:
         return ""
     counts = ", ".join(f"{count} by {cause}" for cause, count in drift["repairs"].items())
     why = f"; the last time: {drift['why']}" if drift["why"] else ""
-    return f"drift: threads put back since the watcher met it: {counts}{why}"
+    return f"drift: threads put back since the watcher found the pod: {counts}{why}"
 
 
 def curve(pod: Mapping[str, Any]) -> str:
@@ -117,7 +117,7 @@ def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iter
     yield "    (not its own: ▁ below 0.01 %, ▃ 0.1 %, ▅ 1 %, ▇ 10 %, █ 30 %; · not seen)"
     yield ""
     yield from _worst(pod, width, "  ")
-    yield from _thieves(pod["thieves"], width)
+    yield from _programs(pod["foreign_by_program"], width)
     if drift := drift_sentence(pod):
         yield from _wrapped(drift, width, "  ")
     yield "  what sampling could not see:"
@@ -136,15 +136,15 @@ def worst_lines(pod: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
 def _worst(pod: Mapping[str, Any], width: int, indent: str) -> Iterator[str]:
     yield from _wrapped(worst_sentence(pod), width, indent)
     if pod["worst"] is not None:
-        yield from _wrapped(thief_sentence(pod["worst"]), width, f"{indent}  ")
+        yield from _wrapped(cause_sentence(pod["worst"]), width, f"{indent}  ")
         yield from _wrapped(f"what to do: {pod['worst']['advice']}", width, f"{indent}  ")
 
 
-def _thieves(thieves: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
-    if len(thieves) > 1:
-        yield "  in the whole period, as far as met:"
-        for thief in thieves[:MOST_THIEVES]:
-            yield from _wrapped(f"{seconds(thief['seconds'])}  {thief['title']}", width, "    ")
+def _programs(programs: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
+    if len(programs) > 1:
+        yield "  foreign programs in the whole period:"
+        for program in programs[:MOST_PROGRAMS]:
+            yield from _wrapped(f"{seconds(program['seconds'])}  {program['title']}", width, "    ")
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:

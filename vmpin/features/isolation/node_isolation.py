@@ -58,7 +58,7 @@ class NodeIsolation:
         from vmpin.errors import WatcherError
 
         if self._sampler is None or (observer := self.observer) is None:
-            raise WatcherError("it is not sampled what runs on exclusive CPUs", "set proof.sample_seconds")
+            raise WatcherError("vmpin takes no samples of what runs on exclusive CPUs", "set proof.sample_seconds")
         from vmpin.features.isolation.isolation_answers import isolation
 
         self._sampler.round()

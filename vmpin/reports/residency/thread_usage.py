@@ -187,4 +187,4 @@ class ThreadUsageSampler:
 def idle_times(proc: Procfs) -> dict[int, int]:
     """Nanoseconds since boot that each online CPU was idle, or taken by the hypervisor, from /proc/stat."""
     lines = CpuLines(proc, MAX_CPU)
-    return {cpu: idle + stolen for cpu, (idle, _, stolen) in lines.of(lines.cpus()).items()}
+    return {cpu: idle + steal for cpu, (idle, _, steal) in lines.of(lines.cpus()).items()}

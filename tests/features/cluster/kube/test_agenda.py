@@ -131,9 +131,9 @@ def test_a_pod_of_the_same_name_with_another_uid_is_another() -> None:
 
 def test_a_pod_that_names_another_as_its_original_is_not_taken_for_it() -> None:
     cluster = Cluster()
-    thief = pod("thief", uid="uid-thief", runtime_uid="uid-web")
+    intruder = pod("intruder", uid="uid-intruder", runtime_uid="uid-web")
     static = pod("static", uid="uid-of-the-api-server", runtime_uid="uid-static")
-    cluster.put(pod("web"), thief, static)
+    cluster.put(pod("web"), intruder, static)
     cluster.report(entry("web"), entry("static"))
     assert [write.pod.name for write in cluster.step() if write.kind == "condition" and write.pod is not None] == [
         "web", "static"]

@@ -25,28 +25,29 @@ def test_each_pod_has_what_its_own_threads_ran_and_waited() -> None:
         "demo/shop": (4530, 96), "demo/db": (600, 0), "demo/bad": (150, 0), "demo/cache": (900, 0)}
 
 
-def test_stolen_is_what_others_ran_on_exclusive_cpus() -> None:
+def test_foreign_time_is_what_others_ran_on_exclusive_cpus() -> None:
     """A vCPU of another VM, a container's thread and a daemon; not a kernel thread that is bound to the CPU."""
     found = used()
-    assert pod(found, SHOP).stolen == round(243.6 * MS)
+    assert pod(found, SHOP).foreign == round(243.6 * MS)
     assert not pod(found, SHOP).exact
-    assert [(theft.cpu, theft.ran / MS, theft.exact, theft.tid, theft.process, theft.pod)
-            for theft in found.thefts_of(SHOP)] == [
+    assert [(thread.cpu, thread.ran / MS, thread.exact, thread.tid, thread.process, thread.home)
+            for thread in found.foreign_threads_of(SHOP)] == [
         (5, 150, False, 302, "qemu-system-x86", "demo/bad"),
         (5, 93, True, 601, "stress-ng", "kube-system/noisy/stress"),
         (6, 0.6, False, 700, "node_exporter", "node-exporter.service")]
-    assert found.stolen == pod(found, SHOP).stolen + pod(found, RUNC).stolen
+    assert found.foreign == pod(found, SHOP).foreign + pod(found, RUNC).foreign
 
 
 def test_a_kernel_thread_that_may_run_elsewhere_takes_from_a_pod_of_runc() -> None:
     found = used()
-    assert [(theft.cpu, theft.thread, theft.pod) for theft in found.thefts_of(RUNC)] == [(3, "kworker/u8:1", "kernel")]
-    assert (pod(found, DB).stolen, pod(found, BAD).stolen) == (0, 0)
+    threads = [(thread.cpu, thread.name, thread.home) for thread in found.foreign_threads_of(RUNC)]
+    assert threads == [(3, "kworker/u8:1", "kernel")]
+    assert (pod(found, DB).foreign, pod(found, BAD).foreign) == (0, 0)
 
 
 def test_each_exclusive_cpu_is_accounted_for() -> None:
     found = used()
-    assert {use.cpu: (use.own / MS, use.kernel / MS, use.stolen / MS, use.unseen / MS) for use in found.cpus} == {
+    assert {use.cpu: (use.own / MS, use.kernel / MS, use.foreign / MS, use.unseen / MS) for use in found.cpus} == {
         3: (900, 0, 6, 14), 5: (1800, 3, 243, 54), 6: (2700, 0, 0.6, 9.4)}
     assert [use.cpu for use in found.cpus_of(pod(found, SHOP).pod)] == [5, 6]
 
@@ -56,7 +57,7 @@ def test_a_cpu_that_changed_owners_says_nothing_of_the_new_one() -> None:
     after = describe(document(), before)
     assert str(after.changed) == "5-6"
     found = used(description=after)
-    assert pod(found, SHOP).stolen == 0
+    assert pod(found, SHOP).foreign == 0
     assert [use.cpu for use in found.cpus] == [3]
     assert not describe(document(), after).changed
 
@@ -65,15 +66,15 @@ def test_estimates_of_a_cpu_are_cut_to_the_time_that_it_had_left() -> None:
     """Two threads that came at the end of the interval brought the run time of other CPUs with them."""
     found = used(process(102, "qemu", ran(102, 500, 5, bound=True)), process(8, "a", ran(8, 900, 5)),
                  process(9, "b", ran(9, 300, 5)), process(10, "c", ran(10, 100, 5, bound=True)), seconds=1.0, busy={})
-    assert [(theft.tid, theft.ran / MS, theft.exact) for theft in found.thefts] == [
+    assert [(thread.tid, thread.ran / MS, thread.exact) for thread in found.foreign_threads] == [
         (8, 300, False), (9, 100, False), (10, 100, True)]
-    assert pod(found, SHOP).stolen == 500 * MS
+    assert pod(found, SHOP).foreign == 500 * MS
 
 
 def test_before_the_first_interval_the_pods_are_there() -> None:
     found = usage(described(), None)
     assert [row.pod.title for row in found.pods] == ["demo/shop", "demo/db", "demo/bad", "demo/cache"]
-    assert (found.seconds, found.stolen, found.cpus) == (0.0, 0, ())
+    assert (found.seconds, found.foreign, found.cpus) == (0.0, 0, ())
 
 
 def test_threads_of_a_vm_are_all_there_and_those_of_another_pod_if_they_ran() -> None:
@@ -86,14 +87,14 @@ def test_threads_of_a_vm_are_all_there_and_those_of_another_pod_if_they_ran() ->
 
 def test_a_new_thread_of_a_vm_is_its_own_before_the_watcher_lists_it() -> None:
     found = used(process(100, "qemu-system-x86", ran(199, 50, 5, "worker")))
-    assert pod(found, SHOP).stolen == 0
+    assert pod(found, SHOP).foreign == 0
     assert [row.name for row in pod(found, SHOP).threads()][-1] == "worker"
 
 
 def test_a_workers_kernel_thread_belongs_to_its_vm() -> None:
     """vhost workers were kernel threads before Linux 6.4: each is a process of its own, which the document lists."""
     found = used(process(102, "vhost-100", ran(102, 50, 5, bound=True), kernel=True))
-    assert (pod(found, SHOP).stolen, pod(found, SHOP).busy) == (0, 50 * MS)
+    assert (pod(found, SHOP).foreign, pod(found, SHOP).busy) == (0, 50 * MS)
 
 
 def test_another_container_of_the_pod_takes_from_the_one_that_owns_the_cpu() -> None:
@@ -101,15 +102,15 @@ def test_another_container_of_the_pod_takes_from_the_one_that_owns_the_cpu() -> 
     given["pods"][0]["containers"].append({"id": "8" * 64, "name": "side", "pause": False})
     found = used(process(501, "side", ran(501, 30, 3), cgroup="/sys/fs/cgroup/kubepods/" + "8" * 64),
                  description=describe(given))
-    assert (pod(found, RUNC).busy, pod(found, RUNC).stolen) == (30 * MS, 30 * MS)
-    assert found.thefts[0].pod == "demo/cache/side"
+    assert (pod(found, RUNC).busy, pod(found, RUNC).foreign) == (30 * MS, 30 * MS)
+    assert found.foreign_threads[0].home == "demo/cache/side"
 
 
-def test_a_cpu_of_two_pods_is_stolen_by_neither() -> None:
+def test_no_thread_of_either_pod_is_foreign_on_a_cpu_of_both() -> None:
     both = described(owners=[owner(SHOP, "c1", "5"), owner(BAD, "c2", "5")])
     found = used(description=both)
-    assert {theft.tid for theft in found.thefts} == {601}
-    assert pod(found, SHOP).stolen == pod(found, BAD).stolen == 93 * MS
+    assert {thread.tid for thread in found.foreign_threads} == {601}
+    assert pod(found, SHOP).foreign == pod(found, BAD).foreign == 93 * MS
 
 
 def test_the_description_has_what_is_not_in_order() -> None:
@@ -126,14 +127,14 @@ def test_pods_of_one_name_are_told_apart_by_their_ids() -> None:
         "demo/shop (aaaaaaaaaaaa)", "demo/shop (bbbbbbbbbbbb)"]
 
 
-@pytest.mark.parametrize(("order", "first"), [("stolen", "demo/shop"), ("busy", "demo/shop"), ("waited", "demo/shop"),
+@pytest.mark.parametrize(("order", "first"), [("foreign", "demo/shop"), ("busy", "demo/shop"), ("waited", "demo/shop"),
                                               ("drift", "demo/bad"), ("name", "demo/bad")])
 def test_pods_are_sorted(order: str, first: str) -> None:
     assert sorted_pods(used().pods, order)[0].pod.title == first
 
 
-def test_with_nothing_stolen_what_is_not_in_order_comes_first() -> None:
-    assert [row.pod.title for row in sorted_pods(usage(described(), None).pods, "stolen")] == [
+def test_without_foreign_time_what_is_not_in_order_comes_first() -> None:
+    assert [row.pod.title for row in sorted_pods(usage(described(), None).pods, "foreign")] == [
         "demo/bad", "demo/cache", "demo/db", "demo/shop"]
 
 
@@ -145,13 +146,13 @@ def test_a_filter_finds_names_ids_verdicts_and_cpus() -> None:
 
 
 def test_the_document_has_seconds_and_only_what_matches() -> None:
-    data = usage_data(used(), "2026-01-01T00:00:03.000Z", "stolen", "shop")
+    data = usage_data(used(), "2026-01-01T00:00:03.000Z", "foreign", "shop")
     assert json.loads(json.dumps(data)) == data
     assert (data["version"], data["seconds"], [each["pod"] for each in data["pods"]]) == (1, 3.0, ["shop"])
     (shop,) = data["pods"]
-    assert (shop["busy"], shop["stolen"], shop["exact"], shop["exclusive"]) == (4.53, 0.2436, False, "5-6")
-    assert shop["cpus"][0] == {"cpu": 5, "busy": 2.1, "own": 1.8, "kernel": 0.003, "stolen": 0.243, "unseen": 0.054}
-    assert {theft["sandbox"] for theft in data["thefts"]} == {SHOP}
+    assert (shop["busy"], shop["foreign"], shop["exact"], shop["exclusive"]) == (4.53, 0.2436, False, "5-6")
+    assert shop["cpus"][0] == {"cpu": 5, "busy": 2.1, "own": 1.8, "kernel": 0.003, "foreign": 0.243, "unseen": 0.054}
+    assert {thread["sandbox"] for thread in data["foreign_threads"]} == {SHOP}
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 3000), st.integers(0, 7), st.booleans()), max_size=20))
@@ -159,10 +160,10 @@ def test_no_cpu_is_used_for_longer_than_the_interval_by_estimates(given_: list[t
     found = used(*(process(pid, "p", ran(pid, spent, cpu, bound=bound)) for pid, spent, cpu, bound in given_), busy={})
     for use in found.cpus:
         exact = sum(spent for pid, spent, cpu, bound in given_ if cpu == use.cpu and (bound or use.own)) * MS
-        assert use.stolen <= max(3000 * MS + 1000, exact)
-    assert sum(row.stolen for row in found.pods) == sum(theft.ran for theft in found.thefts)
+        assert use.foreign <= max(3000 * MS + 1000, exact)
+    assert sum(row.foreign for row in found.pods) == sum(thread.ran for thread in found.foreign_threads)
 
 
 def test_an_interval_of_nothing_is_calm() -> None:
     found = usage(described(), UsageInterval(3.0, ()))
-    assert (found.stolen, found.thefts, [use.busy for use in found.cpus]) == (0, (), [None, None, None])
+    assert (found.foreign, found.foreign_threads, [use.busy for use in found.cpus]) == (0, (), [None, None, None])

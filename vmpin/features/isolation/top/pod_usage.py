@@ -14,19 +14,19 @@ from vmpin.features.isolation.top.node_description import DescribedPod, NodeDesc
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 
 
-class CpuTheft(NamedTuple):
-    """A thread that ran on exclusive CPUs of a pod (`victim`, as DescribedPod.id). `pod` names where the thread
-    belongs: its pod, unit or cgroup. `ran` in ns; an estimate unless `exact`."""
+class ForeignThread(NamedTuple):
+    """A thread that ran on an exclusive CPU of another pod (`owner`, as DescribedPod.id). `home` is the thread's own
+    pod, unit or cgroup. `ran` in ns; an estimate unless `exact`."""
 
-    victim: str
+    owner: str
     cpu: int
     ran: int
     exact: bool
     tid: int
-    thread: str
+    name: str
     pid: int
     process: str
-    pod: str
+    home: str
 
 
 class CpuUse(NamedTuple):
@@ -36,13 +36,13 @@ class CpuUse(NamedTuple):
     busy: int | None
     own: int = 0
     kernel: int = 0
-    stolen: int = 0
-    exact: bool = True  #: No part of `stolen` is an estimate.
+    foreign: int = 0
+    exact: bool = True  #: No part of `foreign` is an estimate.
 
     @property
     def unseen(self) -> int:
         """Interrupts, and threads that began and ended between the samples."""
-        return 0 if self.busy is None else max(0, self.busy - self.own - self.kernel - self.stolen)
+        return 0 if self.busy is None else max(0, self.busy - self.own - self.kernel - self.foreign)
 
 
 class ThreadUsage(NamedTuple):
@@ -62,12 +62,12 @@ class ThreadUsage(NamedTuple):
 
 @dataclass
 class PodUsage:
-    """A pod, with what its threads used (ns in the interval). `exact`: no part of `stolen` is an estimate."""
+    """A pod, with what its threads used (ns in the interval). `exact`: no part of `foreign` is an estimate."""
 
     pod: DescribedPod
     busy: int = 0
     waited: int = 0
-    stolen: int = 0
+    foreign: int = 0
     exact: bool = True
     ran: list[ThreadInterval] = field(default_factory=list)
 
@@ -98,23 +98,23 @@ class NodeUsage:
     description: NodeDescription
     seconds: float
     pods: tuple[PodUsage, ...]
-    thefts: tuple[CpuTheft, ...] = ()
+    foreign_threads: tuple[ForeignThread, ...] = ()
     cpus: tuple[CpuUse, ...] = ()
     threads: int = 0
     kernel_seen: bool = True
     precise: bool = True
 
     @property
-    def stolen(self) -> int:
-        return sum(pod.stolen for pod in self.pods)
+    def foreign(self) -> int:
+        return sum(pod.foreign for pod in self.pods)
 
     @property
     def estimated(self) -> bool:
         return not all(pod.exact for pod in self.pods)
 
-    def thefts_of(self, pod: str | None) -> list[CpuTheft]:
-        """Return the thefts from one pod, or all; the longest first."""
-        return [theft for theft in self.thefts if pod in (None, theft.victim)]
+    def foreign_threads_of(self, pod: str | None) -> list[ForeignThread]:
+        """The foreign threads on CPUs of one pod, or of all; those that ran longest first."""
+        return [thread for thread in self.foreign_threads if pod in (None, thread.owner)]
 
     def cpus_of(self, pod: DescribedPod) -> list[CpuUse]:
         return [use for use in self.cpus if use.cpu in pod.exclusive]
@@ -154,26 +154,27 @@ class _IntervalBooks:
                 label = label or description.label_of(process, sandbox)
                 self._foreign.setdefault(thread.cpu, []).append((process, thread, label))
 
-    def thefts(self) -> list[CpuTheft]:
-        """Return the thefts from each pod, the longest first. Estimates are cut, each by the same share, to the time
-        that their CPU had left: a thread that came at the end of the interval brought all of its run time with it."""
+    def foreign_threads(self) -> list[ForeignThread]:
+        """The foreign threads on all exclusive CPUs, those that ran longest first. Estimates are cut, all by the same
+        share, to the time that their CPU had left: a thread that came to it at the end of the interval brought all of
+        its run time."""
         found = []
         for cpu, foreign in self._foreign.items():
             use = self.cpus[cpu]
             exact = sum(thread.ran for _, thread, _ in foreign if thread.bound)
             estimated = sum(thread.ran for _, thread, _ in foreign) - exact
             share = min(1.0, max(0, self.elapsed - use.own - use.kernel - exact) / max(estimated, 1))
-            victims = {owner.sandbox for owner in self.description.owned[cpu]}
+            owners = {owner.sandbox for owner in self.description.owned[cpu]}
             for process, thread, label in foreign:
                 ran = thread.ran if thread.bound else round(thread.ran * share)
-                use = use._replace(stolen=use.stolen + ran, exact=use.exact and thread.bound)
-                found += [CpuTheft(victim, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid, process.comm,
-                                label) for victim in victims]
+                use = use._replace(foreign=use.foreign + ran, exact=use.exact and thread.bound)
+                found += [ForeignThread(owner, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid,
+                                        process.comm, label) for owner in owners]
             self.cpus[cpu] = use
-            for pod in (self.pods[victim] for victim in victims if victim in self.pods):
-                pod.stolen += use.stolen
+            for pod in (self.pods[owner] for owner in owners if owner in self.pods):
+                pod.foreign += use.foreign
                 pod.exact = pod.exact and use.exact
-        return sorted(found, key=lambda theft: (-theft.ran, theft.cpu, theft.tid))
+        return sorted(found, key=lambda thread: (-thread.ran, thread.cpu, thread.tid))
 
 
 def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeUsage:
@@ -183,13 +184,13 @@ def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeU
     books = _IntervalBooks(description, interval)
     for process in interval.processes:
         books.book(process)
-    thefts = tuple(books.thefts())
-    return NodeUsage(description, interval.seconds, tuple(books.pods.values()), thefts, tuple(books.cpus.values()),
+    foreign = tuple(books.foreign_threads())
+    return NodeUsage(description, interval.seconds, tuple(books.pods.values()), foreign, tuple(books.cpus.values()),
                      interval.threads, interval.kernel_seen, interval.precise)
 
 
 _ORDERS: dict[str, Callable[[PodUsage], tuple[object, ...]]] = {
-    "stolen": lambda row: (-row.stolen, row.pod.calm), "busy": lambda row: (-row.busy,),
+    "foreign": lambda row: (-row.foreign, row.pod.calm), "busy": lambda row: (-row.busy,),
     "waited": lambda row: (-row.waited,), "drift": lambda row: (-row.pod.drift,), "name": lambda row: ()}
 
 

@@ -29,12 +29,12 @@ from vmpin.errors import UnseenError, UsageError, WatcherError
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
 
 _ABOUT = """\
-What share of the time of its exclusive CPUs a pod had for itself, running or idle, and what the kernel and others had;
-the worst minute, what took its time, and what to do about it. The watcher reads each exclusive CPU every
-proof.sample_seconds and keeps the sums by the minute of the last 24 hours: of VMs, and of containers without a VM.
+Shows which share of its exclusive CPUs' time a pod had for itself, running or idle; which share the kernel and other
+programs had; and the worst minute, with its cause and a remedy. The watcher reads each exclusive CPU every
+proof.sample_seconds and keeps sums for each minute of the last 24 hours, of VMs and of containers without a VM.
 
-The share has a lower and an upper bound, because the CPU of threads that may also run elsewhere is not certain
-between two samples. Time without samples, for example while no watcher ran, lowers only the lower bound.
+The share has a lower and an upper bound: between two samples the CPU of a thread that may also run elsewhere is not
+certain. Time without samples, for example while no watcher ran, lowers only the lower bound.
 """
 
 _EXAMPLES = """\

@@ -73,16 +73,16 @@ def test_the_selected_row_is_kept_in_another_order_and_replaced_when_it_ends() -
     assert with_selection(state, ListedRows((), 4)).page.top == 0
 
 
-def test_a_pod_opens_into_its_threads_and_thieves_and_q_goes_back() -> None:
+def test_a_pod_opens_into_its_threads_and_foreign_threads_and_q_goes_back() -> None:
     opened = press("down", "enter")
     assert (opened.page.view, opened.page.pod) == (View.THREADS, "b")
-    thieves = press("t", state=opened)
-    assert (thieves.page.view, thieves.page.pod) == (View.THIEVES, "b")
-    assert press("q", state=thieves).page.view is View.THREADS
-    assert press("escape", "left", state=thieves).page.view is View.PODS
-    assert not press("q", "q", state=thieves).ended
-    assert press("q", "q", "q", state=thieves).ended
-    assert press("T").page.pod == ""
+    foreign = press("f", state=opened)
+    assert (foreign.page.view, foreign.page.pod) == (View.FOREIGN, "b")
+    assert press("q", state=foreign).page.view is View.THREADS
+    assert press("escape", "left", state=foreign).page.view is View.PODS
+    assert not press("q", "q", state=foreign).ended
+    assert press("q", "q", "q", state=foreign).ended
+    assert press("F").page.pod == ""
     assert not press("escape").ended
 
 
@@ -103,7 +103,7 @@ def test_a_reconcile_asks_first() -> None:
 
 def test_commands_about_a_pod_need_one() -> None:
     empty = ListedRows((), 4)
-    for key in ("enter", "e", "t", "r"):
+    for key in ("enter", "e", "f", "r"):
         found = press(key, rows=empty)
         assert (found.notice, found.mode, len(found.pages), found.request) == (
             "no pod is selected", Mode.NORMAL, 1, None)
@@ -122,8 +122,8 @@ def test_a_filter_is_typed_kept_and_dropped() -> None:
 
 def test_the_order_goes_round_and_letters_choose_one() -> None:
     assert [press(*["s"] * count).page.sort for count in range(6)] == [
-        "stolen", "busy", "waited", "drift", "name", "stolen"]
-    assert [press(key).page.sort for key in "SBWDN"] == ["stolen", "busy", "waited", "drift", "name"]
+        "foreign", "busy", "waited", "drift", "name", "foreign"]
+    assert [press(key).page.sort for key in "SBWDN"] == ["foreign", "busy", "waited", "drift", "name"]
     opened = press("enter")
     assert [press(*keys, state=opened).page.sort for keys in ((), "s", "D")] == ["role", "busy", "role"]
 
@@ -153,7 +153,7 @@ def test_no_keys_break_the_view(pressed: list[tuple[str, int, int]]) -> None:
                 assert state.request.pod
             state = answered(replace(state, request=None), "x", ())
         page = state.page
-        assert page.view in (View.TEXT, View.THREADS, View.THIEVES) or page == state.pages[0]
+        assert page.view in (View.TEXT, View.THREADS, View.FOREIGN) or page == state.pages[0]
         if page.view is not View.TEXT and page.selected in rows.ids:
             assert page.top <= rows.ids.index(page.selected) < page.top + height
     assert isinstance(state.page, Page)

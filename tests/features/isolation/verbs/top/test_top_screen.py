@@ -25,7 +25,7 @@ from vmpin.features.isolation.verbs.top.view_state import Line, Mode, Page, Stat
 GOLDEN = Path(__file__).parents[4] / "data" / "top"
 AROUND = Surroundings("node-a", "03:14:15", 3.0, "")
 PAGES = {"pods": Page(View.PODS), "threads": Page(View.THREADS, SHOP, sort="role"),
-         "threads-bad": Page(View.THREADS, BAD, sort="busy"), "thieves": Page(View.THIEVES)}
+         "threads-bad": Page(View.THREADS, BAD, sort="busy"), "foreign": Page(View.FOREIGN)}
 
 
 def drawn(found: NodeUsage, state: State, width: int = 80, height: int = 24,
@@ -111,20 +111,20 @@ def test_hostile_names_are_escaped_on_every_page() -> None:
         for width in (80, 200):
             lines = drawn(found, state, width, around=around)
             assert all(text.isprintable() for line in lines for text, _ in line), state
-    assert all(line.isprintable() for line in block(found, "now", "stolen", trouble=HOSTILE))
+    assert all(line.isprintable() for line in block(found, "now", "foreign", trouble=HOSTILE))
 
 
 def test_trouble_stands_in_the_second_line() -> None:
     found = replace(used(description=describe(document(collisions=[{"cpu": 5, "what": "both own it"}]))),
                     kernel_seen=False, precise=False)
     line = plain(drawn(found, State(), 400, around=Surroundings("n", "t", 3.0, "since 03:00:00 no watcher")))[1]
-    assert line == ("stolen ~83 ms a second from 2 pods; 1 pod marked ! not in order; 1 collision, see m; since "
-                    "03:00:00 no watcher; no kernel thread in sight: another PID namespace; run times in ticks only")
+    assert line == ("foreign ~83 ms a second on CPUs of 2 pods; 1 pod not in order (!); 1 collision, see m; since "
+                    "03:00:00 no watcher; other PID namespace: kernel threads are hidden; run times in ticks only")
 
 
-def test_before_the_first_interval_and_with_nothing_stolen() -> None:
-    assert plain(drawn(usage(described(), None), State()))[1] == "measuring; 1 pod marked ! not in order"
-    assert plain(drawn(used(process(1, "x", ran(1, 5, 0))), State()))[1].startswith("nothing was stolen; ")
+def test_before_the_first_interval_and_without_foreign_time() -> None:
+    assert plain(drawn(usage(described(), None), State()))[1] == "measuring; 1 pod not in order (!)"
+    assert plain(drawn(used(process(1, "x", ran(1, 5, 0))), State()))[1].startswith("no foreign thread ran; ")
     empty = usage(describe({**document(owners=[]), "sandboxes": []}), None)
     assert "  no VM sandbox runs on this node, and no container has exclusive CPUs" in plain(drawn(empty, State()))
 
@@ -141,7 +141,7 @@ def test_the_prompt_replaces_the_keys() -> None:
     lines = plain(drawn(used(), typing))
     assert lines[-1].startswith("filter: sh_")
     assert sum("demo/" in line[:12] for line in lines) == 1
-    assert lines[0].endswith("1 of 4 pods by stolen, filter 'sh'")
+    assert lines[0].endswith("1 of 4 pods by foreign, filter 'sh'")
 
 
 def test_the_help_fits_the_smallest_screen() -> None:
@@ -197,14 +197,14 @@ def test_colours_are_those_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_block_for_a_log() -> None:
-    lines = list(block(used(), "2026-01-01T00:00:03Z", "stolen", trouble="no watcher runs"))
+    lines = list(block(used(), "2026-01-01T00:00:03Z", "foreign", trouble="no watcher runs"))
     assert lines[:4] == [
-        "2026-01-01T00:00:03Z 3.0 s, 4 pods, busy 206%, stolen ~83 ms a second", "WATCHER: no watcher runs",
-        "POD         CPUS     BUSY  STOLEN/s  WAITED/s  DRIFT  GUEST     IN PLACE  VERDICT   KIND  ID",
-        "demo/shop   5-6+0-1  151%  ~81 ms    32 ms     0      applied   4/4       pinned    VM    aaaaaaaaaaaa"]
+        "2026-01-01T00:00:03Z 3.0 s, 4 pods, busy 206%, foreign ~83 ms a second", "WATCHER: no watcher runs",
+        "POD         CPUS     BUSY  FOREIGN/s  WAITED/s  DRIFT  GUEST     IN PLACE  VERDICT   KIND  ID",
+        "demo/shop   5-6+0-1  151%  ~81 ms     32 ms     0      applied   4/4       pinned    VM    aaaaaaaaaaaa"]
     assert lines[-3:-1] == [
-        "STOLEN 31 ms on CPU 5 of demo/shop by kube-system/noisy/stress: thread 601 (stress-ng-cpu) of process 600 "
+        "FOREIGN 31 ms on CPU 5 of demo/shop by kube-system/noisy/stress: thread 601 (stress-ng-cpu) of process 600 "
         "(stress-ng)",
-        "STOLEN ~2 ms on CPU 3 of demo/cache by kernel: thread 41 (kworker/u8:1)"]
+        "FOREIGN ~2 ms on CPU 3 of demo/cache by kernel: thread 41 (kworker/u8:1)"]
     assert len(list(block(used(), "now", "name", "shop"))) == 6
     assert not re.search(r"\s$", "\n".join(lines))

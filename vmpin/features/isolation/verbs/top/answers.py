@@ -17,28 +17,29 @@ from vmpin.features.isolation.verbs.top.view_state import Request
 HELP = """\
 arrows, j, k, PgUp, PgDn, Space, g, G   move
 Enter   the threads of a pod            m   the map of the node
-t or d  the thieves of the pod          r   reconcile: set its masks; asks first
-T       the thieves of all pods         /   filter (Esc: none)
+f or d  foreign threads on its CPUs     r   reconcile: set its masks; asks first
+F       foreign threads on all CPUs     /   filter (Esc: none)
 e       explain its threads' CPUs       s   next order; S B W D N choose one
 p       pause the display               q   back; on the first page: quit
 
-CPUS      5-6+0-1: 5 and 6 are its own, 0 and 1 it shares
-BUSY      run time of its threads, of one CPU: 200% are two CPUs
-STOLEN/s  time in each second that threads of others ran on its own CPUs.
-          Empty: it has no CPU of its own. A kernel thread that is bound to a
-          CPU belongs to that CPU: "kernel" on a pod's page, and not stolen
-WAITED/s  time in each second that its threads were ready, and had no CPU
-DRIFT     how many times the watcher put a thread back whose mask another
-          program had changed
-GUEST     the most urgent state of its containers in the guest
-IN PLACE  (wide screens) threads that have the mask that the rules give them
-PLACE     of a thread: ok, or the CPUs that it belongs on
-!         the verdict is not pinned or floating: Enter or e has the reasons
-~         an estimate: the kernel has a thread's run time and its last CPU, so
-          the time of a thread that may run on several CPUs is booked to the
-          one it was last on. Without ~ it may run there alone: that is exact
-unseen    busy beyond all threads, as the kernel counts it in steps of 10 ms:
-          interrupts, and threads that began and ended between two samples
+CPUS       5-6+0-1: CPUs 5 and 6 are exclusive to it, it shares 0 and 1
+BUSY       run time of its threads, in % of one CPU: 200% are two CPUs
+FOREIGN/s  time in each second that foreign threads ran on its exclusive CPUs;
+           empty without any. A kernel thread that is bound to a CPU belongs
+           to that CPU: a pod's page counts it as "kernel", not as foreign
+WAITED/s   time in each second that its threads were ready to run, with no CPU
+DRIFT      how many times the watcher put a thread back after another program
+           had changed its mask
+GUEST      the most urgent state of its containers in the guest
+IN PLACE   (wide screens) threads that have the mask that the rules give them
+PLACE      of a thread: ok, or the CPUs that the rules give it
+!          the verdict is not pinned or floating: Enter or e gives the reasons
+~          an estimate: the kernel counts a thread's run time and keeps its
+           last CPU, so all time of a thread that may run on several CPUs
+           counts for the last one. Without ~ it may run on that CPU alone
+unseen     busy time of the CPU that no thread had: interrupts, and threads
+           that began and ended between two samples. Busy time is counted in
+           steps of 10 ms
 """
 
 

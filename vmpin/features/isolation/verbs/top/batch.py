@@ -13,10 +13,10 @@ from vmpin.domain.terminal import number_of, printable
 from vmpin.features.isolation.top.pod_usage import NodeUsage, sorted_pods
 from vmpin.features.isolation.top.usage_document import usage_data
 from vmpin.features.isolation.verbs.top.feed import NodeReader
-from vmpin.features.isolation.verbs.top.sheet import PODS, percent, pod_row, rate, thief_text
+from vmpin.features.isolation.verbs.top.sheet import PODS, foreign_text, percent, pod_row, rate
 
-#: Thieves that a block lists; -o json has all.
-_THIEVES = 10
+#: Foreign threads that a block lists; -o json has all.
+_MOST = 10
 
 
 def run_batch(reader: NodeReader, delay: float, count: int, order: str, text: str, output: str) -> int:
@@ -42,9 +42,9 @@ def run_batch(reader: NodeReader, delay: float, count: int, order: str, text: st
 def block(usage: NodeUsage, when: str, order: str, text: str = "", trouble: str = "") -> Iterator[str]:
     """The lines of one interval."""
     rows = [row for row in sorted_pods(usage.pods, order) if row.matches(text)]
-    stolen = rate(usage.stolen, usage.seconds, not usage.estimated)
+    foreign = rate(usage.foreign, usage.seconds, not usage.estimated)
     yield (f"{when} {usage.seconds:.1f} s, {number_of(len(rows), 'pod')}, busy "
-           f"{percent(sum(row.busy for row in rows), usage.seconds)}, stolen {stolen} a second")
+           f"{percent(sum(row.busy for row in rows), usage.seconds)}, foreign {foreign} a second")
     if trouble:
         yield f"WATCHER: {printable(trouble)}"
     yield from (f"COLLISION on {printable(collision)}" for collision in usage.description.collisions)
@@ -52,7 +52,7 @@ def block(usage: NodeUsage, when: str, order: str, text: str = "", trouble: str 
     if cells:
         yield from plain_table([column.title for column in PODS], [[cell or "-" for cell in row] for row in cells])
     shown = {row.pod.id for row in rows}
-    thefts = [theft for theft in usage.thefts if theft.victim in shown]
-    yield from (f"STOLEN {thief_text(theft, usage, victim=True)}" for theft in thefts[:_THIEVES])
-    if len(thefts) > _THIEVES:
-        yield f"and {len(thefts) - _THIEVES} more: -o json lists them"
+    threads = [thread for thread in usage.foreign_threads if thread.owner in shown]
+    yield from (f"FOREIGN {foreign_text(thread, usage, owner=True)}" for thread in threads[:_MOST])
+    if len(threads) > _MOST:
+        yield f"and {len(threads) - _MOST} more: -o json lists them"

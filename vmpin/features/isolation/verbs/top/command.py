@@ -12,12 +12,12 @@ from vmpin.cli.this_program import about_this_node
 from vmpin.cli.verb_options import Verbs, direct_flag, namespace_flag, usable_config, verb
 from vmpin.errors import UsageError
 
-_SORTS = ("stolen", "busy", "waited", "drift", "name")
+_SORTS = ("foreign", "busy", "waited", "drift", "name")
 
 _ABOUT = """\
-A live view of the pods that use their CPUs, and of the threads of others that run on a pod's exclusive CPUs. It
-opens a pod into its threads, and a stolen CPU into the thief. It samples the run times of all threads itself; the
-watcher is asked once a refresh, and at most every 2.5 seconds, as `vmpin status` asks.
+A live view of the pods, of their threads, and of foreign threads: those that run on a pod's exclusive CPUs and belong
+neither to its VM nor to the container that owns the CPU. top samples the run times of all threads itself. It asks the
+watcher for its status once a refresh, at most every 2.5 seconds.
 """
 
 _EPILOG = """\
@@ -26,21 +26,21 @@ examples:
   vmpin top shop demo/db             these pods only
   vmpin top -d 1 --sort busy         every second, the busiest first
   vmpin top --batch -c 20 >top.log   twenty blocks for a log
-  vmpin top -o json -c 1 | jq .thefts
+  vmpin top -o json -c 1 | jq .foreign_threads
 
 columns:
-  BUSY      run time of its threads, of one CPU (200%: two CPUs)
-  STOLEN/s  time that threads of others ran on its exclusive CPUs, in each second. A kernel thread that is bound to the
-            CPU belongs to it and does not count
-  WAITED/s  time that its threads were ready to run and had no CPU, in each second
-  DRIFT     how many times the watcher put a thread back
+  BUSY       run time of its threads, in % of one CPU (200%: two CPUs)
+  FOREIGN/s  time in each second that foreign threads ran on its exclusive CPUs. A kernel thread that is bound to one
+             CPU belongs to that CPU and is not foreign
+  WAITED/s   time in each second that its threads were ready to run and had no CPU
+  DRIFT      how many times the watcher put a thread back
 
-With ~ a time is an estimate: the kernel has a thread's run time and its last CPU, so the time of a thread that may run
-on several CPUs is booked to the one it was last on. Without ~ the thread may run on that CPU alone: that is exact.
-Threads that begin and end between two samples are seen as busy time of the CPU only ("unseen" on a pod's page).
+A time with ~ is an estimate: the kernel counts a thread's run time and keeps its last CPU, so all time of a thread
+that may run on several CPUs counts for the last one. Without ~ the thread may run on that CPU alone: that is exact.
+Threads that begin and end between two samples show up only in the CPU's busy time ("unseen" on a pod's page).
 
-keys: arrows or j k move, Enter threads, t thieves, T thieves of all, e explain, m map, / filter, s sort, r reconcile
-(asks first), p pause, ? help, q back or quit. `vmpin help top` has more.
+keys: arrows or j k move, Enter threads, f foreign threads of the pod, F of all pods, e explain, m map, / filter,
+s sort, r reconcile (asks first), p pause, ? help, q back or quit. `vmpin help top` has more.
 
 exit codes: 0 ended by q or after --count, 1 the watcher does not answer, or a file cannot be read, 2 the command
 cannot be used, 130 Ctrl-C, 143 SIGTERM
@@ -48,7 +48,7 @@ cannot be used, 130 Ctrl-C, 143 SIGTERM
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "top", "watch live which threads take the CPUs of which pods", run, about=_ABOUT,
+    parser = verb(verbs, "top", "watch live which threads run on the CPUs of which pods", run, about=_ABOUT,
                   epilog=_EPILOG)
     parser.add_argument("pods", nargs="*", metavar="POD", help=about_this_node(
         "only these: POD, NAMESPACE/POD, or the first digits of a sandbox's id"))
@@ -61,8 +61,8 @@ def add_parser(verbs: Verbs) -> None:
                         help="print plain blocks, for a log or another program, and read no keys")
     parser.add_argument("-o", "--output", choices=("table", "json"), default=None, metavar="FORMAT",
                         help="with --batch table or json: one JSON object a line (implies --batch; default: table)")
-    parser.add_argument("--sort", choices=_SORTS, default="stolen", metavar="ORDER",
-                        help=f"{', '.join(_SORTS)} (default: stolen)")
+    parser.add_argument("--sort", choices=_SORTS, default="foreign", metavar="ORDER",
+                        help=f"{', '.join(_SORTS)} (default: foreign)")
     parser.add_argument("--filter", default="", metavar="TEXT", help="only pods with this text in their row")
     direct_flag(parser)
 

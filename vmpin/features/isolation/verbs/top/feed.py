@@ -77,7 +77,7 @@ class NodeReader:
         if chosen is None:
             return found
         return replace(found, pods=tuple(row for row in found.pods if row.pod.id in chosen),
-                       thefts=tuple(theft for theft in found.thefts if theft.victim in chosen))
+                       foreign_threads=tuple(thread for thread in found.foreign_threads if thread.owner in chosen))
 
     def _sample(self) -> UsageInterval | None:
         description = self._described

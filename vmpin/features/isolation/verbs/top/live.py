@@ -113,7 +113,7 @@ class LiveView:
                 self._state = answered(self._state, result.title, result.lines)
             elif isinstance(result, VmpinError):
                 hint = f" ({result.hint})" if result.hint else ""
-                self._state = answered(self._state, "it could not be done", text_lines([f"{result}{hint}"]))
+                self._state = answered(self._state, "the request failed", text_lines([f"{result}{hint}"]))
             elif isinstance(result, BaseException):
                 raise result
             elif isinstance(result, NodeUsage):

@@ -1,4 +1,4 @@
-"""What is on the screen as lines and rows: of the pods, of one pod's threads, of thieves, of a text.
+"""What is on the screen as lines and rows: of the pods, of one pod's threads, of foreign threads, of a text.
 
 Pure: from the usage of a node and the state of the view. Texts of others are escaped here.
 """
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from vmpin.domain.terminal import number_of, printable, short_id
 from vmpin.features.isolation.top.node_description import DescribedPod
-from vmpin.features.isolation.top.pod_usage import CpuTheft, CpuUse, NodeUsage, PodUsage, ThreadUsage, sorted_pods
+from vmpin.features.isolation.top.pod_usage import CpuUse, ForeignThread, NodeUsage, PodUsage, ThreadUsage, sorted_pods
 from vmpin.features.isolation.verbs.top.view_state import Line, ListedRows, Mode, Page, State, View
 
-#: Thieves that a pod's page lists above its threads.
-_THIEVES = 4
+#: Foreign threads, and CPUs, that a pod's page lists above its threads.
+_MOST = 4
 #: Styles of rich.
 _BAD, _ODD, _DIM, _BOLD = "bold red", "yellow", "dim", "bold"
 
@@ -74,14 +74,14 @@ class Surroundings(NamedTuple):
     watcher: str
 
 
-PODS = (Column("POD", 8), Column("CPUS", 4, 14), Column("BUSY", 5, 5, True), Column("STOLEN/s", 8, 9, True),
+PODS = (Column("POD", 8), Column("CPUS", 4, 14), Column("BUSY", 5, 5, True), Column("FOREIGN/s", 9, 9, True),
         Column("WAITED/s", 8, 9, True), Column("DRIFT", 5, 6, True), Column("GUEST", 8, 10),
         Column("IN PLACE", 8, 9, True, 96), Column("VERDICT", 9, 9, screen=108), Column("KIND", 7, 7, screen=116),
         Column("ID", 12, 14, screen=132))
 THREADS = (Column("THREAD", 7, 7, True), Column("ROLE", 8, 10), Column("NAME", 8), Column("CPU", 3, 4, True),
            Column("MASK", 6, 12), Column("BUSY", 5, 5, True), Column("WAITED/s", 8, 9, True), Column("PLACE", 8, 14))
-THIEVES = (Column("TAKEN/s", 8, 9, True), Column("CPU", 3, 4, True), Column("BY POD, UNIT", 10),
-           Column("THREAD", 7, 17), Column("OF PROCESS", 10, 16), Column("STOLEN FROM", 10))
+FOREIGN = (Column("FOREIGN/s", 9, 9, True), Column("CPU", 3, 4, True), Column("CPU OF", 10), Column("RAN BY", 10),
+           Column("THREAD", 7, 17), Column("PROCESS", 10, 16))
 
 
 def percent(spent: int, seconds: float) -> str:
@@ -110,7 +110,7 @@ def cpus_text(pod: DescribedPod) -> str:
 def sheet(usage: NodeUsage, state: State, around: Surroundings) -> Sheet:
     """The page on top."""
     page = state.page
-    found = {View.PODS: _pods, View.THREADS: _threads, View.THIEVES: _thieves, View.TEXT: _text}[page.view](
+    found = {View.PODS: _pods, View.THREADS: _threads, View.FOREIGN: _foreign, View.TEXT: _text}[page.view](
         usage, page, around)
     return _with_prompt(found, usage, state)
 
@@ -138,34 +138,34 @@ def _first(usage: NodeUsage, around: Surroundings, more: str) -> Line:
 
 
 def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
-    """The line on what was stolen, and on everything that is not as it should be."""
+    """The line on foreign time, and on everything that is not as it should be."""
     description = usage.description
-    victims = sum(pod.stolen > 0 for pod in usage.pods)
+    owners = sum(pod.foreign > 0 for pod in usage.pods)
     parts: list[tuple[str, str]] = []
     if not usage.seconds:
         parts.append(("measuring", _DIM))
-    elif victims:
-        parts.append((f"stolen {rate(usage.stolen, usage.seconds, not usage.estimated)} a second from "
-                      f"{number_of(victims, 'pod')}", _BAD))
+    elif owners:
+        parts.append((f"foreign {rate(usage.foreign, usage.seconds, not usage.estimated)} a second on CPUs of "
+                      f"{number_of(owners, 'pod')}", _BAD))
     elif description.owned:
-        parts.append(("nothing was stolen", ""))
+        parts.append(("no foreign thread ran", ""))
     else:
         parts.append(("no CPU is exclusive", ""))
     odd = sum(not pod.calm for pod in description.pods)
-    parts += [(f"{number_of(odd, 'pod')} marked ! not in order", _ODD)] * bool(odd)
+    parts += [(f"{number_of(odd, 'pod')} not in order (!)", _ODD)] * bool(odd)
     parts += [(f"{number_of(len(description.collisions), 'collision')}, see m", _BAD)] * bool(description.collisions)
     parts += [(printable(around.watcher), _BAD)] * bool(around.watcher)
-    parts += [("no kernel thread in sight: another PID namespace", _BAD)] * (not usage.kernel_seen)
+    parts += [("other PID namespace: kernel threads are hidden", _BAD)] * (not usage.kernel_seen)
     parts += [("run times in ticks only", _ODD)] * (not usage.precise)
     return tuple(part for each in parts for part in (("; ", ""), each))[1:]
 
 
-def thief_text(theft: CpuTheft, usage: NodeUsage, victim: bool) -> str:
+def foreign_text(thread: ForeignThread, usage: NodeUsage, owner: bool) -> str:
     """`~31 ms on CPU 5 of demo/shop by demo/noisy: thread 4711 (burn) of process 4700 (stress)`"""
-    process = f" of process {theft.pid} ({theft.process})" if theft.pid != theft.tid else ""
-    whose = f" of {title_of(usage, theft.victim)}" if victim else ""
-    return printable(f"{rate(theft.ran, usage.seconds, theft.exact)} on CPU {theft.cpu}{whose} by {theft.pod}: thread "
-                     f"{theft.tid} ({theft.thread}){process}")
+    process = f" of process {thread.pid} ({thread.process})" if thread.pid != thread.tid else ""
+    whose = f" of {title_of(usage, thread.owner)}" if owner else ""
+    return printable(f"{rate(thread.ran, usage.seconds, thread.exact)} on CPU {thread.cpu}{whose} by {thread.home}: "
+                     f"thread {thread.tid} ({thread.name}){process}")
 
 
 def _matching(rows: Sequence[Row], text: str) -> tuple[Row, ...]:
@@ -183,26 +183,26 @@ def _shown(page: Page, count: int, what: str) -> str:
 def _pods(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
     shown = [pod_row(row, usage) for row in sorted_pods(usage.pods, page.sort) if row.matches(page.filter)]
     many = len(usage.pods)
-    most = next(iter(usage.thefts), None)
+    most = next(iter(usage.foreign_threads), None)
     return Sheet(
         (_first(usage, around, _shown(page, len(shown), f"{number_of(many, 'pod')} by {page.sort}")),
          _trouble(usage, around),
-         ((f"most: {thief_text(most, usage, victim=True)}", _BAD),) if most is not None else ()),
-        "Enter threads  t thieves  e explain  m map  / filter  s sort  r reconcile  ? q", PODS, tuple(shown),
+         ((f"most: {foreign_text(most, usage, owner=True)}", _BAD),) if most is not None else ()),
+        "Enter threads  f foreign  e explain  m map  / filter  s sort  r reconcile  ? q", PODS, tuple(shown),
         empty="no pod matches the filter" if many else
         "no VM sandbox runs on this node, and no container has exclusive CPUs")
 
 
 def pod_row(row: PodUsage, usage: NodeUsage) -> Row:
     pod, seconds = row.pod, usage.seconds
-    stolen = rate(row.stolen, seconds, row.exact) if pod.exclusive else ""
+    foreign = rate(row.foreign, seconds, row.exact) if pod.exclusive else ""
     ok, threads = pod.in_place
     return Row(pod.id, tuple(printable(cell) for cell in (
-        pod.title, cpus_text(pod), percent(row.busy, seconds), stolen,
+        pod.title, cpus_text(pod), percent(row.busy, seconds), foreign,
         rate(row.waited, seconds) if usage.precise else "?", str(pod.drift) if pod.verdict else "", pod.guest or "-",
         f"{ok}/{threads}" if pod.verdict else "", pod.verdict or "-",
         {"vm": "VM", "kubelet": "kubelet"}.get(pod.kind, pod.kind), pod.id[:12])), not pod.calm,
-        (_ODD if not pod.calm else "", "", "", _BAD if row.stolen else "", "", "",
+        (_ODD if not pod.calm else "", "", "", _BAD if row.foreign else "", "", "",
          _ODD if pod.guest in ("error", "no agent") else "", _ODD if ok < threads else "", _ODD * (not pod.calm)))
 
 
@@ -222,12 +222,12 @@ def _threads(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
     shown = _matching(rows, page.filter)
     what = _shown(page, len(shown), f"{number_of(len(rows), 'thread')} by {page.sort}")
     head = [_first(usage, around, what), *_about(row, usage)]
-    return Sheet(tuple(head), "q back  t thieves  e explain  m map  / filter  s sort  r reconcile  ? help", THREADS,
+    return Sheet(tuple(head), "q back  f foreign  e explain  m map  / filter  s sort  r reconcile  ? help", THREADS,
                  shown, empty="no thread of it ran" if not page.filter else "no thread matches the filter")
 
 
 def _about(row: PodUsage, usage: NodeUsage) -> list[Line]:
-    """A pod in full: its state, the use of its exclusive CPUs, the thieves."""
+    """A pod in full: its state, the use of its exclusive CPUs, the foreign threads."""
     pod, seconds = row.pod, usage.seconds
     ok, threads = pod.in_place
     state = f"{pod.verdict}, {ok}/{threads} in place" if pod.verdict else "no VM"
@@ -236,19 +236,19 @@ def _about(row: PodUsage, usage: NodeUsage) -> list[Line]:
     lines += [((printable(f"! {reason}"), _ODD),) for reason in pod.reasons[:2]]
     if pod.drift:
         lines.append(((printable(f"put back {number_of(pod.drift, 'time')}, last: {pod.why}"), _ODD),))
-    lines += [_use(use, seconds) for use in usage.cpus_of(pod)[:_THIEVES]]
-    thefts = usage.thefts_of(pod.id)
-    lines += [((f"  stolen {thief_text(theft, usage, victim=False)}", _BAD),) for theft in thefts[:_THIEVES]]
-    if len(thefts) > _THIEVES:
-        lines.append(((f"  and {len(thefts) - _THIEVES} more, t lists them", _DIM),))
+    lines += [_use(use, seconds) for use in usage.cpus_of(pod)[:_MOST]]
+    foreign = usage.foreign_threads_of(pod.id)
+    lines += [((f"  foreign {foreign_text(thread, usage, owner=False)}", _BAD),) for thread in foreign[:_MOST]]
+    if len(foreign) > _MOST:
+        lines.append(((f"  and {len(foreign) - _MOST} more, f lists them", _DIM),))
     return lines
 
 
 def _use(use: CpuUse, seconds: float) -> Line:
     busy = "" if use.busy is None else f"busy {percent(use.busy, seconds)}, "
     unseen = "" if use.busy is None else f", unseen {rate(use.unseen, seconds, False)}"
-    return ((f"CPU {use.cpu}: {busy}its own {percent(use.own, seconds)}, stolen ", ""),
-            (rate(use.stolen, seconds, use.exact), _BAD if use.stolen else ""),
+    return ((f"CPU {use.cpu}: {busy}its own {percent(use.own, seconds)}, foreign ", ""),
+            (rate(use.foreign, seconds, use.exact), _BAD if use.foreign else ""),
             (f", kernel {rate(use.kernel, seconds)}{unseen}", ""))
 
 
@@ -260,26 +260,25 @@ def _thread_row(each: ThreadUsage, usage: NodeUsage) -> Row:
         not each.ok, ("", "", "", "", "", "", "", "" if each.ok else _ODD))
 
 
-# Thieves
+# Foreign threads
 
-def _thieves(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
-    thefts = usage.thefts_of(page.pod or None)
-    whose = f"from {title_of(usage, page.pod)}" if page.pod else "from all pods"
-    rows = [_thief_row(theft, usage) for theft in thefts]
+def _foreign(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
+    whose = title_of(usage, page.pod) if page.pod else "all pods"
+    rows = [_foreign_row(thread, usage) for thread in usage.foreign_threads_of(page.pod or None)]
     shown = _matching(rows, page.filter)
     note = ("~ is an estimate: the thread may run on other CPUs, too (? has more)", _DIM)
-    return Sheet((_first(usage, around, _shown(page, len(shown), f"{number_of(len(rows), 'theft')} {whose}")),
-                  _trouble(usage, around), (note,)),
-                 "q back  e explain  m map  / filter  T thieves of all pods  ? help",
-                 tuple(column for column in THIEVES if not page.pod or column.title != "STOLEN FROM"), shown,
-                 empty="nothing was stolen in the last interval" if not page.filter else "no thief matches the filter")
+    count = f"{len(rows)} foreign thread{'s' * (len(rows) != 1)} on CPUs of {whose}"
+    return Sheet((_first(usage, around, _shown(page, len(shown), count)), _trouble(usage, around), (note,)),
+                 "q back  e explain  m map  / filter  F foreign threads of all pods  ? help", FOREIGN, shown,
+                 empty="no foreign thread ran in the last interval" if not page.filter else
+                 "no foreign thread matches the filter")
 
 
-def _thief_row(theft: CpuTheft, usage: NodeUsage) -> Row:
-    process = "-" if theft.pid == theft.tid else f"{theft.process} {theft.pid}"
-    return Row(f"{theft.tid}:{theft.cpu}:{theft.victim}", tuple(printable(cell) for cell in (
-        rate(theft.ran, usage.seconds, theft.exact), theft.cpu, theft.pod, f"{theft.thread} {theft.tid}", process,
-        title_of(usage, theft.victim))))
+def _foreign_row(thread: ForeignThread, usage: NodeUsage) -> Row:
+    process = "-" if thread.pid == thread.tid else f"{thread.process} {thread.pid}"
+    return Row(f"{thread.tid}:{thread.cpu}:{thread.owner}", tuple(printable(cell) for cell in (
+        rate(thread.ran, usage.seconds, thread.exact), thread.cpu, title_of(usage, thread.owner), thread.home,
+        f"{thread.name} {thread.tid}", process)))
 
 
 # Texts

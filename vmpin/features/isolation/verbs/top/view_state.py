@@ -13,7 +13,7 @@ from typing import NamedTuple
 #: A line as texts with styles of rich.
 Line = tuple[tuple[str, str], ...]
 
-POD_SORTS = ("stolen", "busy", "waited", "drift", "name")
+POD_SORTS = ("foreign", "busy", "waited", "drift", "name")
 THREAD_SORTS = ("role", "busy", "waited", "name")
 _LONGEST_FILTER = 100
 
@@ -21,7 +21,7 @@ _LONGEST_FILTER = 100
 class View(enum.StrEnum):
     PODS = "pods"
     THREADS = "threads"  #: Of one pod.
-    THIEVES = "thieves"  #: Of one pod, or of all.
+    FOREIGN = "foreign"  #: Foreign threads on CPUs of one pod, or of all.
     TEXT = "text"
 
 
@@ -54,7 +54,7 @@ class Page:
     pod: str = ""
     title: str = ""
     lines: tuple[Line, ...] = ()
-    sort: str = "stolen"
+    sort: str = "foreign"
     filter: str = ""
     selected: str = ""
     top: int = 0
@@ -160,8 +160,8 @@ def _command(state: State, key: str) -> State:
         return replace(state, request=Request("help"))
     if key == "m":
         return replace(state, request=Request("map"))
-    if key == "T":
-        return state.opened(Page(View.THIEVES))
+    if key == "F":
+        return state.opened(Page(View.FOREIGN))
     if page.view is View.TEXT:
         return state
     if key == "/":
@@ -169,17 +169,17 @@ def _command(state: State, key: str) -> State:
     if key in _SORTS:
         return _sorted(state, key)
     if not pod:
-        return replace(state, notice="no pod is selected") if key in ("enter", "right", "e", "t", "d", "r") else state
+        return replace(state, notice="no pod is selected") if key in ("enter", "right", "e", "f", "d", "r") else state
     if key in ("enter", "right") and page.view is View.PODS:
         return state.opened(Page(View.THREADS, pod, sort="role"))
-    if key in ("t", "d") and page.view is not View.THIEVES:
-        return state.opened(Page(View.THIEVES, pod))
+    if key in ("f", "d") and page.view is not View.FOREIGN:
+        return state.opened(Page(View.FOREIGN, pod))
     if key == "e":
         return replace(state, request=Request("explain", pod))
     return replace(state, mode=Mode.CONFIRM) if key == "r" else state
 
 
-_SORTS = {"s": "", "S": "stolen", "B": "busy", "W": "waited", "D": "drift", "N": "name"}
+_SORTS = {"s": "", "S": "foreign", "B": "busy", "W": "waited", "D": "drift", "N": "name"}
 
 
 def _sorted(state: State, key: str) -> State:

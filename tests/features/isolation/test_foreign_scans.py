@@ -1,4 +1,4 @@
-"""Visits to real processes: which of them ran on a CPU, how long, and what they are called."""
+"""Scans to real processes: which of them ran on a CPU, how long, and what they are called."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from strayed import Spinners, burner_on, run_for, spinners
 
 from vmpin.domain.model import SandboxId
-from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import Theft
-from vmpin.features.isolation.thief_visits import HotCpu, ThiefVisits, home
+from vmpin.features.isolation.foreign_scans import ForeignScans, HotCpu, home
+from vmpin.features.isolation.isolation_advice import ProgramKind
+from vmpin.features.isolation.isolation_books import ForeignRun
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, Stat
 
@@ -36,15 +36,15 @@ def burning(node: Spinners, tmp_path: Path) -> Iterator[tuple[int, str]]:
         yield made
 
 
-def visit(visits: ThiefVisits, hot: dict[int, int], own: dict[SandboxId, frozenset[str]] | None = None,
-          owner: SandboxId = OWNER) -> list[Theft]:
+def scan(scans: ForeignScans, hot: dict[int, int], own: dict[SandboxId, frozenset[str]] | None = None,
+          owner: SandboxId = OWNER) -> list[ForeignRun]:
     """:param hot: foreign time by CPU (ns)."""
-    visits.start({cpu: HotCpu(owner, foreign) for cpu, foreign in hot.items()}, own or {})
-    found: list[Theft] = []
+    scans.start({cpu: HotCpu(owner, foreign) for cpu, foreign in hot.items()}, own or {})
+    found: list[ForeignRun] = []
     while True:
-        over = visits.step(0.001)
-        assert over != visits.under_way
-        found += visits.taken().get(owner, [])
+        over = scans.step(0.001)
+        assert over != scans.under_way
+        found += scans.taken().get(owner, [])
         if over:
             return found
 
@@ -56,45 +56,45 @@ def clock(pid: int) -> int:
 def test_a_thread_that_ran_between_two_visits_is_met_with_its_run_time(node: Spinners,
                                                                        burning: tuple[int, str]) -> None:
     burner, name = burning
-    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
-    assert visit(visits, {cpu: MUCH}) == []  # what it ran before is unknown
+    scans, cpu = ForeignScans(node.reconciler.view), node.there.first
+    assert scan(scans, {cpu: MUCH}) == []  # what it ran before is unknown
     before = clock(burner)
     run_for(0.2, burner)
-    found = [theft for theft in visit(visits, {cpu: MUCH}) if theft.thief.name == name]
+    found = [run for run in scan(scans, {cpu: MUCH}) if run.program.name == name]
     after = clock(burner)
     assert found
-    assert {theft.cpu for theft in found} == {cpu}
-    assert any(0.15 * SECOND < theft.spent <= after - before + SECOND for theft in found)
-    assert {theft.thief.kind for theft in found} <= {ThiefKind.HOST, ThiefKind.CONTAINER}
+    assert {run.cpu for run in found} == {cpu}
+    assert any(0.15 * SECOND < run.spent <= after - before + SECOND for run in found)
+    assert {run.program.kind for run in found} <= {ProgramKind.HOST, ProgramKind.CONTAINER}
 
 
 def test_without_foreign_time_no_thread_is_looked_at(node: Spinners, burning: tuple[int, str]) -> None:
     burner, _ = burning
-    visits = ThiefVisits(node.reconciler.view)
-    visit(visits, {})
+    scans = ForeignScans(node.reconciler.view)
+    scan(scans, {})
     run_for(0.05, burner)
-    assert visit(visits, {}) == []
+    assert scan(scans, {}) == []
 
 
-def test_a_vm_is_a_thief_on_the_cpus_of_others_and_not_on_its_own(node: Spinners) -> None:
+def test_a_vm_is_foreign_on_the_cpus_of_others_and_not_on_its_own(node: Spinners) -> None:
     vm = node.vm()
-    visits, cpu = ThiefVisits(node.reconciler.view), node.here.first
-    visit(visits, {cpu: MUCH})
+    scans, cpu = ForeignScans(node.reconciler.view), node.here.first
+    scan(scans, {cpu: MUCH})
     run_for(0.1, vm.vmm.pid)
-    kinds = {theft.thief.kind for theft in visit(visits, {cpu: MUCH})}
-    assert ThiefKind.VM in kinds
+    kinds = {run.program.kind for run in scan(scans, {cpu: MUCH})}
+    assert ProgramKind.VM in kinds
     run_for(0.1, vm.vmm.pid)
-    assert ThiefKind.VM not in {theft.thief.kind for theft in visit(visits, {cpu: MUCH}, owner=vm.sandbox)}
+    assert ProgramKind.VM not in {run.program.kind for run in scan(scans, {cpu: MUCH}, owner=vm.sandbox)}
 
 
-def test_no_thief_had_more_than_was_foreign_on_the_cpu(node: Spinners, burning: tuple[int, str]) -> None:
-    """It ran elsewhere before: of several visits together it had no more, either."""
+def test_no_program_had_more_than_was_foreign_on_the_cpu(node: Spinners, burning: tuple[int, str]) -> None:
+    """It ran elsewhere before: of several scans together it had no more, either."""
     burner, name = burning
-    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
-    visit(visits, {cpu: MUCH})
+    scans, cpu = ForeignScans(node.reconciler.view), node.there.first
+    scan(scans, {cpu: MUCH})
     for foreign in (20_000_000, 0, 30_000_000):
         run_for(0.1, burner)
-        found = sum(theft.spent for theft in visit(visits, {cpu: foreign}) if theft.thief.name == name)
+        found = sum(run.spent for run in scan(scans, {cpu: foreign}) if run.program.name == name)
         assert found <= foreign
         assert found == foreign or not foreign
 
@@ -102,15 +102,15 @@ def test_no_thief_had_more_than_was_foreign_on_the_cpu(node: Spinners, burning: 
 def test_what_ran_before_a_visit_that_looked_at_no_thread_is_not_met_later(node: Spinners,
                                                                            burning: tuple[int, str]) -> None:
     burner, name = burning
-    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
-    visit(visits, {cpu: MUCH})
+    scans, cpu = ForeignScans(node.reconciler.view), node.there.first
+    scan(scans, {cpu: MUCH})
     run_for(0.05, burner)
-    visit(visits, {cpu: MUCH})
+    scan(scans, {cpu: MUCH})
     run_for(0.5, burner)
     before = clock(burner)
-    visit(visits, {})
+    scan(scans, {})
     run_for(0.02, burner)
-    found = sum(theft.spent for theft in visit(visits, {cpu: MUCH}) if theft.thief.name == name)
+    found = sum(run.spent for run in scan(scans, {cpu: MUCH}) if run.program.name == name)
     assert 0 < found <= clock(burner) - before
 
 
@@ -152,14 +152,14 @@ class Counting(Procfs):
 
 def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> None:
     proc = node.node_state.proc = Counting(crowd)
-    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
-    visit(visits, {})
+    scans, cpu = ForeignScans(node.reconciler.view), node.there.first
+    scan(scans, {})
     run_for(0.05, crowd)
-    visits.start({cpu: HotCpu(OWNER, MUCH)}, {})
+    scans.start({cpu: HotCpu(OWNER, MUCH)}, {})
     most = 0
-    while visits.under_way:
+    while scans.under_way:
         before = len(proc.read)
-        visits.step(0.0)
+        scans.step(0.0)
         assert len(proc.read) - before <= 1  # and the loop has its turn
         most = max(most, *map(len, proc.read), 0)
     assert sum(map(len, proc.read)) == len(set().union(*proc.read)) == 600
@@ -168,10 +168,10 @@ def test_of_many_threads_some_are_read_at_a_time(node: Spinners, crowd: int) -> 
 
 def test_more_threads_than_a_visit_looks_at_are_left_to_others(node: Spinners, crowd: int) -> None:
     proc = node.node_state.proc = Counting(crowd)
-    visits, cpu = ThiefVisits(node.reconciler.view, most=300), node.there.first
-    visit(visits, {})
+    scans, cpu = ForeignScans(node.reconciler.view, most=300), node.there.first
+    scan(scans, {})
     run_for(0.05, crowd)
-    visit(visits, {cpu: MUCH})
+    scan(scans, {cpu: MUCH})
     assert sum(map(len, proc.read)) <= 300
 
 
@@ -189,12 +189,12 @@ class CountingCgroups(Cgroups):
 
 def test_whose_a_process_is_is_looked_up_once(node: Spinners, crowd: int) -> None:
     cgroups = node.node_state.cgroups = CountingCgroups(crowd)
-    visits, cpu = ThiefVisits(node.reconciler.view), node.there.first
+    scans, cpu = ForeignScans(node.reconciler.view), node.there.first
     own = {OWNER: frozenset(["/sys/fs/cgroup/none/cpu.stat"])}
-    visit(visits, {cpu: MUCH}, own)
+    scan(scans, {cpu: MUCH}, own)
     cgroups.asked = 0
     run_for(0.05, crowd)
-    visit(visits, {cpu: MUCH}, own)
+    scan(scans, {cpu: MUCH}, own)
     assert cgroups.asked == 1
 
 

@@ -1,6 +1,6 @@
-"""Visits to the processes of the node that find which of them ran on exclusive CPUs of others, by name.
+"""Scans of the node's processes for those that ran on exclusive CPUs of others, by name.
 
-A visit is made in slices. It costs one system call for each process; where foreign time was found since the last one,
+A scan is made in slices. It costs one system call for each process; where foreign time was found since the last one,
 also the files of the threads of those processes that ran meanwhile, some hundred at a time. Reads only.
 """
 
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.terminal import excerpt, pod_name, short_id
-from vmpin.features.isolation.isolation_advice import ThiefKind
-from vmpin.features.isolation.isolation_books import Theft, Thief
+from vmpin.features.isolation.isolation_advice import ProgramKind
+from vmpin.features.isolation.isolation_books import ForeignProgram, ForeignRun
 from vmpin.host.procfs import Stat, read_file, seconds_since_boot
 from vmpin.host.schedstat import Schedstat, process_ran
 from vmpin.reconcile.view import NodeView
 from vmpin.reports.residency.usage import container_of
 
-#: What ran less since the last visit is not looked at (ns).
+#: What ran less since the last scan is not looked at (ns).
 _LEAST = 1_000_000
 #: Threads that are looked at at once, in about a millisecond.
 _CHUNK = 256
@@ -30,14 +30,14 @@ _MAX_NAME, _MAX_WHERE = 32, 128
 
 
 class HotCpu(NamedTuple):
-    """An exclusive CPU on which foreign time was found: how much (ns) since the last visit began."""
+    """An exclusive CPU on which foreign time was found: how much (ns) since the last scan began."""
 
     owner: SandboxId
     foreign: int
 
 
-class _Met:
-    """A process at the last visit: its total run time, and those of its threads that were found on such CPUs. `stale`
+class _Scanned:
+    """A process at the last scan: its total run time, and those of its threads that were found on such CPUs. `stale`
     when it has run since these were noted, without its threads having been looked at."""
 
     __slots__ = ("clock", "stale", "threads")
@@ -51,33 +51,33 @@ class _Met:
 class _Process:
     """A process whose threads are looked at, and what is read of it once. `vm` is the VM that it is of, or None."""
 
-    def __init__(self, pid: int, met: _Met, spent: int, vm: SandboxId | None) -> None:
-        self.pid, self.met, self.spent, self.vm = pid, met, spent, vm
+    def __init__(self, pid: int, before: _Scanned, spent: int, vm: SandboxId | None) -> None:
+        self.pid, self.before, self.spent, self.vm = pid, before, spent, vm
         self.alone = False
         self.threads: dict[ThreadId, int] = {}
         self.owned: dict[SandboxId, bool] = {}
-        self.home: tuple[ThiefKind, str] | None = None
+        self.home: tuple[ProgramKind, str] | None = None
 
 
-class ThiefVisits:
-    """The visits of one node, again and again: each visit compares with the one before it.
-    :param most: threads of one visit that are looked at: a process may have made very many."""
+class ForeignScans:
+    """The scans of one node, again and again: each scan compares with the one before it.
+    :param most: threads of one scan that are looked at: a process may have made very many."""
 
     def __init__(self, view: NodeView, most: int = 20_000) -> None:
         self._view, self._most = view, most
         self._host = Schedstat(view.proc)
-        self._known: dict[int, _Met] = {}
-        #: When the last visit began and this one did (CLOCK_BOOTTIME, seconds); 0: there was none.
+        self._known: dict[int, _Scanned] = {}
+        #: When the last scan began and this one did (CLOCK_BOOTTIME, seconds); 0: there was none.
         self._last = self._now = 0.0
         self._steps: Iterator[None] | None = None
         self._threads = 0
         self._hot: Mapping[int, HotCpu] = {}
         self._own: Mapping[SandboxId, frozenset[str]] = {}
-        #: What a thief may have had of a CPU, beyond what was found already (ns).
-        self._left: dict[tuple[int, Thief], int] = {}
+        #: What a program may have had of a CPU, beyond what was found already (ns).
+        self._left: dict[tuple[int, ForeignProgram], int] = {}
         #: What was found since the last `taken`.
-        self._found: list[tuple[SandboxId, Theft]] = []
-        #: CPU seconds of the last visit.
+        self._found: list[tuple[SandboxId, ForeignRun]] = []
+        #: CPU seconds of the last scan.
         self.cost = self._spent = 0.0
 
     @property
@@ -85,15 +85,15 @@ class ThiefVisits:
         return self._steps is not None
 
     def start(self, hot: Mapping[int, HotCpu], own_cgroups: Mapping[SandboxId, frozenset[str]]) -> None:
-        """Begin a visit. :param hot: the CPUs on which foreign time was found: no thief had more of one than that.
+        """Begin a scan. :param hot: the CPUs on which foreign time was found: no program had more of one than that.
         :param own_cgroups: the usage files of owners' containers, for owners that are no VMs."""
         self._last, self._now = self._now, time.clock_gettime(time.CLOCK_BOOTTIME)
         self._threads, self._spent, self._found, self._left = 0, 0.0, [], {}
         self._hot, self._own = dict(hot), own_cgroups
-        self._steps = self._visit()
+        self._steps = self._scan()
 
     def step(self, budget: float) -> bool:
-        """Go on with the visit for some seconds, and at least for a step. :returns: True when it is over."""
+        """Go on with the scan for some seconds, and at least for a step. :returns: True when it is over."""
         if self._steps is None:
             return True
         began, cost = time.perf_counter(), time.thread_time()
@@ -104,33 +104,33 @@ class ThiefVisits:
             self._steps, self.cost = None, self._spent
         return over
 
-    def taken(self) -> dict[SandboxId, list[Theft]]:
+    def taken(self) -> dict[SandboxId, list[ForeignRun]]:
         """Take what was found since the last call, by owner of the CPU."""
-        found: dict[SandboxId, list[Theft]] = {}
-        for owner, theft in self._found:
-            found.setdefault(owner, []).append(theft)
+        found: dict[SandboxId, list[ForeignRun]] = {}
+        for owner, run in self._found:
+            found.setdefault(owner, []).append(run)
         self._found = []
         return found
 
-    def _visit(self) -> Iterator[None]:
+    def _scan(self) -> Iterator[None]:
         vms = {process.pid: vm.sandbox for vm in self._view.vms.values() for process in vm.processes()}
         vms |= {thread.pid: vm.sandbox for vm in self._view.vms.values() for thread in vm.kernel_threads}
-        alive: dict[int, _Met] = {}
+        alive: dict[int, _Scanned] = {}
         for name in self._view.proc.pids():
             pid = int(name)
             clock = process_ran(pid)
             if clock is None:
                 continue
-            met = self._known.get(pid)
-            if met is None or met.clock > clock:  # new, or another process with its pid
-                met, spent = _Met(clock), clock if self._last else 0
+            before = self._known.get(pid)
+            if before is None or before.clock > clock:  # new, or another process with its pid
+                before, spent = _Scanned(clock), clock if self._last else 0
             else:
-                met.clock, spent = clock, clock - met.clock
-            alive[pid] = met
+                before.clock, spent = clock, clock - before.clock
+            alive[pid] = before
             if self._hot and spent >= _LEAST:
-                yield from self._inspect(_Process(pid, met, spent, vms.get(pid)))
+                yield from self._inspect(_Process(pid, before, spent, vms.get(pid)))
             elif spent:
-                met.stale = True
+                before.stale = True
             yield
         self._known = alive
 
@@ -144,7 +144,7 @@ class ThiefVisits:
                 for tid, stat in self._view.proc.task_stats(process.pid, tids).items():
                     self._judge(process, tid, stat)
                 yield
-        process.met.threads, process.met.stale = process.threads, False
+        process.before.threads, process.before.stale = process.threads, False
 
     def _judge(self, process: _Process, tid: int, stat: Stat) -> None:
         """Book the time that a thread on a hot CPU ran there, if that CPU is not its own."""
@@ -159,23 +159,23 @@ class ThiefVisits:
         process.threads[thread] = now.ran
         if had < _LEAST:
             return
-        thief = self._thief(process, stat)
-        left = self._left.get((stat.processor, thief), hot.foreign)
+        program = self._program(process, stat)
+        left = self._left.get((stat.processor, program), hot.foreign)
         booked = min(had, left)
-        self._left[stat.processor, thief] = left - booked
-        # The CPU was read when the visit began: what the thread may have run since is the next visit's.
+        self._left[stat.processor, program] = left - booked
+        # The CPU was read when the scan began: what the thread may have run since is the next scan's.
         since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - self._now) * 1e9)
         process.threads[thread] -= min(had - booked, max(0, since))
         if booked > 0:
-            self._found.append((hot.owner, Theft(thief, stat.processor, booked)))
+            self._found.append((hot.owner, ForeignRun(program, stat.processor, booked)))
 
     def _had(self, thread: ThreadId, process: _Process, ran: int) -> int:
-        """Return the time that a thread ran since the last visit. For an older one that was not met then it is
-        unknown, and 0, unless it is `alone` in its process: the next visit has it."""
-        before = process.met.threads.get(thread)
+        """Return the time that a thread ran since the last scan. For an older one that the last scan did not
+        find it is unknown, and 0, unless it is `alone` in its process: the next scan has it."""
+        before = process.before.threads.get(thread)
         if before is not None:
             since = max(0, ran - before)
-            return min(since, process.spent) if process.met.stale else since
+            return min(since, process.spent) if process.before.stale else since
         if self._last and seconds_since_boot(thread.starttime) >= self._last:
             return ran
         return min(ran, process.spent) if self._last and process.alone else 0
@@ -190,24 +190,24 @@ class ThiefVisits:
                 path.startswith(f"{os.path.dirname(file)}/") for file in files or ())
         return found
 
-    def _thief(self, process: _Process, stat: Stat) -> Thief:
+    def _program(self, process: _Process, stat: Stat) -> ForeignProgram:
         if process.home is None:
             process.home = self._home(process, stat)
         kind, where = process.home
-        return Thief(kind, excerpt(stat.comm, _MAX_NAME), where)
+        return ForeignProgram(kind, excerpt(stat.comm, _MAX_NAME), where)
 
-    def _home(self, process: _Process, stat: Stat) -> tuple[ThiefKind, str]:
+    def _home(self, process: _Process, stat: Stat) -> tuple[ProgramKind, str]:
         """Return the home of a process, which all its threads have."""
         if process.vm is not None:
             state = self._view.sandboxes.get(process.vm)
             pod = None if state is None or state.pod is None else state.pod._asdict()
-            return ThiefKind.VM, excerpt(pod_name(pod, short_id(process.vm)), _MAX_WHERE)
+            return ProgramKind.VM, excerpt(pod_name(pod, short_id(process.vm)), _MAX_WHERE)
         if stat.kernel_thread:
-            return ThiefKind.KERNEL, ""
+            return ProgramKind.KERNEL, ""
         container, unit = home(read_file(f"{self._view.proc.root}/{process.pid}/cgroup") or b"")
         if container is None and not self._view.proc.nested(process.pid):
-            return ThiefKind.HOST, excerpt(unit, _MAX_WHERE)
-        return ThiefKind.CONTAINER, excerpt(self._container(container) if container else unit, _MAX_WHERE)
+            return ProgramKind.HOST, excerpt(unit, _MAX_WHERE)
+        return ProgramKind.CONTAINER, excerpt(self._container(container) if container else unit, _MAX_WHERE)
 
     def _container(self, container: str) -> str:
         """`namespace/pod/container` of a known container or sandbox, else the first digits of the id."""
