@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from vmpin.reports.residency.sampler import RunListener, Sampler
     from vmpin.scenario.scenario_part import ScenarioPart
     from vmpin.scenario.scenario_values import ScenarioValues
-    from vmpin.sources.nri.decider import CpuDecider
-    from vmpin.sources.nri.nri_events import NriEvent
+    from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
     from vmpin.status.health import SourceHealth
     from vmpin.status.pod_arguments import NamedSandbox
     from vmpin.status.prometheus import ScrapeData

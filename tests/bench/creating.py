@@ -19,8 +19,7 @@ from vmpin.domain.runtime_call import VmSize
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.sources.nri.decider import CpuDecider
-from vmpin.sources.nri.nri_events import NriCounters
+from vmpin.sources.nri.nri_events import CpuDecider, NriCounters
 from vmpin.sources.nri.session import NriSession
 from vmpin.wire import mux, nri_messages, ttrpc
 from vmpin.wire.nri_enums import CREATED, RUNNING

@@ -16,9 +16,8 @@ from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer
-from vmpin.sources.nri.connect import connect_to
-from vmpin.sources.nri.decider import CpuAnswer
-from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, NriPod, PodEvent, Synced
+from vmpin.sources.nri.connection import connect_to
+from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriEvent, NriPod, PodEvent, Synced
 from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.wire.nri_enums import Verb
 

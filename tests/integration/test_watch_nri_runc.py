@@ -18,7 +18,7 @@ from waiting import PATIENCE, wait
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.connection import connect_to
 from vmpin.sources.nri.nri_events import NriEvent, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from nri_peer import PATIENCE, NriRuntime, NriRuntimes, delivering, pod
 
-from vmpin.sources.nri.decider import CpuDecider
+from vmpin.sources.nri.connection import MAX_UNSENT
 from vmpin.sources.nri.event_queue import NriQueue
-from vmpin.sources.nri.nri_events import NriEvent, Synced
+from vmpin.sources.nri.nri_events import CpuDecider, NriEvent, Synced
 from vmpin.sources.nri.plugin import NriPlugin
-from vmpin.sources.nri.stream import MAX_UNSENT
 
 
 class Connected:

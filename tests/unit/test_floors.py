@@ -114,7 +114,7 @@ NUMBERS_ELSEWHERE = {
             "fleet.fleet_document", "fleet.node_fleet", "kube.agenda", "kube.event_limits", "kube.topology_agenda",
             "reporter.api_server")),
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer", "reports.map.svg",
-        "sources.nri.call_decoding", "wire"), "it is a number already"),
+        "sources.nri.call_codec", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
                      "features.network.vm_networks", "features.demo", "cli.completion"),
                     "the program's own answer, or its own start"),

@@ -27,7 +27,7 @@ from vmpin.status.health import SourceHealth
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
     from vmpin.procevents.feed import ProcEventsFeed
-    from vmpin.sources.nri.decider import CpuDecider
+    from vmpin.sources.nri.nri_events import CpuDecider
     from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class NriFeed:
 
     def _connecting(self, loop: asyncio.AbstractEventLoop, name: str) -> NriPlugin:
         """A plugin that connects to the runtime's socket."""
-        from vmpin.sources.nri.connect import connect_to
+        from vmpin.sources.nri.connection import connect_to
         from vmpin.sources.nri.plugin import NriPlugin
 
         return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state,

@@ -34,8 +34,8 @@ from vmpin.reconcile import teardown
 from vmpin.reconcile.first_list import AWAITED_FOR
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
-from vmpin.reconcile.relist import Relist
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.nri_reports import Relist
 from vmpin.sources.spool import Spool
 from vmpin.status.about import About
 from vmpin.status.health import SourceHealth

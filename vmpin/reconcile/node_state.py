@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from vmpin.runtime.kata import KataSandbox
     from vmpin.runtime.oci import HookState
     from vmpin.sources.kubelet_process import KubeletProcess
-    from vmpin.sources.nri.cpuset_reports import NriCpusetReports
+    from vmpin.sources.nri.nri_reports import NriCpusetReports
     from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process
 
@@ -136,7 +136,7 @@ class NodeState:
     @cached_property
     def reports(self) -> NriCpusetReports:
         """The record of what the runtime has reported of containers' CPUs over NRI."""
-        from vmpin.sources.nri.cpuset_reports import NriCpusetReports
+        from vmpin.sources.nri.nri_reports import NriCpusetReports
 
         return NriCpusetReports()
 

@@ -38,7 +38,7 @@ class RuncDriftRepairs:
         """The CPUs to ask for, by container; `began` counts the tries.
         :param vms: the sandboxes that are VMs: their containers' CPUs are not set by a cgroup of the host.
         :param lasting: the containers on which the sources have disagreed for longer than a resync.
-        :param announced: what the runtime reported as it happened (sources.nri.cpuset_reports).
+        :param announced: what the runtime reported as it happened (sources.nri.nri_reports).
         :param now: CLOCK_MONOTONIC in seconds."""
         now = time.monotonic() if now is None else now
         self._times = {container: recent for container, times in self._times.items()

@@ -1,17 +1,26 @@
 """The kubelet's own configuration: its file, the drop-ins beside it, and its flags.
 
-Only keys that concern CPUs are kept: other parts of these files hold secrets."""
+Only keys that concern CPUs are kept: other parts of these files hold secrets.
+
+A kubelet by itself has its flags on the command line. k3s and RKE2 (pkg/configfilearg/parser.go,
+pkg/daemons/config/types.go, GetArgs) read `kubelet-arg` in config.yaml and its drop-ins, then on their own command
+line; in a drop-in `key` replaces earlier values, and `key+` adds to them. kubelite (MicroK8s) has a file of flags."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+from vmpin.config import yaml_file
 from vmpin.domain.distributions import DISTRIBUTIONS, KUBELETS, with_program
 from vmpin.domain.facts import FoundSetting, KubeletConfig
-from vmpin.host.daemons import Program, programs
+from vmpin.errors import ConfigError, SourceError
+from vmpin.host.daemons import Program, flag, programs
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs
-from vmpin.sources.kubelet_flags import KubeletFlag, data_directory, document, kubelet_flags, last, text
 
 #: KubeletConfiguration (kubernetes/kubelet, config/v1beta1) by flag.
 KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": "cpuManagerPolicyOptions",
@@ -20,54 +29,60 @@ KEYS = {"cpu-manager-policy": "cpuManagerPolicy", "cpu-manager-policy-options": 
         "topology-manager-policy": "topologyManagerPolicy", "topology-manager-scope": "topologyManagerScope",
         "memory-manager-policy": "memoryManagerPolicy"}
 _KIND = "KubeletConfiguration"
-#: Directories in a directory of drop-ins are walked, too (cmd/kubelet/app/server.go, mergeKubeletConfigurations).
+#: Drop-in directories are read recursively (cmd/kubelet/app/server.go, mergeKubeletConfigurations), to this depth.
 _DEEPEST = 5
 ZONE_KEYS = ("topologyManagerPolicy", "topologyManagerScope", "reservedSystemCPUs")
+COMMAND_LINE = "the command line"
+_RANCHER = ("k3s", "rke2")
+_KUBELET_ARG = "kubelet-arg"
+_ARGS_FILE = "kubelet-args-file"
+_MICROK8S = "/var/snap/microk8s"
+_VARIABLE = re.compile(r"\$\{?(SNAP_DATA|SNAP_COMMON)\}?")
 
 
 def running_kubelet(proc: Procfs) -> dict[str, str]:
-    """Read the keys that concern NUMA zones from the running kubelet's configuration. {} where no kubelet is found, or
-    not all of its files can be read. Reads the command line of every process: for a thread of its own."""
-    found = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, KUBELETS))
-    readable = found.pid is not None and not found.trouble
-    return {key: text for key in ZONE_KEYS if readable and (text := found.text(key))}
+    """Read the keys that concern NUMA zones from the running kubelet's configuration. {} if no kubelet runs, or some
+    of its files cannot be read. Reads the command line of every process: call it in a thread."""
+    kubelet = kubelet_config(Files(f"{proc.root}/1/root"), programs(proc, KUBELETS))
+    readable = kubelet.pid is not None and not kubelet.trouble
+    return {key: value for key in ZONE_KEYS if readable and (value := kubelet.text(key))}
 
 
 def kubelet_config(files: Files, programs: Sequence[Program]) -> KubeletConfig:
-    """The configuration of the running kubelet, else of the files at the usual places."""
-    program = next((each for each in programs if each.name in KUBELETS), None)
+    """The configuration of the running kubelet; without one, of the files at the usual places."""
+    program = next((program for program in programs if program.name in KUBELETS), None)
     trouble: list[str] = []
     flags = kubelet_flags(files, program, trouble)
     settings: dict[str, FoundSetting] = {}
     read: list[str] = []
     for path in _paths(files, program, flags, trouble):
-        found = document(files, path, trouble)
-        if found is not None and found.get("kind") == _KIND:
+        document = _document(files, path, trouble)
+        if document is not None and document.get("kind") == _KIND:
             read.append(path)
-            settings = _patched(settings, found, path)
+            settings = _patched(settings, document, path)
     for name, key in KEYS.items():
-        given = [each for each in flags if each.name == name]
-        if given:
-            settings[key] = _from_flags(given)
+        if same_name := [flag for flag in flags if flag.name == name]:
+            settings[key] = _from_flags(same_name)
     return KubeletConfig(None if program is None else program.pid, settings, tuple(read), tuple(trouble),
-                         last(flags, "root-dir"))
+                         last_value(flags, "root-dir"))
 
 
 def _paths(files: Files, program: Program | None, flags: Sequence[KubeletFlag], trouble: list[str]) -> list[str]:
-    """The files that the kubelet reads, the strongest last. Of the usual places those that a running kubelet's command
-    line would name are left out."""
+    """The files that the kubelet reads, the strongest last. Files at the usual places are used only if no running
+    kubelet names its own."""
     known = None if program is None else with_program(program.name)
-    named, directory = last(flags, "config"), last(flags, "config-dir")
+    named, directory = last_value(flags, "config"), last_value(flags, "config-dir")
     usual = () if named and program is not None else DISTRIBUTIONS if known is None else (known,)
-    paths = [named] if named else [path for each in usual for path in each.configurations if files.exists(path)]
-    directories = [directory] if directory else [path for each in usual for path in each.dropins]
-    if not directory and program is not None and program.name in ("k3s", "rke2"):
-        directories = [f"{data_directory(files, program.name, program.argv[1:], trouble)}/agent/etc/kubelet.conf.d"]
+    paths = [named] if named else [path for distribution in usual for path in distribution.configurations
+                                   if files.exists(path)]
+    directories = [directory] if directory else [path for distribution in usual for path in distribution.dropins]
+    if not directory and program is not None and program.name in _RANCHER:
+        directories = [f"{_data_directory(files, program.name, program.argv[1:], trouble)}/agent/etc/kubelet.conf.d"]
     return [*paths, *(path for directory in directories for path in _dropins(files, directory))]
 
 
 def _dropins(files: Files, directory: str, depth: int = 0) -> Iterable[str]:
-    """The drop-ins in a directory and those below it, in the order of their paths."""
+    """The drop-ins in a directory and its subdirectories, in the order of their paths."""
     for name in files.names(directory):
         path = f"{directory}/{name}"
         if depth < _DEEPEST and files.names(path):
@@ -78,35 +93,145 @@ def _dropins(files: Files, directory: str, depth: int = 0) -> Iterable[str]:
 
 def _patched(settings: Mapping[str, FoundSetting], patch: Mapping[str, object],
              path: str) -> dict[str, FoundSetting]:
-    """Settings with a file's over them, as a JSON merge patch (RFC 7396): maps are merged, null removes."""
-    made = dict(settings)
+    """Apply a file's settings as a JSON merge patch (RFC 7396): maps are merged, null removes."""
+    patched = dict(settings)
     for key in KEYS.values():
-        value, old = patch.get(key), made.get(key)
+        value, old = patch.get(key), patched.get(key)
         if key not in patch:
             continue
         if value is None:
-            made.pop(key, None)
+            patched.pop(key, None)
         elif isinstance(value, dict) and old is not None and isinstance(old.value, dict):
             merged = {name: item for name, item in {**old.value, **value}.items() if item is not None}
-            made[key] = FoundSetting(_plain(merged), f"{old.file}, {path}")
+            patched[key] = FoundSetting(_with_texts(merged), f"{old.file}, {path}")
         else:
-            made[key] = FoundSetting(_plain(value), path)
-    return made
+            patched[key] = FoundSetting(_with_texts(value), path)
+    return patched
 
 
-def _from_flags(given: Sequence[KubeletFlag]) -> FoundSetting:
-    """The value of a flag: the last one; of a map all pairs of all its flags, which replace the file's
-    (component-base/cli/flag/map_string_string.go)."""
-    if given[-1].name.endswith(("options", "-reserved")):
-        pairs = {key: value for each in given for key, value in _options(each.value).items()}
-        return FoundSetting(pairs, ", ".join(dict.fromkeys(each.where for each in given)))
-    return FoundSetting(given[-1].value, given[-1].where)
+def _from_flags(same_name: Sequence[KubeletFlag]) -> FoundSetting:
+    """The setting of one or several flags with the same name: the last value; for a map the pairs of all flags, which
+    replace the file's (component-base/cli/flag/map_string_string.go)."""
+    last = same_name[-1]
+    if last.name.endswith(("options", "-reserved")):
+        pairs = {key: value for flag in same_name for key, value in _options(flag.value).items()}
+        return FoundSetting(pairs, ", ".join(dict.fromkeys(flag.where for flag in same_name)))
+    return FoundSetting(last.value, last.where)
 
 
-def _plain(value: object) -> object:
-    return {str(key): text(item) for key, item in value.items()} if isinstance(value, dict) else value
+def _with_texts(value: object) -> object:
+    """A map with its values as texts; any other value unchanged."""
+    return {str(key): _text(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _options(text: str) -> dict[str, str]:
-    """`full-pcpus-only=true,…` and `cpu=500m,…` as the file has it."""
+    """Parse `full-pcpus-only=true,…` or `cpu=500m,…`."""
     return {key: value for key, _, value in (item.partition("=") for item in text.split(",") if item)}
+
+
+# Flags
+
+
+class KubeletFlag(NamedTuple):
+    """A flag. `name` has dashes (cliflag.WordSepNormalizeFunc); `where` is its file, or "the command line"."""
+
+    name: str
+    value: str
+    where: str
+
+
+def kubelet_flags(files: Files, program: Program | None, trouble: list[str]) -> list[KubeletFlag]:
+    """The flags of a running kubelet, or of the program that contains it; without one, those in the configuration of
+    k3s and RKE2. Appends files that cannot be read to `trouble`."""
+    if program is None:
+        return [flag for name in _RANCHER for flag in _rancher(files, name, (), trouble)]
+    if program.name in _RANCHER:
+        return _rancher(files, program.name, program.argv[1:], trouble)
+    if program.name == "kubelite":
+        return _kubelite(files, program.argv, trouble)
+    return list(_split(program.argv[1:], COMMAND_LINE)) if program.name == "kubelet" else []
+
+
+def _data_directory(files: Files, name: str, argv: Sequence[str], trouble: list[str]) -> str:
+    """The data directory of k3s or RKE2."""
+    values = [value for value, _ in _configured(files, name, argv, trouble).get("data-dir", [])]
+    return flag(argv, "data-dir", "d") or (values[-1] if values else f"/var/lib/rancher/{name}")
+
+
+def _document(files: Files, path: str, trouble: list[str]) -> Mapping[str, object] | None:
+    """The object in a YAML or JSON file; None without one. Appends to `trouble` why a file cannot be read."""
+    try:
+        raw = files.read(path)
+        document = None if raw is None else yaml_file.parse(Path(path), raw)
+    except (ConfigError, SourceError) as err:
+        trouble.append(str(err))
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _split(argv: Sequence[str], where: str) -> Iterator[KubeletFlag]:
+    """Parse flags as Go does: `--name=value`, `--name value`; a flag followed by another flag is true."""
+    for number, arg in enumerate(argv, 1):
+        if not arg.startswith("-"):
+            continue
+        name, equals, value = arg.lstrip("-").partition("=")
+        if not equals:
+            following = argv[number] if number < len(argv) else "-"
+            value = "true" if following.startswith("-") else following
+        yield KubeletFlag(name.replace("_", "-"), value, where)
+
+
+def _rancher(files: Files, name: str, argv: Sequence[str], trouble: list[str]) -> list[KubeletFlag]:
+    """The kubelet's flags of k3s or RKE2: those of its configuration, then those of its own command line."""
+    arguments = [*_configured(files, name, argv, trouble).get(_KUBELET_ARG, []),
+                 *((flag.value, COMMAND_LINE) for flag in _split(argv, COMMAND_LINE) if flag.name == _KUBELET_ARG)]
+    flags: list[KubeletFlag] = []
+    for argument, where in arguments:
+        key, equals, value = argument.removeprefix("--").partition("=")
+        flag = KubeletFlag(key.rstrip("+-").replace("_", "-"), value if equals else "true", where)
+        # NAME-=VALUE precedes the other values of NAME.
+        flags.insert(0 if key.endswith("-") else len(flags), flag)
+    return flags
+
+
+def _configured(files: Files, name: str, argv: Sequence[str],
+                trouble: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """The values of each key in the configuration and its drop-ins, with their files."""
+    main = flag(argv, "config", "c") or f"/etc/rancher/{name}/config.yaml"
+    dropins = [f"{main}.d/{file}" for file in files.names(f"{main}.d") if file.lower().endswith((".yaml", ".yml"))]
+    configured: dict[str, list[tuple[str, str]]] = {}
+    for path in (main, *dropins):
+        for key, value in (_document(files, path, trouble) or {}).items():
+            items = value if isinstance(value, list) else [] if value is None else [value]
+            values = [(_text(item), path) for item in items]
+            bare = str(key).removesuffix("+")
+            configured[bare] = [*configured.get(bare, ()), *values] if str(key).endswith("+") else values
+    return configured
+
+
+def _text(value: object) -> str:
+    """A YAML value in the notation of flags."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _kubelite(files: Files, argv: Sequence[str], trouble: list[str]) -> list[KubeletFlag]:
+    """The flags in kubelite's file: one or several per line, with variables of the snap's environment."""
+    named = flag(argv, _ARGS_FILE)
+    # The revision in the path may have been removed since; `current` links to the running one.
+    path = next((path for path in (named, f"{_MICROK8S}/current/args/kubelet") if path and files.exists(path)), "")
+    try:
+        raw = files.text(path) if path else None
+        words = shlex.split(raw or "", comments=True)
+    except (SourceError, ValueError) as err:
+        trouble.append(f"{path}: {err}" if isinstance(err, ValueError) else str(err))
+        return []
+    if raw is None:
+        trouble.append(f"{named or _ARGS_FILE}: kubelite's flags cannot be read")
+    snap = {"SNAP_DATA": path.rpartition("/args/")[0], "SNAP_COMMON": f"{_MICROK8S}/common"}
+    return list(_split([_VARIABLE.sub(lambda match: snap[match[1]], word) for word in words], path))
+
+
+def last_value(flags: Iterable[KubeletFlag], name: str) -> str:
+    """The value of the last flag with this name; "" without one."""
+    return next((flag.value for flag in reversed(list(flags)) if flag.name == name), "")
+

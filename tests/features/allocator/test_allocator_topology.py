@@ -10,7 +10,7 @@ from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.features.allocator.allocator_topology import allocator_topology, device_nodes
 from vmpin.host.sysfs import Sysfs
-from vmpin.sources.nri.container_devices import container_devices
+from vmpin.sources.nri.call_codec import container_devices
 
 
 def cpus(text: str) -> CpuSet:

@@ -19,8 +19,7 @@ from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.reconcile.state_file import MAX_BYTES
-from vmpin.sources.nri.decider import CpuAnswer
-from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
+from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import RUNNING, Verb
 
 ONLINE = CpuSet(range(8))

@@ -16,11 +16,11 @@ from vmpin.domain.topology import Topology
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.sources.nri.connection import NriStream
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import NriCounters
 from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.sources.nri.session import NriSession
-from vmpin.sources.nri.stream import NriStream
 from vmpin.wire import mux, ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 

@@ -19,7 +19,7 @@ from waiting import wait
 
 from lab.node_tests.guest import Guest
 from vmpin.cpuset import CpuSet
-from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.connection import connect_to
 
 NODE = CpuSet.parse("0-7")
 #: In the pool always.

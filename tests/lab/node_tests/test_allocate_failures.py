@@ -17,7 +17,7 @@ from lab.node_tests.allocating import NODE, POLICY, RESERVED, AllocatingNode, cg
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.domain.runtime_call import SideUpdate
-from vmpin.sources.nri.decider import CpuAnswer
+from vmpin.sources.nri.nri_events import CpuAnswer
 
 pytestmark = pytest.mark.release  # minutes
 

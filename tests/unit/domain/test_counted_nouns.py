@@ -26,7 +26,7 @@ SEVERAL = {
     ("vmpin/features/demo/guest_memory.py", "count"), ("vmpin/features/demo/worth_picture.py", "at.rounds"),
     ("vmpin/domain/guest_report.py", "len(cpus)"), ("vmpin/placement/vcpus.py", "wants"),
     ("vmpin/runtime/kata.py", "len(configs)"),
-    ("vmpin/placement/vcpus.py", "len(groups) + for_shared"), ("vmpin/sources/nri/call_decoding.py", "self._listed"),
+    ("vmpin/placement/vcpus.py", "len(groups) + for_shared"), ("vmpin/sources/nri/call_codec.py", "self._listed"),
     ("vmpin/features/allocator/search/shortage.py", "widths[0]"),
     ("vmpin/features/allocator/search/shortage.py", "', '.join(map(str, widths))")}
 

@@ -29,8 +29,7 @@ from vmpin.features.allocator.grants.pool_cpus import with_written
 from vmpin.features.allocator.grants.synchronizing import on_online_changed, on_synchronize
 from vmpin.features.allocator.kept_grants import assignments_by
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.sources.nri.decider import CpuAnswer
-from vmpin.sources.nri.nri_events import ContainerEvent, NriPod, PodEvent
+from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriPod, PodEvent
 from vmpin.wire.nri_enums import Verb
 
 logger = logging.getLogger(__name__)

@@ -1,3 +1,3 @@
-"""The NRI plugin: its thread and connection (plugin, connect, stream), calls (session, call_decoding, nri_calls,
-decider, answer_encoding), the queue to the event loop (event_queue), and NRI's events (nri_events) into those of the
-domain (translation, cpuset_reports)."""
+"""NRI: the plugin's thread (plugin), its connections (connection), the calls over a connection (session, call_codec),
+events and their queue to the event loop (nri_events, event_queue), and what follows from them (translation,
+nri_reports)."""

@@ -1,6 +1,6 @@
 """The queue between the NRI plugin's thread and the event loop, bounded in number and bytes.
 
-On overflow everything in it is dropped: the runtime lists all pods and containers again to a plugin that reconnects.
+On overflow all events are dropped; the runtime lists all pods and containers again when the plugin reconnects.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import NamedTuple
 from vmpin.domain.model import SandboxId
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 
-#: Events (a thousand updates in one second are a lot), and about as many bytes of the runtime's data.
+#: The most events, and about the most bytes of the runtime's data. A thousand updates a second are a lot.
 MAX_WAITING, MAX_WAITING_BYTES = 16384, 64 << 20
 
 
 class NriBatch(NamedTuple):
-    """Events in the order they came, and when each was put, by time.perf_counter()."""
+    """Events in order, and the time at which each was put (time.perf_counter)."""
 
     events: list[NriEvent]
     times: list[float]
 
 
 class NriQueue:
-    """First in, first out, for one thread that puts and one that takes.
-    :param arrived: called after each event, in the thread that puts: it must not block."""
+    """First in, first out; one thread puts, another takes.
+    :param arrived: called after each event, in the thread that puts; it must not block."""
 
     def __init__(self, arrived: Callable[[], object] = lambda: None, max_waiting: int = MAX_WAITING,
                  max_bytes: int = MAX_WAITING_BYTES) -> None:
@@ -42,8 +42,8 @@ class NriQueue:
         self._closed = False
 
     def put(self, event: NriEvent) -> bool:
-        """Append an event. Returns False on overflow: the event and all others are dropped, but for the `Disconnected`
-        ones, which no list of the runtime repeats."""
+        """Append an event. :returns: False on overflow: all events are then dropped except `Disconnected`, which the
+        runtime's list does not repeat."""
         size = _size(event)
         with self._lock:
             if self._closed:
@@ -60,7 +60,7 @@ class NriQueue:
         return fits
 
     def take(self, until: float = math.inf) -> NriBatch:
-        """Everything that waits and was put at `until` or before."""
+        """Remove and return the events that were put at `until` or before."""
         batch = NriBatch([], [])
         with self._lock:
             while self._events and self._events[0][0] <= until:
@@ -71,24 +71,24 @@ class NriQueue:
         return batch
 
     def sandboxes(self) -> set[SandboxId]:
-        """Return the sandboxes of the events that wait; of a list, each sandbox of it."""
+        """The sandboxes of the waiting events; of a list, all its sandboxes."""
         with self._lock:
             return {sandbox for _, event in self._events for sandbox in _sandboxes(event)}
 
     def close(self) -> None:
-        """Drop everything, and what is put from now on."""
+        """Drop all events, and every later one."""
         with self._lock:
             self._closed = True
             self._events.clear()
 
 
 def merged(queues: Iterable[NriQueue]) -> NriBatch:
-    """Everything that waits in several queues, in the order it came: a list of one plugin does not overtake an event
-    of another that is newer."""
+    """Remove and return the events of several queues in order of time, so that the list of one plugin is not applied
+    after a newer event of another."""
     until = time.perf_counter()
     batches = [queue.take(until) for queue in queues]
-    found = sorted(chain.from_iterable(zip(*batch, strict=True) for batch in batches), key=itemgetter(1))
-    return NriBatch([event for event, _ in found], [put for _, put in found])
+    timed = sorted(chain.from_iterable(zip(*batch, strict=True) for batch in batches), key=itemgetter(1))
+    return NriBatch([event for event, _ in timed], [put for _, put in timed])
 
 
 def _sandboxes(event: NriEvent) -> Iterable[SandboxId]:
@@ -103,14 +103,15 @@ def _sandboxes(event: NriEvent) -> Iterable[SandboxId]:
 
 
 def _size(event: NriEvent) -> int:
-    """About how many bytes of the runtime's data an event holds."""
+    """The approximate size of an event's data in bytes."""
     match event:
         case Synced():
-            holders = [pod.annotations for pod in event.pods] + [item.annotations for item in event.containers]
+            annotations = [pod.annotations for pod in event.pods] + [item.annotations for item in event.containers]
         case PodEvent():
-            holders = [event.pod.annotations]
+            annotations = [event.pod.annotations]
         case ContainerEvent():
-            holders = [event.container.annotations] + ([] if event.pod is None else [event.pod.annotations])
+            annotations = [event.container.annotations] + ([] if event.pod is None else [event.pod.annotations])
         case _:
             return 0
-    return sum(1024 + sum(len(key) + len(value) for key, value in held.items()) for held in holders)
+    return sum(1024 + sum(len(key) + len(value) for key, value in texts.items()) for texts in annotations)
+

@@ -1,19 +1,22 @@
-"""What a container runtime reports over NRI, as plain values, and what is sent to it."""
+"""Values of NRI: what a container runtime reports, and what a decider answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.wire.nri_enums import Verb
 
+if TYPE_CHECKING:
+    from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
+
 
 class NriPod(NamedTuple):
-    """A pod sandbox. `pid` is its pause process, or its VMM where the runtime is Kata; 0 when not known. `handler` is
-    "" for the default runtime handler, `overhead` the whole CPUs in the overhead of its RuntimeClass."""
+    """A pod sandbox. `pid` is its pause process, or its VMM if the runtime is Kata; 0 if unknown. `handler` is "" for
+    the default runtime handler, `overhead` the whole CPUs in the overhead of its RuntimeClass."""
 
     id: SandboxId
     name: str
@@ -27,8 +30,8 @@ class NriPod(NamedTuple):
 
 
 class NriContainer(NamedTuple):
-    """A container. `cpus` None: it has no cpuset of its own. `annotations` are those of its OCI bundle. `state` is a
-    number of nri_enums; paused counts as running."""
+    """A container. `cpus` is None without a cpuset of its own. `annotations` are those of its OCI bundle. `state` is a
+    number of wire.nri_enums; paused counts as running."""
 
     id: ContainerId
     pod: SandboxId
@@ -41,10 +44,10 @@ class NriContainer(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """All pods and containers, listed when a connection begins. Times are CLOCK_BOOTTIME ns of the reception. CPUs may
-    be old (`ContainerSeen.listed`), but for the containers in `current`. `updated` are those whose CPUs the answer
-    set; `runtime` is the pid of the runtime's process, 0 when not known. `stored`: the runtime keeps updates over its
-    own restart, so that no list of its is old."""
+    """All pods and containers, as listed when a connection begins. Times are CLOCK_BOOTTIME ns of the reception. The
+    CPUs may be old (`ContainerSeen.listed`), except for the containers in `current`. The answer set the CPUs of the
+    containers in `updated`. `runtime` is the pid of the runtime's process, 0 if unknown. `stored`: the runtime keeps
+    updates over its own restart, so its lists are never old."""
 
     pods: tuple[NriPod, ...]
     containers: tuple[NriContainer, ...]
@@ -56,8 +59,8 @@ class Synced(NamedTuple):
 
 
 class PodEvent(NamedTuple):
-    """RUN_POD, STOP_POD or REMOVE_POD. containerd (1.7.24, 2.1.9) does not report the end of a pod that it was
-    restarted during, only those of its containers."""
+    """RUN_POD, STOP_POD or REMOVE_POD. For a pod that ends while containerd (1.7.24, 2.1.9) restarts, only the ends of
+    its containers are reported."""
 
     verb: Verb
     pod: NriPod
@@ -65,8 +68,8 @@ class PodEvent(NamedTuple):
 
 
 class ContainerEvent(NamedTuple):
-    """A call about a container. CREATE, START and UPDATE are requests, which may yet fail; POST_CREATE, POST_START and
-    POST_UPDATE report that they have been done. `requested` is the cpuset that an UPDATE is to give the container."""
+    """A call about a container. CREATE, START and UPDATE are requests, which may still fail; POST_CREATE, POST_START
+    and POST_UPDATE report their completion. `requested` is the cpuset that an UPDATE requests."""
 
     verb: Verb
     pod: NriPod | None
@@ -76,23 +79,24 @@ class ContainerEvent(NamedTuple):
 
 
 class CpusGiven(NamedTuple):
-    """An answer of ours has given running containers these CPUs, beside the call that it answered. The runtime reports
-    none of this, nor whether it could be done: the cgroups show that."""
+    """An answer of vmpin's gave these CPUs to other running containers. The runtime does not report whether that
+    succeeded: the cgroups show it."""
 
     cpus: Mapping[ContainerId, CpuSet]
     time_ns: int
 
 
 class Disconnected(NamedTuple):
-    """The connection has ended: nothing is reported until the next `Synced`."""
+    """The connection has ended: no event will come before the next `Synced`."""
 
 
 NriEvent = Synced | PodEvent | ContainerEvent | CpusGiven | Disconnected
 
 
 class NriUpdate(NamedTuple):
-    """CPUs for a container, to be put into the answer to a Synchronize; left out of it when the runtime lists the
-    container with other CPUs than `listed` (None: with any), as its CPUs were changed meanwhile."""
+    """CPUs for a container, to be sent in the answer to a Synchronize; not sent if the runtime lists the container
+    with other CPUs than `listed` (None: with any): they were changed in the meantime."""
+
 
     cpus: CpuSet
     listed: CpuSet | None = None
@@ -100,15 +104,37 @@ class NriUpdate(NamedTuple):
 
 @dataclass
 class NriCounters:
-    """Totals since the plugin was made, for the status; changed by the plugin's thread alone."""
+    """Totals since the plugin was created, for the status; only the plugin's thread changes them."""
 
-    #: Connections that were made, and of those the ones that got as far as a full list.
-    connects: int = 0
-    syncs: int = 0
+    connects: int = 0  #: Connections.
+    syncs: int = 0  #: Connections over which the runtime listed everything.
     events: int = 0  #: Events put into the queue.
-    refused: int = 0  #: Connections closed because the bytes received were not NRI.
-    dropped: int = 0  #: Pods and containers left out, without a usable id; and CPU lists that are none.
+    refused: int = 0  #: Connections closed because the received bytes were not NRI.
+    dropped: int = 0  #: Pods and containers without a usable id, and invalid CPU lists.
     unknown: int = 0  #: Calls and events that vmpin does not handle.
-    #: Queue overflows: everything was dropped, and listed again.
-    overflows: int = 0
+    overflows: int = 0  #: Queue overflows; each drops all events and requests another list.
     last_error: str = ""
+
+
+class CpuAnswer(NamedTuple):
+    """A decider's answer to a call; empty: the runtime's own CPUs stay. `refusal` is the error that makes the call
+    fail; "" for none."""
+
+    adjustment: Adjustment | None = None
+    updates: Sequence[SideUpdate] = ()
+    refusal: str = ""
+
+
+class CpuDecider(Protocol):
+    """Decides which CPUs containers get (the allocator does). Called in the plugin's thread, while the runtime holds
+    every container: no method may wait. An exception is logged, and the answer is then empty."""
+
+    def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None) -> CpuAnswer:
+        """Decide on CREATE, UPDATE or STOP. :param pod: None if the call has none."""
+
+    def synchronize(self, listed: Listed, pods: Sequence[NriPod]) -> CpuAnswer:
+        """Process the runtime's list, which begins a connection. Only `CpuAnswer.updates` are sent."""
+
+    def record(self, event: PodEvent | ContainerEvent) -> None:
+        """Process a call whose answer cannot set CPUs: all except those of `decide`."""
+

@@ -1,9 +1,8 @@
 """The NRI plugin: keeps a connection to the container runtime, in a thread of its own.
 
 The runtime holds every pod and container until each plugin has answered, and drops a plugin that takes two seconds. So
-a thread does nothing but answer, and puts what is reported into a queue (event_queue) that the event loop takes from:
-no pass of the watcher's delays a container.
-"""
+this thread only answers, and queues events for the event loop (event_queue): no pass of the watcher delays a
+container. """
 
 from __future__ import annotations
 
@@ -19,41 +18,40 @@ from typing import TYPE_CHECKING
 
 from vmpin.domain.model import ContainerId
 from vmpin.errors import ConfigError, WireError
-from vmpin.sources.nri.connect import explained, inherited
+from vmpin.sources.nri.connection import MAX_UNSENT, NriStream, explained, inherited
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import Disconnected, NriCounters, NriUpdate
-from vmpin.sources.nri.stream import MAX_UNSENT, NriStream
 
 if TYPE_CHECKING:
     from vmpin.host.retry import Backoff
-    from vmpin.sources.nri.decider import CpuDecider
+    from vmpin.sources.nri.nri_events import CpuDecider
     from vmpin.sources.nri.session import NriSession
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between attempts to connect, doubled each time (host.retry); after a connection that lasted for the longest
-#: pause, the first one again.
+#: Seconds between attempts to connect, doubled each time (host.retry), and reset after a connection that lasted for
+#: the longest pause.
 FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
-#: For `sys.setswitchinterval`, called by the program that runs the plugin: a thread that computes keeps Python's lock
-#: 5 ms from the one that answers. With this an answer takes 0.4 ms then (0.2 ms idle).
+#: Seconds, for `sys.setswitchinterval` in the process that runs the plugin. By default a computing thread keeps
+#: Python's lock for 5 ms; with this an answer takes 0.4 ms then (0.2 ms idle).
 SWITCH_INTERVAL = 0.0002
 #: Seconds. A runtime lists its pods within seconds of the connection; it gives a plugin five to register.
 LIST_DEADLINE = 30.0
 
-_RECONNECTING = "everything is listed again"  #: Why a connection ended that `reconnect` has ended.
+_RECONNECTING = "everything is listed again"  #: The reason for the end of a connection at `reconnect`.
 
 
 class NriPlugin:
-    """Keeps a connection, and puts what is reported over it into `queue`, which `stop` closes: `Synced` first, and
-    `Disconnected` at the end of one that had come so far. `on_state` is called in the plugin's thread with whether the
-    connection is up, and with the runtime's name or the reason; what it raises is logged.
-    :param index: two digits; plugins are called in this order.
-    :param once: end with the first connection, as a plugin that the runtime started does.
-    :param rest: called with the seconds between two attempts, in place of waiting until then or until `stop`.
-    :param max_unsent: bytes of answers that the runtime may leave unread.
-    :param decider: as for NriSession.
-    :raises ConfigError: for a name or index that no runtime takes."""
+    """Keeps a connection, and puts its events into `queue`, which `stop` closes: `Synced` first, and `Disconnected` at
+    the end of a connection with a `Synced`. `on_state` is called in the plugin's thread with whether the connection is
+    up, and the runtime's name or the reason; its exceptions are logged.
+    :param index: two digits; the runtime calls plugins in this order.
+    :param once: stop after the first connection, as a plugin started by the runtime.
+    :param rest: called with the seconds between two attempts, instead of waiting.
+    :param max_unsent: see `NriStream`.
+    :param decider: see `NriSession`.
+    :raises ConfigError: for a name or index that no runtime accepts."""
 
     def __init__(self, connect: Callable[[], socket.socket], queue: NriQueue, name: str = "vmpin", index: str = "90",
                  on_state: Callable[[bool, str], None] = lambda up, text: None, once: bool = False,
@@ -66,7 +64,7 @@ class NriPlugin:
         self.index = index
         self.queue = queue
         self.counters = NriCounters()
-        #: Set when no connection will come any more (`once`, or stopped).
+        #: Set when there will be no other connection (`once`, or stopped).
         self.ended = threading.Event()
         self._connect = connect
         self._on_state = on_state
@@ -77,15 +75,15 @@ class NriPlugin:
         self._decider = decider
         self._backoff: Backoff | None = None
         self._lock = threading.Lock()
-        #: The CPUs that wait for the runtime's next list.
+        #: CPUs for the answer to the runtime's next list.
         self.updates: Mapping[ContainerId, NriUpdate] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._reconnecting = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vmpin-nri", daemon=True)
         self._state: tuple[bool, str] | None = None
-        self._logged: set[str] = set()  #: Reasons that were logged since a connection was last up.
-        self._odd: set[str] = set()  #: Kinds of odd data that were logged, over all connections.
+        self._logged: set[str] = set()  #: The reasons logged since a connection was last up.
+        self._unusable: set[str] = set()  #: The kinds of unusable data logged, over all connections.
 
     @property
     def running(self) -> bool:
@@ -93,14 +91,14 @@ class NriPlugin:
 
     @property
     def listed(self) -> bool:
-        """Whether the runtime has listed everything over some connection."""
+        """Whether the runtime has ever listed everything."""
         return self.counters.syncs > 0
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Close the queue and the connection, and end the thread, for which it waits at most `timeout` seconds."""
+        """Close the queue and the connection, and end the thread; waits for it at most `timeout` seconds."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -116,9 +114,8 @@ class NriPlugin:
         self.ended.set()
 
     def reconnect(self, updates: Mapping[ContainerId, NriUpdate] | None = None) -> None:
-        """Drop the connection and make another, over which the runtime lists everything again. From any thread.
-        :param updates: CPUs for containers, for the answer to that list; those that it took are in `Synced.updated`.
-        """
+        """Connect again, so that the runtime lists everything again. May be called from any thread.
+        :param updates: CPUs for the answer to that list; `Synced.updated` has the containers they were sent for."""
         with self._lock:
             if self._wake >= 0:
                 self.updates = {**self.updates, **(updates or {})}
@@ -126,9 +123,10 @@ class NriPlugin:
                 os.eventfd_write(self._wake, 1)
 
     def _attempt(self) -> str:
-        """Make one connection and serve it until it ends. :returns: why it ended, or could not be made."""
+        """Connect, and serve the connection until it ends. :returns: why it ended, or could not be made."""
         try:
-            # Here, as it loads the protobuf library: 60 ms that a starting watcher's first pass does not wait for.
+            # Not at the top: the protobuf library takes 60 ms to load, which a starting watcher must not wait for.
+
             from vmpin.sources.nri.session import NriSession
 
             with self._connect() as connection:
@@ -137,7 +135,7 @@ class NriPlugin:
                     updates, self.updates = self.updates, {}
                     self._reconnecting.clear()
                 stream = NriStream(connection, self._wake, self._max_unsent)
-                session = NriSession(self.name, self.index, self.counters, self._odd, updates, stream.peer_pid,
+                session = NriSession(self.name, self.index, self.counters, self._unusable, updates, stream.peer_pid,
                                      self._decider)
                 try:
                     return self._serve(stream, session)
@@ -149,7 +147,7 @@ class NriPlugin:
             return str(err)
         except OSError as err:
             return explained(err)
-        except Exception as err:  # a mistake of ours must not end the thread; the next connection is a new start
+        except Exception as err:  # a bug must not end the thread; the next connection starts anew
             why = f"{type(err).__name__}: {err}"
             if why not in self._logged:
                 logger.exception("nri: unforeseen error; reconnecting")
@@ -158,7 +156,7 @@ class NriPlugin:
     def _serve(self, stream: NriStream, session: NriSession) -> str:
         """Answer the runtime's calls. :returns: why the connection ended."""
         stream.send(session.register())
-        # A plugin that the runtime started may never get a list (containerd 1.7: containerd/nri#43).
+        # A plugin started by the runtime may never get a list (containerd 1.7: containerd/nri#43).
         list_by = time.monotonic() + LIST_DEADLINE if self.can_reconnect else None
         while not self._stopping.is_set() and not (session.closing and stream.flushed):
             left = None if list_by is None or session.listed else list_by - time.monotonic()
@@ -170,13 +168,13 @@ class NriPlugin:
             if data == b"":
                 break
             if data and not self._process(stream, session, data):
-                return "more events came than were taken: everything is listed again"
+                return "the queue of events overflowed: everything is listed again"
             if data and session.listed:
                 self._report_up(session.runtime)
         return session.ending()
 
     def _process(self, stream: NriStream, session: NriSession, data: bytes) -> bool:
-        """Queue the events of each call, then send its answer. :returns: False when the queue has overflowed."""
+        """Queue the events of each call, then send its answer. :returns: False if the queue overflowed."""
         for answer, events in session.feed(data):
             try:
                 queued = all(map(self.queue.put, events))
@@ -188,7 +186,7 @@ class NriPlugin:
         return True
 
     def _run(self) -> None:
-        """The thread: one connection after the other."""
+        """The thread: one connection after another."""
         while not self._stopping.is_set():
             began = time.monotonic()
             why = self._attempt()
@@ -204,9 +202,9 @@ class NriPlugin:
         self.ended.set()
 
     def _pause(self, lasted: float) -> float:
-        """The seconds until the next attempt, after a connection that lasted so long."""
+        """The seconds until the next attempt. :param lasted: the duration of the last connection in seconds."""
         if self._backoff is None:
-            from vmpin.host.retry import Backoff  # loads tenacity, which a connection that lasts does not need
+            from vmpin.host.retry import Backoff  # loads tenacity, which a lasting connection does not need
 
             self._backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         if lasted > LAST_DELAY:
@@ -214,7 +212,7 @@ class NriPlugin:
         return self._backoff.pause()
 
     def _wait(self, seconds: float) -> None:
-        """Wait, unless the plugin is stopped meanwhile."""
+        """Wait, at most until the plugin is stopped."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         until = time.monotonic() + seconds
@@ -229,7 +227,7 @@ class NriPlugin:
         self._report(True, runtime)
 
     def _report_down(self, why: str) -> None:
-        """Log once for each reason, not for each attempt."""
+        """Report a lost connection or a failed attempt; logged once for each reason."""
         self.counters.last_error = why
         if why not in self._logged and len(self._logged) < 64:
             self._logged.add(why)
@@ -249,10 +247,11 @@ class NriPlugin:
 def from_environment(queue: NriQueue, on_state: Callable[[bool, str], None],
                      environ: MutableMapping[str, str] = os.environ,
                      decider: CpuDecider | None = None) -> NriPlugin | None:
-    """The plugin that the runtime itself has started, with its connection; it ends with that. None when this process
-    is none. :raises ConfigError: see `connect.inherited`."""
-    found = inherited(environ)
-    if found is None:
+    """If the runtime started this process as a plugin: the plugin with the inherited connection, which it ends with;
+    else None. :raises ConfigError: see `connection.inherited`."""
+    started = inherited(environ)
+    if started is None:
         return None
-    connection, name, index = found
+    connection, name, index = started
     return NriPlugin(lambda: connection, queue, name, index, on_state, once=True, decider=decider)
+

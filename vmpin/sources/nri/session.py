@@ -1,5 +1,6 @@
 """One connection to a container runtime's NRI, from the plugin's registration to its end: bytes in, answers and events
-out. A call is decoded (call_decoding), handled by its method (nri_calls), and answered whatever fails.
+out. `NriCalls` has a method for each call; `NriSession` finds the calls in the bytes. Every call is answered, even if
+handling it fails.
 
 Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 """
@@ -7,30 +8,193 @@ Sources: containerd/nri pkg/api/api.proto, pkg/stub, pkg/adaptation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
+from vmpin.domain.runtime_call import Listed, SideUpdate
 from vmpin.runtime.dialect import plain
-from vmpin.sources.nri.answer_encoding import encode_configured, encode_list_answer, encode_registration
-from vmpin.sources.nri.call_decoding import CallDecoder
-from vmpin.sources.nri.decider import CpuDecider
-from vmpin.sources.nri.nri_calls import CALLS, DECIDED, CallOutcome, NriCalls
-from vmpin.sources.nri.nri_events import NriCounters, NriEvent, NriUpdate
+from vmpin.sources.nri.call_codec import (
+    POD_VERBS,
+    CallDecoder,
+    NriCall,
+    NriList,
+    encode_answer,
+    encode_configured,
+    encode_list_answer,
+    encode_registration,
+)
+from vmpin.sources.nri.nri_events import (
+    ContainerEvent,
+    CpuAnswer,
+    CpuDecider,
+    CpusGiven,
+    NriCounters,
+    NriEvent,
+    NriUpdate,
+    PodEvent,
+    Synced,
+)
 from vmpin.wire import mux, nri_messages, ttrpc
-from vmpin.wire.nri_enums import METHODS, mask
+from vmpin.wire.nri_enums import METHODS, Verb, mask
 
 logger = logging.getLogger(__name__)
 
-#: Valid for every version of NRI: one bit too many, and the runtime closes the connection without an error (0.9 and
-#: older define no bit above 0x400). What a container is to have is asked for before the runtime acts (CREATE, UPDATE):
-#: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that reports it. The answers to those, and
-#: to STOP, may change something (`CpuDecider`); an empty one changes nothing.
+
+class CallOutcome(NamedTuple):
+    """The result of a call: the payload of its answer, or the error that is sent instead, and the events to queue."""
+
+    payload: bytes = b""
+    refusal: str = ""
+    events: tuple[NriEvent, ...] = ()
+
+
+class NriCalls:
+    """Handles the calls of one connection, one method each. An exception of the decider is logged, and the answer is
+    then empty.
+    :param updates: CPUs for the answer to Synchronize. :param peer: the pid of the runtime's process, 0 if unknown.
+    :param decider: called from the first list on; None: every answer is empty, except for `updates`."""
+
+    def __init__(self, counters: NriCounters, updates: Mapping[ContainerId, NriUpdate], peer: int,
+                 decider: CpuDecider | None) -> None:
+        self._counters, self._updates, self._peer, self._decider = counters, updates, peer, decider
+        self.listed = False  #: Whether the runtime has listed everything.
+
+    def synchronize(self, everything: NriList, stored: bool) -> CallOutcome:
+        """The list of all pods and containers. The answer sets the CPUs of some containers.
+        :param stored: see `Synced.stored`."""
+        repairs = {container.id: update.cpus for container in everything.containers
+                   if (update := self._updates.get(container.id)) is not None and update.cpus
+                   and update.listed in (None, container.cpus)}
+        given = {update.container: update.cpus for update in self._list_updates(everything) if update.cpus}
+        updates = repairs | given
+        payload = encode_list_answer([SideUpdate(*update) for update in updates.items()], more=False)
+        self.listed = True
+        self._counters.syncs += 1
+        logger.debug("nri: SYNCHRONIZE pods=%d containers=%d updates=%d", len(everything.pods),
+                     len(everything.containers), len(updates))
+        synced = Synced(everything.pods, everything.containers, everything.time_ns, tuple(repairs), self._peer,
+                        stored=stored)
+        return self._outcome(synced, given, everything.time_ns, payload)
+
+    def run_pod_sandbox(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def stop_pod_sandbox(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def remove_pod_sandbox(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def create_container(self, call: NriCall) -> CallOutcome:
+        """The answer sets the container's CPUs, and those of running containers that shrink for it."""
+        return self._decide(call)
+
+    def post_create_container(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def start_container(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def post_start_container(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def update_container(self, call: NriCall) -> CallOutcome:
+        """The answer replaces the requested CPUs, and may set those of other containers."""
+        return self._decide(call)
+
+    def post_update_container(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def stop_container(self, call: NriCall) -> CallOutcome:
+        """The answer may give the container's CPUs to others."""
+        return self._decide(call)
+
+    def remove_container(self, call: NriCall) -> CallOutcome:
+        return self._report(call)
+
+    def _report(self, call: NriCall) -> CallOutcome:
+        """Answer a call with nothing, and report its event, to the decider too."""
+        event = _event_of(call)
+        if event is None:
+            return CallOutcome()
+        logger.debug("nri: %s %s", call.verb.name, call)
+        if self._decider is not None and self.listed and call.verb not in DECIDED:
+            try:
+                self._decider.record(event)
+            except Exception:
+                logger.exception("NRI: deciding after %s failed %s; the runtime's next list corrects it",
+                                 call.verb.name, call)
+        return self._outcome(event, {}, call.time_ns)
+
+    def _decide(self, call: NriCall) -> CallOutcome:
+        """Answer a call as the decider says. CPUs that the answer gives other containers are a second event."""
+        container = call.container
+        if self._decider is None or call.request is None or container is None:
+            return self._report(call)
+        try:
+            answer = self._decider.decide(call.verb, call.request, call.pod)
+            payload = encode_answer(call.verb, answer)
+        except Exception:  # whatever it is, the container is created all the same
+            logger.exception("NRI: deciding on %s failed %s: its CPUs are left as they are", call.verb.name, call)
+            answer, payload = CpuAnswer(), b""
+        logger.debug("nri: %s %s updates=%d%s", call.verb.name, call, len(answer.updates),
+                     f" refused: {answer.refusal}" if answer.refusal else "")
+        if answer.refusal:
+            return CallOutcome(refusal=answer.refusal)
+        given = {update.container: update.cpus for update in answer.updates if update.cpus}
+        requested = given.pop(container.id, call.requested)
+        if answer.adjustment is not None and answer.adjustment.cpus:
+            container = container._replace(cpus=answer.adjustment.cpus)
+        event = ContainerEvent(call.verb, call.pod, container, call.time_ns, requested)
+        return self._outcome(event, given, call.time_ns, payload)
+
+    def _outcome(self, event: NriEvent, given: Mapping[ContainerId, CpuSet], time_ns: int,
+                 payload: bytes = b"") -> CallOutcome:
+        """Count an event. :param given: the CPUs that the answer gives other containers, the second event."""
+        self._counters.events += 1
+        return CallOutcome(payload, events=(event, CpusGiven(given, time_ns)) if given else (event,))
+
+    def _list_updates(self, everything: NriList) -> Sequence[SideUpdate]:
+        if self._decider is None:
+            return ()
+        try:
+            return self._decider.synchronize(Listed(frozenset(pod.id for pod in everything.pods), everything.requests),
+                                             everything.pods).updates
+        except Exception:
+            logger.exception("NRI: deciding on the runtime's list failed; containers keep their CPUs")
+            return ()
+
+
+def _event_of(call: NriCall) -> PodEvent | ContainerEvent | None:
+    """The event of a call; None if the call has no usable pod or container."""
+    if call.verb in POD_VERBS:
+        return None if call.pod is None else PodEvent(call.verb, call.pod, call.time_ns)
+    return None if call.container is None else ContainerEvent(
+        call.verb, call.pod, call.container, call.time_ns, call.requested)
+
+
+#: The method for each verb; NRI's other verbs do not concern CPUs.
+CALLS: Final[Mapping[Verb, Callable[[NriCalls, NriCall], CallOutcome]]] = {
+    Verb.RUN_POD: NriCalls.run_pod_sandbox, Verb.STOP_POD: NriCalls.stop_pod_sandbox,
+    Verb.REMOVE_POD: NriCalls.remove_pod_sandbox, Verb.CREATE: NriCalls.create_container,
+    Verb.POST_CREATE: NriCalls.post_create_container, Verb.START: NriCalls.start_container,
+    Verb.POST_START: NriCalls.post_start_container, Verb.UPDATE: NriCalls.update_container,
+    Verb.POST_UPDATE: NriCalls.post_update_container, Verb.STOP: NriCalls.stop_container,
+    Verb.REMOVE: NriCalls.remove_container,
+}
+#: Calls whose answer can set CPUs.
+DECIDED: Final = frozenset((Verb.CREATE, Verb.UPDATE, Verb.STOP))
+
+#: The events to subscribe to, valid for every version of NRI: at an unknown bit the runtime closes the connection
+#: without an error (0.9 and older define no bit above 0x400). The requests CREATE and UPDATE are among them, because
+#: Kata plugs in vCPUs and writes the sandbox's cgroup long before the event that reports completion.
 EVENTS = mask(*CALLS)
 
-#: Runtimes whose lists have every update, also after their own restart: containerd writes it into the container's spec
-#: in its store (internal/cri/server/container_update_resources.go). CRI-O keeps it in memory.
+#: Runtimes whose lists contain every update, even after their own restart: containerd writes it into the container's
+#: spec in its store (internal/cri/server/container_update_resources.go). CRI-O keeps it in memory.
 STORES = ("containerd ",)
 _REGISTRATION = 1  #: The stream of the one call to the runtime: a client's are odd (containerd/ttrpc PROTOCOL.md).
 
@@ -46,8 +210,8 @@ class ConnectionState(Enum):
 
 
 class CallAnswered(NamedTuple):
-    """The bytes that answer a call, and its events, to be queued before these are sent: what the runtime does upon an
-    answer is then never seen by a pass that could not have known of the call (`NriQueue.sandboxes`)."""
+    """The answer to a call as bytes, and its events. Queue the events before sending the answer: a pass that sees the
+    runtime's reaction then always finds the call in the queue (`NriQueue.sandboxes`)."""
 
     answer: bytes
     events: Sequence[NriEvent]
@@ -55,9 +219,7 @@ class CallAnswered(NamedTuple):
 
 class NriSession:
     """The state of one connection. Configure may come before the reply to RegisterPlugin.
-    :param logged: as `CallDecoder` has it. :param updates: CPUs for the answer to Synchronize.
-    :param peer: the pid of the runtime's process, 0 when not known.
-    :param decider: gives out CPUs, from the list on; None: every answer is empty, but for `updates`."""
+    :param logged: see `CallDecoder`. :param updates, peer, decider: see `NriCalls`."""
 
     def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str],
                  updates: Mapping[ContainerId, NriUpdate], peer: int, decider: CpuDecider | None = None) -> None:
@@ -66,7 +228,7 @@ class NriSession:
         self.counters = counters
         #: "containerd v2.1.9", from Configure on.
         self.runtime = ""
-        #: Why nothing more comes (the plugin was refused, or the runtime shuts down); "" while something may.
+        #: Why no more calls will come (the plugin was refused, or the runtime shuts down); "" if they may.
         self.closing = ""
         self._decides = decider is not None
         self._calls = NriCalls(counters, updates, peer, decider)
@@ -75,9 +237,9 @@ class NriSession:
         self._streams = {mux.PLUGIN: ttrpc.TtrpcDecoder(), mux.RUNTIME: ttrpc.TtrpcDecoder()}
 
     def register(self) -> bytes:
-        """The bytes to send first: the only call that is ever made to the runtime. NRI's UpdateContainers, beside CRI
-        calls, hangs every containerd with an NRI older than 0.12.1 for good (containerd#13733: two locks, taken in
-        either order)."""
+        """The bytes to send first: RegisterPlugin, the only call ever made to the runtime. NRI's UpdateContainers
+        deadlocks with concurrent CRI calls in every containerd with an NRI older than 0.12.1 (containerd#13733: two
+        locks, taken in either order)."""
         return mux.frames(mux.RUNTIME, ttrpc.encode(ttrpc.Call(
             _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin",
             encode_registration(self.name, self.index))))
@@ -89,7 +251,7 @@ class NriSession:
 
     def feed(self, data: bytes) -> Iterator[CallAnswered]:
         """Process received bytes, call by call.
-        :raises WireError: when they are not NRI; the connection is of no more use. The call is answered before."""
+        :raises WireError: if they are not NRI; the connection must then be closed. The call is answered before."""
         for connection, payload in self._demux.feed(data):
             decoder = self._streams.get(connection)
             if decoder is None:
@@ -104,7 +266,7 @@ class NriSession:
                     self._unknown(f"a {type(message).__name__.lower()} on connection {connection}")
 
     def ending(self) -> str:
-        """Why the connection ends now, and what to do about it."""
+        """Why the connection has ended, with advice."""
         state = (ConnectionState.LISTED if self.listed else
                  ConnectionState.CONFIGURED if self.runtime else ConnectionState.REGISTERING)
         return self.closing or state.value.format(runtime=self.runtime, events=EVENTS)
@@ -116,7 +278,7 @@ class NriSession:
             yield CallAnswered(_frames(request), ())
             raise
         if outcome is None:
-            # 0.12 falls back to StateChange upon this very code, for what it has a call for and we do not.
+            # NRI 0.12 has more calls than we handle; at this code it falls back to StateChange.
             yield CallAnswered(_frames(request, code=ttrpc.UNIMPLEMENTED, text=self._unimplemented(request)), ())
         elif outcome.refusal:
             yield CallAnswered(_frames(request, code=ttrpc.UNKNOWN, text=outcome.refusal), outcome.events)
@@ -124,7 +286,7 @@ class NriSession:
             yield CallAnswered(_frames(request, outcome.payload), outcome.events)
 
     def _outcome(self, request: ttrpc.Call) -> CallOutcome | None:
-        """Decode a call, and have its method (`CALLS`) make an outcome of it. None for what is no call of NRI's."""
+        """Decode a call, and handle it by its method (`CALLS`). None if it is no NRI call."""
         if request.service != nri_messages.PLUGIN_SERVICE:
             return None
         match request.method:
@@ -150,7 +312,8 @@ class NriSession:
     def _synchronize(self, payload: bytes) -> CallOutcome:
         everything = self._decoder.list_part(payload, self._decides)
         if everything is None:
-            # Updates count in the answer to the last part only (containerd/nri pkg/adaptation/plugin.go, synchronize).
+            # Only the last answer's updates are used (containerd/nri pkg/adaptation/plugin.go, synchronize).
+
             return CallOutcome(encode_list_answer((), more=True))
         return self._calls.synchronize(everything, self.runtime.startswith(STORES))
 
@@ -166,15 +329,16 @@ class NriSession:
         if response.stream == _REGISTRATION and response.code:
             self.closing = f"the runtime refused the plugin: code {response.code}: {plain(response.message, 300)}"
 
-    def _unknown(self, what: str) -> None:
+    def _unknown(self, subject: str) -> None:
         self.counters.unknown += 1
-        logger.debug("NRI: unknown: %s", what)
+        logger.debug("NRI: unknown: %s", subject)
 
     def _unimplemented(self, request: ttrpc.Call) -> str:
         known = request.service == nri_messages.PLUGIN_SERVICE
-        what = f"method {plain(request.method, 80)}" if known else f"service {plain(request.service, 80)}"
-        self._unknown(what)
-        return f"no {what}"
+        subject = f"method {plain(request.method, 80)}" if known else f"service {plain(request.service, 80)}"
+        self._unknown(subject)
+        return f"no {subject}"
+
 
 
 def _frames(request: ttrpc.Call, payload: bytes = b"", code: int = ttrpc.OK, text: str = "") -> bytes:

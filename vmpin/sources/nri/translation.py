@@ -1,6 +1,6 @@
-"""Turns NRI's calls into events of the domain, with one `match` by verb.
+"""Translates NRI's events into events of the domain.
 
-A pid that comes with an event is looked up in /proc, unless the state already holds the process behind it.
+The pid of an event is looked up in /proc, unless the state already has its process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vmpin.wire.nri_enums import CREATED, STOPPED, Verb
 
 
 def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[events.Event]:
-    """The events that follow from one of NRI's.
+    """The domain's events for an event of NRI.
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
-    :raises OSError: when a pid cannot be looked up at the moment (`errors.passing`)."""
+    :raises OSError: if a pid cannot be looked up at the moment (`errors.passing`)."""
     if isinstance(event, CpusGiven):
         return [events.CpusetSeen(sandbox.id, container, cpus, Source.NRI, event.time_ns)
                 for container, cpus in event.cpus.items() for sandbox in state.sandboxes.values()
@@ -30,7 +30,7 @@ def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_anno
 
 
 class _EventTranslation:
-    """Of one event. Looks up each pid once: with Kata all containers of a pod have the VMM's."""
+    """Translates one event. Looks up each pid once: with Kata all containers of a pod have the VMM's pid."""
 
     def __init__(self, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> None:
         self._state = state
@@ -39,8 +39,8 @@ class _EventTranslation:
         self._owners: dict[int, PidOwner] = {}
 
     def translate(self, event: NriEvent) -> Iterator[events.Event]:
-        """Translate by verb. Kata plugs vCPUs in and writes the sandbox's cgroup between a request and the report that
-        it has been done, so a container counts with its CPUs from the request on."""
+        """Translate by verb. A container counts with its CPUs from the request on, because Kata plugs in vCPUs and
+        writes the sandbox's cgroup between the request and the report of its completion."""
         match event:
             case Synced():
                 yield from self._listed(event)
@@ -51,7 +51,7 @@ class _EventTranslation:
             case PodEvent():  # REMOVE_POD
                 yield events.SandboxGone(event.pod.id)
             case ContainerEvent(verb=Verb.CREATE | Verb.POST_CREATE | Verb.START):
-                # Under CRI-O vCPUs come before POST_CREATE, under containerd before START.
+                # Kata plugs in vCPUs before POST_CREATE under CRI-O, before START under containerd.
                 yield from self._seen(event, ContainerState.CREATED, coming=event.verb is not Verb.START)
             case ContainerEvent(verb=Verb.POST_START):
                 yield from self._seen(event, ContainerState.RUNNING)
@@ -67,32 +67,32 @@ class _EventTranslation:
                 yield events.ContainerStopped(event.container.pod, event.container.id, event.time_ns)
 
     def _seen(self, event: ContainerEvent, state: ContainerState, coming: bool = False) -> Iterator[events.Event]:
-        """A container in this state, with its pod. :param coming: its vCPUs may be plugged in at any moment."""
+        """A container in this state, with its pod. :param coming: whether its vCPUs may still be plugged in."""
         yield from self._place(event)
         seen = self._container(event.container, state, event.time_ns)
         yield seen._replace(container=seen.container._replace(creating=coming), requested=event.verb is Verb.CREATE)
 
     def _has_ended(self, container: NriContainer) -> bool:
-        """Whether a container ended while it was updated; no container of a pod is started twice."""
+        """Whether a container ended during its update; no container is started twice."""
         record = self._record(container)
         return container.state == STOPPED or (record is not None and record.stopped)
 
     def _place(self, event: ContainerEvent) -> Iterator[events.Event]:
-        """The sandbox of an event's container, and none else."""
+        """The container's sandbox, and its removal from others."""
         yield from self._elsewhere({event.container.id: event.container.pod})
         if event.pod is not None:
             yield self._sandbox(event.pod)
 
     def _elsewhere(self, pods: Mapping[ContainerId, SandboxId]) -> Iterator[events.Event]:
-        """Containers that the state has in another sandbox than in `pods`, by an annotation of the pod's author."""
+        """Remove containers from sandboxes other than in `pods`, where an annotation by a pod's author put them."""
         for sandbox in self._state.sandboxes.values():
             for container in sandbox.containers:
                 if (own := pods.get(container, sandbox.id)) != sandbox.id:
                     yield events.ContainerMisplaced(sandbox.id, container, own)
 
     def _listed(self, event: Synced) -> Iterator[events.Event]:
-        """Everything listed, and the end of everything that is not."""
-        # A pod's pause container has the pod's id.
+        """All listed pods and containers, and the ends of those not listed."""
+        # The id of a pod's pause container is the pod's.
         yield from self._elsewhere({ContainerId(pod.id): pod.id for pod in event.pods}
                                    | {container.id: container.pod for container in event.containers})
         for pod in event.pods:
@@ -119,20 +119,20 @@ class _EventTranslation:
         record = self._record(container)
         init = self._owner(container.pid, container.pod, record.init if record is not None else None).init
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
-        found = Container(container.id, container.name, container.cpus, exclusive, state)
-        return events.ContainerSeen(container.pod, found, Source.NRI, time_ns, init=init, listed=listed)
+        seen = Container(container.id, container.name, container.cpus, exclusive, state)
+        return events.ContainerSeen(container.pod, seen, Source.NRI, time_ns, init=init, listed=listed)
 
     def _record(self, container: NriContainer) -> ContainerRecord | None:
         sandbox = self._state.sandboxes.get(container.pod)
         return None if sandbox is None else sandbox.containers.get(container.id)
 
     def _owner(self, pid: int, pod: SandboxId, init: ThreadId | None) -> PidOwner:
-        """The process behind a pid: the VMM or `init` of the state where it still is that one, else as in /proc."""
+        """The process with a pid: the state's VMM or `init` if it still runs, else as found in /proc."""
         if pid not in self._owners:
             sandbox = self._state.sandboxes.get(pod)
             vmm = None if sandbox is None else sandbox.vmm
-            self._owners[pid] = (PidOwner(vmm=vmm) if _still(vmm, pid, self._proc) else
-                                 PidOwner(init=init) if _still(init, pid, self._proc) else
+            self._owners[pid] = (PidOwner(vmm=vmm) if _has_pid(vmm, pid, self._proc) else
+                                 PidOwner(init=init) if _has_pid(init, pid, self._proc) else
                                  owner_of(pid, self._proc, pod))
         return self._owners[pid]
 
@@ -142,14 +142,15 @@ def _state(container: NriContainer) -> ContainerState:
 
 
 def _ended(sandbox: SandboxState | None, listed: frozenset[ContainerId], time_ns: int) -> Iterator[events.Event]:
-    """The ends of the containers that the runtime reported before, and does not list any more."""
+    """The ends of containers that the runtime reported before and no longer lists."""
     if sandbox is not None:
         for record in sandbox.containers.values():
             if not record.stopped and record.container.id not in listed and record.reported_by(Source.NRI):
                 yield events.ContainerStopped(sandbox.id, record.container.id, max(time_ns, record.time))
 
 
-def _still(process: ThreadId | None, pid: int, proc: Procfs) -> bool:
-    """Whether a pid still is this process: one file to read instead of four."""
+def _has_pid(process: ThreadId | None, pid: int, proc: Procfs) -> bool:
+    """Whether a process still has this pid. Reads one file; `owner_of` reads four."""
+
     stat = proc.stat(pid) if process is not None and process.tid == pid else None
     return stat is not None and process == ThreadId(pid, stat.starttime)

@@ -18,7 +18,7 @@ from nri_peer import PATIENCE, NriRuntime, NriRuntimes, delivering
 from vmpin.errors import ConfigError
 from vmpin.host.retry import JITTER
 from vmpin.sources.nri import plugin as nri
-from vmpin.sources.nri.connect import connect_to
+from vmpin.sources.nri.connection import connect_to
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import Disconnected, NriEvent, Synced
 from vmpin.wire.nri_messages import MESSAGES

@@ -14,11 +14,9 @@ from nri_peer import PATIENCE, NriRuntimes, container, pod
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
-from vmpin.sources.nri.call_decoding import POD_VERBS
-from vmpin.sources.nri.decider import CpuAnswer
-from vmpin.sources.nri.nri_calls import CALLS, DECIDED
-from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, Disconnected, NriPod, PodEvent, Synced
-from vmpin.sources.nri.session import EVENTS
+from vmpin.sources.nri.call_codec import POD_VERBS
+from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, CpusGiven, Disconnected, NriPod, PodEvent, Synced
+from vmpin.sources.nri.session import CALLS, DECIDED, EVENTS
 from vmpin.wire.nri_enums import CREATED, METHODS, STOPPED, Verb, mask
 from vmpin.wire.nri_messages import MESSAGES
 

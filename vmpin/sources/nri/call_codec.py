@@ -1,29 +1,31 @@
-"""NRI's calls as values, from their bytes. Whatever cannot be used is left out and counted.
+"""NRI's calls decoded from bytes into values, and its answers encoded. Unusable data is left out and counted.
 
-Source: containerd/nri pkg/api/api.proto.
+Sources: containerd/nri pkg/api/api.proto; pkg/adaptation/result.go (an empty CPU list means no change);
+k8snetworkplumbingwg/sriov-network-device-plugin pkg/resources/server.go (getEnvs).
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId, valid_id
-from vmpin.domain.runtime_call import RequestedContainer
+from vmpin.domain.runtime_call import Adjustment, RequestedContainer, SideUpdate
 from vmpin.errors import WireError
 from vmpin.host import boottime
 from vmpin.runtime.dialect import plain
-from vmpin.sources.nri.container_devices import DeviceNode, container_devices
-from vmpin.sources.nri.nri_events import NriContainer, NriCounters, NriPod
+from vmpin.sources.nri.nri_events import CpuAnswer, NriContainer, NriCounters, NriPod
 from vmpin.wire import nri_enums
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
 
 logger = logging.getLogger(__name__)
 
-#: A node has some hundred containers of some kB each; what is far beyond that is no list of containers.
+#: Limits of a list: a node has some hundred containers of some kB each.
 MAX_LISTED = 65536
 MAX_LISTED_BYTES = 64 << 20
 
@@ -34,9 +36,9 @@ _STATES = {nri_enums.CREATED: ContainerState.CREATED, nri_enums.STOPPED: Contain
 
 
 class NriCall(NamedTuple):
-    """A call about a pod or a container, either None where the call has none that can be used. `time_ns` is
-    CLOCK_BOOTTIME of the reception, `requested` the cpuset that an UPDATE is to give the container. `request` is the
-    container with its resources (at UPDATE those it is to have); None where nothing is to be decided."""
+    """A call about a pod or a container; either is None if the call has no usable one. `time_ns` is CLOCK_BOOTTIME of
+    the reception, `requested` the cpuset that an UPDATE requests. `request` is the container with its resources (at
+    UPDATE the requested ones); None if no decision is needed."""
 
     verb: Verb
     pod: NriPod | None
@@ -53,7 +55,7 @@ class NriCall(NamedTuple):
 
 
 class NriList(NamedTuple):
-    """All pods and containers, and of each container its request where something may be decided."""
+    """All pods and containers; `requests` of the containers only if there is a decider."""
 
     pods: tuple[NriPod, ...]
     containers: tuple[NriContainer, ...]
@@ -62,8 +64,8 @@ class NriList(NamedTuple):
 
 
 class CallDecoder:
-    """Decodes the calls of one connection. A call that decides nothing gets no request: reading that costs time.
-    :param logged: kinds of odd data that were logged already; added to, so that a reconnect does not log them again.
+    """Decodes the calls of one connection. Requests are decoded only for the decider, as that takes time.
+    :param logged: the kinds of unusable data that were logged; extended, so that a reconnect does not log them again.
     """
 
     def __init__(self, counters: NriCounters, logged: set[str]) -> None:
@@ -77,9 +79,8 @@ class CallDecoder:
         return plain(f"{message.runtime_name} {message.runtime_version}".strip(), 120) or "a runtime"
 
     def list_part(self, payload: bytes, requests: bool) -> NriList | None:
-        """Take a part of a list. :param requests: whether something decides on the list.
-        :returns: the whole list with its last part, else None.
-        :raises WireError: when it lists more than a node can have."""
+        """Decode a part of a list. :param requests: whether to decode the containers' requests.
+        :returns: the whole list after its last part, else None. :raises WireError: if it exceeds the limits."""
         now, part = boottime.now(), MESSAGES.decode("SynchronizeRequest", payload)
         self._listed += len(part.pods) + len(part.containers)
         self._listed_bytes += len(payload)
@@ -98,18 +99,18 @@ class CallDecoder:
             for container, message in pairs) if requests else (), now)
 
     def state_change(self, payload: bytes) -> NriCall | int:
-        """The call that a StateChange is about, without a request: its answer can carry nothing.
-        :returns: the event's number where it is none of `Verb`."""
+        """Decode a StateChange, without a request: its answer cannot set CPUs.
+        :returns: the event's number if `Verb` does not have it."""
         message = MESSAGES.decode("StateChangeEvent", payload)
         return self._call(Verb(message.event), message) if message.event in _VERBS else int(message.event)
 
     def call(self, verb: Verb, payload: bytes, request: bool) -> NriCall:
-        """A call that has a method of its own. :param request: whether something decides on it."""
+        """Decode a call with a method of its own. :param request: whether to decode the container's request."""
         name = "UpdateContainerRequest" if verb is Verb.UPDATE else "EventRequest"
         return self._call(verb, MESSAGES.decode(name, payload), request, update=verb is Verb.UPDATE)
 
     def _call(self, verb: Verb, message: Any, request: bool = False, update: bool = False) -> NriCall:
-        """A message's call. :param update: whether the message is an UpdateContainerRequest."""
+        """The call in a message. :param update: whether the message is an UpdateContainerRequest."""
         now, subject = boottime.now(), "pod" if verb in POD_VERBS else "container"
         pod = self._pod(message.pod) if message.HasField("pod") else None
         if not message.HasField(subject):
@@ -143,25 +144,25 @@ class CallDecoder:
                             _pid(message.pid), plain(message.linux.cgroups_path, 4096))
 
     def _cpus(self, resources: Any, container: str) -> CpuSet | None:
-        """The CPUs of a LinuxResources; None where there are none, or their text is no list: the container exists all
-        the same, with the CPUs reported before."""
+        """The CPUs of a LinuxResources; None without any, and for an invalid list: the container then keeps the CPUs
+        that were reported before."""
         try:
             return CpuSet.parse(resources.cpu.cpus) or None
         except CpuSetError as err:
             self._drop(f"the CPUs of container {container}: {err}", "cpus")
             return None
 
-    def _drop(self, what: str, kind: str = "id") -> None:
-        """Count data that cannot be used, and log it once a kind: a runtime that sends one sends a thousand."""
+    def _drop(self, defect: str, kind: str = "id") -> None:
+        """Count unusable data, and warn once for each kind: a runtime that sends one sends a thousand."""
         self._counters.dropped += 1
-        logger.log(logging.DEBUG if kind in self._logged else logging.WARNING, "NRI: left out: %s", what)
+        logger.log(logging.DEBUG if kind in self._logged else logging.WARNING, "NRI: left out: %s", defect)
         self._logged.add(kind)
 
 
 def _request(container: NriContainer, message: Any, pod: NriPod | None, resources: Any,
              cpuset: CpuSet | None) -> RequestedContainer:
-    """A container as the decider gets it. :param message: NRI's Container.
-    :param resources: its own LinuxResources, or those that it is to have."""
+    """The request of a container, for the decider. :param message: NRI's Container.
+    :param resources: its LinuxResources, or the requested ones."""
     cpu = resources.cpu
     request = RequestedContainer(
         container.id, container.pod, container.name, annotations=container.annotations, shares=_value(cpu, "shares"),
@@ -185,7 +186,7 @@ def _pid(number: int) -> int:
 
 
 def _value(cpu: Any, name: str) -> int | None:
-    """CRI's 0 means that it is not set."""
+    """A field of LinuxCPU; None for CRI's 0, which means "not set"."""
     return int(getattr(cpu, name).value) or None if cpu.HasField(name) else None
 
 
@@ -202,3 +203,95 @@ def _whole_cpus(resources: Any) -> int:
     if quota > 0 and period:
         return quota // period
     return (_value(resources.cpu, "shares") or 0) // 1024
+
+
+_RESPONSES: Final = {Verb.CREATE: "CreateContainerResponse", Verb.UPDATE: "UpdateContainerResponse",
+                     Verb.STOP: "StopContainerResponse"}
+
+
+def encode_registration(name: str, index: str) -> bytes:
+    """The plugin's own call, RegisterPlugin."""
+    return bytes(MESSAGES["RegisterPluginRequest"](plugin_name=name, plugin_idx=index).SerializeToString())
+
+
+def encode_configured(events: int) -> bytes:
+    """The answer to Configure. :param events: the mask of the subscribed events."""
+    return bytes(MESSAGES["ConfigureResponse"](events=events).SerializeToString())
+
+
+def encode_list_answer(updates: Iterable[SideUpdate], more: bool) -> bytes:
+    """The answer to a part of a list. :param more: as in the part: without it the runtime drops the plugin, as one
+    that does not support parts."""
+    return bytes(MESSAGES["SynchronizeResponse"](more=more, update=_updates(updates)).SerializeToString())
+
+
+def encode_answer(verb: Verb, answer: CpuAnswer) -> bytes:
+    """The answer to CREATE, UPDATE or STOP; b"" if it changes nothing."""
+    if answer.adjustment is None and not answer.updates:
+        return b""
+    message = MESSAGES[_RESPONSES[verb]](update=_updates(answer.updates))
+    if verb is Verb.CREATE and answer.adjustment is not None:
+        message.adjust.CopyFrom(_adjustment(answer.adjustment))
+    return bytes(message.SerializeToString())
+
+
+def _adjustment(adjustment: Adjustment) -> Any:
+    message = MESSAGES["ContainerAdjustment"](
+        annotations=dict(adjustment.annotations),
+        env=[{"key": key, "value": value} for key, value in adjustment.env.items()])
+    if adjustment.cpus:
+        message.linux.resources.cpu.cpus = str(adjustment.cpus)
+    if adjustment.mems:
+        message.linux.resources.cpu.mems = str(adjustment.mems)
+    return message
+
+
+def _updates(updates: Iterable[SideUpdate]) -> Iterator[Any]:
+    """Updates of other containers. Their failure may be ignored: CRI-O would fail the whole call otherwise
+    (internal/nri/nri.go), containerd only logs it. An update without CPUs is left out: it would mean "no change"."""
+    for container, cpus in updates:
+        if cpus:
+            message = MESSAGES["ContainerUpdate"](container_id=container, ignore_failure=True)
+            message.linux.resources.cpu.cpus = str(cpus)
+            yield message
+
+
+#: Limits for one container; a privileged one has every device of the host.
+MOST_NODES = 256
+MOST_ADDRESSES = 64
+_LONGEST = 16_384  #: How much of a variable is searched.
+
+_VARIABLE = re.compile(r"(PCIDEVICE_[A-Za-z0-9_]{1,200})=(.*)", re.DOTALL)
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_LETTERS = {"b": "b", "c": "c", "u": "c"}  # "u": a character device without buffer, as mknod(1) has it
+
+
+class DeviceNode(NamedTuple):
+    """A device node: `kind` is "b" or "c" (or "u"), or "p" for a pipe. `path` is the one in the container."""
+
+    path: str
+    kind: str
+    major: int
+    minor: int
+
+
+def container_devices(nodes: Iterable[DeviceNode], env: Iterable[str]) -> dict[str, str]:
+    """Map each device that may have a NUMA node, by number or PCI address ("c226:128", "0000:3b:00.0"), to its origin:
+    a path, or an environment variable. Device plugins and CDI add device nodes; the SR-IOV network device plugin sets
+    PCIDEVICE_<RESOURCE> to PCI addresses. The environment is also the image's and the pod author's, which is harmless:
+    an address only decides which of the allowed CPUs are preferred, as the annotation cpu-near does."""
+    numbers: dict[str, str] = {}
+    for node in nodes:
+        if len(numbers) == MOST_NODES:
+            break
+        if node.kind in _LETTERS and node.major >= 0 <= node.minor:
+            numbers.setdefault(f"{_LETTERS[node.kind]}{node.major}:{node.minor}", node.path)
+    addresses: dict[str, str] = {}
+    for entry in env:
+        if (match := _VARIABLE.fullmatch(entry[:_LONGEST])) is None:
+            continue
+        for address in match[2].split(","):
+            if _ADDRESS.fullmatch(address.strip()) and len(addresses) < MOST_ADDRESSES:
+                addresses.setdefault(address.strip(), match[1])
+    return {**addresses, **numbers}
+
