@@ -150,8 +150,8 @@ class Feature(NamedTuple):
     give_back: Callable[[Config], bool] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
-    #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""), and may set
-    #: another `run`.
+    #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""). May set the
+    #: default `run_instead`: (the parsed command line) → what carries the verb out in place of the core, or None.
     options: Callable[[str, ArgumentParser], None] | None = None
     watch: Callable[[Watcher], WatcherPart | None] | None = None
     #: Keys of scenarios (`vmpin plan --scenario`).

@@ -18,7 +18,7 @@ from rich import _export_format
 from rich.console import Console
 from rich.text import Text
 
-from vmpin.cli.status_text import print_one
+from vmpin.cli.status import print_chosen
 from vmpin.domain.pod_names import names_of
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -50,7 +50,7 @@ def status() -> str:
     found["sandboxes"] = found["sandboxes"][:1]
     shown = Terminal()
     with patch.dict(os.environ, {"COLUMNS": "80", "TERM": "xterm-256color"}), redirect_stdout(shown):
-        print_one(found, names)
+        print_chosen(found, names)
     lines = [Text.from_ansi(line) for line in shown.getvalue().splitlines()]
     return svg(lines, "vmpin status shop/web-7d9f8c6b5-x2zkp")
 

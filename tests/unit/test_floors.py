@@ -204,7 +204,7 @@ def test_no_package_imports_a_higher_one_or_its_neighbour() -> None:
 
 #: Core modules that name a feature until their part of it is one of the feature.
 NAMING = {
-    "cluster": ("daemon", "cli.status_text", "status.explain")}
+    "cluster": ("daemon", "cli.status", "status.explain")}
 
 
 def feature_of(module: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
 from vmpin.cli.output import print_data, print_text, table
-from vmpin.cli.verb_options import Verbs, answering, direct_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, answering, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.pod_names import PodNames

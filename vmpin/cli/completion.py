@@ -14,8 +14,7 @@ from types import FrameType
 from typing import Any
 
 from vmpin.cli.this_program import own_program
-from vmpin.cli.verb_options import Verbs, verb
-from vmpin.cli.verbs import named_verb, names_parser, verbs_parser
+from vmpin.cli.verbs import Verbs, named_verb, names_parser, verb, verbs_parser
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -114,7 +113,7 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     """The names on this node that complete an argument. :param kind: sandboxes, containers or namespaces.
     :param text: what was typed of the name. :param words: those of the command line before it."""
     from vmpin.cli.control_client import named_sandboxes, status_document
-    from vmpin.cli.verb_options import load_config
+    from vmpin.cli.verbs import load_config
     from vmpin.status.pod_arguments import offered
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # The value of the last may be what is being typed.

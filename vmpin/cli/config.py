@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from vmpin.cli.output import VERSION, print_data, table
-from vmpin.cli.verb_options import Verbs, load_config, output_flag, verb
+from vmpin.cli.verbs import Verbs, load_config, output_flag, verb
 from vmpin.domain.terminal import as_written
 
 _ABOUT = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmpin.cli.control_client import Document
 from vmpin.cli.output import Line, print_data, print_styled
-from vmpin.cli.verb_options import Verbs, completed_by, node_root, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, completed_by, node_root, output_flag, usable_config, verb, watch_flag
 from vmpin.doctor.checks import all_checks, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.pod_names import names_of, with_names

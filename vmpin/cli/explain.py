@@ -6,7 +6,7 @@ from datetime import datetime
 
 from vmpin.cli.control_client import Document, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import VERSION, print_data, print_text
-from vmpin.cli.verb_options import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import VERSION, plain_lines, print_data, print_text
-from vmpin.cli.verb_options import Verbs, new_file, node_root, output_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, new_file, node_root, output_flag, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError, VmpinError

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from vmpin.cli.verb_options import Verbs, global_options, new_file, verb
+from vmpin.cli.verbs import Verbs, global_options, new_file, verb
 from vmpin.errors import UsageError
 
 _EPILOG = """\

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from vmpin.cli.output import print_markdown
 from vmpin.cli.this_program import installed_version
-from vmpin.cli.verb_options import Verbs, completed_by, verb
-from vmpin.cli.verbs import did_you_mean, grammar, verb_modules, verbs_parser
+from vmpin.cli.verbs import Verbs, completed_by, did_you_mean, grammar, verb, verb_modules, verbs_parser
 from vmpin.errors import UsageError
 
 _EXAMPLES = """\

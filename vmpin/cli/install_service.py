@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.this_program import own_program
-from vmpin.cli.verb_options import Verbs, directory, output_flag, verb
+from vmpin.cli.verbs import Verbs, directory, output_flag, verb
 from vmpin.errors import UsageError, VmpinError
 from vmpin.install import data_files, file_operations
 from vmpin.install.service_unit import is_untouched, unit_text

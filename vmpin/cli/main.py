@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from vmpin.cli.this_program import named
-from vmpin.cli.verb_options import without_seconds
-from vmpin.cli.verbs import VERBS, did_you_mean, grammar, named_verb, verb_modules, verbs_parser
+from vmpin.cli.verbs import did_you_mean, grammar, named_verb, verb_modules, verbs_parser, without_seconds
 from vmpin.errors import UsageError, VmpinError
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
@@ -72,24 +71,30 @@ def _carry_out(arguments: Sequence[str]) -> int:
 def _refuse_unknown(arguments: Sequence[str]) -> None:
     """Refuse a command that does not exist: argparse would list them all, and guess none. :raises UsageError:"""
     verb = named_verb(arguments)
-    if verb is not None and verb not in VERBS and verb not in (every := verb_modules()):
-        raise UsageError(f"there is no command {verb!r}", did_you_mean(verb, every, "`vmpin --help` lists them"))
+    if verb is not None and verb not in (verbs := verb_modules()):
+        raise UsageError(f"there is no command {verb!r}", did_you_mean(verb, verbs, "`vmpin --help` lists them"))
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line. :raises UsageError: for an option or argument that the command does not take."""
-    parser, arguments = verbs_parser(arguments), without_seconds(arguments)
-    parsed, rest = parser.parse_known_args(arguments)
-    if not rest:
-        return parsed
-    whole, verb = grammar(arguments), str(named_verb(arguments))
-    found = next(each for each in whole.commands if each.name == verb)
+    arguments = without_seconds(arguments)
+    parsed, rest = verbs_parser(arguments).parse_known_args(arguments)
+    if rest:
+        raise _not_taken(arguments, rest[0])
+    parsed.run = parsed.run_instead(parsed) or parsed.run
+    return parsed
+
+
+def _not_taken(arguments: Sequence[str], word: str) -> UsageError:
+    """The error for an option or argument that the command of this line does not take."""
+    program, verb = grammar(arguments), str(named_verb(arguments))
     otherwise = f"`vmpin {verb} --help` lists what it takes"
-    if not rest[0].startswith("-"):
-        raise UsageError(f"{verb} takes no argument {rest[0]!r}", otherwise)
-    name = rest[0].partition("=")[0]
-    options = (name for option in (*whole.options, *found.options) for name in option.names)
-    raise UsageError(f"{verb} has no option {name}", did_you_mean(name, options, otherwise))
+    if not word.startswith("-"):
+        return UsageError(f"{verb} takes no argument {word!r}", otherwise)
+    name = word.partition("=")[0]
+    command = next(command for command in program.commands if command.name == verb)
+    options = (name for option in (*program.options, *command.options) for name in option.names)
+    return UsageError(f"{verb} has no option {name}", did_you_mean(name, options, otherwise))
 
 
 def _complain(*lines: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vmpin.cli.control_client import status_document
 from vmpin.cli.map_output import show
 from vmpin.cli.this_program import about_this_node
-from vmpin.cli.verb_options import (
+from vmpin.cli.verbs import (
     Verbs,
     direct_flag,
     new_file,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vmpin.cli.output import Line, plain_lines, print_styled
-from vmpin.cli.verb_options import write_page
+from vmpin.cli.verbs import write_page
 from vmpin.domain.terminal import printable
 
 if TYPE_CHECKING:

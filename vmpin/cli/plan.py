@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import VERSION, print_data, print_text, table
-from vmpin.cli.verb_options import Verbs, direct_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.domain.pod_names import title_of, titled
 from vmpin.domain.terminal import number_of
 from vmpin.errors import UsageError

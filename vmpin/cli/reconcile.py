@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, ask, quiet_log
 from vmpin.cli.mask_changes import finish, named_sandbox, names_for_text
-from vmpin.cli.verb_options import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
+from vmpin.cli.verbs import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
 from vmpin.config.settings import Config
 from vmpin.domain.terminal import number_of
 

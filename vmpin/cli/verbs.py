@@ -1,25 +1,40 @@
-"""The verbs of the command line, their parser, and what they take as plain values. A verb's module is imported when it
-is used."""
+"""The verbs of the command line, their parsers, and the options, the configuration and the exit codes that they share.
+
+A verb's module is imported when it is used.
+"""
+
+from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vmpin.cli.this_program import named, program
-from vmpin.cli.verb_options import HelpFormatter, Verbs, VersionFlag, completed_by, keys_to_set
+from vmpin.bounded import parse_real, parse_whole
+from vmpin.cli.this_program import about_this_node, named, program, version_line
+from vmpin.config import loading as configuration
+from vmpin.config.settings import Config
+from vmpin.errors import ConfigError, UsageError, VmpinError
+from vmpin.feature import features, present
 
 if TYPE_CHECKING:
     from vmpin.cli.grammar import Command
 
-#: The verbs by module, in the order in which help shows them.
-VERBS = {
-    "watch": "watch", "status": "status", "explain": "explain", "verify": "verify", "audit": "audit",
-    "map": "map", "doctor": "doctor", "gather": "gather", "plan": "plan",
-    "reconcile": "reconcile", "unpin": "unpin", "config": "config", "install-hook": "install_hook",
-    "install-service": "install_service", "guest": "guest", "help": "help", "version": "version",
-    "completion": "completion",
-}
+#: In the order in which help shows them; each is in a module of its name.
+VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "gather", "plan", "reconcile", "unpin",
+         "config", "install-hook", "install-service", "guest", "help", "version", "completion")
+
+#: What verbs' parsers are added to: argparse's type for it is not public.
+Verbs = Any
+
+#: Paragraphs of help are no wider, however wide the terminal is.
+_WIDEST = 118
 
 _ABOUT = """\
 Keeps VM sandboxes (Kata Containers) on the CPUs that the kubelet's static CPU manager gave their containers.
@@ -49,34 +64,28 @@ impossible; `vmpin help exit-codes` has them by command
 def named_verb(arguments: Sequence[str]) -> str | None:
     """The first argument that is no option and no option's value; None for none, and after --help or --version."""
     rest = iter(arguments)
-    for each in rest:
-        if each in ("--config", "--set"):
+    for argument in rest:
+        if argument in ("--config", "--set"):
             next(rest, None)
-        elif not each.startswith(("--config=", "--set=")):
-            return None if each.startswith("-") else each
+        elif not argument.startswith(("--config=", "--set=")):
+            return None if argument.startswith("-") else argument
     return None
 
 
 def verb_modules() -> dict[str, str]:
     """The module of each verb, those of features among them."""
-    from vmpin.feature import features
-
-    modules = {verb: f"vmpin.cli.{module}" for verb, module in VERBS.items()}
+    modules = {verb: f"vmpin.cli.{verb.replace('-', '_')}" for verb in VERBS}
     for feature in features():
         modules.update(feature.verbs)
     return modules
 
 
 def verbs_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of all verbs; where the arguments begin with one, of that alone, as the others' modules take time to
-    load."""
-    from vmpin.feature import features, present
-
+    """The parser of all verbs; of that alone with which the arguments begin: a short command starts in half the time
+    without the others' modules."""
     parser, verbs = _program_parser()
-    # Only the verb's own module is loaded if the verb is evident: a short command starts in half the time.
-    verb = named_verb(arguments)
-    own = [f"vmpin.cli.{VERBS[verb]}"] if verb in VERBS else None
-    for module in own or (dict.fromkeys(verb_modules().values()) if verb is None else [verb_modules()[verb]]):
+    verb, modules = named_verb(arguments), verb_modules()
+    for module in dict.fromkeys(modules.values()) if verb is None else [modules[verb]]:
         importlib.import_module(module).add_parser(verbs)
     for options in present(feature.options for feature in features()):
         for verb_name, verb_parser in {"": parser, **verbs.choices}.items():
@@ -96,8 +105,8 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     """The program's parser without verbs, and to what they are added."""
     name = program()
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
-    vars(argparse)["_"] = lambda text: text
-    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=named(_EXAMPLES), formatter_class=HelpFormatter)
+    vars(argparse)["_"] = str
+    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
                         "exists)")
@@ -108,7 +117,7 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     return parser, verbs
 
 
-def grammar(arguments: Sequence[str] = ()) -> "Command":
+def grammar(arguments: Sequence[str] = ()) -> Command:
     """Describe what the parsers take: all of it, or for a command line what concerns its verb."""
     from vmpin.cli.grammar import read
     return read(verbs_parser(arguments), "vmpin")
@@ -119,3 +128,208 @@ def did_you_mean(text: str, names: Iterable[str], otherwise: str) -> str:
     import difflib
     near = difflib.get_close_matches(text, list(dict.fromkeys(names)), n=2)
     return f"did you mean {' or '.join(near)}? {otherwise}" if near else otherwise
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, as shutil finds it: argparse makes one for every option that it is given, and would
+    load shutil and all its compressors for the first."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=terminal_columns() - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from vmpin.cli.help_layout import laid_out
+
+        return "".join(f"{indent}{line}\n" if line else "\n"
+                       for line in laid_out(named(text), min(width, _WIDEST) - len(indent)).splitlines())
+
+
+@functools.cache
+def terminal_columns() -> int:
+    """The width of the terminal, as shutil.get_terminal_size has it."""
+    columns = parse_whole(os.environ.get("COLUMNS", ""), 10_000) or 0
+    if not columns:
+        try:
+            columns = os.get_terminal_size(1).columns
+        except OSError:
+            columns = 0
+    return columns or 80
+
+
+def verb(verbs: Verbs, name: str, summary: str, run: Callable[[argparse.Namespace], int], *, about: str = "",
+         epilog: str = "") -> argparse.ArgumentParser:
+    """Add a verb's parser. :param run: carries the verb out, and returns its exit code."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=summary, description=about or f"{summary[0].upper()}{summary[1:]}.", epilog=epilog,
+        formatter_class=HelpFormatter)
+    global_options(parser)
+    parser.set_defaults(run=run, run_instead=lambda args: None)
+    return parser
+
+
+def global_options(parser: argparse.ArgumentParser) -> None:
+    """The program's own options, which may follow a verb as well; only the program's help shows them."""
+    parser.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    completed_by(parser.add_argument("--set", action="append", dest="set_here", default=[], help=argparse.SUPPRESS),
+                 keys_to_set)
+    parser.add_argument("--version", action=VersionFlag, nargs=0, help=argparse.SUPPRESS)
+
+
+def completed_by(action: argparse.Action, words: Callable[[], Iterable[str]]) -> None:
+    """Have a shell complete an argument's values by these words (completion); the metavar decides for others."""
+    vars(action)["completer"] = lambda **_: words()
+
+
+def keys_to_set() -> Iterable[str]:
+    """Yield the keys of the configuration, as --set takes them."""
+    from vmpin.config.settings import BY_KEY
+    return (f"{key}=" for key in BY_KEY)
+
+
+class VersionFlag(argparse.Action):
+    """The option --version."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
+                 **__: object) -> None:
+        print(version_line())
+        parser.exit()
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """The effective configuration. :raises UsageError: for a --set without a value. :raises ConfigError: as `load`."""
+    return configuration.load(_file(args), os.environ, _flags(args))
+
+
+def usable_config(args: argparse.Namespace) -> Config:
+    """The configuration of a verb that sets no masks by it: a fault in the file or the environment is printed, and is
+    in `errors`, but does not stop the verb. The running watcher's own values are used then, without one the valid
+    rest. :raises UsageError: for a --set without a value. :raises ConfigError: for a flag."""
+    config = configuration.load_usable(_file(args), os.environ, _flags(args))
+    if not config.errors:
+        return config
+    from vmpin.cli.control_client import watcher_values
+    of_watcher = watcher_values(config)
+    if not getattr(args, "faults_shown", False):  # --watch comes here again and again
+        args.faults_shown = True
+        lines = [line for err in config.errors for line in (f"vmpin: {err}", *([f"  {err.hint}"] if err.hint else []))]
+        rest = ("the running watcher's configuration is used" if of_watcher else
+                f"the rest of the configuration is used, with paths.run {config.paths.run}")
+        with contextlib.suppress(BrokenPipeError):
+            print(*lines, f"vmpin: going on without that: {rest}", sep="\n", file=sys.stderr, flush=True)
+    return configuration.of_watcher(config, of_watcher) if of_watcher else config
+
+
+def _file(args: argparse.Namespace) -> Path | None:
+    return None if args.config is None else Path(args.config)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, str]:
+    """The keys that --set gives. :raises UsageError: for one without a value."""
+    flags = {}
+    for text in [*args.set, *args.set_here]:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: is no KEY=VALUE", "e.g. --set node.shared_pool=0-1")
+        flags[key] = value
+    return flags
+
+
+def directory(text: str) -> Path:
+    """An option's directory, absolute. With `..` in it links are resolved: abspath() would reduce `link/..` to the
+    directory of the link. :raises UsageError: for an empty path."""
+    if not text:
+        raise UsageError("an empty path names no directory", "is a variable unset?")
+    return Path(os.path.realpath(text) if ".." in Path(text).parts else os.path.abspath(text))
+
+
+def node_root(text: str) -> Path:
+    """The mount of the node's file system. :raises UsageError: if it is missing or empty, which would look like a node
+    without any configuration."""
+    root = directory(text)
+    try:
+        if os.listdir(root):
+            return root
+        why = "is empty"
+    except OSError as err:
+        why = err.strerror or str(err)
+    raise UsageError(f"--root {text}: {why}", "give the directory at which the node's file system is mounted")
+
+
+def new_file(text: str) -> str:
+    """An option's output file; Path() would drop the slash of a directory. :raises UsageError: for one."""
+    if os.path.basename(text) in ("", ".", "..") or (text != "-" and os.path.isdir(text)):
+        raise UsageError(f"{text!r} names no file to write", "it is empty, or a directory's name")
+    return text
+
+
+def write_page(path: str, text: str, watch: float | None) -> None:
+    """Write the output's file; with --watch whole or not at all, as a browser may read it meanwhile.
+    :raises UsageError: if it cannot be written."""
+    file = Path(path)
+    replaced = watch and not file.is_symlink() and (file.is_file() or not file.exists())
+    written = file.with_name(f".{file.name}.{os.getpid()}") if replaced else file
+    try:
+        written.write_text(text, encoding="utf-8")
+        if replaced:
+            written.replace(file)
+    except OSError as err:
+        if replaced:
+            written.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --file FILE") from err
+
+
+def sandbox_argument(parser: argparse.ArgumentParser, use: str) -> None:
+    """The argument SANDBOX, which may be left out. :param use: how the help describes what the verb does with it."""
+    parser.add_argument("sandbox", nargs="?", metavar="SANDBOX", help=about_this_node(
+        f"{use}: POD, NAMESPACE/POD, or the first digits of its id"))
+
+
+def namespace_flag(parser: argparse.ArgumentParser) -> None:
+    """The option -n of a verb with the argument SANDBOX."""
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="",
+                        help=about_this_node("the namespace of the pod"))
+
+
+def direct_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag --direct, for verbs that work without the watcher."""
+    parser.add_argument("--direct", action="store_true", help=about_this_node(
+        "read the node in this process instead of asking the watcher, as if no watcher ran"))
+
+
+def watch_flag(parser: argparse.ArgumentParser) -> None:
+    """The option --watch, of verbs that read (`repetition` carries it out)."""
+    parser.add_argument("-w", "--watch", nargs="?", type=_interval, const=2.0, metavar="SECONDS", help=about_this_node(
+        "show it again every SECONDS (default: 2), until Ctrl-C"))
+
+
+def _interval(text: str) -> float:
+    if (seconds := parse_real(text, 86400, 0.1)) is not None:
+        return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.1 and 86400 (a day)")
+
+
+def without_seconds(arguments: Sequence[str]) -> list[str]:
+    """The command line with `--watch=2` for a --watch that another argument than a number follows: argparse would take
+    the POD of `status --watch POD` for the SECONDS."""
+    clear = list(arguments)
+    for at, (word, after) in enumerate(pairwise(arguments)):
+        if word in ("-w", "--watch") and not after.startswith("-") and not after.replace(".", "", 1).isdigit():
+            clear[at] = "--watch=2"
+    return clear
+
+
+def output_flag(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:
+    parser.add_argument("-o", "--output", choices=choices, default=choices[0], metavar="FORMAT",
+                        help=f"{', '.join(choices)} (default: {choices[0]})"
+                        + "; its members: vmpin help json" * ("json" in choices))
+
+
+@contextlib.contextmanager
+def answering(unanswered: type[VmpinError]) -> Iterator[None]:
+    """Decorates a verb whose exit code 1 is an answer: errors that have this code elsewhere become `unanswered`."""
+    try:
+        yield
+    except (ConfigError, UsageError, BrokenPipeError):
+        raise
+    except (VmpinError, OSError) as err:
+        raise unanswered(str(err), getattr(err, "hint", "")) from err

@@ -8,7 +8,7 @@ from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
 from vmpin.cli.run_times import duration, elsewhere, percent, print_proof, proof
 from vmpin.cli.this_program import about_this_node
-from vmpin.cli.verb_options import (
+from vmpin.cli.verbs import (
     Verbs,
     answering,
     direct_flag,

@@ -5,7 +5,7 @@ import sys
 
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.this_program import installed_version, version_line
-from vmpin.cli.verb_options import Verbs, output_flag, verb
+from vmpin.cli.verbs import Verbs, output_flag, verb
 
 _EXAMPLE = """\
 example:

@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from vmpin.cli.verb_options import Verbs, load_config, output_flag, verb
+from vmpin.cli.verbs import Verbs, load_config, output_flag, verb
 
 _ABOUT = """\
 Keep every thread of every VM sandbox in place, until SIGTERM. Connects to the container runtime as its NRI plugin (if

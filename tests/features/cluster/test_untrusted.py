@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.cli.status_text import print_one
+from vmpin.cli.status import print_chosen
 from vmpin.domain.facts import NodeFacts, Rights
 from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, untrusted_pod, untrusted_sentences
 from vmpin.reports.bundle.report import without_untrusted
@@ -40,7 +40,7 @@ def test_each_sentence_is_marked_and_each_text_quoted() -> None:
                                               ({**ENTRY, "untrusted": POD}, 3)])
 def test_status_of_a_sandbox_shows_it_where_there_is_any(entry: dict[str, Any], lines: int,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
-    print_one({"watcher": 1, "time": "2026-01-01T00:00:00Z", "node": NODE, "sandboxes": [entry],
+    print_chosen({"watcher": 1, "time": "2026-01-01T00:00:00Z", "node": NODE, "sandboxes": [entry],
                "sources": {"kubelet": None}}, {})
     found = capsys.readouterr().out
     assert found.count("  Untrusted") == lines

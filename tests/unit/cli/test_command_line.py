@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli.main import main
-from vmpin.cli.verb_options import directory, new_file, node_root
+from vmpin.cli.verbs import directory, new_file, node_root
 from vmpin.errors import UsageError
 
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]

@@ -8,8 +8,7 @@ import pytest
 
 from vmpin.cli.grammar import Command, read
 from vmpin.cli.main import main
-from vmpin.cli.verb_options import load_config
-from vmpin.cli.verbs import verb_modules, verbs_parser
+from vmpin.cli.verbs import load_config, verb_modules, verbs_parser
 from vmpin.config.settings import BY_KEY
 
 GRAMMAR = read(verbs_parser([]), "vmpin")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vmpin.cli import verb_options
+from vmpin.cli import verbs
 from vmpin.cli.help_layout import laid_out
 from vmpin.cli.main import main
 from vmpin.cli.verbs import grammar, verb_modules
@@ -16,9 +16,9 @@ from vmpin.cli.verbs import grammar, verb_modules
 @pytest.fixture(autouse=True)
 def columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("COLUMNS", "80")
-    verb_options.terminal_columns.cache_clear()
+    verbs.terminal_columns.cache_clear()
     yield
-    verb_options.terminal_columns.cache_clear()
+    verbs.terminal_columns.cache_clear()
 
 
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

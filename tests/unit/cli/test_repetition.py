@@ -21,8 +21,7 @@ import pytest
 from vmpin.cli import repetition
 from vmpin.cli.grammar import read
 from vmpin.cli.main import main
-from vmpin.cli.verb_options import without_seconds
-from vmpin.cli.verbs import verbs_parser
+from vmpin.cli.verbs import verbs_parser, without_seconds
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("VMPIN_", "LINES", "COLUMNS"))}

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from vmpin.cli import control_client, run_times
 from vmpin.cli.main import main
-from vmpin.cli.table_layout import Block, blocks_of, lines_of
+from vmpin.cli.output import Block, blocks_of, lines_of
 from vmpin.domain.wrapping import wrapped
 from vmpin.features.allocator.verbs import allocations
 from vmpin.features.cluster.verbs import all_nodes

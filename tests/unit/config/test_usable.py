@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.cli.verb_options import usable_config
+from vmpin.cli.verbs import usable_config
 from vmpin.config import loading as settings
 from vmpin.errors import ConfigError
 

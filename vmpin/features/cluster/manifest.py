@@ -61,18 +61,16 @@ def _node_name(config: Config) -> str:
 
 def _options(verb: str, parser: ArgumentParser) -> None:
     """The kubectl plugin is about the cluster: its help lists no examples of this node."""
-    from vmpin.cli.this_program import KUBECTL, named, program
-
-    plugin = program() == KUBECTL
+    plugin = parser.prog.startswith("kubectl ")
     if not verb and plugin:
-        parser.epilog = named(_PLUGIN_EXAMPLES)
+        parser.epilog = _PLUGIN_EXAMPLES
     if verb not in ("status", "verify", "map"):
         return
     of_this_node = f"\n{parser.epilog}\n"
     if plugin:
         of_this_node = of_this_node.partition("\nexamples:\n")[0]
-    parser.epilog = of_this_node.lstrip() + named(_EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb))
-    parser.set_defaults(run=_run_on_all(verb, parser.get_default("run")))
+    parser.epilog = of_this_node.lstrip() + _EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb)
+    parser.set_defaults(run_instead=lambda args: _run_on_all_nodes(verb, args))
     parser.conflict_handler = "resolve"  # -n is of all nodes, too
     group = parser.add_argument_group("all nodes of a cluster", _ABOUT)
     group.add_argument("--all-nodes", action="store_true", default=plugin,
@@ -87,17 +85,14 @@ def _options(verb: str, parser: ArgumentParser) -> None:
     group.add_argument("--context", metavar="NAME", default="", help="a context of the kubeconfig")
 
 
-def _run_on_all(verb: str, on_this_node: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
-    """Carry a verb out for all nodes where an option asks for that, else as the core does."""
-    def run(args: Namespace) -> int:
-        namespace = args.namespace and getattr(args, "sandbox", None) is None
-        if not (args.all_nodes or args.node or namespace or args.selector or args.kubeconfig or args.context):
-            return on_this_node(args)
-        from vmpin.features.cluster.verbs.all_nodes import VERBS
+def _run_on_all_nodes(verb: str, args: Namespace) -> Callable[[Namespace], int] | None:
+    """Return what carries a verb out for all nodes, where an option implies them."""
+    namespace = args.namespace and getattr(args, "sandbox", None) is None
+    if not (args.all_nodes or args.node or namespace or args.selector or args.kubeconfig or args.context):
+        return None
+    from vmpin.features.cluster.verbs.all_nodes import VERBS
 
-        return VERBS[verb](args)
-
-    return run
+    return VERBS[verb]
 
 
 def _watch(watcher: Watcher) -> WatcherPart:

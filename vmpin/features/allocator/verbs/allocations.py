@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from vmpin.cli.control_client import ask
 from vmpin.cli.output import print_data, print_text, table
-from vmpin.cli.verb_options import Verbs, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, output_flag, usable_config, verb, watch_flag
 from vmpin.errors import WatcherError
 
 _ABOUT = """\

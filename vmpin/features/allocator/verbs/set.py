@@ -4,7 +4,7 @@ import argparse
 
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, print_text
-from vmpin.cli.verb_options import Verbs, completed_by, namespace_flag, output_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, completed_by, namespace_flag, output_flag, usable_config, verb
 from vmpin.errors import UsageError, WatcherError
 
 #: The annotations' short names.

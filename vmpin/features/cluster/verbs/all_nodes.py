@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmpin.cli.map_output import show, show_lines, width
 from vmpin.cli.output import print_data, print_text, table
-from vmpin.cli.verb_options import answering
+from vmpin.cli.verbs import answering
 from vmpin.errors import ClusterError, UnseenError, UsageError
 from vmpin.features.cluster.fleet.fleet_document import document_parts, verify_document
 from vmpin.features.cluster.fleet.fleet_reading import NodeChoice, read_fleet

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vmpin.cli.verb_options import Verbs, load_config, output_flag, verb
+from vmpin.cli.verbs import Verbs, load_config, output_flag, verb
 from vmpin.domain.terminal import number_of
 
 _ABOUT = """\

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from vmpin.cli.output import VERSION, print_data
-from vmpin.cli.verb_options import Verbs, output_flag, verb
+from vmpin.cli.verbs import Verbs, output_flag, verb
 from vmpin.domain.wrapping import wrapped
 from vmpin.errors import UsageError
 

@@ -13,7 +13,7 @@ from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, table
 from vmpin.cli.run_times import duration
-from vmpin.cli.verb_options import (
+from vmpin.cli.verbs import (
     Verbs,
     answering,
     namespace_flag,

@@ -9,7 +9,7 @@ import sys
 
 from vmpin.bounded import parse_real, parse_whole
 from vmpin.cli.this_program import about_this_node
-from vmpin.cli.verb_options import Verbs, direct_flag, namespace_flag, usable_config, verb
+from vmpin.cli.verbs import Verbs, direct_flag, namespace_flag, usable_config, verb
 from vmpin.errors import UsageError
 
 _SORTS = ("foreign", "busy", "waited", "drift", "name")

@@ -9,7 +9,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-from vmpin.cli.table_layout import narrowed
+from vmpin.cli.output import narrowed
 from vmpin.features.isolation.verbs.top.sheet import Column, Row, Sheet
 from vmpin.features.isolation.verbs.top.view_state import Line, State, View
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vmpin.cli.status_text import print_one, print_status
+from vmpin.cli.status import print_chosen, print_status
 from vmpin.domain.pod_names import names_of
 from vmpin.domain.terminal import human_age, number_of, short_id, with_ages
 
@@ -42,7 +42,7 @@ def document(*sandboxes: dict[str, Any]) -> dict[str, Any]:
 def printed(capsys: pytest.CaptureFixture[str], *sandboxes: dict[str, Any], one: bool = False) -> list[str]:
     found = document(*sandboxes)
     if one:
-        print_one(found, names_of(found))
+        print_chosen(found, names_of(found))
     else:
         print_status(found, False, names_of(found))
     return capsys.readouterr().out.splitlines()
@@ -82,7 +82,7 @@ def test_one_sandbox_is_shown_without_the_conflicts_of_others(capsys: pytest.Cap
     odd = {"sandbox": OTHER, "pod": None, "name": "", "container": "c9", "what": "two sources differ"}
     found = document(sandbox(ID, "db"))
     found["node"] = {**NODE, "disagreements": [odd], "collisions": [{"cpu": 3, "sandboxes": [OTHER], "what": "x"}]}
-    print_one(found, {})
+    print_chosen(found, {})
     assert "DISAGREEMENT" not in (text := capsys.readouterr().out)
     assert "COLLISION" not in text
 
@@ -109,12 +109,12 @@ def test_one_thing_is_no_plural() -> None:
 def test_of_mixed_cpus_those_that_are_its_own_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """CRI-O's mixed CPUs: the container shares CPU 1 with other pods."""
     mixed = container("web", "1,64-67", own_cpus="64-67")
-    print_one(document(sandbox(ID, "web", containers=[mixed])), {})
+    print_chosen(document(sandbox(ID, "web", containers=[mixed])), {})
     assert "web        1,64-67  64-67 exclusive" in capsys.readouterr().out
 
 
 def test_a_pool_that_nothing_names_is_not_called_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Beside a sandbox that is unmanaged for want of a pool."""
     found = document(sandbox(ID, "web", containers=[]))
-    print_one({**found, "node": {**found["node"], "shared_pool": "0-1", "pool_known": False}}, {})
+    print_chosen({**found, "node": {**found["node"], "shared_pool": "0-1", "pool_known": False}}, {})
     assert "no shared pool known (without an owner: 0-1), exclusive 64-71" in capsys.readouterr().out
