@@ -11,7 +11,7 @@ from typing import Any
 
 from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import NriEvent
-from vmpin.wire import mux, ttrpc
+from vmpin.wire import ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 
 #: Longer than any answer takes on a machine that is busy; nothing waits for it otherwise.
@@ -46,8 +46,8 @@ class NriRuntime:
         self.socket.settimeout(PATIENCE)
         self.asked: list[ttrpc.Call] = []
         self._answers: dict[int, ttrpc.Reply] = {}
-        self._demux = mux.Demux()
-        self._decoders = {mux.PLUGIN: ttrpc.TtrpcDecoder(), mux.RUNTIME: ttrpc.TtrpcDecoder()}
+        self._demux = ttrpc.Demux()
+        self._decoders = {ttrpc.PLUGIN: ttrpc.TtrpcDecoder(), ttrpc.RUNTIME: ttrpc.TtrpcDecoder()}
         self._stream = -1
 
     def send(self, method: str, message: Any = None, service: str = PLUGIN_SERVICE) -> int:
@@ -56,7 +56,7 @@ class NriRuntime:
         payload = message if isinstance(message, bytes) else b"" if message is None else message.SerializeToString()
         raw = ttrpc.encode(ttrpc.Call(self._stream, service, method, payload, 2_000_000_000))
         # The Go side puts a whole message into one frame.
-        self.socket.sendall(struct.pack(">II", mux.PLUGIN, len(raw)) + raw)
+        self.socket.sendall(struct.pack(">II", ttrpc.PLUGIN, len(raw)) + raw)
         return self._stream
 
     def answer(self, stream: int) -> ttrpc.Reply:
@@ -76,7 +76,7 @@ class NriRuntime:
         return found
 
     def grant(self, request: ttrpc.Call, payload: bytes = b"", code: int = 0, message: str = "") -> None:
-        self.socket.sendall(mux.frames(mux.RUNTIME, ttrpc.encode(
+        self.socket.sendall(ttrpc.frames(ttrpc.RUNTIME, ttrpc.encode(
             ttrpc.Reply(request.stream, code, message, payload))))
 
     def _receive(self) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vmpin.domain.model import SandboxId
     from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
-    from vmpin.host.socket_streams import Stream
+    from vmpin.host.sockets import Stream
     from vmpin.host.sysfs import Sysfs
     from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView

@@ -21,7 +21,7 @@ from vmpin.features.allocator.grants.allocation_options import AllocationMode, A
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.sources.nri.nri_events import CpuDecider, NriCounters
 from vmpin.sources.nri.session import NriSession
-from vmpin.wire import mux, nri_messages, ttrpc
+from vmpin.wire import nri_messages, ttrpc
 from vmpin.wire.nri_enums import CREATED, RUNNING
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -62,7 +62,7 @@ class _Runtime:
 
     def _call(self, method: str, message: Any) -> float:
         self._stream += 2
-        data = mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Call(
+        data = ttrpc.frames(ttrpc.PLUGIN, ttrpc.encode(ttrpc.Call(
             self._stream, nri_messages.PLUGIN_SERVICE, method, message.SerializeToString())))
         begin = time.thread_time()  # CPU time: what else the machine does is no part of it, and nothing is waited for
         [answered] = self._session.feed(data)

@@ -17,7 +17,7 @@ from passes import settled
 from vms import THREADS, Machine
 
 from vmpin.config.settings import SETTINGS
-from vmpin.host.schedstat import process_ran
+from vmpin.host.cpu_times import process_ran
 from vmpin.pinning.apply import Outcome
 from vmpin.reports.residency.sampler import Sampler
 

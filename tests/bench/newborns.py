@@ -18,8 +18,8 @@ from measure import CannotMeasure, Figure, environment, median, process_ms, time
 from vms import Machine, compiled, kata_argv, sandbox_id
 
 from vmpin.cli.control_client import ask
-from vmpin.vmm.processes import VmmProcess, classify
 from vmpin.vmm.qemu import QEMU
+from vmpin.vmm.recognition import VmmProcess, classify
 
 #: Births between two starts of the watcher.
 _BLOCK = 50

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from vmpin.wire import mux, ttrpc
+from vmpin.wire import ttrpc
 
 #: Seconds until a pump has ended with its connection.
 PATIENCE = 300.0
@@ -88,11 +88,11 @@ class Tap:
                 end.shutdown(socket.SHUT_RDWR)
 
     def _count(self) -> Callable[[bytes], None]:
-        demux, decoder = mux.Demux(), ttrpc.TtrpcDecoder()
+        demux, decoder = ttrpc.Demux(), ttrpc.TtrpcDecoder()
 
         def look(data: bytes) -> None:
             for connection, payload in demux.feed(data):
-                if connection == mux.RUNTIME:
+                if connection == ttrpc.RUNTIME:
                     for message in decoder.feed(payload):
                         self.asked[message.method if isinstance(message, ttrpc.Call) else "an answer"] += 1
         return look

@@ -13,7 +13,7 @@ from waiting import wait
 from vmpin.cpuset import CpuSet
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import qemu
-from vmpin.vmm.processes import VmmProcess, classify
+from vmpin.vmm.recognition import VmmProcess, classify
 from vmpin.vmm.threads import identify
 
 pytestmark = [pytest.mark.guest, pytest.mark.root]

@@ -23,9 +23,9 @@ from real_qemu import Qemu, need_kvm
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
 from vmpin.vmm import qemu
-from vmpin.vmm.processes import VmmProcess, classify
-from vmpin.vmm.qemu_cmdline import guest_vcpus, iothread_ids, qmp_sockets
+from vmpin.vmm.qemu import guest_vcpus, iothread_ids, qmp_sockets
 from vmpin.vmm.qmp import ask, query
+from vmpin.vmm.recognition import VmmProcess, classify
 from vmpin.vmm.threads import Identified, identify, wants_qmp
 from vmpin.vmm.virtual_machine import Process, Vm
 

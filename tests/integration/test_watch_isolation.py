@@ -22,7 +22,7 @@ from runtime_bundle import cgroups, remove_cgroup
 from test_watch_proof import Busy
 from waiting import wait
 
-from vmpin.host.schedstat import Schedstat
+from vmpin.host.cpu_times import Schedstat
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

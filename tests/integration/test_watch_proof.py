@@ -22,7 +22,7 @@ from real_node import Node
 from real_qemu import Qemu
 from waiting import wait
 
-from vmpin.host.schedstat import Schedstat
+from vmpin.host.cpu_times import Schedstat
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

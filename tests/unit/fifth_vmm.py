@@ -19,7 +19,7 @@ from vmpin.pinning.rival_writers import of_vm
 from vmpin.placement.ownership import Node, claims_of, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
-from vmpin.vmm.hardware_ids import hardware_ids
+from vmpin.vmm.guest_machine import hardware_ids
 from vmpin.vmm.inventory import VmInventory
 
 PID, SANDBOX = 4000, SandboxId("pod-a")

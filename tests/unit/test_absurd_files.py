@@ -35,7 +35,7 @@ from vmpin.runtime.kata_config import configurations
 from vmpin.runtime.kubelet import parse_checkpoint
 from vmpin.runtime.oci import HEADER, parse_hook, read_bundle
 from vmpin.sources.kubelet_config import kubelet_config
-from vmpin.vmm.qemu_cmdline import options_of
+from vmpin.vmm.arguments import options_of
 
 SID = SandboxId("5a" * 32)
 

@@ -87,9 +87,8 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
-ASYNC = {"host.unix_sockets", "host.socket_streams", "host.accepting", "host.retry", "host.turns", "vmm.qmp",
-         "reconcile.one_pass", "procevents.feed", "guests", "features.allocator", "features.cluster.followers",
-         "features.isolation.isolation_answers", "daemon"}
+ASYNC = {"host.sockets", "host.retry", "host.turns", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
+         "features.allocator", "features.cluster.followers", "features.isolation.isolation_answers", "daemon"}
 PROCESSES = {"install.file_operations", "install.hook_script", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
@@ -99,13 +98,13 @@ NUMBERS_ELSEWHERE = {
         "pinning.restoration",
         "procevents.newborn_placer", "reports.bundle.vms", "features.isolation.foreign_scans", "reports.residency",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
-        "vmm.thread_list",
+        "vmm.virtual_machine",
         "features.allocator.allocator_topology",
         *(f"features.network.{name}" for name in ("device_nodes", "netns", "netns_reader", "rtnetlink"))),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
         "config.plain_yaml", "features.allocator.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
-        "features.isolation.isolation_text", "vmm.guest_kernel"), "a regular expression bounds its digits"),
+        "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
         "cli.mask_changes", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
         "config.yaml_file",
@@ -308,9 +307,6 @@ def test_nothing_but_the_table_names_a_vmm() -> None:
     vmms = {name for name in own(MODULES["vmm.vmms"]) if name != "vmm.vmm_type"}
     assert {"vmm.qemu", "vmm.cloud_hypervisor", "vmm.firecracker", "vmm.dragonball"} <= vmms
     assert {module for module, path in MODULES.items() if own(path) & vmms} - vmms == {"vmm.vmms"}
-    # QEMU's command line names its network devices, too.
-    assert {module.rpartition(".")[2] for module, path in MODULES.items() if "vmm.qemu_cmdline" in own(path)} <= {
-        "qemu", "network_devices"}
 
 
 def test_nothing_branches_on_the_type_of_a_vmm() -> None:

@@ -24,10 +24,9 @@ from vmpin.runtime.kata import parse_go
 from vmpin.runtime.kubelet import parse_checkpoint
 from vmpin.runtime.oci import parse_message
 from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu
-from vmpin.vmm.processes import kernel_thread_owner
-from vmpin.vmm.qemu_cmdline import cpu_index, guest_vcpus, parse_smp
-from vmpin.vmm.thread_names import read_names
-from vmpin.vmm.threads import identify
+from vmpin.vmm.qemu import cpu_index, guest_vcpus, parse_smp
+from vmpin.vmm.recognition import kernel_thread_owner
+from vmpin.vmm.threads import identify, read_names
 from vmpin.vmm.vmm_type import MAX_VCPUS
 
 QEMU = "qemu-system-x86_64"

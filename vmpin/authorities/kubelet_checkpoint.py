@@ -13,7 +13,7 @@ from pathlib import Path
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.errors import SourceError
 from vmpin.host import boottime
-from vmpin.host.regular import Stamp, lasting_stamp, open_regular, stamp
+from vmpin.host.files import Stamp, lasting_stamp, open_regular, stamp
 from vmpin.runtime.kubelet import MAX_BYTES, NAME, parse_checkpoint
 
 _TRIES = 3  #: Attempts to read a file that is written to meanwhile.

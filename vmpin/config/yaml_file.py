@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmpin.config import plain_yaml
 from vmpin.errors import ConfigError
-from vmpin.host.regular import read_regular
+from vmpin.host.files import read_regular
 
 if TYPE_CHECKING:
     import yaml

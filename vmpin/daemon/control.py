@@ -13,7 +13,7 @@ from vmpin.bounded import load_json, real
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
 from vmpin.feature import SocketRequest, WatcherPart, added_members, present, status_of
-from vmpin.host.socket_streams import Stream
+from vmpin.host.sockets import Stream
 from vmpin.status import collector
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from vmpin.domain.counters import Counters, Histogram
 from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.feature import WatcherPart
-from vmpin.host import unix_sockets
+from vmpin.host import sockets
 from vmpin.host.turns import in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
@@ -72,7 +72,7 @@ class Exporter:
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
         made = _listen(address, config.watch.status_group)
-        own = None if address.path is None else unix_sockets.identity(address.path)
+        own = None if address.path is None else sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watcher.counters.loop_lag, self._timeouts.loop_lag))
         try:
             logger.info("metrics at %s", address)
@@ -81,7 +81,7 @@ class Exporter:
             lag.cancel()
             made.close()
             if address.path is not None:
-                unix_sockets.unlink_own(address.path, own)
+                sockets.unlink_own(address.path, own)
 
     async def answer(self, path: str) -> HttpReply:
         match path:
@@ -150,6 +150,6 @@ def _listen(address: Address, group: str) -> socket.socket:
     :param group: whose members may connect to a unix socket, besides root; "" for no group."""
     if address.path is None:
         return http.listen(address.host, address.port)
-    if not unix_sockets.remove_left(address.path):
+    if not sockets.remove_left(address.path):
         raise ConfigError(f"metrics.address: {address.path} exists, and is another program's", "name another path")
-    return unix_sockets.listen(address.path, group)
+    return sockets.listen(address.path, group)

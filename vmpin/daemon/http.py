@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
-from vmpin.host.accepting import Acceptor
+from vmpin.host.sockets import Acceptor
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from vmpin.config.settings import Config, to_plain, with_values
 from vmpin.domain.terminal import as_written
 from vmpin.errors import ConfigError
 from vmpin.feature import features
-from vmpin.host.unix_sockets import open_to
+from vmpin.host.sockets import open_to
 
 logger = logging.getLogger(__name__)
 

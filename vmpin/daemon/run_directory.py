@@ -16,7 +16,7 @@ from vmpin.config.settings import Config
 from vmpin.daemon.supervision import Source
 from vmpin.errors import ConfigError, LockHeldError, WatcherError
 from vmpin.host.lock import Lock
-from vmpin.host.unix_sockets import Identity, identity, listen, unlink_own
+from vmpin.host.sockets import Identity, identity, listen, unlink_own
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from vmpin.guests.transport.vsock import ContestedVsock, Vsock
 from vmpin.guests.vcpu_map import guest_map
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement
-from vmpin.vmm.guest_kernel import kernel_version
-from vmpin.vmm.hardware_ids import hardware_ids
+from vmpin.vmm.guest_machine import hardware_ids, kernel_version
 from vmpin.vmm.virtual_machine import Vm
 
 

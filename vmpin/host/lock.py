@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from vmpin.errors import LockHeldError, WatcherError
-from vmpin.host.regular import open_regular
+from vmpin.host.files import open_regular
 
 
 class Lock:

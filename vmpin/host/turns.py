@@ -7,8 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from vmpin.host.socket_streams import Stream
-from vmpin.host.unix_sockets import Handler
+from vmpin.host.sockets import Handler, Stream
 
 T = TypeVar("T")
 #: The fraction of the loop's time that a socket's replies may take; and the most requests that may wait.

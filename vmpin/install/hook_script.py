@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from vmpin.errors import UsageError
-from vmpin.host.regular import read_regular
+from vmpin.host.files import read_regular
 from vmpin.install import data_files
 from vmpin.install.file_operations import WriteFile
 from vmpin.install.hook_options import SCRIPT

@@ -11,7 +11,7 @@ from typing import Any
 
 from vmpin.bounded import load_json
 from vmpin.errors import UsageError
-from vmpin.host.regular import read_regular
+from vmpin.host.files import read_regular
 from vmpin.install.file_operations import Operation, RemoveFile, WriteFile, execute, failing_as
 from vmpin.install.hook_options import STAGES, HookOptions
 from vmpin.install.hook_script import MAX_BYTES, foreign_file, is_script, points_to, script_operation, script_path

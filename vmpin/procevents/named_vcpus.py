@@ -13,7 +13,7 @@ from vmpin.placement.rules import Placement
 from vmpin.procevents.follow_up import FollowUp
 from vmpin.procevents.latency import LatencyBook
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.vmm.thread_names import read_names
+from vmpin.vmm.threads import read_names
 from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.proc_events import Comm
 

@@ -29,7 +29,7 @@ from vmpin.procevents.follow_up import FollowUp
 from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.procevents.named_vcpus import NamedVcpuPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
-from vmpin.vmm.processes import VmmProcess, is_shim, kernel_thread_owner
+from vmpin.vmm.recognition import VmmProcess, is_shim, kernel_thread_owner
 from vmpin.vmm.virtual_machine import Process, Vm
 from vmpin.vmm.vmms import library_with
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork

@@ -28,7 +28,7 @@ from vmpin.placement.policy import ThreadPolicy
 from vmpin.placement.rules import Placement
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.node_state import NodeState
-from vmpin.vmm.recognition import Found
+from vmpin.vmm.recognition import Recognized
 from vmpin.vmm.virtual_machine import Refresh, Vm
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Reconciler:
         self._refreshed(list(self.node_state.vms))
         self._place()
 
-    def inspect_process(self, pid: int) -> Found | None:
+    def inspect_process(self, pid: int) -> Recognized | None:
         """Classify a process that has just executed a program, or appeared: (main thread, classification, argv); None
         if unrelated."""
         return self.node_state.inventory.inspect(pid)

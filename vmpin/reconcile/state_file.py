@@ -18,7 +18,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
-from vmpin.host.regular import open_regular, read_regular
+from vmpin.host.files import open_regular, read_regular
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.reconcile.state_format import CLOCK, VERSION, SavedState, Written, dumps, text_of, unpack
 

@@ -37,12 +37,12 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
     import shutil
 
-    from vmpin.host import unix_sockets
+    from vmpin.host import sockets
 
     for path in _files(config):
         path.unlink(missing_ok=True)
     if config.metrics.address is not None and config.metrics.address.path is not None:
-        unix_sockets.remove_left(config.metrics.address.path)
+        sockets.remove_left(config.metrics.address.path)
     shutil.rmtree(config.paths.spool, ignore_errors=True)
     config.paths.lock_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -10,8 +10,7 @@ from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import SourceError
 from vmpin.host.daemons import Program, flag
 from vmpin.host.files import Files
-from vmpin.runtime.json_files import dig
-from vmpin.runtime.toml_files import Table, load, merge, string, strings, switch
+from vmpin.runtime.documents import Table, dig, load_toml, merge, string, strings, switch
 
 _CRIO = "/etc/crio/crio.conf"
 #: Default paths of containerd's configuration: its own first, and those of distributions that contain it.
@@ -113,7 +112,7 @@ def _loaded(files: Files, paths: Iterable[str], read: list[str], trouble: list[s
     """Yield the existing files with their contents. Appends their paths to `read`, and errors to `trouble`."""
     for path in paths:
         try:
-            table = load(files, path)
+            table = load_toml(files, path)
         except SourceError as err:
             trouble.append(str(err))
             continue

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from vmpin.cpuset import CpuLists, CpuSetError
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
+from vmpin.host.files import Stamp, lasting_stamp, read_regular, stamp
 from vmpin.host.procfs import names_in
-from vmpin.host.regular import Stamp, lasting_stamp, read_regular, stamp
 from vmpin.runtime.dialect import CRIO, KATA_BUNDLE, declared_exclusive, dialect_of, name_of, pod_of
-from vmpin.runtime.json_files import dig, parse_object, pid_of
+from vmpin.runtime.documents import dig, parse_object, pid_of
 
 #: Limits on a file (Kata writes some 4 kB and 200 values per container), and on the containers of a pod.
 MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 24_576, 512

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from vmpin.domain.facts import Engine, FoundSetting, Handler, KataConfig
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
-from vmpin.runtime.json_files import dig
-from vmpin.runtime.toml_files import Table, load
+from vmpin.runtime.documents import Table, dig, load_toml
 
 _ETC = "/etc/kata-containers"
 #: Below a runtime's install prefix: by Kata's own Makefile, and in the packages of Fedora and RHEL.
@@ -107,7 +106,7 @@ def read(files: Files, path: str, readers: Sequence[str]) -> KataConfig | None:
     runtime = "rs" if "/runtime-rs/" in f"{path}{real}" else "go"
     for file in (real, *over):
         try:
-            table = load(files, file)
+            table = load_toml(files, file)
         except SourceError as err:
             return KataConfig(path, runtime, tuple(readers), over, settings, str(err))
         if table is None:

@@ -13,7 +13,7 @@ from vmpin.cpuset import EMPTY, CpuLists, CpuSet, CpuSetError
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import valid_id
 from vmpin.errors import SourceError
-from vmpin.runtime.json_files import parse_object
+from vmpin.runtime.documents import parse_object
 
 NAME = "cpu_manager_state"
 MAX_BYTES = 1 << 20  #: A node full of pods has some 40 kB.

@@ -13,9 +13,9 @@ from vmpin.bounded import parse_whole
 from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId, valid_id
 from vmpin.errors import SourceError, passing
-from vmpin.host.regular import read_regular
+from vmpin.host.files import read_regular
 from vmpin.runtime.dialect import CRIO, Dialect, bundle_id, dialect_of, foreign, other, plain
-from vmpin.runtime.json_files import dig, parse_json, parse_object, pid_of
+from vmpin.runtime.documents import dig, parse_json, parse_object, pid_of
 
 #: Size limits in bytes (the first is the hook's own). A real state has a few kB, a real config.json some 20 kB.
 MAX_STATE, MAX_BUNDLE = 4 << 20, 4 << 20

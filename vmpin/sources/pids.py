@@ -7,8 +7,7 @@ from typing import NamedTuple
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.host.procfs import Procfs, Stat, seconds_since_boot
-from vmpin.vmm.processes import VmmProcess
-from vmpin.vmm.recognition import ClaimedVmm, Impostor, recognize
+from vmpin.vmm.recognition import ClaimedVmm, Impostor, VmmProcess, recognize
 
 _ENDED = frozenset("ZXx")  #: States of a process that has ended (proc_pid_stat(5)).
 _SLACK = 1.0  #: Seconds: start times count in clock ticks, and an older hook gives the wall clock's time.

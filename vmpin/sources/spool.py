@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from vmpin.errors import passing
+from vmpin.host.files import read_regular
 from vmpin.host.procfs import names_in
-from vmpin.host.regular import read_regular
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from vmpin.bounded import parse_whole
+from vmpin.bounded import load_json, parse_whole
 from vmpin.domain.model import SandboxId, valid_id
 
 # Anywhere in an argument: Kata writes paths bare, after `path=` and in comma lists, and a rootless Kata puts
@@ -18,6 +18,8 @@ _RUN_DIRECTORY = r"/run/(?:vc/(?:vm|sbs)|kata)/([^/,=]+)/"
 _SHARED_DIRECTORY = r"/sandboxes/([^/,=]+)(?:[/,]|$)"
 #: include/uapi/linux/vm_sockets.h: 0 to 2 are the hypervisor, this machine and the host; the last one is "any".
 _FIRST_GUEST_CID, _ANY_CID = 3, 0xFFFFFFFF
+#: The values of a boolean option that QEMU takes as true.
+ON = frozenset(("on", "yes", "true", "y"))
 
 
 def option_values(argv: Sequence[str], *names: str) -> list[str]:
@@ -48,6 +50,23 @@ def keyvals(text: str, implied: str) -> list[tuple[str, str]]:
             key, value = (implied, part) if at == 0 else (part, "on")
         pairs.append((key, value))
     return pairs
+
+
+def options_of(value: str, implied: str) -> dict[str, str]:
+    """Parse an option's value, written as `keyvals` or as JSON, to a dict; {} if it is neither."""
+    if not value.startswith("{"):
+        return dict(keyvals(value, implied))
+    try:
+        return {key: str(item) for key, item in load_json(value).items() if isinstance(item, str | int)}
+    except ValueError:
+        return {}
+
+
+def chardev_sockets(argv: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The properties of character devices that are Unix sockets, by id; abstract sockets are left out."""
+    devices = (dict(keyvals(value, "backend")) for value in option_values(argv, "chardev"))
+    return {device["id"]: device for device in devices
+            if device.get("backend") == "socket" and "id" in device and device.get("abstract") not in ON}
 
 
 def _split(text: str) -> list[str]:

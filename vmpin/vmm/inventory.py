@@ -16,9 +16,7 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuState, VcpuT
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, ProcessTable
-from vmpin.vmm.processes import VmmProcess, named_by_kata
-from vmpin.vmm.recognition import Found, evidence_strength
-from vmpin.vmm.thread_list import read_threads
+from vmpin.vmm.recognition import Recognized, VmmProcess, evidence_strength, named_by_kata
 from vmpin.vmm.virtual_machine import Process, QmpNeed, Reading, Refresh, Vm
 
 logger = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ class VmInventory:
         self.process_table.scan(claims, full)
         return self.assign(claims)
 
-    def inspect(self, pid: int) -> Found | None:
+    def inspect(self, pid: int) -> Recognized | None:
         """Read one process that was just created or executed a program. If it was a VMM and executed another program,
         its VM is dropped. :returns: (main thread, classification, argv); None if it belongs to no sandbox."""
         vm, process = self.followed.get(pid, (None, None))
@@ -86,7 +84,7 @@ class VmInventory:
         processes = [Process(pid, identity, helper.role, argv)
                      for pid, (identity, helper, argv) in self.process_table.helpers.items()
                      if helper.sandbox == sandbox]
-        return [process for process in processes if read_threads(self.proc, process, reread=True) is Refresh.CHANGED]
+        return [process for process in processes if process.read_threads(self.proc, reread=True) is Refresh.CHANGED]
 
     def assign(self, claims: Mapping[SandboxId, VmmClaim]) -> set[SandboxId]:
         """Assign the processes listed last to sandboxes. :returns: the sandboxes whose VM appeared, ended or was
@@ -191,7 +189,7 @@ class VmInventory:
         changed = False
         turn = vm.vmm.pid % ROUNDS == self.process_table.round % ROUNDS
         for process in vm.processes():
-            outcome = read_threads(self.proc, process, turn, self.forks_reported)
+            outcome = process.read_threads(self.proc, turn, self.forks_reported)
             if outcome is Refresh.ENDED and process is vm.vmm:
                 self._drop(vm)
                 return Refresh.ENDED

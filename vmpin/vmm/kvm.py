@@ -1,6 +1,6 @@
 """Identifies vCPU threads by KVM: by their KVM_RUN system calls, and by KVM's debugfs.
 
-Both give KVM's vcpu id, which is the APIC id for QEMU on x86 (qemu_cmdline.cpu_index converts it). Neither works for a
+Both give KVM's vcpu id, which is the APIC id for QEMU on x86 (qemu.cpu_index converts it). Neither works for a
 VM that was never started (-S), because KVM learns the thread of a vCPU at its first KVM_RUN.
 """
 

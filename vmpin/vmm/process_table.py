@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.host.procfs import Procfs
-from vmpin.vmm.processes import HelperProcess, VmmProcess, kernel_thread_owner
-from vmpin.vmm.recognition import ClaimedVmm, Found, Impostor, claims_by_pid, recognize
+from vmpin.vmm.recognition import (
+    ClaimedVmm,
+    HelperProcess,
+    Impostor,
+    Recognized,
+    VmmProcess,
+    kernel_thread_owner,
+    recognize,
+)
 from vmpin.vmm.vmm_type import VmmType
 from vmpin.vmm.vmms import library_with
 
@@ -51,7 +58,7 @@ class ProcessTable:
             execute a VMM long after its creation.
         :param full: whether to recognize every process again."""
         self.round += 1
-        self._claims = claims_by_pid(claims)
+        self._claims = {claim.pid: ClaimedVmm(sandbox, claim) for sandbox, claim in claims.items()}
         pids = self.proc.pids()
         present = set(pids)
         for ended in self._seen.keys() - present:
@@ -66,7 +73,7 @@ class ProcessTable:
             if number not in self.vmms and (pid := str(number)) in present:
                 self._inspect(pid)
 
-    def inspect(self, pid: int) -> Found | None:
+    def inspect(self, pid: int) -> Recognized | None:
         """Recognize one process that was just created or executed a program. :returns: None if it belongs to no
         sandbox."""
         # Most belong to containers or have ended; they cost one system call. virtiofsd's child does not call exec.

@@ -1,28 +1,204 @@
-"""QEMU. Its command line is parsed in qemu_cmdline; qmp queries it over QMP."""
+"""QEMU by its command line: the guest's CPU topology, declared iothreads, QMP sockets, the ways into the guest.
+
+Pure (qmp queries it over QMP). What cannot be parsed is left out, never guessed, because a process can have any
+command line. The command line may also be out of date: QEMU can be reconfigured over QMP.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
-from vmpin.domain.model import SandboxId
-from vmpin.vmm.arguments import keyvals, option_values, sandbox_id, vsock_cid
-from vmpin.vmm.qemu_cmdline import (
-    ON,
-    architecture,
-    chardev_sockets,
-    cpu_index,
-    guest_vcpus,
-    has_qmp,
-    iothread_ids,
-    kvm_ids,
-    options_of,
-    parse_smp,
-    qmp_sockets,
-)
-from vmpin.vmm.vmm_type import GuestChannels, VmmType, VmStart
+from vmpin.bounded import load_json, parse_whole
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.domain.model import SandboxId, Vcpu, VcpuId
+from vmpin.vmm.arguments import ON, chardev_sockets, keyvals, option_values, options_of, sandbox_id, vsock_cid
+from vmpin.vmm.vmm_type import MAX_VCPUS, GuestChannels, VmmType, VmStart, host_machine
 
+#: QEMU's limit on NUMA nodes (include/system/numa.h, MAX_NODES).
+_MAX_NODES = 128
+_PROGRAM = r"qemu-(?:.+-)?system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
+_X86 = frozenset(("x86_64", "i386"))
+_KATAS_OWN = r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$"
 _VSOCK = r"vhost-vsock-(?:pci|ccw|device)(?:-(?:non-)?transitional)?"
 _VHOST_USER_VSOCK = r"vhost-user-vsock-(?:pci|device)(?:-(?:non-)?transitional)?"
+#: The properties by which `-numa cpu` names slots (qapi/machine.json: CpuInstanceProperties), the smallest first.
+_LEVELS = ("thread-id", "core-id", "module-id", "cluster-id", "die-id", "socket-id")
+
+
+class Smp(NamedTuple):
+    """`-smp`, with omitted values computed as QEMU does since 6.2 (hw/core/machine-smp.c)."""
+
+    cpus: int = 1
+    maxcpus: int = 1
+    sockets: int = 1
+    dies: int = 1
+    clusters: int = 1
+    modules: int = 1
+    cores: int = 1
+    threads: int = 1
+
+    def apic_id(self, cpu: VcpuId) -> int:
+        """The x86 APIC id of a cpu-index, which is KVM's vcpu id and what the guest's /proc/cpuinfo shows. Each level
+        takes a whole number of bits (include/hw/i386/topology.h), so with 3 cores per socket the first CPU of the
+        second socket is 4."""
+        apic, shift = 0, 0
+        rest: int = cpu
+        for count in (self.threads, self.cores, self.modules, self.dies):
+            rest, place = divmod(rest, count)
+            apic |= place << shift
+            shift += (count - 1).bit_length()
+        return apic | rest << shift
+
+    def cpu_of(self, apic: int) -> VcpuId | None:
+        """The cpu-index of an APIC id; None if no CPU slot of this machine has it."""
+        cpu, below, rest = 0, 1, apic
+        for count in (self.threads, self.cores, self.modules, self.dies):
+            width = (count - 1).bit_length()
+            place, rest = rest & (1 << width) - 1, rest >> width
+            if place >= count:
+                return None
+            cpu, below = cpu + place * below, below * count
+        cpu += rest * below
+        return VcpuId(cpu) if cpu < self.maxcpus else None
+
+
+def parse_smp(argv: Sequence[str]) -> Smp:
+    """The CPU topology of the command line; one CPU if it has none or an invalid one."""
+    return _parse_smp(tuple(option_values(argv, "smp")))
+
+
+@lru_cache(maxsize=256)
+def _parse_smp(values: tuple[str, ...]) -> Smp:
+    """Parse the values after -smp. Cached: it is called often, and a node's VMs have few different values."""
+    counts: dict[str, int] = {}
+    for value in values:
+        for key, number in keyvals(value, "cpus"):
+            if (count := parse_whole(number, MAX_VCPUS, 1)) is not None:
+                counts[key] = count
+    dies, clusters, modules = (counts.get(key, 1) for key in ("dies", "clusters", "modules"))
+    cpus, maxcpus, sockets, cores, threads = (
+        counts.get(key, 0) for key in ("cpus", "maxcpus", "sockets", "cores", "threads"))
+    fixed = dies * clusters * modules
+    if not cpus and not maxcpus:
+        sockets, cores, threads = sockets or 1, cores or 1, threads or 1
+    else:
+        maxcpus = maxcpus or cpus
+        if not cores:
+            sockets, threads = sockets or 1, threads or 1
+            cores = maxcpus // (sockets * fixed * threads)
+        elif not sockets:
+            threads = threads or 1
+            sockets = maxcpus // (fixed * cores * threads)
+        threads = threads or maxcpus // (sockets * fixed * cores) if sockets and cores else threads
+    total = sockets * fixed * cores * threads
+    maxcpus = maxcpus or total
+    if not 0 < total == maxcpus <= MAX_VCPUS:
+        most = min(max(cpus, maxcpus, 1), MAX_VCPUS)  # a product may exceed the limit of its factors
+        return Smp(cpus or 1, most, sockets=most)
+    return Smp(cpus or maxcpus, maxcpus, sockets, dies, clusters, modules, cores, threads)
+
+
+def cpu_index(argv: Sequence[str], kvm_ids: Iterable[int]) -> dict[int, VcpuId]:
+    """Convert KVM's vcpu ids to cpu-indices: on x86 they are APIC ids, elsewhere equal to the index. Ids that no CPU
+    slot of this machine has are left out."""
+    smp = parse_smp(argv)
+    last = VcpuId(smp.maxcpus - 1)
+    if architecture(argv) not in _X86 or smp.maxcpus == smp.sockets or smp.apic_id(last) == last:
+        return {number: VcpuId(number) for number in kvm_ids}
+    indices = {number: smp.cpu_of(number) for number in kvm_ids}
+    return {number: index for number, index in indices.items() if index is not None}
+
+
+def kvm_ids(argv: Sequence[str], indices: Iterable[VcpuId]) -> dict[VcpuId, int]:
+    """Convert cpu-indices to KVM's vcpu ids."""
+    smp, x86 = parse_smp(argv), architecture(argv) in _X86
+    return {index: smp.apic_id(index) if x86 else index for index in indices}
+
+
+def architecture(argv: Sequence[str]) -> str:
+    """The guest's architecture by the name of QEMU's program, "" for an unknown one. For a name without an
+    architecture (qemu-kvm) it is the host's."""
+    named = re.match(_PROGRAM, argv[0].rpartition("/")[2] if argv else "")
+    if named is not None:
+        return named[1]
+    return host_machine(argv)
+
+
+def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
+    """The given vCPUs with the guest's core (where a core has siblings) and node (where -numa lists CPUs)."""
+    return _guest_vcpus(tuple(option_values(argv, "smp")), tuple(option_values(argv, "numa")), tuple(sorted(ids)))
+
+
+@lru_cache(maxsize=256)
+def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
+    """Compute `guest_vcpus` from the values after -smp and -numa. Cached: a node's VMs have few different ones."""
+    topology, nodes = _parse_smp(smp), _nodes(numa)
+    threads = topology.threads
+    return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None,
+                      next((cpus.node for cpus in nodes if cpus.has(vcpu, topology)), None)) for vcpu in ids)
+
+
+class _NodeCpus(NamedTuple):
+    """CPUs of a guest's NUMA node: given by cpu-index, or by their place in the topology."""
+
+    node: int
+    cpus: CpuSet
+    places: dict[str, int] | None
+
+    def has(self, cpu: VcpuId, smp: Smp) -> bool:
+        if self.places is None:
+            return cpu in self.cpus
+        rest: int = cpu
+        place = {}
+        for level, count in zip(_LEVELS, (smp.threads, smp.cores, smp.modules, smp.clusters, smp.dies), strict=False):
+            rest, place[level] = divmod(rest, count)
+        place[_LEVELS[-1]] = rest
+        return all(place[level] == number for level, number in self.places.items())
+
+
+def _nodes(numa: Iterable[str]) -> list[_NodeCpus]:
+    """Parse `-numa node,cpus=` and `-numa cpu,node-id=` options, plain or JSON; invalid ones are left out."""
+    entries: list[_NodeCpus] = []
+    nodes = 0  # without nodeid= they are numbered in order
+    for value in numa:
+        pairs = _numa_pairs(value)
+        options = dict(pairs)
+        if options.get("type") == "node":
+            number = parse_whole(options.get("nodeid", str(nodes)), _MAX_NODES - 1)
+            nodes += 1
+            if number is not None:
+                entries.append(_NodeCpus(number, _cpus(pairs), None))
+        elif options.get("type") == "cpu":
+            number = parse_whole(options.get("node-id", ""), _MAX_NODES - 1)
+            places = {key: parse_whole(text, MAX_VCPUS) for key, text in pairs if key not in ("type", "node-id")}
+            levels = {key: place for key, place in places.items() if key in _LEVELS and place is not None}
+            if number is not None and len(levels) == len(places):
+                entries.append(_NodeCpus(number, EMPTY, levels))
+    return entries[:_MAX_NODES * 8]
+
+
+def _numa_pairs(value: str) -> list[tuple[str, str]]:
+    """Parse a -numa option to (key, value) pairs; a list in JSON gives several pairs with the same key."""
+    if not value.startswith("{"):
+        return keyvals(value, "type")
+    try:
+        options = load_json(value)
+    except ValueError:
+        return []
+    return [(key, str(item)) for key, items in options.items()
+            for item in (items if isinstance(items, list) else [items])]
+
+
+def _cpus(pairs: Iterable[tuple[str, str]]) -> CpuSet:
+    cpus = EMPTY
+    for key, listed in pairs:
+        if key == "cpus":
+            try:
+                cpus |= CpuSet.parse(listed)
+            except CpuSetError:
+                continue
+    return cpus
 
 
 def _sandbox(argv: Sequence[str]) -> SandboxId | None:
@@ -43,6 +219,43 @@ def _start(argv: tuple[str, ...]) -> VmStart:
     smp, iothreads = parse_smp(argv), iothread_ids(argv)
     return VmStart(smp.cpus, smp.maxcpus if option_values(argv, "smp") else 0, iothreads,
                    bool(iothreads) and has_qmp(argv))
+
+
+def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
+    """The ids of `-object iothread,id=…`, plain or JSON, in order."""
+    objects = (options_of(value, "qom-type") for value in option_values(argv, "object"))
+    # util/id.c, id_wellformed: an id begins with a letter.
+    return tuple(properties["id"] for properties in objects
+                 if properties.get("qom-type") == "iothread" and properties.get("id", "")[:1].isalpha())
+
+
+def has_qmp(argv: Sequence[str]) -> bool:
+    """Whether QEMU has a QMP monitor, including Kata's: then it has a thread for monitors."""
+    return bool(option_values(argv, "qmp", "qmp-pretty")) or any(
+        ("mode", "control") in keyvals(value, "chardev") for value in option_values(argv, "mon"))
+
+
+def qmp_sockets(argv: Sequence[str]) -> tuple[str, ...]:
+    """The paths of the QMP sockets on which QEMU listens, as written; relative paths start at QEMU's working
+    directory. Kata's own sockets are left out: `unix:fd=N`, and `qmp.sock` in Kata's directory (older versions). QMP
+    serves one client at a time, and Kata would lose its VM if it could not connect."""
+    paths: list[str] = []
+    for value in option_values(argv, "qmp", "qmp-pretty"):
+        if value.startswith("unix:"):
+            paths += _listening(dict(keyvals(value.removeprefix("unix:"), "path")))
+    chardevs = chardev_sockets(argv)
+    for value in option_values(argv, "mon"):
+        monitor = dict(keyvals(value, "chardev"))
+        if monitor.get("mode") == "control":
+            paths += _listening(chardevs.get(monitor.get("chardev", ""), {}))
+    return tuple(dict.fromkeys(paths))
+
+
+def _listening(socket: dict[str, str]) -> list[str]:
+    path = socket.get("path", "")
+    if not path or "fd" in socket or socket.get("abstract") in ON or re.search(_KATAS_OWN, path):
+        return []
+    return [path] if socket.get("server") in ON else []
 
 
 def guest_cid(argv: Sequence[str]) -> int | None:

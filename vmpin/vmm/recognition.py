@@ -1,5 +1,5 @@
 """Recognizes the VMM and helper processes of sandboxes: by their command lines, which any process can forge, and by
-evidence that it cannot.
+evidence that it cannot. A VMM that runs inside the shim is recognized by its threads alone (vmms.library_with).
 
 Trusted are the command lines of root's processes (and of this program's user), because runtimes run VMMs as root; and
 those of another user's processes if root's shim of the sandbox started it, or if root's file or hook names it as the
@@ -15,30 +15,61 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from vmpin.bounded import MAX_PID, parse_whole
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.host.procfs import Procfs, read_file
+from vmpin.vmm.arguments import option_values, sandbox_id, served_sandbox
 from vmpin.vmm.kvm import has_kvm
-from vmpin.vmm.processes import (
-    HelperProcess,
-    VmmProcess,
-    classify,
-    classify_by_arguments,
-    is_shim,
-    may_be,
-    may_be_file_server,
-    named_by_kata,
-)
-from vmpin.vmm.vmms import is_cut_id, named_in_kata
+from vmpin.vmm.vmm_type import VmmType
+from vmpin.vmm.vmms import BEGINNINGS, VMMS, is_cut_id, named_in_kata
 
-#: A process of a sandbox: its main thread, classification and command line.
-Found = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
-
+# Patterns that are rarely needed are strings, which `re` compiles at their first use and caches.
+#: File servers for guests: virtiofsd, or Nydus' daemon in its place (src/runtime/virtcontainers/nydusd.go).
+_FILE_SERVER = r"(?:virtiofsd|nydusd)(?:[-_.].*)?"
+_SHIM = r"containerd-shim-kata-(?:.+-)?v2"
+#: The actions of a shim's program that end at once, and its flags that take no value (containerd,
+#: core/runtime/v2/shim/shim.go).
+_SHIM_ACTIONS = frozenset(("start", "delete"))
+_SHIM_SWITCHES = frozenset(("debug", "v", "version", "info", "h", "help"))
+#: Prefixes of all these names, for a quick check: most programs have none of them.
+_BEGINNINGS = (*BEGINNINGS, "virtiofsd", "nydusd", "containerd-shim-kata", "ld-linux")
+_LOADER = ("ld-linux-", "ld-linux.")
+#: The loader's own options that take a value (ld.so(8)).
+_LOADER_OPTIONS = frozenset(("--library-path", "--preload", "--audit", "--argv0", "--glibc-hwcaps-prepend",
+                             "--glibc-hwcaps-mask", "--inhibit-rpath"))
+#: Strings in the arguments of Kata's processes, independent of the program's name.
+_ARGUMENTS = re.compile(rb"[\0=]sandbox-|/run/(?:vc|kata)/|/sandboxes/")
+_UUID = r"(?ai)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_KERNEL_THREAD = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([1-9][0-9]{0,8})")
 #: How many forks may lie between a process and the one that the shim started.
 _GENERATIONS = 3
+
+
+class VmmProcess(NamedTuple):
+    """A VMM. `sandbox` is None if the command line names none: it is not Kata's, or its sandbox is unknown."""
+
+    type: VmmType
+    sandbox: SandboxId | None
+
+    @property
+    def cut(self) -> bool:
+        """Whether `sandbox` may be only a prefix of the id."""
+        return len(self.sandbox or "") == self.type.id_length
+
+
+class HelperProcess(NamedTuple):
+    """A file server (role VIRTIOFSD) or a Kata shim, and the sandbox that it serves."""
+
+    role: ThreadRole
+    sandbox: SandboxId | None
+
+
+#: A process of a sandbox: its main thread, classification and command line.
+Recognized = tuple[ThreadId, VmmProcess | HelperProcess, list[str]]
 
 
 class Impostor(NamedTuple):
@@ -56,12 +87,116 @@ class ClaimedVmm(NamedTuple):
     claim: VmmClaim
 
 
-def claims_by_pid(claims: Mapping[SandboxId, VmmClaim]) -> dict[int, ClaimedVmm]:
-    return {claim.pid: ClaimedVmm(sandbox, claim) for sandbox, claim in claims.items()}
+def may_be(beginning: bytes) -> bool:
+    """Whether `classify` or `classify_by_arguments` may recognize a command line. The cost does not depend on its
+    length.
+    :param beginning: the beginning of /proc/PID/cmdline, with the whole first argument."""
+    if _program(beginning).startswith(_BEGINNINGS):
+        return True
+    # Most command lines contain neither; searching for these two first takes a tenth of the time.
+    return (b"sandbox" in beginning or b"/run/" in beginning) and _ARGUMENTS.search(beginning) is not None
+
+
+def classify(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
+    """Classify a process by its program's name and its arguments. The result is only a claim, because a process can
+    have any command line."""
+    if not argv or not _basename(argv[0]).startswith(_BEGINNINGS) or not (argv := _past_loader(argv)):
+        return None
+    program = _basename(argv[0])
+    if re.fullmatch(_FILE_SERVER, program):
+        return HelperProcess(ThreadRole.VIRTIOFSD, served_sandbox(argv))
+    if re.fullmatch(_SHIM, program):
+        # containerd and CRI-O run the shim's program with the action start or delete for each sandbox *and* each
+        # container, then with the container's id. Those processes end at once; the shim itself has no action.
+        if _shim_action(argv) in _SHIM_ACTIONS:
+            return None
+        return HelperProcess(ThreadRole.SHIM, sandbox_id("".join(option_values(argv, "id")[-1:])))
+    for vmm in VMMS:
+        if vmm.program and re.fullmatch(vmm.program, program):
+            return VmmProcess(vmm, vmm.sandbox(argv))
+    return None
+
+
+def classify_by_arguments(argv: Sequence[str]) -> VmmProcess | HelperProcess | None:
+    """Classify a process by its arguments only, as Kata passes them to VMMs and file servers. Other programs may have
+    such arguments as well, so callers need more evidence. None if the arguments name no sandbox.
+
+    >>> classify_by_arguments(["/usr/local/bin/vmm", "-name", "sandbox-a1"])
+    VmmProcess(type=<VMM qemu>, sandbox='a1')"""
+    for vmm in VMMS:
+        if (sandbox := vmm.sandbox_by_arguments(argv)) is not None:
+            return VmmProcess(vmm, sandbox)
+    served = served_sandbox(argv[1:])
+    return None if served is None else HelperProcess(ThreadRole.VIRTIOFSD, served)
+
+
+def named_by_kata(vmm: VmmProcess, argv: Sequence[str], sandbox: SandboxId, uuid: str) -> bool:
+    """Whether the command line has the sandbox's full id, or the VM's full UUID, where Kata's Go runtime puts them.
+    Some VMMs get only a prefix of the id, and a VM from Kata's factory has another sandbox's name but its own UUID
+    (govmm/qemu/qemu.go)."""
+    if vmm.sandbox in (sandbox, sandbox[:vmm.type.id_length]):
+        return True
+    return re.fullmatch(_UUID, uuid) is not None and vmm.type.uuid(argv).lower() == uuid.lower()
+
+
+def is_vms(argv: Sequence[str]) -> bool:
+    """Whether the process that a runtime reports for a pod belongs to a VM: a VMM, or Kata's shim, which is
+    Dragonball's process (the runtime reports its thread `vmm_master`). A pod without a VM never has a shim as its
+    process."""
+    process = classify(argv) or classify_by_arguments(argv)
+    return process is not None and (isinstance(process, VmmProcess) or is_shim(process))
+
+
+def is_shim(process: VmmProcess | HelperProcess) -> bool:
+    return isinstance(process, HelperProcess) and process.role is ThreadRole.SHIM
+
+
+def kernel_thread_owner(comm: str) -> tuple[ThreadRole, int] | None:
+    """The role of a kernel thread that works for a VM, and the pid of the process it works for.
+
+    >>> kernel_thread_owner("vhost-1234")
+    (<ThreadRole.VHOST: 'vhost'>, 1234)"""
+    match = _KERNEL_THREAD.fullmatch(comm)
+    owner = None if match is None else parse_whole(match[2], MAX_PID, 1)
+    if match is None or owner is None:
+        return None
+    return ThreadRole.VHOST if match[1] == "vhost-" else ThreadRole.KVM, owner
+
+
+def _shim_action(argv: Sequence[str]) -> str:
+    """The first argument that is neither a flag nor a flag's value, as Go's package flag parses it; "" for none."""
+    at = 1
+    while at < len(argv):
+        flag, at = argv[at], at + 1
+        if flag == "--":
+            break
+        if not flag.startswith("-") or flag == "-":
+            return flag
+        if "=" not in flag and flag.lstrip("-") not in _SHIM_SWITCHES:
+            at += 1
+    return argv[at] if at < len(argv) else ""
+
+
+def _program(beginning: bytes) -> str:
+    return _basename(beginning.partition(b"\0")[0].decode("utf-8", "replace"))
+
+
+def _basename(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _past_loader(argv: Sequence[str]) -> Sequence[str]:
+    """Skip the dynamic loader and its options in a command line, if the program was started through it."""
+    if not _basename(argv[0]).startswith(_LOADER):
+        return argv
+    at = 1
+    while at < len(argv) and argv[at].startswith("-"):
+        at += 2 if argv[at] in _LOADER_OPTIONS else 1
+    return argv[at:]
 
 
 def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVmm | None = None,
-              before: Found | None = None) -> Found | Impostor | None:
+              before: Recognized | None = None) -> Recognized | Impostor | None:
     """Recognize a process; None if it belongs to no sandbox.
     :param beginning: the beginning of its command line, just read. :param claimed: a source's claim about its pid.
     :param before: the earlier result for its pid."""
@@ -80,12 +215,17 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     process = by_name or classify_by_arguments(argv) or _as_claimed(claimed, identity, argv)
     if process is None or (nested and (isinstance(process, VmmProcess) or process.role is not ThreadRole.VIRTIOFSD)):
         return None
-    unchanged = before is not None and (before[0], before[2]) == (identity, argv)
-    evidence = _Evidence(proc, identity, stat.ppid, beginning, process, argv, claimed)
-    if not unchanged and (uid := evidence.unprivileged_uid()):
-        return None if process.sandbox is None else Impostor(identity, process.sandbox, uid)
-    if not unchanged and by_name is None and not evidence.shows_kata():
-        return None
+    if before is None or (before[0], before[2]) != (identity, argv):
+        uid = foreign_uid(proc, identity.tid)
+        confirmed = (uid or by_name is None) and (
+            _is_claimed(process, identity, argv, claimed)
+            or _is_of_its_shim(proc, process, stat.ppid, beginning, claimed))
+        if uid and not confirmed:
+            return None if process.sandbox is None else Impostor(identity, process.sandbox, uid)
+        # Arguments alone prove nothing: an editor may have them, too.
+        if by_name is None and not confirmed and not (
+                isinstance(process, VmmProcess) and has_kvm(proc, identity.tid)):
+            return None
     if process.sandbox is None and by_name is None and claimed is not None:
         process = process._replace(sandbox=claimed.sandbox)
     return identity, process, argv
@@ -107,39 +247,26 @@ def _serves_its_parent(proc: Procfs, parent: int, beginning: bytes) -> bool:
     a QEMU, belong to a container and its cpuset; Kata's VMMs and helpers run in the host's pid namespace. But with
     --sandbox=namespace virtiofsd serves from a child in a new pid namespace. Its parent is a virtiofsd, whereas the
     parent of a container's process is the runtime or a process of the container."""
-    return (may_be_file_server(beginning) and proc.nested(parent) is False and proc.beginning(parent) == beginning)
+    program = _program(beginning)
+    may_serve = program.startswith(_LOADER) or re.fullmatch(_FILE_SERVER, program) is not None
+    return may_serve and proc.nested(parent) is False and proc.beginning(parent) == beginning
 
 
-class _Evidence:
-    """Evidence that a process is what its command line claims."""
+def _is_claimed(process: VmmProcess | HelperProcess, identity: ThreadId, argv: list[str],
+                claimed: ClaimedVmm | None) -> bool:
+    """Whether a source's claim and the command line agree on the VM."""
+    if claimed is None or not isinstance(process, VmmProcess):
+        return False
+    sandbox, claim = claimed
+    return named_by_kata(process, argv, sandbox, claim.uuid) or (
+        process.sandbox is None and claim.identity == identity)
 
-    def __init__(self, proc: Procfs, identity: ThreadId, parent: int, beginning: bytes,
-                 process: VmmProcess | HelperProcess, argv: list[str], claimed: ClaimedVmm | None) -> None:
-        self._proc, self._identity, self._parent, self._beginning = proc, identity, parent, beginning
-        self._process, self._argv, self._claimed = process, argv, claimed
 
-    def unprivileged_uid(self) -> int:
-        """The uid of a process whose command line is not trusted; 0 if it is trusted."""
-        uid = foreign_uid(self._proc, self._identity.tid)
-        return 0 if not uid or self._is_claimed() or self._is_of_a_shim() else uid
-
-    def shows_kata(self) -> bool:
-        """Whether a program of another name is Kata's. Arguments alone prove nothing: an editor may have them, too."""
-        if isinstance(self._process, HelperProcess):
-            return self._is_of_a_shim()
-        return self._is_claimed() or self._is_of_a_shim() or has_kvm(self._proc, self._identity.tid)
-
-    def _is_claimed(self) -> bool:
-        """Whether a source's claim and the command line agree on the VM."""
-        if self._claimed is None or not isinstance(self._process, VmmProcess):
-            return False
-        sandbox, claim = self._claimed
-        named = named_by_kata(self._process, self._argv, sandbox, claim.uuid)
-        return named or (self._process.sandbox is None and claim.identity == self._identity)
-
-    def _is_of_a_shim(self) -> bool:
-        sandbox = self._process.sandbox or (self._claimed.sandbox if self._claimed is not None else None)
-        return sandbox is not None and started_by_shim(self._proc, self._parent, self._beginning, sandbox)
+def _is_of_its_shim(proc: Procfs, process: VmmProcess | HelperProcess, parent: int, beginning: bytes,
+                    claimed: ClaimedVmm | None) -> bool:
+    """Whether the shim of its sandbox, by its command line or else by the claim, started a process."""
+    sandbox = process.sandbox or (claimed.sandbox if claimed is not None else None)
+    return sandbox is not None and started_by_shim(proc, parent, beginning, sandbox)
 
 
 def foreign_uid(proc: Procfs, pid: int) -> int:

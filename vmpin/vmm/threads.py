@@ -16,15 +16,17 @@ used as a whole or not at all, because names can be forged.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from vmpin.bounded import parse_whole
 from vmpin.domain.model import ThreadId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_KTHREAD, PF_USER_WORKER, Procfs, Stat
 from vmpin.vmm import kvm
-from vmpin.vmm.thread_names import IOTHREAD, read_names
-from vmpin.vmm.vmm_type import VmmType
+from vmpin.vmm.vmm_type import MAX_VCPUS, VmmType
 
 if TYPE_CHECKING:
     from vmpin.vmm.virtual_machine import QmpAnswer
@@ -39,6 +41,68 @@ _KERNELS_OWN = PF_USER_WORKER | PF_KTHREAD | _PF_IO_WORKER
 #: io_uring_enter, epoll_pwait2. QEMU's other threads (RCU, thread pool, a paused vCPU) wait in futex.
 _WAITS = {"x86_64": frozenset(("7", "271", "232", "281", "426", "441")),
           "aarch64": frozenset(("73", "22", "426", "441"))}
+
+# Linux 6.4 and newer run vhost's workers and KVM's huge page recovery inside the VMM's own thread group.
+_ANY = r"|(?P<vhost>vhost-[0-9]+$)|(?P<kvm>kvm-nx-lpage)|(?P<own>iou-)"
+
+Role = tuple[ThreadRole, VcpuId | None]
+EMULATOR: Role = (ThreadRole.EMULATOR, None)
+IOTHREAD: Role = (ThreadRole.IOTHREAD, None)
+_BY_GROUP: dict[str, Role] = {
+    "io": IOTHREAD, "monitor": EMULATOR, "vhost": (ThreadRole.VHOST, None), "kvm": (ThreadRole.KVM, None),
+    "own": EMULATOR}
+
+
+class Names(NamedTuple):
+    #: All threads; EMULATOR unless the name has another role.
+    roles: dict[int, Role]
+    #: Threads with the name of a vCPU; only reliable if no number occurs twice.
+    vcpus: dict[int, VcpuId]
+    #: Threads with the process's name: a new thread inherits its creator's name, and QEMU sets none without
+    #: debug-threads=on, or if it would be longer than 15 characters.
+    unnamed: list[int]
+    #: Threads with a name that has no role.
+    other: list[int]
+    #: Threads with the name of the VMM's monitors.
+    monitors: list[int]
+
+
+def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Iterable[str] = ()) -> Names:
+    """Classify the threads of process `pid` by name. :param iothreads: the ids on the command line."""
+    pattern = vmm.thread_names
+    process = stats[pid].comm if pid in stats else ""
+    names = Names({}, {}, [], [], [])
+    roles, vcpus, unnamed, other, monitors = names
+    for tid, stat in stats.items():
+        comm = stat.comm
+        role = EMULATOR
+        group, text, vcpu = _read_name(pattern, comm)
+        if vcpu is not None:
+            vcpus[tid] = vcpu
+        elif group is None:
+            if tid != pid:
+                (unnamed if comm == process else other).append(tid)
+        else:
+            role = _BY_GROUP[group]
+            if group == "monitor":
+                monitors.append(tid)
+                role = IOTHREAD if text in iothreads else EMULATOR
+        roles[tid] = role
+    return names
+
+
+@lru_cache(maxsize=1024)
+def _read_name(pattern: str, comm: str) -> tuple[str | None, str, VcpuId | None]:
+    """Match a name. :returns: the group of the pattern that matches, its text, and the number in a vCPU's name.
+    Cached: thousands of threads share a few names."""
+    match = re.match(pattern + _ANY, comm)
+    if match is None or match.lastgroup is None:
+        return None, "", None
+    text = match[match.lastgroup]
+    if match.lastgroup != "vcpu":
+        return match.lastgroup, text, None
+    vcpu = parse_whole(text, MAX_VCPUS - 1)
+    return (None, "", None) if vcpu is None else ("vcpu", text, VcpuId(vcpu))
 
 
 class Identified(NamedTuple):

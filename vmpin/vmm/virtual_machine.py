@@ -1,15 +1,15 @@
 """A sandbox's virtual machine: its processes, their threads, and how far its vCPUs are identified.
 
-Plain data with states. Only `inventory` changes it, except for two marks that proc events set
-(`Process.mark_outdated`, `Process.young`) and QEMU's answer (`Vm.qmp`).
+Only `inventory` changes it, except for two marks that proc events set (`Process.mark_outdated`, `Process.young`) and
+QEMU's answer (`Vm.qmp`).
 """
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmThread
-from vmpin.host.procfs import Stat
+from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm.vmm_type import VmmType
 
 
@@ -68,6 +68,70 @@ class Process:
         """Whether a thread was among those read last."""
         stat = self.stats.get(thread.tid)
         return stat is not None and stat.starttime == thread.starttime
+
+    def read_threads(self, proc: Procfs, reread: bool, forks_reported: bool = False) -> Refresh:
+        """Read the threads from /proc, at little cost if nothing changed.
+        :param reread: whether to read all threads, not only new and young ones.
+        :param forks_reported: whether every fork event calls `mark_outdated`. Then a process that is not outdated and
+            has an unchanged number of threads is not listed."""
+        same = not self.young and not reread
+        if (same and forks_reported and self.listing is Reading.CURRENT
+                and proc.thread_count(self.pid) == len(self.tasks)):
+            return Refresh.UNCHANGED
+        tasks = proc.tids(self.pid)
+        if same and tasks == self.tasks:
+            self.listing = Reading.CURRENT
+            return Refresh.UNCHANGED
+        if not tasks:
+            self.stats.clear()
+            self.threads.clear()
+            self.tasks = tasks
+            return Refresh.ENDED
+        tids = list(map(int, tasks))
+        again = (dict.fromkeys(tids) if reread or not self.stats else
+                 {self.pid, *self.young, *(set(tids) - self.stats.keys())})
+        fresh = proc.task_stats(self.pid, again)
+        if self._has_been_killed(fresh.get(self.pid)):
+            return Refresh.ENDED
+        stats, young = _merged(self.stats, tids, again, fresh)
+        main = stats.get(self.pid)
+        if main is None or main.starttime != self.id.starttime or main.state in "ZX":
+            self.threads.clear()
+            return Refresh.ENDED
+        changed = stats != self.stats
+        self.tasks, self.stats, self.young, self.listing = tasks, stats, young, Reading.CURRENT
+        if changed and self.role is not ThreadRole.EMULATOR:
+            self.threads = {tid: VmThread(ThreadId(tid, stat.starttime), self.role, stat.comm, self.pid)
+                            for tid, stat in stats.items()}
+        return Refresh.CHANGED if changed else Refresh.UNCHANGED
+
+    def _has_been_killed(self, main: Stat | None) -> bool:
+        """Whether a process that was read before has ended but is not reaped yet (a zombie)."""
+        before = self.stats.get(self.pid)
+        return (before is not None and main is not None and main.state in "ZX"
+                and (before.comm, before.starttime) == (main.comm, main.starttime))
+
+
+def _merged(before: Mapping[int, Stat], tids: Sequence[int], again: Collection[int],
+            fresh: dict[int, Stat]) -> tuple[dict[int, Stat], set[int]]:
+    """Merge newly read stats into earlier ones; an unchanged thread keeps its earlier stat.
+    :param again: the threads that were read again. :param fresh: their stats.
+    :returns: the stats of `tids`, and the threads that are new or have another name."""
+    if not before:
+        return fresh, set(fresh)
+    stats: dict[int, Stat] = {}
+    young = set()
+    for tid in tids:
+        if tid not in again:
+            stats[tid] = before[tid]
+        elif tid in fresh:
+            old, stat = before.get(tid), fresh[tid]
+            if old is None or (old.comm, old.starttime) != (stat.comm, stat.starttime):
+                young.add(tid)
+                stats[tid] = stat
+            else:
+                stats[tid] = old
+    return stats, young
 
 
 class Vm:

@@ -1,8 +1,13 @@
-"""ttRPC, the small RPC of containerd and of Kata's agent: its frames, and the two messages of a call.
+"""ttRPC, the small RPC of containerd and of Kata's agent: its frames, and the two messages of a call; and the
+multiplexer by which NRI has two such connections over one socket.
 
 A frame is `u32 length | u32 stream | u8 type | u8 flags | message`, big-endian (containerd/ttrpc PROTOCOL.md,
 channel.go); the message is protobuf (request.proto), its payload the caller's. ttRPC's streams of data (type 3) are
-skipped: none of the services called here has them."""
+skipped: none of the services called here has them.
+
+A frame of the multiplexer is `u32 connection | u32 length | payload`, big-endian (containerd/nri pkg/net/multiplex).
+Its frames are not messages: a message may span several frames, and one frame may end a message and begin the next, so
+the payloads of a connection form a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +28,15 @@ OK = 0
 UNKNOWN = 2
 UNIMPLEMENTED = 12
 
+#: NRI's connections: the runtime calls the plugin's service over the first, the plugin the runtime's over the second.
+PLUGIN = 1
+RUNTIME = 2
+#: The multiplexer's longest frames. Sent: the Go side reads through a buffer of 4096 bytes and treats a longer frame
+#: as an error (ENOMEM). Received: ttRPC's longest message with its header.
+MAX_SENT, MAX_RECEIVED = 4096, MAX_MESSAGE + 10
+
 _HEADER = struct.Struct(">IIBB")
+_FRAME = struct.Struct(">II")
 _REQUEST = 1
 _RESPONSE = 2
 
@@ -128,3 +141,47 @@ def _messages() -> Messages:
 def load() -> None:
     """Load the protobuf library (some 50 ms) if it is not yet, for a caller that must not wait for it later."""
     _messages()
+
+
+class Demux:
+    """Separates the multiplexer's streams. Keeps nothing but an incomplete header."""
+
+    def __init__(self) -> None:
+        self._header = b""
+        self._connection = 0
+        #: The bytes still to come of the current frame's payload.
+        self._left = 0
+        self._error: WireError | None = None
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """Take the next bytes. :returns: (connection, payload) in order; an incomplete payload as far as it came.
+        :raises WireError: a frame is longer than any that NRI sends; and at every later call."""
+        if self._error is not None:
+            raise self._error
+        payloads: list[tuple[int, bytes]] = []
+        at = 0
+        while at < len(data):
+            if self._left:
+                payload = data[at : at + self._left]
+                self._left -= len(payload)
+                payloads.append((self._connection, payload))
+                at += len(payload)
+                continue
+            part = data[at : at + _FRAME.size - len(self._header)]
+            self._header += part
+            at += len(part)
+            if len(self._header) < _FRAME.size:
+                break
+            self._connection, self._left = _FRAME.unpack(self._header)
+            self._header = b""
+            if self._left > MAX_RECEIVED:
+                why = f"is {self._left} bytes long, at most {MAX_RECEIVED} are accepted"
+                self._error = WireError("NRI frame", why)
+                raise self._error
+        return payloads
+
+
+def frames(connection: int, payload: bytes) -> bytes:
+    """The payload, cut into frames of the multiplexer that the Go side can read."""
+    parts = (payload[at : at + MAX_SENT] for at in range(0, len(payload), MAX_SENT))
+    return b"".join(_FRAME.pack(connection, len(part)) + part for part in parts)

@@ -21,13 +21,13 @@ from vmpin.sources.nri.event_queue import NriQueue
 from vmpin.sources.nri.nri_events import NriCounters
 from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.sources.nri.session import NriSession
-from vmpin.wire import mux, ttrpc
+from vmpin.wire import ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 
 
 def call_bytes(stream: int, method: str, message: object) -> bytes:
     payload = message.SerializeToString()  # type: ignore[attr-defined]
-    return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Call(stream, PLUGIN_SERVICE, method, payload)))
+    return ttrpc.frames(ttrpc.PLUGIN, ttrpc.encode(ttrpc.Call(stream, PLUGIN_SERVICE, method, payload)))
 
 
 def test_a_creation_to_its_grant(tmp_path: Path) -> None:

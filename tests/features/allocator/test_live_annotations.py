@@ -26,7 +26,7 @@ from vmpin.features.allocator.live_annotations import LiveAnnotations
 from vmpin.features.cluster.kube import untrusted_pod
 from vmpin.features.cluster.kube.asked_annotations import encoded_member
 from vmpin.features.cluster.reporter_requests import ReporterRequests
-from vmpin.host import unix_sockets
+from vmpin.host import sockets
 from vmpin.status.health import SourceHealth
 
 pytest_plugins = ["given_unit"]
@@ -193,9 +193,9 @@ def on_the_socket(path: Path, watched: Watched, request: bytes, deciding: Node |
         decided = asyncio.Event()
         if deciding is not None:
             deciding.on_decision = decided.set
-        made = unix_sockets.listen(path)
+        made = sockets.listen(path)
         control = Control(watched, reading=True)  # type: ignore[arg-type]
-        tasks = [asyncio.create_task(unix_sockets.serve(made, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))]
+        tasks = [asyncio.create_task(sockets.serve(made, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))]
         if watched.deciding:
             assert watched.live is not None
             tasks.append(asyncio.create_task(watched.live.run()))

@@ -22,8 +22,8 @@ from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart
 from vmpin.features.cluster.followers import MAX_FOLLOWERS, MAX_WAITING
 from vmpin.features.cluster.reporter_requests import ReporterRequests
-from vmpin.host import socket_peers, unix_sockets
-from vmpin.host.socket_peers import Peer
+from vmpin.host import sockets
+from vmpin.host.sockets import Peer
 from vmpin.status.health import SourceHealth
 
 pytest_plugins = ["given_unit"]
@@ -57,9 +57,9 @@ class Watched:
 @contextlib.asynccontextmanager
 async def serving(path: Path, watched: Watched, admit: bool = True) -> AsyncIterator[None]:
     """The status socket, and the followers' task."""
-    made = unix_sockets.listen(path)
+    made = sockets.listen(path)
     control = Control(watched, reading=True)  # type: ignore[arg-type]
-    tasks = [asyncio.create_task(unix_sockets.serve(made, 65536, control.answer, True, 120.0, lambda peer: admit)),
+    tasks = [asyncio.create_task(sockets.serve(made, 65536, control.answer, True, 120.0, lambda peer: admit)),
              asyncio.create_task(watched.followers.run())]
     try:
         yield
@@ -281,12 +281,12 @@ def test_a_peer_that_is_not_admitted_gets_nothing(machine: Machine, tmp_path: Pa
 def test_members_are_known_by_the_kernel(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        peer = socket_peers.peer_of(ours)
+        peer = sockets.peer_of(ours)
     assert peer.uid == os.geteuid()
     assert peer.gids == {os.getegid(), *os.getgroups()}
     stranger = Peer(4_000_000_000, frozenset({65532, 4_000_000_001}))
-    assert socket_peers.is_member(stranger, "65532")
-    assert socket_peers.is_member(stranger, "4000000001")
+    assert sockets.is_member(stranger, "65532")
+    assert sockets.is_member(stranger, "4000000001")
     for group in ("", "65533", "root", "no-such-group", "65532.0", "4294967295", "٣"):
-        assert not socket_peers.is_member(stranger, group)
-    assert socket_peers.is_member(Peer(0, frozenset()), "65533")
+        assert not sockets.is_member(stranger, group)
+    assert sockets.is_member(Peer(0, frozenset()), "65533")

@@ -22,7 +22,7 @@ from vmpin.feature import WatcherPart
 from vmpin.features.cluster.kube import untrusted_pod
 from vmpin.features.cluster.kube.untrusted_pod import PodResize, UntrustedPod, encode
 from vmpin.features.cluster.reporter_requests import ReporterRequests
-from vmpin.host import unix_sockets
+from vmpin.host import sockets
 from vmpin.status.health import SourceHealth
 
 pytest_plugins = ["given_unit"]
@@ -133,9 +133,9 @@ def test_requests_in_a_row_are_refused_a_large_one_before_it_is_parsed(machine: 
 
 def test_a_request_of_the_largest_size_has_room_on_the_socket_and_no_other(watched: Watched, tmp_path: Path) -> None:
     async def main() -> None:
-        made = unix_sockets.listen(tmp_path / "s")
+        made = sockets.listen(tmp_path / "s")
         control = Control(watched, reading=True)  # type: ignore[arg-type]
-        task = asyncio.create_task(unix_sockets.serve(made, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))
+        task = asyncio.create_task(sockets.serve(made, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))
 
         async def ask(raw: bytes) -> bytes:
             reader, writer = await asyncio.open_unix_connection(tmp_path / "s")

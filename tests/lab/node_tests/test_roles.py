@@ -16,9 +16,8 @@ from vmpin.domain.model import SandboxId, ThreadRole, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
 from vmpin.vmm import kvm, qemu, qmp
 from vmpin.vmm.inventory import VmInventory
-from vmpin.vmm.qemu_cmdline import cpu_index, iothread_ids
-from vmpin.vmm.thread_names import read_names
-from vmpin.vmm.threads import Identified, identify
+from vmpin.vmm.qemu import cpu_index, iothread_ids
+from vmpin.vmm.threads import Identified, identify, read_names
 from vmpin.vmm.virtual_machine import QmpAnswer, Refresh
 
 #: Three cores in a socket: KVM's vcpu ids, which are APIC ids, are 0, 1, 2, 4, 5 and 6.

@@ -19,7 +19,7 @@ from vmpin.config import loading as config
 from vmpin.config.settings import Config
 from vmpin.daemon.run_directory import RunDirectory
 from vmpin.errors import LockHeldError, WatcherError
-from vmpin.host import unix_sockets
+from vmpin.host import sockets
 from vmpin.host.lock import Lock
 
 
@@ -134,7 +134,7 @@ def test_another_watchers_directory_is_left_as_it_is(settings: Config, lock: Loc
     directory = RunDirectory(settings, lock)
     directory.open()
     shutil.rmtree(settings.paths.run)
-    with Other(settings), unix_sockets.listen(settings.paths.hook_socket):
+    with Other(settings), sockets.listen(settings.paths.hook_socket):
         with pytest.raises(WatcherError, match="another vmpin"):
             directory.renew(settings)
         directory.close()
@@ -190,7 +190,7 @@ def test_a_blocked_control_socket_leaves_the_hooks_served(settings: Config, lock
             return raw.upper()
 
         serving = asyncio.create_task(directory.restarted(
-            lambda: unix_sockets.serve(directory.hook.dup(), 100, upper, line=True, deadline=60.0))())
+            lambda: sockets.serve(directory.hook.dup(), 100, upper, line=True, deadline=60.0))())
         shutil.rmtree(settings.paths.run)
         settings.paths.control_socket.mkdir(parents=True)
         with pytest.raises(IsADirectoryError):
@@ -237,7 +237,7 @@ def test_a_source_is_started_again_when_its_socket_was_made_again(settings: Conf
                 return line
 
         serving = asyncio.create_task(directory.restarted(
-            lambda: unix_sockets.serve(directory.control.dup(), 100, upper, line=True, deadline=60.0))())
+            lambda: sockets.serve(directory.control.dup(), 100, upper, line=True, deadline=60.0))())
         assert await asked() == b"HELLO\n"
         for _ in range(3):
             shutil.rmtree(settings.paths.run)

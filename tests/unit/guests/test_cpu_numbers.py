@@ -21,7 +21,7 @@ from vmpin.domain.model import VcpuId
 from vmpin.guests.cpu_numbers import GuestVcpus, cpu_view, guest_cpu_numbers
 from vmpin.guests.kata_agent import online_cpus
 from vmpin.host.procfs import Procfs
-from vmpin.vmm.guest_kernel import kernel_version, version_in
+from vmpin.vmm.guest_machine import kernel_version, version_in
 from vmpin.vmm.qemu import QEMU
 
 OLD, NEW = (6, 8), (6, 9)

@@ -1,3 +1,11 @@
+"""The topology of recorded machines: our own, and real ones from public test data (tests/data/sysfs), against what is
+known of these: the numbers of cores and caches that their vendors name.
+
+Each file has its source and licence: hwloc, nri-plugins, util-linux, ghw. kubernetes-sigs/dra-driver-cpu (de98098) has
+recordings of two machines, but of these only `cpu/online` and the CPUs of the PCIe roots (pkg/pcie/testdata_*.go); its
+topologies with cores, caches and nodes are made up in code. So nothing of it is here.
+"""
+
 from __future__ import annotations
 
 import os
@@ -5,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from known_machines import MACHINES as PUBLIC
-from trees import make_tree, recorded
+from trees import DATA, make_tree, recorded
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
@@ -213,3 +221,17 @@ def test_a_distance_too_few_is_as_good_as_none(tmp_path: Path) -> None:
         devices/system/node/node1/cpulist = 1
     """)).topology()
     assert topology.distances == {}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_machine_is_read_as_it_is_known(tmp_path: Path, name: str) -> None:
+    sysfs = Sysfs(make_tree(tmp_path, name))
+    assert sysfs.topology() == PUBLIC[name]._replace(sockets=(), dies=(), kinds={}, memory_nodes=EMPTY)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_source_and_licence_stand_in_the_file(name: str) -> None:
+    text = " ".join(line for line in (DATA / f"{name}.tree").read_text().splitlines()
+                    if line.startswith("#"))
+    assert "Source: github.com/" in text
+    assert "Licence: " in text

@@ -16,8 +16,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.vmm import cloud_hypervisor, firecracker, qemu
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import MAX_IMPOSTORS, ROUNDS
-from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, classify_by_arguments
-from vmpin.vmm.recognition import Impostor, recognize
+from vmpin.vmm.recognition import HelperProcess, Impostor, VmmProcess, classify, classify_by_arguments, recognize
 
 SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"
 UUID = "0a8b0c0e-1111-4222-8333-444455556666"

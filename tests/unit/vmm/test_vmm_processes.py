@@ -5,8 +5,8 @@ import pytest
 from vmpin.domain.model import ThreadRole
 from vmpin.host.procfs import Stat
 from vmpin.vmm import cloud_hypervisor, dragonball, firecracker, qemu, stratovirt, vmms
-from vmpin.vmm.processes import HelperProcess, VmmProcess, classify, kernel_thread_owner
-from vmpin.vmm.thread_names import read_names
+from vmpin.vmm.recognition import HelperProcess, VmmProcess, classify, kernel_thread_owner
+from vmpin.vmm.threads import read_names
 from vmpin.vmm.vmm_type import VmmType
 
 SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"

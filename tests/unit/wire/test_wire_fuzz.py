@@ -20,7 +20,7 @@ from nri_peer import container, pod
 from vmpin.errors import WireError
 from vmpin.sources.nri.nri_events import NriCounters
 from vmpin.sources.nri.session import NriSession
-from vmpin.wire import mux, ttrpc
+from vmpin.wire import ttrpc
 from vmpin.wire.nri_messages import MESSAGES, PLUGIN_SERVICE
 
 SEED = 4 if os.environ.get("CI") else time.time_ns()
@@ -93,8 +93,8 @@ def run(feed: Callable[[], Callable[[bytes], object]], raw: Callable[[random.Ran
 
 
 def test_the_multiplexer_survives_anything() -> None:
-    seeds = [mux.frames(1 + number % 3, message) for number, message in enumerate(whole())]
-    assert 0 < run(lambda: mux.Demux().feed, lambda chance: spoilt(chance, seeds), "mux") < ROUNDS
+    seeds = [ttrpc.frames(1 + number % 3, message) for number, message in enumerate(whole())]
+    assert 0 < run(lambda: ttrpc.Demux().feed, lambda chance: spoilt(chance, seeds), "mux") < ROUNDS
 
 
 def test_ttrpc_survives_anything() -> None:
@@ -113,14 +113,14 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
     def raw(chance: random.Random) -> bytes:
         depth = chance.random()
         if depth < 0.2:
-            return spoilt(chance, [mux.frames(1, message) for message in messages])
+            return spoilt(chance, [ttrpc.frames(1, message) for message in messages])
         if depth < 0.5:
             body = spoilt(chance, calls)
             header = struct.pack(">IIBB", len(body), chance.randrange(8), chance.choice([1, 1, 1, 2, 3]), 0)
-            return mux.frames(chance.choice([1, 1, 2]), header + body)
+            return ttrpc.frames(chance.choice([1, 1, 2]), header + body)
         method, payload = chance.choice(whole_calls)
         payload = spoilt(chance, [payload or b"x"])
-        return mux.frames(1, ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, method, payload)))
+        return ttrpc.frames(1, ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, method, payload)))
 
     counters = NriCounters()
 
@@ -138,7 +138,7 @@ def test_a_session_survives_anything(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_hostile_list_is_left_out_at_little_cost() -> None:
     """A message of the largest size, with nothing in it but empty containers: two million of them."""
     body = b"\x12\x00" * (1 << 20)
-    raw = mux.frames(1, ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, "Synchronize", body)))
+    raw = ttrpc.frames(1, ttrpc.encode(ttrpc.Call(1, PLUGIN_SERVICE, "Synchronize", body)))
 
     def refuse() -> None:
         with pytest.raises(WireError, match="lists 1048576 pods and containers"):
@@ -148,7 +148,7 @@ def test_a_hostile_list_is_left_out_at_little_cost() -> None:
 
 
 def test_a_frame_is_not_kept() -> None:
-    demux = mux.Demux()
+    demux = ttrpc.Demux()
 
     def feed() -> None:
         for _ in range(25):
@@ -181,7 +181,7 @@ def test_a_list_without_an_end_is_refused() -> None:
     def listed() -> None:
         for stream in range(1, 400, 2):
             call = ttrpc.Call(stream, PLUGIN_SERVICE, "Synchronize", part)
-            assert list(session.feed(mux.frames(1, ttrpc.encode(call))))
+            assert list(session.feed(ttrpc.frames(1, ttrpc.encode(call))))
 
     with pytest.raises(WireError, match="lists 64 pods and containers"):
         listed()

@@ -21,7 +21,7 @@ from vmpin.domain.runtime_call import VmSize
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.nri.nri_events import NriPod
-from vmpin.vmm.processes import VmmProcess, classify, classify_by_arguments, is_vms
+from vmpin.vmm.recognition import VmmProcess, classify, classify_by_arguments, is_vms
 from vmpin.vmm.vmm_type import MAX_VCPUS
 
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"

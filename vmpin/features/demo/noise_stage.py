@@ -24,9 +24,8 @@ from vmpin.features.demo.stage import Stage, as_wanted, wait_until
 from vmpin.features.demo.vm import DemoMasks
 from vmpin.features.demo.worth import Setup
 from vmpin.host.affinity import pin_seen
-from vmpin.host.cpu_times import CpuLines
+from vmpin.host.cpu_times import CpuLines, process_ran
 from vmpin.host.procfs import Procfs
-from vmpin.host.schedstat import process_ran
 
 #: The vCPU that backs the exclusive CPU: vmpin takes the highest one (docs/placement.md). And the sidecar's.
 WEB, LOGS = 2, 1

@@ -29,7 +29,7 @@ from vmpin.features.demo.worth import (
     Worth,
     wake_ups,
 )
-from vmpin.host.schedstat import Schedstat
+from vmpin.host.cpu_times import Schedstat
 
 #: Seconds between a change of placement or load and the measurement: the kernel balances loads by then.
 _SETTLE = 0.5

@@ -17,8 +17,7 @@ from vmpin.features.network.open_files import distinct_files
 from vmpin.features.network.vhost_order import VhostQueues
 from vmpin.features.network.vm_network import VmNetDevice
 from vmpin.host.procfs import Procfs, read_file
-from vmpin.vmm.arguments import keyvals, option_values
-from vmpin.vmm.qemu_cmdline import ON, chardev_sockets, options_of
+from vmpin.vmm.arguments import ON, chardev_sockets, keyvals, option_values, options_of
 
 #: Descriptors read of one process.
 _MOST_FDS = 65536

@@ -14,7 +14,7 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.reports.bundle.pieces import Pieces
 from vmpin.reports.redact import command_line
-from vmpin.vmm.processes import classify, classify_by_arguments
+from vmpin.vmm.recognition import classify, classify_by_arguments
 
 #: Of /proc/PID/status.
 _STATUS = frozenset((b"Name", b"State", b"Tgid", b"Ngid", b"PPid", b"Uid", b"NSpid", b"Threads", b"Kthread", b"CapEff",

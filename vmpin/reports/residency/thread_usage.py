@@ -12,9 +12,8 @@ from functools import lru_cache
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
-from vmpin.host.cpu_times import CpuLines
+from vmpin.host.cpu_times import CpuLines, Schedstat
 from vmpin.host.procfs import Procfs
-from vmpin.host.schedstat import Schedstat
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 #: Sampling uses at most this share of one CPU: it runs beside the threads that it samples.

@@ -37,7 +37,7 @@ from vmpin.sources.nri.nri_events import (
     PodEvent,
     Synced,
 )
-from vmpin.wire import mux, nri_messages, ttrpc
+from vmpin.wire import nri_messages, ttrpc
 from vmpin.wire.nri_enums import METHODS, Verb, mask
 
 logger = logging.getLogger(__name__)
@@ -233,14 +233,14 @@ class NriSession:
         self._decides = decider is not None
         self._calls = NriCalls(counters, updates, peer, decider)
         self._decoder = CallDecoder(counters, logged)
-        self._demux = mux.Demux()
-        self._streams = {mux.PLUGIN: ttrpc.TtrpcDecoder(), mux.RUNTIME: ttrpc.TtrpcDecoder()}
+        self._demux = ttrpc.Demux()
+        self._streams = {ttrpc.PLUGIN: ttrpc.TtrpcDecoder(), ttrpc.RUNTIME: ttrpc.TtrpcDecoder()}
 
     def register(self) -> bytes:
         """The bytes to send first: RegisterPlugin, the only call ever made to the runtime. NRI's UpdateContainers
         deadlocks with concurrent CRI calls in every containerd with an NRI older than 0.12.1 (containerd#13733: two
         locks, taken in either order)."""
-        return mux.frames(mux.RUNTIME, ttrpc.encode(ttrpc.Call(
+        return ttrpc.frames(ttrpc.RUNTIME, ttrpc.encode(ttrpc.Call(
             _REGISTRATION, nri_messages.RUNTIME_SERVICE, "RegisterPlugin",
             encode_registration(self.name, self.index))))
 
@@ -258,9 +258,9 @@ class NriSession:
                 self._unknown(f"connection {connection}")
                 continue
             for message in decoder.feed(payload):
-                if connection == mux.PLUGIN and isinstance(message, ttrpc.Call):
+                if connection == ttrpc.PLUGIN and isinstance(message, ttrpc.Call):
                     yield from self._answered(message)
-                elif connection == mux.RUNTIME and isinstance(message, ttrpc.Reply):
+                elif connection == ttrpc.RUNTIME and isinstance(message, ttrpc.Reply):
                     self._registered(message)
                 else:
                     self._unknown(f"a {type(message).__name__.lower()} on connection {connection}")
@@ -342,4 +342,4 @@ class NriSession:
 
 
 def _frames(request: ttrpc.Call, payload: bytes = b"", code: int = ttrpc.OK, text: str = "") -> bytes:
-    return mux.frames(mux.PLUGIN, ttrpc.encode(ttrpc.Reply(request.stream, code, text, payload)))
+    return ttrpc.frames(ttrpc.PLUGIN, ttrpc.encode(ttrpc.Reply(request.stream, code, text, payload)))

@@ -12,8 +12,8 @@ from strayed import Spinners, run_for, spinners
 
 from vmpin.domain.model import ThreadRole
 from vmpin.domain.proof import RunAccount
+from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs
-from vmpin.host.schedstat import Ran, Schedstat, process_ran
 from vmpin.reconcile.view import NodeView
 from vmpin.reports.residency.sampler import BREATH, SHARE, Sampler
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval, ThreadInterval, UsageInterval
 from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
+from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.host.schedstat import Ran, Schedstat, process_ran
 from vmpin.reports.residency.thread_usage import idle_times
 
 _TICKS = os.sysconf("SC_CLK_TCK")

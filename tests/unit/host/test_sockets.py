@@ -1,4 +1,4 @@
-"""Connections are accepted again when there are descriptors again, and the log stays short meanwhile."""
+"""The watcher's sockets: a peer costs its own connection only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,37 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.host import unix_sockets
-from vmpin.host.accepting import Acceptor
+from vmpin.host import sockets
+from vmpin.host.sockets import Acceptor
+
+
+def test_an_answer_without_a_reader_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    asked = asyncio.Event()
+
+    async def much(raw: bytes, uid: int) -> bytes:
+        asked.set()
+        return raw * (1 << 20)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def talk() -> None:
+        made = sockets.listen(path)
+        server = asyncio.create_task(sockets.serve(made, 100, much, line=True, deadline=0.1))
+        await asyncio.sleep(0.05)
+        before = descriptors()
+        with socket.socket(socket.AF_UNIX) as mute:
+            mute.connect(os.fspath(path))
+            mute.sendall(b"hello\n")
+            async with asyncio.timeout(120):
+                await asked.wait()
+                while descriptors() != before + 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+
+    asyncio.run(talk())
 
 
 class Short(socket.socket):
@@ -74,7 +103,7 @@ def test_a_request_that_waited_for_a_descriptor_is_answered(tmp_path: Path, capl
 
     async def main() -> bytes:
         path = tmp_path / "sock"
-        server = asyncio.create_task(unix_sockets.serve(unix_sockets.listen(path), 100, upper, line=True, deadline=60))
+        server = asyncio.create_task(sockets.serve(sockets.listen(path), 100, upper, line=True, deadline=60))
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)

@@ -1,16 +1,21 @@
-"""The Linux version of a guest, read from the kernel image on its VMM's command line.
+"""A guest's machine as the host knows it: its Linux version, and the hardware ids of its vCPUs.
 
-The guest itself is not asked, because it is not trusted. The VMM reads the image once at its start, so a file that was
-changed since then is not used.
+The guest itself is not asked, because it is not trusted. The version is read from the kernel image on its VMM's
+command line. The VMM reads the image once at its start, so a file that was changed since then is not used.
 """
+
+from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import BinaryIO
 
+from vmpin.domain.model import VcpuId
 from vmpin.host.procfs import began
+from vmpin.protocol.frames import MAX_HW
+from vmpin.vmm.vmm_type import VmmType
 
 #: Bytes: the maximum size of a kernel image, the size of a chunk to search, and the overlap between chunks.
 _MOST, _PART, _OVERLAP = 512 << 20, 1 << 20, 64
@@ -72,3 +77,20 @@ def version_in(image: BinaryIO) -> tuple[int, int] | None:
 
 def _numbers(match: re.Match[bytes] | None) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
+
+
+def hardware_ids(vmm: VmmType, argv: Sequence[str], vcpus: Iterable[VcpuId]) -> dict[VcpuId, int]:
+    """Return the hardware id of each vCPU: the APIC id on x86, the MPIDR's affinity fields on arm64, KVM's vcpu id on
+    other architectures. Invalid vCPU numbers are left out."""
+    ids = vmm.kvm_ids(argv, vcpus)
+    if vmm.machine(argv) == "aarch64":
+        ids = {vcpu: mpidr(number) for vcpu, number in ids.items()}
+    return {vcpu: number for vcpu, number in ids.items() if 0 <= number <= MAX_HW}
+
+
+def mpidr(vcpu_id: int) -> int:
+    """Aff2.Aff1.Aff0 of KVM's vcpu id on arm64: 16 vCPUs a cluster (arch/arm64/kvm/sys_regs.c: reset_mpidr).
+
+    >>> mpidr(17)
+    257"""
+    return vcpu_id & 0x0F | (vcpu_id >> 4 & 0xFF) << 8 | (vcpu_id >> 12 & 0xFF) << 16
