@@ -73,13 +73,13 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
-        "functools", "hashlib", "html", "itertools", "json", "math", "operator", "re", "statistics", "struct",
+        "functools", "hashlib", "itertools", "json", "math", "operator", "re", "statistics", "struct",
         "types", "typing"}
 #: All that may come from outside the standard library, and where.
 OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "rich": {"cli.output", "features.isolation.verbs.top.screen", "features.isolation.verbs.top.live"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
-           "argcomplete": {"cli.completion"},
+           "argcomplete": {"cli.completion"}, "jinja2": {"domain.templates"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics",
                                  "features.cluster.reporter_metrics", "features.isolation.isolation_metrics",
                                  "features.isolation.node_isolation"},
@@ -112,7 +112,7 @@ NUMBERS_ELSEWHERE = {
         *(f"features.cluster.{name}" for name in (
             "fleet.fleet_document", "fleet.node_fleet", "kube.agenda", "kube.event_limits", "kube.topology_agenda",
             "reporter.api_server")),
-        "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer", "reports.map.svg",
+        "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer",
         "sources.nri.call_codec", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
                      "features.network.vm_networks", "features.demo", "cli.completion"),
@@ -436,7 +436,7 @@ def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) 
     loaded = {name.partition(".")[0] for name in json.loads(ran.stderr)}
     assert "vmpin" in loaded
     assert not of_features(json.loads(ran.stderr))
-    assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging", "psutil", "dataclasses", "inspect"}
+    assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging", "psutil", "jinja2", "dataclasses", "inspect"}
 
 
 _FIRST_PASS = """\
@@ -456,6 +456,6 @@ def test_what_the_first_pass_needs_loads_neither_asyncio_nor_what_leaving_takes(
     assert not modules & {"vmpin.domain.drift", "vmpin.pinning.rival_writers"}, "those are for a repair"
     loaded = {name.partition(".")[0] for name in modules}
     assert "vmpin" in loaded
-    assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu"}
+    assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu", "jinja2"}
     # Each dataclass takes as long to make as five named tuples, and the module loads inspect: 17 ms in all.
     assert not loaded & {"dataclasses", "inspect", "platform", "locale", "datetime"}

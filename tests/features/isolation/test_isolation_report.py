@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -111,6 +112,15 @@ def test_the_page_stands_alone_and_escapes_what_others_chose() -> None:
         assert not re.search(r"<script|\x1b|\u202e|(?:src|href)=|https?:|@import|url\((?!#)", found)
         assert "width=device-width" in found
         assert "@page" in found
+
+
+def test_a_name_is_text_and_neither_an_element_nor_an_expression() -> None:
+    made, name = book(), """<script>"'&{{7*7}}{% raw %}"""
+    made.pod = name
+    found = page(document([report(made), report(book("calm", 0))], clock(0), clock(60 * MINUTE)), name)
+    assert "<script" not in found
+    assert f"Node {name}, " in unescape(found)
+    assert f"<summary>demo/{name}</summary>" in unescape(found)
 
 
 @pytest.mark.parametrize("share", [0.9999999, 0.99999])

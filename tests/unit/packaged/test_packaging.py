@@ -62,6 +62,9 @@ def test_the_wheel_holds_the_files_that_are_no_modules(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"vmpin/py.typed", "vmpin-0.1.0.dist-info/licenses/LICENSE"} <= names
+    templates = {str(path.relative_to(ROOT)) for form in ("*.svg", "*.html") for path in (ROOT / "vmpin").rglob(form)}
+    assert templates
+    assert templates <= names
     for directory in "hooks", "config", "guest", "docs":
         ours = {f"vmpin/data/{path.relative_to(ROOT)}" for path in (ROOT / directory).rglob("*")
                 if path.is_file() and "__pycache__" not in path.parts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from html import unescape
 from typing import Any
 
 import pytest
@@ -124,6 +125,16 @@ def test_as_svg_and_html_it_is_whole_and_loads_nothing(drawn: Picture) -> None:
             assert word not in text
         assert text.count("url(") == text.count("url(#vmpin-h")  # hatchings of its own
         assert "prefers-color-scheme:dark" in text
+
+
+def test_a_name_is_text_and_neither_an_element_nor_an_expression() -> None:
+    name = """<script>"'&{{7*7}}{% raw %}"""
+    hostile = picture(document(name), NODE)
+    texts = [each.text or "" for each in ET.fromstring(svg.svg(hostile)).iter("{http://www.w3.org/2000/svg}text")]
+    assert f"shop/{name} {name}: CPUs 2,6 (VM)" in texts
+    page = svg.html(hostile)
+    assert "<script" not in page
+    assert f"<td>shop/{name} {name}: CPUs 2,6 (VM)</td>" in unescape(page)
 
 
 @given(st.text(max_size=20))

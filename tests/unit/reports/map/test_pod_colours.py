@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from vmpin.reports.map.pod_colours import COLOURS, HATCHINGS, ground
+from vmpin.reports.map.svg import COLOURS, HATCHINGS, ground
 
 #: How readers who lack one kind of cone see linear red, green and blue: G. Machado, M. Oliveira, L. Fernandes, "A
 #: Physiologically-based Model for Simulation of Color Vision Deficiency", IEEE TVCG 15 (2009), severity 1.0.
