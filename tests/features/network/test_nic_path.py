@@ -5,10 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.vm_nic import NearNic
 from vmpin.features.network.netns import namespace_links
-from vmpin.features.network.nic_path import path_of_device
+from vmpin.features.network.network_text import near_sentence
+from vmpin.features.network.nic_path import MOST_HOPS, near_decision, near_nic, path_of_device
 from vmpin.features.network.vm_network import Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
+from vmpin.placement.rules import Placement
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data/network/node.json").read_text())
 TAP = VmNetDevice("tap", "tap0_kata", 2)
@@ -134,3 +144,110 @@ def test_a_path_has_an_end_however_long_the_chain() -> None:
 def test_a_vhost_user_device_has_no_interface() -> None:
     found = path_of_device(VmNetDevice("vhost-user", "/run/vhost.sock", 4), None, links(), {})
     assert (found.hops, found.note) == ((), "its traffic goes to the process that serves its socket")
+
+
+BRIDGE = NetLink(3, "br0", "bridge")
+NUMA_NODES = {"pci/a": 0, "pci/b": 1}
+A, B = NetLink(1, "a", device="pci/a"), NetLink(2, "b", device="pci/b")
+
+
+def node_with(*links: NetLink, routes: tuple[int, ...] = ()) -> NamespaceLinks:
+    return NamespaceLinks({link.ifindex: link for link in links}, default_routes=routes)
+
+
+def veth(ifindex: int, namespace: int, master: int = 0) -> NetLink:
+    return NetLink(ifindex, f"veth{ifindex}", "veth", 2, namespace, master)
+
+
+def test_the_veth_into_the_sandbox_leads_to_the_nic() -> None:
+    links = node_with(A, B._replace(master=3), BRIDGE, veth(5, 7, master=3), veth(6, 8), routes=(1,))
+    assert near_nic(7, (), links, NUMA_NODES) == NearNic(1, "veth5 leads to b")
+    assert near_nic(8, (), links, NUMA_NODES) == NearNic(0, "veth6 leads to a, by the default route")
+
+
+def test_a_tap_of_the_node_is_where_the_path_begins() -> None:
+    links = node_with(A, B._replace(master=3), BRIDGE, NetLink(5, "tap5", "tun", master=3))
+    assert near_nic(None, ["tap5"], links, NUMA_NODES) == NearNic(1, "tap5 leads to b")
+
+
+def test_interfaces_that_lead_to_several_nodes_have_none() -> None:
+    links = node_with(A, B._replace(master=3), BRIDGE, veth(5, 7, master=3), veth(6, 7), routes=(1,))
+    assert near_nic(7, (), links, NUMA_NODES) == NearNic(None, "its interfaces lead to NICs on several NUMA nodes")
+
+
+def test_without_a_way_the_node_counts_that_all_nics_are_on() -> None:
+    for sandbox in (None, 9):
+        assert near_nic(sandbox, (), node_with(B, BRIDGE), NUMA_NODES) == NearNic(1, "all NICs of the node are on it")
+        assert near_nic(sandbox, (), node_with(A, B), NUMA_NODES).numa_node is None
+        assert near_nic(sandbox, (), node_with(BRIDGE), NUMA_NODES) == NearNic(
+            None, "the node has no NIC that its links show")
+
+
+def test_a_nic_whose_node_is_not_known_gives_none() -> None:
+    odd = NetLink(4, "odd", device="usb/1-1", master=3)
+    assert near_nic(7, (), node_with(odd, BRIDGE, veth(5, 7, master=3)), NUMA_NODES).numa_node is None
+    assert near_nic(None, (), node_with(B, odd), NUMA_NODES).numa_node is None
+
+
+class CountedLinks(dict[int, NetLink]):
+    """Counts how often all of them are gone through."""
+
+    scans = 0
+
+    def values(self) -> Any:
+        self.scans += 1
+        return super().values()
+
+
+def test_all_links_are_gone_through_as_often_for_many_vms_as_for_one() -> None:
+    """A node has at least a veth for each VM: a scan for each would take the square of their number."""
+    scans = []
+    for vms in (1, 300):
+        links = CountedLinks({link.ifindex: link for link in (
+            A._replace(master=3), BRIDGE, *(veth(10 + vm, vm, master=3) for vm in range(vms)))})
+        found = NamespaceLinks(links)
+        for vm in range(vms):
+            assert near_nic(vm, (), found, NUMA_NODES) == NearNic(0, f"veth{10 + vm} leads to a")
+        assert near_nic(None, ["none"], found, NUMA_NODES).numa_node == 0
+        scans.append(links.scans)
+    assert scans[0] == scans[1]
+
+
+@pytest.mark.parametrize(("nic", "cpus", "text"), [
+    (NearNic(1, "tap5 leads to b"), CpuSet.parse("4-5"), "are near: on NUMA node 1 of the NIC (tap5 leads to b)"),
+    (NearNic(1, "tap5 leads to b"), CpuSet.parse("2"), "as by apart, not near: none of their CPUs is on NUMA node 1"),
+    (NearNic(None, "several"), CpuSet.parse("2"), "not near: the NIC's NUMA node is not known (several)"),
+    (NearNic(1, "b"), EMPTY, "as by apart"), (NearNic(7, "b"), CpuSet.parse("4"), "as by apart")])
+def test_the_decision_of_near_is_a_sentence(nic: NearNic, cpus: CpuSet, text: str) -> None:
+    placement = cast("Placement", SimpleNamespace(cpus_for=lambda role, vcpu: cpus))
+    nodes = {0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}
+    assert text in near_sentence(near_decision(nic, placement, nodes))
+
+
+NUMBERS = st.integers(0, 12)
+KINDS = st.sampled_from(["", "veth", "bridge", "bond", "macvlan", "vlan", "tun", "openvswitch", "dummy", "odd"])
+
+
+@st.composite
+def namespaces(draw: st.DrawFn) -> NamespaceLinks:
+    found = {number: NetLink(number, f"i{number}", draw(KINDS), draw(NUMBERS), draw(st.none() | st.integers(-1, 2)),
+                             draw(NUMBERS), draw(st.sampled_from(["", "", "", "pci/a", "pci/b"])))
+             for number in draw(st.sets(NUMBERS.filter(bool)))}
+    targets = st.lists(NUMBERS, max_size=3).map(tuple)
+    return NamespaceLinks(found, draw(st.dictionaries(NUMBERS, targets)), draw(targets),
+                          draw(st.none() | st.integers(0, 1)))
+
+
+@given(namespaces(), namespaces(), st.booleans(), NUMBERS)
+def test_every_path_ends_and_visits_each_link_once(sandbox: NamespaceLinks, node: NamespaceLinks, own: bool,
+                                                   number: int) -> None:
+    found = path_of_device(VmNetDevice("tap", f"i{number}", 1), sandbox if own else None, node, {"pci/a": 0})
+    assert len(found.hops) <= MOST_HOPS
+    places = [(hop.namespace, hop.name) for hop in found.hops]
+    assert len(set(places)) == len(places)
+    names = {"sandbox": {link.name for link in sandbox.links.values()},
+             "node": {link.name for link in node.links.values()}}
+    assert all(name in names[namespace] for namespace, name in places)
+    assert bool(found.nics) == (found.note == "")
+    assert {nic.device for nic in found.nics} <= {"pci/a", "pci/b"}
+    assert found == path_of_device(VmNetDevice("tap", f"i{number}", 1), sandbox if own else None, node, {"pci/a": 0})

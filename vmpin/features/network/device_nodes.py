@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
+from vmpin.features.network.vm_network import NamespaceLinks
 from vmpin.host.procfs import Procfs, names_in, read_file
 from vmpin.host.sysfs import numbered, text_of
 
@@ -33,6 +35,11 @@ class DeviceNodes:
         bus, _, name = device.partition("/")
         return self._of(f"{self.root}/bus/{bus}/devices/{name}")
 
+    def of_links(self, namespaces: Iterable[NamespaceLinks]) -> dict[str, int]:
+        """Return the NUMA nodes of the links' devices, as far as the kernel shows them."""
+        devices = {link.device for namespace in namespaces for link in namespace.nics}
+        return {device: node for device in devices if (node := self.of_nic(device)) is not None}
+
     def of_disk(self, major: int, minor: int, depth: int = 0) -> int | None:
         """Return the NUMA node of a block device: that of all those below it, where they are on one node."""
         path = os.path.realpath(f"{self.root}/dev/block/{major}:{minor}")
@@ -42,9 +49,9 @@ class DeviceNodes:
         if depth >= _DEEPEST:
             return None
         numbers = [text_of(f"{path}/slaves/{name}/dev").partition(":") for name in below]
-        found = {self.of_disk(int(high), int(low), depth + 1) if high.isdigit() and low.isdigit() else None
+        nodes = {self.of_disk(int(high), int(low), depth + 1) if high.isdigit() and low.isdigit() else None
                  for high, _, low in numbers}
-        return found.pop() if len(found) == 1 else None
+        return nodes.pop() if len(nodes) == 1 else None
 
     def _of(self, path: str) -> int | None:
         """Read the NUMA node from a device's directory, or the nearest above it that shows one. The firmware often
@@ -67,14 +74,14 @@ def default_routes(proc: Procfs, pid: int = 1) -> tuple[str, ...]:
     """The interfaces of the default route with the lowest metric in a process's network namespace: IPv4's, or IPv6's
     where that has none. Its first lines show it: tables are in the order of their keys (net/ipv4/fib_trie.c)."""
     rows = [line.split() for line in _first_lines(f"{proc.root}/{pid}/net/route")[1:]]
-    found = [(int(row[6]), row[0]) for row in rows if len(row) >= 8 and row[1] == row[7] == "00000000"
-             and row[6].isdigit() and int(row[3], 16) & _ROUTE_UP]
-    if not found:
+    routes = [(int(row[6]), row[0]) for row in rows if len(row) >= 8 and row[1] == row[7] == "00000000"
+              and row[6].isdigit() and int(row[3], 16) & _ROUTE_UP]
+    if not routes:
         rows = [line.split() for line in _first_lines(f"{proc.root}/{pid}/net/ipv6_route")]
-        found = [(int(row[5], 16), row[9]) for row in rows if len(row) >= 10 and row[:2] == ["0" * 32, "00"]
-                 and row[9] != "lo" and int(row[8], 16) & _ROUTE_UP]
-    best = min((metric for metric, _ in found), default=0)
-    return tuple(dict.fromkeys(name for metric, name in found if metric == best))
+        routes = [(int(row[5], 16), row[9]) for row in rows if len(row) >= 10 and row[:2] == ["0" * 32, "00"]
+                  and row[9] != "lo" and int(row[8], 16) & _ROUTE_UP]
+    lowest = min((metric for metric, _ in routes), default=0)
+    return tuple(dict.fromkeys(name for metric, name in routes if metric == lowest))
 
 
 def _first_lines(path: str) -> list[str]:

@@ -23,15 +23,16 @@ def _nic_finder(proc: Procfs, sys_root: str) -> VmNics:
 
 
 def _members(view: NodeView, vm: Vm | None) -> Document:
-    if vm is None or not view.nics:
+    nic = None if vm is None else view.nics.get(vm.vmm.id)
+    if vm is None or nic is None:
         return {"near": None}
-    from vmpin.features.network.near_decision import near_decision
+    from vmpin.features.network.nic_path import near_decision
 
-    return {"near": near_decision(view, vm)}
+    return {"near": near_decision(nic, view.placements.get(vm.sandbox), view.node.topology.nodes)}
 
 
 def _inspect(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:
-    from vmpin.features.network.vm_networks import add_networks
+    from vmpin.features.network.network_inspection import add_networks
     from vmpin.host.procfs import Procfs
 
     add_networks(sandboxes, Procfs(config.paths.proc), str(config.paths.sys))

@@ -22,19 +22,17 @@ from vmpin.host.procfs import Procfs
 
 #: Seconds, and bytes of its answer: a node of hundreds of pods takes two seconds and a megabyte.
 DEADLINE, MOST_BYTES = 30, 16 << 20
-#: VMs asked about at once: more than run on one node.
+#: Processes in one request: more than run on one node.
 MOST_PROCESSES = 1000
-
-
 #: -P: else `-m` would import modules from the directory in which root has called the command.
 _READER = (sys.executable, "-P", "-m", "vmpin.features.network.netns_reader")
-#: Where this program is, and it may not be installed.
+#: This program's own directory, as it may not be installed.
 _PATH = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class NamespacesRead(NamedTuple):
-    """`of` has the links of each process's namespace by pid, None where it is in the node's own; `why` the reason
-    where it could not be read. Without `node` nothing was read, for the reason `trouble`."""
+    """`of` has the links of each process's namespace by pid, None where that is the node's own; `why` the reason where
+    it could not be read. Without `node` nothing was read, for the reason `trouble`."""
 
     node: NamespaceLinks | None = None
     of: Mapping[int, NamespaceLinks | None] = {}
@@ -44,29 +42,29 @@ class NamespacesRead(NamedTuple):
 
 def read_namespaces(proc: Procfs, processes: Sequence[ThreadId], command: Sequence[str] | None = None,
                     deadline: float = DEADLINE, most: int = MOST_PROCESSES) -> NamespacesRead:
-    """The links of the node's network namespace and of those of some processes, by their main threads.
-    :param command: the child's, in place of `netns_reader`. :param most: processes that are asked about."""
+    """The links of the node's network namespace, and of those of some processes, by their main threads.
+    :param command: the child's, in place of `netns_reader`. :param most: processes that are read."""
     request = {"proc": proc.root, "seconds": int(deadline) + 1,
-               "processes": [list(each) for each in processes[:most]]}
-    raw, trouble = _asked(command or _READER, json.dumps(request).encode(), deadline)
+               "processes": [list(process) for process in processes[:most]]}
+    raw, trouble = _output(command or _READER, json.dumps(request).encode(), deadline)
     if trouble:
         return NamespacesRead(trouble=trouble)
     try:
         answer = load_json(raw)
         if "error" in answer["node"]:
             return NamespacesRead(trouble=str(answer["node"]["error"]))
-        found = {int(pid): entry for pid, entry in answer["processes"].items()}
-        why = {each.tid: "no answer about it" for each in processes[:most] if each.tid not in found}
-        why |= {each.tid: "too many VMs" for each in processes[most:]}
+        entries = {int(pid): entry for pid, entry in answer["processes"].items()}
+        why = {process.tid: "no answer about it" for process in processes[:most] if process.tid not in entries}
+        why |= {process.tid: "too many VMs" for process in processes[most:]}
         return NamespacesRead(
             namespace_links(answer["node"]), {pid: None if entry.get("same") else namespace_links(entry)
-                                         for pid, entry in found.items() if "error" not in entry},
-            why | {pid: str(entry["error"]) for pid, entry in found.items() if "error" in entry})
+                                              for pid, entry in entries.items() if "error" not in entry},
+            why | {pid: str(entry["error"]) for pid, entry in entries.items() if "error" in entry})
     except (ValueError, LookupError, TypeError, AttributeError):
         return NamespacesRead(trouble="the process that reads network namespaces ended without an answer")
 
 
-def _asked(command: Sequence[str], request: bytes, deadline: float) -> tuple[bytes, str]:
+def _output(command: Sequence[str], request: bytes, deadline: float) -> tuple[bytes, str]:
     """The child's output, or the reason why there is none. It has ended when this returns."""
     try:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -102,7 +100,7 @@ def _asked(command: Sequence[str], request: bytes, deadline: float) -> tuple[byt
 
 def namespace_links(entry: Mapping[str, Any]) -> NamespaceLinks:
     """The links of a namespace from the answer of the child."""
-    links = [NetLink(*each) for each in entry["links"]]
+    links = [NetLink(*fields) for fields in entry["links"]]
     return NamespaceLinks({link.ifindex: link for link in links},
                           {int(index): tuple(targets) for index, targets in entry["redirects"].items()},
                           node_ns=entry["node_ns"])

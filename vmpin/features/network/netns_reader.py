@@ -29,26 +29,26 @@ _DEEPEST = 12
 def main() -> int:
     request = json.load(sys.stdin)
     signal.alarm(int(request["seconds"]))  # its default ends the process
-    json.dump(answer(Procfs(request["proc"]), [tuple(each) for each in request["processes"]]), sys.stdout)
+    json.dump(answer(Procfs(request["proc"]), [tuple(process) for process in request["processes"]]), sys.stdout)
     return 0
 
 
 def answer(proc: Procfs, processes: list[tuple[int, int]]) -> dict[str, Any]:
-    """The node's links, and those of each process's by pid; `{"error": …}` in place of what
-    cannot be read, `{"same": true}` where it is the node's own.
+    """The links of the node's namespace, and of each process's by pid; `{"error": …}` in place of those that cannot be
+    read, `{"same": true}` where the namespace is the node's own.
     :param processes: pid and start time of each."""
     try:
         node = _node_namespace(proc)
-        found = _read(node, None)
+        links = _read(node, None)
     except (OSError, ImportError) as err:
         return {"node": {"error": _why(err)}, "processes": {}}
     number = os.stat(node).st_ino
-    return {"node": found, "processes": {pid: _of_process(proc, pid, start, node, number) for pid, start in processes}}
+    return {"node": links, "processes": {pid: _of_process(proc, pid, start, node, number) for pid, start in processes}}
 
 
 def _node_namespace(proc: Procfs) -> int:
-    """A descriptor of process 1's; of this process's own where that may not be looked at, as its init has rights that
-    root has not in some machines and containers."""
+    """A descriptor of process 1's namespace; of this process's own where process 1 has rights that root has not, as in
+    some machines and containers."""
     try:
         return os.open(f"{proc.root}/1/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
@@ -78,7 +78,7 @@ def _why(err: OSError | ImportError) -> str:
 
 
 def _read(namespace: int, node: int | None) -> dict[str, Any]:
-    """Enter a namespace, and read its links. :param node: a descriptor of the node's, None if this is that."""
+    """Enter a namespace, and read its links. :param node: a descriptor of the node's; None to read the node's own."""
     from pyroute2.iproute import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 

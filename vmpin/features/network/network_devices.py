@@ -1,20 +1,20 @@
-"""The network devices that a VMM has open, by its descriptors and QEMU's command line; and the disks.
+"""The network devices and disks that a VMM has open, by its descriptors and QEMU's command line.
 
 A tap's descriptor names its interface (/proc/PID/fdinfo, `iff`), a macvtap's device node its ifindex; each open file,
-whatever its descriptors, is a queue. A vhost-user device is found on QEMU's command line alone.
+however many descriptors it has, is a queue. A vhost-user device stands on QEMU's command line alone.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vmpin.bounded import MAX_FD, load_json, parse_whole, parse_wholes
-from vmpin.features.network.open_files import distinct_files
-from vmpin.features.network.vhost_order import VhostQueues
 from vmpin.features.network.vm_network import VmNetDevice
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.vmm.arguments import ON, chardev_sockets, keyvals, option_values, options_of
@@ -27,14 +27,18 @@ _VHOST = re.compile(r"/dev/vhost-([a-z]+)(?: \(deleted\))?")
 _VSOCK_DRIVER = re.compile(r"vhost-vsock-.+")
 #: Queues of a device (drivers/net/tun.c: MAX_TAP_QUEUES), and an interface's number (a positive int).
 _MOST_QUEUES, _MAX_INDEX = 256, (1 << 31) - 1
+#: The number of kcmp(2) (asm/unistd.h), for which glibc has no wrapper; linux/kcmp.h: KCMP_FILE.
+_KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
+_FILE = 0
+#: Descriptors compared, each with each distinct one: a process chooses how many it has. A tap has 256 queues at most.
+MAX_FDS = 1024
 
 
 class OpenDevices(NamedTuple):
-    """`queues` has the vhost queues of each device, `other_vhost` the number of vhost devices of other kinds that are
-    on the command line: with them the order of workers is inferred. None for a number that cannot be had."""
+    """A VMM's network devices. `other_vhost`: its vhost devices of other kinds, which stand on its command line; None
+    where descriptors and command line do not agree, so that the order of the vhost workers is unknown."""
 
     devices: tuple[VmNetDevice, ...]
-    queues: tuple[VhostQueues, ...]
     other_vhost: int | None
 
 
@@ -50,32 +54,34 @@ def open_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> OpenDevices:
     """A VMM's network devices, those of its command line first, in its order. :raises PermissionError: where its
     descriptors may not be read."""
     taps: dict[VmNetDevice, list[int]] = {}
-    vhost: dict[str, int] = {}
+    vhost = Counter[str]()
     for fd, target in _descriptors(proc, pid):
         if target == "/dev/net/tun" and (name := _interface(proc, pid, fd)):
             taps.setdefault(VmNetDevice("tap", name, 0), []).append(fd)
-        elif (found := _MACVTAP.fullmatch(target)) and (index := parse_whole(found[1], _MAX_INDEX)) is not None:
+        elif (match := _MACVTAP.fullmatch(target)) and (index := parse_whole(match[1], _MAX_INDEX)) is not None:
             taps.setdefault(VmNetDevice("macvtap", "", 0, ifindex=index), []).append(fd)
-        elif found := _VHOST.fullmatch(target):
-            vhost[found[1]] = vhost.get(found[1], 0) + 1
-    # Cloud Hypervisor has a queue's descriptor several times: one for the device and one for each thread of it.
-    taps = {device: distinct_files(proc, pid, fds) for device, fds in taps.items()}
-    given = list(_netdevs(argv))
-    order = {device: next((at for at, netdev in enumerate(given) if netdev.name == device.name != ""
-                           or not netdev.fds.isdisjoint(fds)), None) for device, fds in taps.items()}
-    cold = sorted((device for device, at in order.items() if at is not None), key=lambda device: order[device] or 0)
-    plugged = [device for device, at in order.items() if at is None]
-    queues = {device: len(taps[device]) if given[order[device] or 0].vhost else 0 for device in cold}
-    left = vhost.get("net", 0) - sum(queues.values())
-    fits = left == sum(len(taps[device]) for device in plugged)
-    queues |= {device: len(taps[device]) if fits else 0 for device in plugged}
-    certain = left in (0, sum(queues[device] for device in plugged)) and vhost.keys() <= {"net", "vsock"}
-    others = vhost.get("vsock", 0) if certain and vhost.get("vsock", 0) == _vsock_devices(argv) else None
-    devices = [device._replace(queues=len(taps[device]), vhost=queues[device]) for device in (*cold, *plugged)]
-    users = _vhost_user(argv)
-    return OpenDevices((*devices, *users), (*(VhostQueues(queues[device], device in plugged)
-                                              for device in (*cold, *plugged)), *(VhostQueues(0) for _ in users)),
-                       others)
+        elif match := _VHOST.fullmatch(target):
+            vhost[match[1]] += 1
+    netdevs = list(_netdevs(argv))
+    cold: list[tuple[int, VmNetDevice]] = []
+    plugged: list[VmNetDevice] = []
+    for device, descriptors in taps.items():
+        # Cloud Hypervisor has a queue's descriptor several times: one for the device and one for each thread of it.
+        fds = distinct_files(proc, pid, descriptors)
+        at = next((at for at, netdev in enumerate(netdevs) if netdev.name == device.name != ""
+                   or not netdev.fds.isdisjoint(fds)), None)
+        if at is None:
+            plugged.append(device._replace(queues=len(fds), plugged=True))
+        else:
+            cold.append((at, device._replace(queues=len(fds), vhost=len(fds) if netdevs[at].vhost else 0)))
+    plugged_vhost = vhost["net"] - sum(device.vhost for _, device in cold)
+    fits = plugged_vhost == sum(device.queues for device in plugged)
+    if fits:
+        plugged = [device._replace(vhost=device.queues) for device in plugged]
+    certain = (fits or not plugged_vhost) and vhost.keys() <= {"net", "vsock"} and (
+        vhost["vsock"] == _vsock_devices(argv))
+    return OpenDevices((*(device for _, device in sorted(cold, key=lambda entry: entry[0])), *plugged,
+                        *_vhost_user(argv)), vhost["vsock"] if certain else None)
 
 
 def disk_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> frozenset[tuple[int, int]]:
@@ -85,7 +91,7 @@ def disk_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> frozenset[tuple
     found = set()
     for fd, target in _descriptors(proc, pid):
         if not target.startswith("/dev/") and target not in files:
-            continue  # a file of another's may be on a file system that does not answer
+            continue  # any other file may be on a file system that does not answer
         try:
             info = os.stat(f"{proc.root}/{pid}/fd/{fd}")
         except OSError:
@@ -99,18 +105,18 @@ def disk_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> frozenset[tuple
 def _file_names(text: str) -> Iterator[str]:
     """The image files in a -drive or -blockdev, which as JSON has them at any depth."""
     try:
-        given = [load_json(text)] if text.startswith("{") else [dict(keyvals(text, "file"))]
+        values = [load_json(text)] if text.startswith("{") else [dict(keyvals(text, "file"))]
     except (ValueError, RecursionError):
         return
-    for each in given:  # grows
-        if isinstance(each, dict):
-            given.extend(each.values())
-            yield from (value for key, value in each.items() if isinstance(value, str)
+    for value in values:  # grows
+        if isinstance(value, dict):
+            values.extend(value.values())
+            yield from (name for key, name in value.items() if isinstance(name, str)
                         and key.rpartition(".")[2] in ("file", "filename"))
 
 
 def _descriptors(proc: Procfs, pid: int) -> Iterator[tuple[int, str]]:
-    """Every descriptor with what it points to, ascending. :raises PermissionError: they may not be read."""
+    """Every descriptor with its target, ascending. :raises PermissionError: where they may not be read."""
     try:
         names = os.listdir(f"{proc.root}/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):
@@ -129,25 +135,52 @@ def _interface(proc: Procfs, pid: int, fd: int) -> str:
 
 def _netdevs(argv: Sequence[str]) -> Iterator[_Netdev]:
     for value in option_values(argv, "netdev"):
-        given = options_of(value, "type")
-        if given.get("type") == "tap":
-            fds = [*given.get("fds", "").split(":"), given.get("fd", "")]
-            vhost = given.get("vhost") in ON or "vhostfds" in given or "vhostfd" in given
+        options = options_of(value, "type")
+        if options.get("type") == "tap":
+            fds = [*options.get("fds", "").split(":"), options.get("fd", "")]
+            vhost = options.get("vhost") in ON or "vhostfds" in options or "vhostfd" in options
             numbers = frozenset(fd for text in fds if (fd := parse_whole(text, MAX_FD)) is not None)
-            yield _Netdev(numbers, given.get("ifname", ""), vhost)
+            yield _Netdev(numbers, options.get("ifname", ""), vhost)
 
 
-def _vhost_user(argv: Sequence[str]) -> list[VmNetDevice]:
-    chardevs: Mapping[str, Mapping[str, str]] = chardev_sockets(argv)
-    found = []
+def _vhost_user(argv: Sequence[str]) -> Iterator[VmNetDevice]:
+    sockets = chardev_sockets(argv)
     for value in option_values(argv, "netdev"):
-        given = options_of(value, "type")
-        if given.get("type") == "vhost-user":
-            found.append(VmNetDevice("vhost-user", chardevs.get(given.get("chardev", ""), {}).get("path", ""),
-                                     parse_whole(given.get("queues", "1"), _MOST_QUEUES, 1) or 1))
-    return found
+        options = options_of(value, "type")
+        if options.get("type") == "vhost-user":
+            yield VmNetDevice("vhost-user", sockets.get(options.get("chardev", ""), {}).get("path", ""),
+                              parse_whole(options.get("queues", "1"), _MOST_QUEUES, 1) or 1)
 
 
 def _vsock_devices(argv: Sequence[str]) -> int:
     return sum(_VSOCK_DRIVER.fullmatch(options_of(value, "driver").get("driver", "")) is not None
                for value in option_values(argv, "device"))
+
+
+def distinct_files(proc: Procfs, pid: int, fds: Sequence[int]) -> list[int]:
+    """The first MAX_FDS descriptors without duplicates (dup, fork, SCM_RIGHTS) of earlier ones, in their order.
+
+    /proc shows duplicates and a file that was opened twice alike; only kcmp(2) tells them apart (kernel/kcmp.c,
+    KCMP_FILE). The duplicates stay where the kernel compares none: without CONFIG_KCMP, without the right to trace the
+    process, or with a /proc of another pid namespace, whose numbers mean other processes here."""
+    fds = fds[:MAX_FDS]
+    number = _KCMP.get(platform.machine())
+    if len(fds) < 2 or number is None or not _own(proc):
+        return list(fds)
+    import ctypes  # which a hardened service may be refused the memory for
+
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    distinct: list[int] = []
+    for fd in fds:
+        if not any(call(number, pid, pid, _FILE, ctypes.c_ulong(fd), ctypes.c_ulong(other)) == 0
+                   for other in distinct):
+            distinct.append(fd)
+    return distinct
+
+
+def _own(proc: Procfs) -> bool:
+    """True where this /proc has this process by the pid that the process has for itself."""
+    try:
+        return os.readlink(f"{proc.root}/self") == str(os.getpid())
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""Text about the network's side of a VM, from the member `network` of its sandbox in the status document.
+"""Text about the network of a VM, from the member `network` of its sandbox in the status document.
 
 Pure. Names of interfaces are any bytes: what prints them escapes them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, union
 from vmpin.domain.terminal import number_of
 
 Document = Mapping[str, Any]
@@ -48,7 +48,8 @@ def near_sentence(near: Document) -> str:
 def summary(network: Document | None) -> str:
     """One line for a legend: `tap0_kata (2 queues) → eth0 on node 1`; "" where there is nothing to show."""
     return ", ".join(f"{device['name'] or device['kind']} ({number_of(device['queues'], 'queue')})"
-                     + (f" → {_nics(device)}" if device["nics"] else "") for device in _devices(network))
+                     + (f" → {_nics(device)}" if device["nics"] else "")
+                     for device in (() if network is None else network["devices"]))
 
 
 def network_sentences(network: Document | None) -> Iterator[str]:
@@ -63,11 +64,11 @@ def network_sentences(network: Document | None) -> Iterator[str]:
         if device["nics"]:
             yield f"Its network device {name} ({queues}) reaches {_nics(device)}: {_path(device)}."
         else:
-            way = f"{_path(device)}; " if device["path"] else ""
-            yield f"Its network device {name} ({queues}) leads to no NIC that was found: {way}{device['note']}."
+            path = f"{_path(device)}; " if device["path"] else ""
+            yield f"Its network device {name} ({queues}) leads to no NIC that was found: {path}{device['note']}."
         if device["workers"]:
-            each = ", ".join(f"{tid} serves queue {at}" for at, tid in enumerate(device["workers"]))
-            yield f"vhost worker {each} (inferred from the order in which they were created)."
+            served = ", ".join(f"{tid} serves queue {at}" for at, tid in enumerate(device["workers"]))
+            yield f"vhost worker {served} (inferred from the order in which they were created)."
     for warning in network["warnings"]:
         yield f"{warning}."
 
@@ -81,54 +82,40 @@ def warnings(network: Document, threads: Sequence[Document], nodes: Mapping[int,
 
 def _distant_threads(network: Document, threads: Iterable[Document], nodes: Mapping[int, CpuSet]) -> list[str]:
     """Vhost workers that may run on no CPU of their NIC's NUMA node, and iothreads on none of their disks'."""
-    devices = _devices(network)
     by_tid = {thread["tid"]: thread for thread in threads}
-    found = []
-    wanted = {device["numa_node"] for device in devices if device["vhost"]}
-    for device in devices:
-        workers = device["workers"] or (
-            [tid for tid, thread in by_tid.items() if thread["role"] == "vhost"]
-            if device["vhost"] and len(wanted) == 1 else [])
-        far = [tid for tid in workers if tid in by_tid and _elsewhere(by_tid[tid], device["numa_node"], nodes)]
+    vhost, iothreads = ([tid for tid, thread in by_tid.items() if thread["role"] == role]
+                        for role in ("vhost", "iothread"))
+
+    def warning(noun: str, tids: Iterable[int], node: int | None, devices: str) -> Iterator[str]:
+        far = [tid for tid in tids if tid in by_tid and _elsewhere(by_tid[tid], node, nodes)]
         if far:
-            nics = " and ".join(nic["name"] for nic in device["nics"])
-            found.append(f"{_threads('vhost worker', far)} may run on CPUs {_cpus(far, by_tid)}, none of them on NUMA "
-                         f"node {device['numa_node']} of {nics}")
-    disks = {disk["numa_node"] for disk in network["disks"]}
-    node = disks.pop() if len(disks) == 1 else None
-    far = [tid for tid, thread in by_tid.items() if thread["role"] == "iothread" and _elsewhere(thread, node, nodes)]
-    if far:
-        found.append(f"{_threads('iothread', far)} may run on CPUs {_cpus(far, by_tid)}, none of them on NUMA node "
-                     f"{node} of its disks")
-    return list(dict.fromkeys(found))
+            cpus = union(CpuSet.parse(by_tid[tid]["actual"]) for tid in far)
+            yield (f"{noun}{'s' * (len(far) > 1)} {', '.join(map(str, far))} may run on CPUs {cpus}, none of them on "
+                   f"NUMA node {node} of {devices}")
+
+    warnings: list[str] = []
+    nic_nodes = {device["numa_node"] for device in network["devices"] if device["vhost"]}
+    for device in network["devices"]:
+        workers = device["workers"] or (vhost if device["vhost"] and len(nic_nodes) == 1 else [])
+        nics = " and ".join(nic["name"] for nic in device["nics"])
+        warnings += warning("Vhost worker", workers, device["numa_node"], nics)
+    disk_nodes = {disk["numa_node"] for disk in network["disks"]}
+    warnings += warning("Iothread", iothreads, disk_nodes.pop() if len(disk_nodes) == 1 else None,
+                        "its disks")
+    return list(dict.fromkeys(warnings))
 
 
 def _surplus_queues(network: Document, vcpus: int) -> list[str]:
     """Devices with more queues than the VM has vCPUs."""
     return [f"{device['name'] or device['kind']} has {number_of(device['queues'], 'queue')} for "
             f"{number_of(vcpus, 'vCPU')}"
-            for device in _devices(network) if vcpus and device["queues"] > vcpus]
-
-
-def _devices(network: Document | None) -> Sequence[Document]:
-    return () if network is None else network["devices"]
+            for device in network["devices"] if vcpus and device["queues"] > vcpus]
 
 
 def _elsewhere(thread: Document, node: int | None, nodes: Mapping[int, CpuSet]) -> bool:
     if node is None or node not in nodes or thread["actual"] in ("", "None"):
         return False
     return nodes[node].isdisjoint(CpuSet.parse(thread["actual"]))
-
-
-def _threads(noun: str, tids: Sequence[int]) -> str:
-    return f"{noun[0].upper()}{noun[1:]}{'s' * (len(tids) > 1)} {', '.join(map(str, tids))}"
-
-
-def _cpus(tids: Iterable[int], by_tid: Mapping[int, Document]) -> str:
-    found = CpuSet()
-    for tid in tids:
-        found |= CpuSet.parse(by_tid[tid]["actual"])
-    return str(found)
 
 
 def _workers(device: Document) -> str:

@@ -1,6 +1,7 @@
-"""The path from a VM's network device to the node's NIC, through links of the sandbox's and the node's namespace.
+"""The path from a VM's network device to the node's NIC, through links of the sandbox's and the node's namespace; and
+the NIC that policy.vhost: near goes by. Pure.
 
-Followed as frames go that the VM sends: a tc redirect (mirred) first, then the bridge or bond that an interface is in,
+It follows the frames that the VM sends: a tc redirect (mirred) first, then the bridge or bond that an interface is in,
 then its veth peer or the interface below; from a bridge its ports that lead out; in the node's namespace, where
 nothing else leads on, its default route. Each interface is visited once, so that loops end, and paths are bounded.
 Policy routing, eBPF and flow tables (Open vSwitch) are not followed, as links do not show them.
@@ -8,10 +9,14 @@ Policy routing, eBPF and flow tables (Open vSwitch) are not followed, as links d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.model import ThreadRole
+from vmpin.domain.vm_nic import NearNic
 from vmpin.features.network.vm_network import PEERS, Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
+from vmpin.placement.rules import Placement
 
 #: More hops than any real path has.
 MOST_HOPS = 24
@@ -34,10 +39,10 @@ def path_of_device(device: VmNetDevice, sandbox: NamespaceLinks | None, node: Na
     """The path of a VM's device. :param sandbox: the links of its VMM's namespace, None where that is the node's."""
     if device.kind == "vhost-user":
         return NicPath(note="its traffic goes to the process that serves its socket")
-    here = node if sandbox is None else sandbox
-    found = here.by_name.get(device.name) if device.name else here.links.get(device.ifindex)
-    if found is not None and (device.name or found.kind == device.kind):
-        return path_from_sandbox(found.ifindex, here, None if sandbox is None else node, numa_nodes)
+    namespace = node if sandbox is None else sandbox
+    link = namespace.by_name.get(device.name) if device.name else namespace.links.get(device.ifindex)
+    if link is not None and (device.name or link.kind == device.kind):
+        return path_from_sandbox(link.ifindex, namespace, None if sandbox is None else node, numa_nodes)
     if sandbox is not None:  # a VMM in a namespace of its own may have been given a tap of the node's
         return path_of_device(device, None, node, numa_nodes)
     return NicPath(note="its interface is neither in its VMM's network namespace nor in the node's")
@@ -82,52 +87,85 @@ class _Walk:
             return NicPath((hop,), (Nic(link.name, link.device, self.numa_nodes.get(link.device)),))
         if left <= 1:
             return NicPath((hop,), note=f"the path has more than {MOST_HOPS} interfaces")
-        ways, note = self._ways_on(place, link)
-        found = [self._follow(there, how, left - 1) for there, how in ways if there not in self.visited]
-        ending = [rest for rest in found if rest.nics] or found
-        if not ending:
+        branches, note = self._branches(place, link)
+        paths = [self._follow(branch, how, left - 1) for branch, how in branches if branch not in self.visited]
+        paths = [path for path in paths if path.nics] or paths
+        if not paths:
             return NicPath((hop,), note=note or f"{link.name} leads to no NIC that its links show")
-        nics = tuple(dict.fromkeys(nic for rest in ending for nic in rest.nics))
-        # Of several ways, the first is shown; all their NICs count.
-        return NicPath((hop, *ending[0].hops), nics, "" if nics else ending[0].note)
+        nics = tuple(dict.fromkeys(nic for path in paths for nic in path.nics))
+        # Of several branches, the first is shown; all their NICs count.
+        return NicPath((hop, *paths[0].hops), nics, "" if nics else paths[0].note)
 
-    def _ways_on(self, place: _Place, link: NetLink) -> tuple[list[tuple[_Place, str]], str]:
+    def _branches(self, place: _Place, link: NetLink) -> tuple[list[tuple[_Place, str]], str]:
         """Where frames go from an interface that is no NIC, by the first rule that has an interface not visited yet;
-        and the reason where there is none."""
-        here = self.namespaces[place.namespace]
+        and the reason where none has one."""
+        namespace = self.namespaces[place.namespace]
 
-        def new(indices: tuple[int, ...], by: str) -> list[tuple[_Place, str]]:
-            places = dict.fromkeys(_Place(place.namespace, index) for index in indices if index in here.links)
-            return [(each, by) for each in places if each not in self.visited]
+        def unvisited(indices: tuple[int, ...], by: str) -> list[tuple[_Place, str]]:
+            places = dict.fromkeys(_Place(place.namespace, index) for index in indices if index in namespace.links)
+            return [(place, by) for place in places if place not in self.visited]
 
         lower, note = self._lower(place, link)
-        for found in (new(here.redirects.get(place.ifindex, ()), "redirect"), new((link.master,), "bridge"), lower,
-                      new(self._ports(place), "port") if link.kind in _WITH_PORTS else []):
-            if found:
-                return found, ""
+        for branches in (unvisited(namespace.redirects.get(place.ifindex, ()), "redirect"),
+                         unvisited((link.master,), "bridge"), lower,
+                         unvisited(self._ports(place), "port") if link.kind in _WITH_PORTS else []):
+            if branches:
+                return branches, ""
         if note or place.namespace == _SANDBOX:
             return [], note or f"nothing leads on from {link.name}: no redirect, no bridge, no interface below"
-        return new(here.default_routes, "route"), f"{link.name} is routed, and the node has no default route"
+        return (unvisited(namespace.default_routes, "route"),
+                f"{link.name} is routed, and the node has no default route")
 
     def _lower(self, place: _Place, link: NetLink) -> tuple[list[tuple[_Place, str]], str]:
-        """The interface below, or the veth peer; the reason where it is in a namespace that is not looked at."""
+        """The interface below, or the veth peer; the reason where it is in a namespace that was not read."""
         if not link.lower:
             return [], ""
         if link.lower_ns is None:
-            there = _Place(place.namespace, link.lower)
+            lower = _Place(place.namespace, link.lower)
         elif place.namespace == _SANDBOX and link.lower_ns == self.namespaces[_SANDBOX].node_ns:
-            there = _Place(_NODE, link.lower)
+            lower = _Place(_NODE, link.lower)
         elif place.namespace == _SANDBOX:
             return [], f"{link.name} leads to a network namespace that is neither the sandbox's nor the node's"
         else:
             return [], ""  # back to the sandbox, or to another's
-        if there in self.visited or self._link(there) is None:
+        if lower in self.visited or self._link(lower) is None:
             return [], ""
-        return [(there, "peer" if link.kind in PEERS else "lower")], ""
+        return [(lower, "peer" if link.kind in PEERS else "lower")], ""
 
     def _ports(self, place: _Place) -> tuple[int, ...]:
         """The ports of a bridge or bond that may lead out: not those of VMs and, on the node, of other namespaces."""
-        here = self.namespaces[place.namespace]
-        found = here.ports.get(place.ifindex, ()) if place.namespace == _NODE else [
-            link for link in here.links.values() if link.master == place.ifindex]
-        return tuple(link.ifindex for link in found if link.kind not in _ENDPOINTS)
+        namespace = self.namespaces[place.namespace]
+        ports = namespace.ports.get(place.ifindex, ()) if place.namespace == _NODE else [
+            link for link in namespace.links.values() if link.master == place.ifindex]
+        return tuple(link.ifindex for link in ports if link.kind not in _ENDPOINTS)
+
+
+def near_nic(namespace: int | None, taps: Iterable[str], node: NamespaceLinks,
+             numa_nodes: Mapping[str, int]) -> NearNic:
+    """The NIC that a VM's veths lead to, or its own taps in the node's namespace; else the node's NICs, where all are
+    on one NUMA node. The sandbox's own namespace is not read: the watcher enters none.
+    :param namespace: the number that the node's links have for the VMM's namespace, None for none and for the node's.
+    :param taps: the VMM's taps in the node's namespace."""
+    own = [*(() if namespace is None else node.peers.get(namespace, ())),
+           *(node.by_name[name] for name in dict.fromkeys(taps) if name in node.by_name)]
+    paths = [(link, path_from_node(link.ifindex, node, numa_nodes)) for link in own]
+    nodes = {nic.numa_node for _, path in paths for nic in path.nics}
+    if len(nodes) == 1 and None not in nodes:
+        link, path = next((link, path) for link, path in paths if path.nics)
+        routed = ", by the default route" if any(hop.by == "route" for hop in path.hops) else ""
+        return NearNic(nodes.pop(), f"{link.name} leads to {' and '.join(nic.name for nic in path.nics)}{routed}")
+    if len(nodes) > 1:
+        return NearNic(None, "its interfaces lead to NICs on several NUMA nodes")
+    nodes = {numa_nodes.get(link.device) for link in node.nics}
+    if len(nodes) == 1 and None not in nodes:
+        return NearNic(nodes.pop(), "all NICs of the node are on it")
+    return NearNic(None, "its NIC cannot be seen from the node's network namespace" if node.nics else
+                   "the node has no NIC that its links show")
+
+
+def near_decision(nic: NearNic, placement: Placement | None, nodes: Mapping[int, CpuSet]) -> dict[str, object]:
+    """The member `near` of a sandbox in the status document: the NIC that policy.vhost: near goes by, and whether the
+    vhost workers are placed at it. :param nodes: the CPUs of NUMA nodes."""
+    cpus = None if placement is None else placement.cpus_for(ThreadRole.VHOST, None)
+    nic_cpus = EMPTY if nic.numa_node is None else nodes.get(nic.numa_node, EMPTY)
+    return {"numa_node": nic.numa_node, "why": nic.why, "placed": "near" if cpus and cpus <= nic_cpus else "apart"}

@@ -39,14 +39,14 @@ def nsid_request(pid: int) -> bytes:
 
 
 def parse_links(datagram: bytes) -> tuple[list[NetLink], bool]:
-    """The links in one datagram of an answer, and whether it was the last. :raises WireError: for what is none."""
-    found: list[NetLink] = []
+    """The links in one datagram of an answer, and whether it was the last. :raises WireError: for any other bytes."""
+    links: list[NetLink] = []
     for kind, payload in _messages(datagram):
         if kind == _DONE:
-            return found, True
+            return links, True
         if kind == _NEWLINK:
-            found.append(_link(payload))
-    return found, False
+            links.append(_link(payload))
+    return links, False
 
 
 def parse_nsid(datagram: bytes) -> int | None:
@@ -75,11 +75,11 @@ def _link(payload: bytes) -> NetLink:
     if len(payload) < _IFINFO.size:
         raise WireError("rtnetlink", "a link without its fixed part")
     ifindex = _IFINFO.unpack_from(payload)[2]
-    found = dict(_attributes(payload[_IFINFO.size:]))
-    info = dict(_attributes(found.get(_LINKINFO, b"")))
-    bus, device = _text(found, _PARENT_BUS), _text(found, _PARENT_NAME)
-    return NetLink(ifindex, _text(found, _IFNAME), _text(info, _INFO_KIND), _number(found, _LINK) or 0,
-                   _number(found, _LINK_NETNSID), _number(found, _MASTER) or 0,
+    attributes = dict(_attributes(payload[_IFINFO.size:]))
+    info = dict(_attributes(attributes.get(_LINKINFO, b"")))
+    bus, device = _text(attributes, _PARENT_BUS), _text(attributes, _PARENT_NAME)
+    return NetLink(ifindex, _text(attributes, _IFNAME), _text(info, _INFO_KIND), _number(attributes, _LINK) or 0,
+                   _number(attributes, _LINK_NETNSID), _number(attributes, _MASTER) or 0,
                    f"{bus}/{device}" if bus and device else "")
 
 
@@ -93,10 +93,10 @@ def _attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
         at += length + 3 & ~3
 
 
-def _text(found: dict[int, bytes], key: int) -> str:
-    return found.get(key, b"").partition(b"\0")[0].decode("utf-8", "backslashreplace")
+def _text(attributes: dict[int, bytes], key: int) -> str:
+    return attributes.get(key, b"").partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
-def _number(found: dict[int, bytes], key: int) -> int | None:
-    raw = found.get(key, b"")
+def _number(attributes: dict[int, bytes], key: int) -> int | None:
+    raw = attributes.get(key, b"")
     return None if len(raw) != 4 else int(_NUMBER.unpack(raw)[0])
