@@ -63,12 +63,11 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "doctor.checks",
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (
-                  "allocation_checks", "allocation_report", "ledger_holders", "played_events", "scenario_allocation",
-                  "scenario_events", "scenario_pods")),
+                  "allocation_checks", "allocation_report", "ledger_holders", "scenario_allocation",
+                  "scenario_events")),
               "features.cluster.kube", "features.cluster.fleet", "features.cluster.reporter_check",
-              "features.network.near_nic", "features.network.network_text", "features.network.nic_path",
-              "features.network.vhost_order", "features.network.vm_network", "features.network.rtnetlink",
-              "features.network.network_checks",
+              *(f"features.network.{name}" for name in (
+                  "network_text", "nic_path", "vm_network", "rtnetlink", "network_checks")),
               "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
               "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
@@ -115,7 +114,7 @@ NUMBERS_ELSEWHERE = {
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer",
         "sources.nri.call_codec", "wire"), "it is a number already"),
     **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
-                     "features.network.vm_networks", "features.demo", "cli.completion"),
+                     "features.network.network_inspection", "features.demo", "cli.completion"),
                     "the program's own answer, or its own start"),
 }
 
@@ -261,11 +260,11 @@ def test_no_import_in_a_package_goes_in_a_circle(package: str) -> None:
     assert not graph, f"these import each other, or what does: {sorted(graph)}"
 
 
-def test_the_search_for_cpus_needs_the_request_and_the_refusal_alone() -> None:
+def test_the_search_for_cpus_needs_the_request_alone() -> None:
     search = "features.allocator.search"
     names = {name for module, path in MODULES.items() if within(module, [search]) for name in own(path)}
     assert {name for name in names if feature_of(name) and not within(name, [search])} == {
-        "features.allocator.grants.cpu_request", "features.allocator.grants.refusal"}
+        "features.allocator.grants.cpu_request"}
 
 
 def test_what_is_pure_imports_nothing_that_acts() -> None:

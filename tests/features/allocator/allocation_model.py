@@ -14,8 +14,6 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.annotation_changes import follow_annotations
-from vmpin.features.allocator.grants.answer import Answer
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy
 from vmpin.features.allocator.grants.decisions import (
     due_updates,
@@ -26,12 +24,12 @@ from vmpin.features.allocator.grants.decisions import (
     on_stop,
     on_update,
 )
-from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
-from vmpin.features.allocator.grants.live_change import set_policy
+from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger
+from vmpin.features.allocator.grants.live_change import follow_annotations, set_policy
+from vmpin.features.allocator.grants.placing import vcpus_of
 from vmpin.features.allocator.grants.pool_cpus import pool, with_written
-from vmpin.features.allocator.grants.spare_set import vcpus_of
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
-from vmpin.features.allocator.texts.ledger_text import from_data, to_data
+from vmpin.features.allocator.texts.grant_data import from_data, to_data
 
 _RUNNING = ContainerState.RUNNING
 

@@ -8,8 +8,8 @@ from vmpin.feature import WatcherPart
 from vmpin.features.allocator.allocation_metrics import allocation_families
 from vmpin.features.allocator.allocation_report import AllocatorView
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
+from vmpin.features.allocator.grants.cpu_request import RefusalKind
 from vmpin.features.allocator.grants.ledger import Ledger, RefusedRequest
-from vmpin.features.allocator.grants.refusal import RefusalKind
 
 
 def part_of(view: AllocatorView) -> WatcherPart:

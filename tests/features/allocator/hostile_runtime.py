@@ -24,7 +24,7 @@ from vmpin.features.allocator.grants.cpu_request import CpuPolicy
 from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool, target
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.texts.ledger_text import from_data, to_data
+from vmpin.features.allocator.texts.grant_data import from_data, to_data
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriPod, PodEvent
 from vmpin.wire.nri_enums import RUNNING, Verb
 

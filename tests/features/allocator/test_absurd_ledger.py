@@ -9,8 +9,8 @@ from saved_states import BOOT
 
 from vmpin.bounded import load_json
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.texts.grant_annotation import read_annotation
-from vmpin.features.allocator.texts.wish_values import AnnotationError
+from vmpin.features.allocator.texts.annotation_values import AnnotationError
+from vmpin.features.allocator.texts.grant_data import read_annotation
 from vmpin.reconcile.state_file import sealed
 from vmpin.reconcile.state_format import dumps
 

@@ -32,7 +32,7 @@ from vmpin.features.allocator.grants.allocation_options import (
     GroupRule,
     HonouredKeys,
 )
-from vmpin.features.allocator.texts.grant_annotation import GRANT_KEY
+from vmpin.features.allocator.texts.grant_data import GRANT_KEY
 
 MACHINES = [
     Topology.build(CpuSet(range(8)), cores=[CpuSet((n, n + 1)) for n in range(0, 8, 2)],

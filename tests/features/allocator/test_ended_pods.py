@@ -20,7 +20,7 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
-from vmpin.features.allocator.ended_pods import EndedPods
+from vmpin.features.allocator.cri_calls import EndedPods
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.wire.nri_enums import Verb

@@ -20,9 +20,9 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
+from vmpin.features.allocator.cri_calls import TRIES, PoolUpdates
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.pool_updates import TRIES, PoolUpdates
 
 MACHINE = Topology.build(CpuSet(range(4)))
 POD, MAIN = SandboxId("pod"), ContainerId("main")

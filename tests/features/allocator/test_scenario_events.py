@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError
-from vmpin.features.allocator.allocator_keys import read_options
+from vmpin.features.allocator.allocate_settings import scenario_options
 from vmpin.features.allocator.scenario_events import (
     ContainerCreated,
     ContainerRemoved,
@@ -116,11 +116,11 @@ def test_what_makes_no_sense_is_refused_in_one_line(given_events: object, place:
 
 
 def test_the_settings_are_the_configurations() -> None:
-    options = read_options(VALUES, {"reserved": 0, "groups": "db=1-2;web=3", "align": "cache", "mode": True,
+    options = scenario_options(VALUES, {"reserved": 0, "groups": "db=1-2;web=3", "align": "cache", "mode": True,
                                     "spread": False}, VALID)
     assert (options.reserved, options.align, options.mode, options.spread, options.smt, set(options.groups)) == (
         CpuSet((0,)), "cache", "on", "", "prefer", {"db", "web"})
-    assert read_options(VALUES, None, VALID).reserved == CpuSet()
+    assert scenario_options(VALUES, None, VALID).reserved == CpuSet()
 
 
 @pytest.mark.parametrize(("given_settings", "why"), [
@@ -133,7 +133,7 @@ def test_the_settings_are_the_configurations() -> None:
 ])
 def test_settings_that_make_no_sense_are_refused(given_settings: object, why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"node.yaml: {why}")):
-        read_options(VALUES, given_settings, VALID)
+        scenario_options(VALUES, given_settings, VALID)
 
 
 _SCALARS: st.SearchStrategy[Any] = st.one_of(
@@ -163,6 +163,6 @@ def refusal(read: Callable[[], object]) -> str:
 @given(st.one_of(_ANYTHING, st.lists(st.fixed_dictionaries({"create": _CREATIONS}), max_size=3)))
 def test_whatever_stands_there_is_read_or_refused_in_one_line(anything: Any) -> None:
     for said in (refusal(lambda: read_events(VALUES, anything, VALID)),
-                 refusal(lambda: read_options(VALUES, anything, VALID))):
+                 refusal(lambda: scenario_options(VALUES, anything, VALID))):
         assert said.isprintable()
         assert len(said) < 1000

@@ -14,8 +14,7 @@ import yaml
 from vmpin.cli.main import main
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError
-from vmpin.features.allocator.scenario_events import ContainerCreated
-from vmpin.features.allocator.scenario_pods import read_pods
+from vmpin.features.allocator.scenario_events import ContainerCreated, read_pods
 from vmpin.scenario.scenario_values import ScenarioValues
 
 VALUES = ScenarioValues("node.yaml")

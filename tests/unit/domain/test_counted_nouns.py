@@ -21,8 +21,8 @@ PLURAL = re.compile(
 SEVERAL = {
     ("vmpin/cli/audit.py", "len(use.owners)"), ("vmpin/cli/audit.py", "everyone"),
     ("vmpin/cli/audit.py", "sampler.samples"), ("vmpin/cli/repetition.py", "len(lines) - room + 1"),
-    ("vmpin/features/allocator/scenario_pods.py", "len(created)"),
-    ("vmpin/features/allocator/allocation_answers.py", "len(found)"),
+    ("vmpin/features/allocator/scenario_events.py", "len(created)"),
+    ("vmpin/features/allocator/watcher_part.py", "len(found)"),
     ("vmpin/features/demo/guest_memory.py", "count"), ("vmpin/features/demo/worth_picture.py", "at.rounds"),
     ("vmpin/domain/guest_report.py", "len(cpus)"), ("vmpin/placement/vcpus.py", "wants"),
     ("vmpin/runtime/kata.py", "len(configs)"),

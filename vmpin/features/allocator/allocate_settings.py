@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.config import values
 from vmpin.config.table_entry import setting
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, CpuSetError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vmpin.config.settings import Config
     from vmpin.features.allocator.grants.allocation_options import AllocationOptions, GroupRule
+    from vmpin.scenario.scenario_values import ScenarioValues
 
 _ALIGNMENT = values.one_of("node", "cache", "core", "socket", "node!", "cache!", "core!", "socket!")
 _MODES = values.one_of("off", "observe", "on")
@@ -47,28 +48,26 @@ def _groups(value: object) -> str:
 def group_rules(text: str) -> dict[str, GroupRule]:
     """Parse the rules of groups, as NAME=CPUS@NAMESPACE+NAMESPACE;…
     :raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
-    found: dict[str, GroupRule] = {}
+    rules: dict[str, GroupRule] = {}
     for group in filter(None, text.split(";")):
-        from vmpin.features.allocator.grants.allocation_options import (
-            GroupRule,  # not in what every command without groups loads
-        )
-        from vmpin.features.allocator.texts.wish_values import (
-            GROUP_NAME,  # as annotations have it: no other could be joined
-        )
+        # Not in what every command without groups loads. A name is as annotations have it: no other could be joined.
+        from vmpin.features.allocator.grants.allocation_options import GroupRule
+        from vmpin.features.allocator.texts.annotation_values import GROUP_NAME
 
         rest, only, namespaces = group.partition("@")
         name, _, cpus = rest.partition("=")
-        if not GROUP_NAME.fullmatch(name) or name in found:
+        if not GROUP_NAME.fullmatch(name) or name in rules:
             raise ValueError(f"{group!r}: {name!r} is no name of a group (1 to 63 lower-case letters, digits, '-', "
                              "'_', '.'), or has a rule already")
         if only and not namespaces.strip("+"):
             raise ValueError(f"{group!r}: after @ stand the namespaces that may join; without @ all may")
         rule = GroupRule(CpuSet.parse(cpus), frozenset(filter(None, namespaces.split("+"))))
-        for other, before in found.items():
+        for name_before, before in rules.items():
             if not rule.cpus.isdisjoint(before.cpus):
-                raise ValueError(f"{group!r}: the CPUs {rule.cpus & before.cpus} are of the group {other!r} already")
-        found[name] = rule
-    return found
+                raise ValueError(f"{group!r}: the CPUs {rule.cpus & before.cpus} are of the group {name_before!r} "
+                                 "already")
+        rules[name] = rule
+    return rules
 
 
 def _pause(value: object) -> float:
@@ -124,6 +123,24 @@ class AllocateSettings(NamedTuple):
             self.strict_reserved, self.pool_headroom, frozenset(filter(None, self.privileged_namespaces.split(","))),
             group_rules(self.groups), frozenset(map(allowed.HonouredKeys, filter(None, self.honour.split(",")))),
             self.export.replace("off", ""), self.grow_delay_seconds, self.align.endswith("!"))
+
+
+def scenario_options(values: ScenarioValues, given: object, valid: CpuSet) -> AllocationOptions:
+    """Read `allocate` of a scenario, with the keys of the configuration. :param valid: the CPUs of the topology.
+    :raises ConfigError: with the place."""
+    keys = values.mapping({} if given is None else given, "allocate", AllocateSettings._fields)
+    settings = {}
+    for key, entry in AllocateSettings._field_defaults.items():
+        value = keys.get(key, entry.default)
+        try:
+            settings[key] = entry.parse(value)
+        except (ValueError, CpuSetError) as err:
+            raise values.wrong(f"allocate.{key}", f"{value!r:.80}: {err}") from err
+    options = AllocateSettings(**settings).options
+    values.cpuset(str(options.reserved), "allocate.reserved", valid)
+    for name, rule in options.groups.items():
+        values.cpuset(str(rule.cpus), f"allocate.groups: {name}", valid)
+    return options
 
 
 def settings_of(config: Config) -> AllocateSettings:

@@ -14,9 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from vmpin.domain.terminal import label_text
 from vmpin.features.allocator.allocation_report import AllocatorView, free_cpus, largest_sets
 from vmpin.features.allocator.grants.allocation_options import AllocationMode
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy, RefusalKind
 from vmpin.features.allocator.grants.ledger import GrantState
-from vmpin.features.allocator.grants.refusal import RefusalKind
 
 
 def allocation_families(view: AllocatorView, by_pod: bool) -> Iterator[Metric]:

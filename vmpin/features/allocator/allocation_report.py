@@ -14,10 +14,17 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.terminal import age_at, number_of
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuCost, CpuPolicy, CpuQuery, CpuWish, FoundCpus
+from vmpin.features.allocator.grants.cpu_request import (
+    Alignment,
+    CpuCost,
+    CpuPolicy,
+    CpuQuery,
+    CpuWish,
+    FoundCpus,
+    Refusal,
+)
 from vmpin.features.allocator.grants.eligibility import allowed_cpus, query_of
 from vmpin.features.allocator.grants.ledger import Grant, Ledger, age
-from vmpin.features.allocator.grants.refusal import Refusal
 from vmpin.features.allocator.search.best_set import best_cpus, best_part, largest, runner_up
 
 #: Of the JSON document.

@@ -2,7 +2,7 @@
 
 The plugin's thread calls it for answers, the event loop for everything else; a lock serialises both, and what is done
 under it waits for nothing but the ledger's file. What no answer has carried (`decisions.due_updates`: CPUs that came
-back, updates that failed) is given by CRI calls from the loop (features.allocator.pool_updates): one made from within
+back, updates that failed) is given by CRI calls from the loop (features.allocator.cri_calls): one made from within
 an answer would wait for itself. Such a call comes back as an UpdateContainer, which is decided on as any other: where
 its CPUs are still the container's it changes nothing, else it is corrected.
 """
@@ -22,13 +22,11 @@ from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, Vm
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants import decisions, live_change
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.grants.annotation_changes import follow_annotations
-from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.allocator.grants.ledger import Ledger
+from vmpin.features.allocator.grants.ledger import Answer, Ledger
+from vmpin.features.allocator.grants.live_change import follow_annotations
 from vmpin.features.allocator.grants.pool_cpus import with_written
 from vmpin.features.allocator.grants.synchronizing import on_online_changed, on_synchronize
-from vmpin.features.allocator.kept_grants import assignments_by
-from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.ledger_file import LedgerFile, assignments_by
 from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, NriPod, PodEvent
 from vmpin.wire.nri_enums import Verb
 

@@ -11,14 +11,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Set
+from pathlib import Path
 from typing import Protocol
 
+from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.events import Source
 from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
+from vmpin.features.allocator.allocate_settings import ledger_path
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
+from vmpin.features.allocator.grants.live_change import release_pool
+from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.host.procfs import Procfs
+from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.view import NodeView
 
 logger = logging.getLogger(__name__)
@@ -146,3 +154,89 @@ class PoolUpdates:
             report = None if record is None else record.reports.get(Source.CGROUP)
             if report is not None and report.cpuset is not None:
                 self._allocator.read_back(container, report.cpuset)
+
+
+class EndedPods:
+    """`run` is one of the watcher's tasks. :param configured: the CRI socket of the configuration.
+    :param ended: called after a pod has been ended. :param runtime: None without NRI."""
+
+    def __init__(self, allocator: CpuAllocator, configured: Path | None, ended: Callable[[], None],
+                 runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts = TIMEOUTS) -> None:
+        self._allocator, self._configured, self._ended, self._runtime = allocator, configured, ended, runtime
+        self._timeouts = timeouts
+        self._wake = asyncio.Event()
+        self._before: Set[SandboxId] = frozenset()
+
+    def touch(self) -> None:
+        """Called after a resync: have pods of the ledger looked for."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look for ended pods whenever that is due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """End the pods that were idle at the last refresh, too, and that the runtime does not run."""
+        idle = self._allocator.idle_pods()
+        waiting, self._before = idle & self._before, idle
+        if not waiting:
+            return
+        from vmpin.sources import cri  # protobuf and gRPC, which a node whose pods run does not load for this
+
+        try:
+            ready = await asyncio.to_thread(cri.ready_pods, cri.sockets(self._configured), self._timeouts.cri_call)
+        except cri.NoRuntime as err:
+            if (lists := self._runtime()) is not None:
+                lists.request_list_for("ended pods are found in the runtime's next list",
+                                       self._timeouts.ended_pods, err)
+            return
+        except SourceError as err:
+            logger.debug("allocate: pods not listed (%s): pods that ended unreported keep their CPUs until the next "
+                         "resync", err)
+            return
+        for sandbox in sorted(waiting - ready):
+            if self._allocator.end_idle(sandbox):
+                logger.info("pod ended unreported sandbox=%s: its CPUs are free", sandbox)
+                self._ended()
+
+
+def release_ledger(config: Config, timeout: float) -> bool:
+    """Give the pool back, with the run directory's lock held. Interrupted at any moment and called again, it does the
+    rest. :param timeout: in seconds, for each CRI call. :returns: whether nothing is left to do."""
+    path = ledger_path(config)
+    if not path.exists():
+        return True
+    ledger = LedgerFile(path, Procfs(config.paths.proc).boot_id()).load()
+    if ledger is None:
+        if not path.exists():  # damaged, and set aside
+            logger.warning("allocate: switched off without a ledger: shared containers keep the CPUs that they have "
+                           "until their pods are made again")
+        path.unlink(missing_ok=True)  # of another boot: nothing of it runs
+        return True
+    from vmpin.sources import cri  # protobuf and gRPC, which a node without a ledger does not load
+
+    updates, kept = release_pool(Topology.build(Sysfs(config.paths.sys).online()), ledger)
+    servers = cri.sockets(config.paths.cri)
+    done = failed = 0
+    for container, cpus in updates:
+        try:
+            cri.update_cpus(servers, container, cpus, timeout)
+            done += 1
+        except SourceError as err:
+            if getattr(err, "code", "") == "NOT_FOUND":
+                continue  # it has ended meanwhile
+            failed += 1
+            logger.warning("not given all CPUs container=%s: %s", container, err)
+            if isinstance(err, cri.NoRuntime) or cri.is_mute(err):
+                break
+    if failed:
+        logger.error("allocate: not every shared container has all CPUs again; the ledger stays until then")
+        return False
+    path.unlink(missing_ok=True)
+    logger.info("allocate: switched off; shared containers with all online CPUs again: %d", done)
+    if kept:
+        logger.warning("allocate: these containers keep their CPUs until they end: %s", ", ".join(kept))
+    return True

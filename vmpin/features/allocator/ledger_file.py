@@ -9,8 +9,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from vmpin.features.allocator.grants.ledger import Ledger
-from vmpin.features.allocator.texts import ledger_text
+from vmpin.authorities.authority import GivenAuthority
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.assignments import Assignments, Owner, Rank
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy
+from vmpin.features.allocator.grants.ledger import Grant, Ledger
+from vmpin.features.allocator.texts import grant_data
 from vmpin.reconcile.state_file import MAX_BYTES, read_kept, replace, sealed, set_file_aside, unsealed
 from vmpin.reconcile.state_format import dumps
 
@@ -38,7 +42,7 @@ class LedgerFile:
             return None
         try:
             body = unsealed(raw, VERSION)
-            return ledger_text.from_data(body["ledger"]) if body["boot_id"] == self._boot_id else None
+            return grant_data.from_data(body["ledger"]) if body["boot_id"] == self._boot_id else None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             if set_aside:
                 logger.warning("%s", set_file_aside(self.path, err, aside=True))
@@ -46,7 +50,7 @@ class LedgerFile:
 
     def save(self, ledger: Ledger) -> None:
         """Replace the file. A failure is logged once: each grant stands in its container's annotations, too."""
-        body = dumps({"version": VERSION, "boot_id": self._boot_id, "ledger": ledger_text.to_data(ledger)})
+        body = dumps({"version": VERSION, "boot_id": self._boot_id, "ledger": grant_data.to_data(ledger)})
         try:
             replace(self.path, sealed(body))
         except OSError as err:
@@ -57,3 +61,31 @@ class LedgerFile:
         if self._failing:
             logger.info("%s: the ledger can be saved again", self.path)
         self._failing = False
+
+
+def assignments_by(ledger: Ledger) -> Assignments:
+    """Return the CPUs of the containers that live. A container that the ledger does not have is none of its business:
+    the next authority decides."""
+    grants = [grant for grant in ledger.grants.values() if grant.live]
+    own = {grant.container: grant for grant in grants if grant.policy is CpuPolicy.EXCLUSIVE and grant.cpus}
+    exclusive: dict[Owner, CpuSet] = {("", container): grant.cpus for container, grant in own.items()}
+    exclusive |= {("", grant.container): EMPTY for grant in grants if _is_shared(grant)}
+    return Assignments(exclusive, ledger.shared, writes=True, spare={
+        ("", container): grant.spare for container, grant in own.items() if grant.spare})
+
+
+def ledger_authority(assignments: Assignments | None) -> GivenAuthority:
+    """Return the authority of the ledger. :param assignments: None where nothing is given out."""
+    return GivenAuthority("ledger", Rank.LEDGER, assignments)
+
+
+def kept_assignments(path: Path, boot_id: str) -> Assignments | None:
+    """Return what a watcher has given out in this boot, None where no file shows it. The file stays as it is, so the
+    run directory's lock need not be held."""
+    ledger = LedgerFile(path, boot_id).load(set_aside=False)
+    return None if ledger is None else assignments_by(ledger)
+
+
+def _is_shared(grant: Grant) -> bool:
+    """Whether its CPUs are not its own alone; those that another plugin has given it are no grant."""
+    return grant.policy is not CpuPolicy.EXCLUSIVE and not (grant.left_alone and grant.written)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
-from vmpin.features.allocator.grants.annotation_changes import changed_containers, next_change
-from vmpin.features.allocator.grants.answer import Answer
+from vmpin.features.allocator.grants.ledger import Answer
+from vmpin.features.allocator.grants.live_change import changed_containers, next_change
 
 #: Refusals that are kept; the oldest is forgotten.
 MAX_REFUSED = 64

@@ -81,7 +81,7 @@ def _files(config: Config) -> Sequence[Path]:
 def _authority(config: Config, boot_id: str) -> Authority | None:
     if _mode(config) != "on":
         return None
-    from vmpin.features.allocator.kept_grants import kept_assignments, ledger_authority
+    from vmpin.features.allocator.ledger_file import kept_assignments, ledger_authority
 
     # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
     return ledger_authority(kept_assignments(_files(config)[0], boot_id))
@@ -91,7 +91,7 @@ def _give_back(config: Config) -> bool:
     if not any(path.exists() for path in _files(config)):
         return True
     from vmpin.config.timeouts import TIMEOUTS
-    from vmpin.features.allocator.ledger_release import release_ledger
+    from vmpin.features.allocator.cri_calls import release_ledger
 
     return release_ledger(config, TIMEOUTS.cri_call)
 
@@ -139,7 +139,7 @@ def _cpu_owners(config: Config) -> Sequence[CpuOwner]:
 def _report(config: Config) -> Document | None:
     if _mode(config) != "on":
         return None
-    from vmpin.features.allocator.verbs.ledger_report import ledger_report
+    from vmpin.features.allocator.verbs.allocations import ledger_report
 
     return ledger_report(config)
 
@@ -147,7 +147,7 @@ def _report(config: Config) -> Document | None:
 def _verify(config: Config, sandbox: str | None) -> Comparison | None:
     if _mode(config) != "on":
         return None
-    from vmpin.features.allocator.verbs.ledger_report import compared
+    from vmpin.features.allocator.verbs.allocations import compared
 
     return compared(config, sandbox)
 
@@ -155,16 +155,18 @@ def _verify(config: Config, sandbox: str | None) -> Comparison | None:
 def _explained_pods(config: Config) -> ExplainedPods | None:
     if _mode(config) == "off":
         return None
-    from vmpin.features.allocator.verbs.ledger_report import explained_pods
+    from vmpin.features.allocator.verbs.allocations import explained_pods
 
     return explained_pods(config)
 
 
 def _read_scenario(values: ScenarioValues, top: Mapping[str, object], topology: Topology) -> ScenarioPart:
-    from vmpin.features.allocator.allocator_keys import read
-    from vmpin.features.allocator.played_events import AllocationPart
+    from vmpin.features.allocator.allocate_settings import scenario_options
+    from vmpin.features.allocator.scenario_allocation import AllocationPart
+    from vmpin.features.allocator.scenario_events import read_scenario
 
-    return AllocationPart(read(values, top, topology))
+    return AllocationPart(topology, scenario_options(values, top.get("allocate"), topology.all_cpus),
+                          read_scenario(values, top, topology.all_cpus))
 
 
 def _topology(sysfs: Sysfs) -> Topology:
@@ -183,7 +185,7 @@ def _watched_annotations(config: Config) -> Callable[[str], bool] | None:
 
     if not settings_of(config).live_annotations:
         return None
-    from vmpin.features.allocator.texts.asking_annotations import asks
+    from vmpin.features.allocator.texts.annotations import asks
 
     return asks
 

@@ -14,15 +14,12 @@ from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
 from vmpin.features.allocator.allocation_report import AllocatorView, brief
 from vmpin.features.allocator.allocator_topology import allocator_topology, device_nodes
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
-from vmpin.features.allocator.ended_pods import EndedPods
+from vmpin.features.allocator.cri_calls import EndedPods, PoolUpdates, RuntimeLists
 from vmpin.features.allocator.grants.admission import about
 from vmpin.features.allocator.grants.allocation_options import AllocationMode
-from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.allocator.grants.ledger import Grant
+from vmpin.features.allocator.grants.ledger import Answer, Grant
 from vmpin.features.allocator.grants.pool_cpus import pool
-from vmpin.features.allocator.kept_grants import ledger_authority
-from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.pool_updates import PoolUpdates, RuntimeLists
+from vmpin.features.allocator.ledger_file import LedgerFile, ledger_authority
 from vmpin.features.allocator.vm_size import vcpus_of
 from vmpin.host.daemons import programs
 from vmpin.host.files import Files

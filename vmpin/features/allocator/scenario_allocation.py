@@ -1,4 +1,4 @@
-"""A scenario's events, played: which CPUs each container gets, by the rules that the watcher uses.
+"""A scenario's events, played: which CPUs each container gets, by the rules that the watcher uses; and their text.
 
 The containers are those that the runtime would show, and updates that are due are made at once. Nothing on the machine
 is read or touched.
@@ -11,53 +11,48 @@ from typing import Any, NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import RequestedContainer
+from vmpin.domain.terminal import printable
 from vmpin.domain.topology import Topology
+from vmpin.domain.wrapping import wrapped
+from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report
 from vmpin.features.allocator.grants import decisions
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.allocator.grants.cpu_request import CpuCost, CpuPolicy
+from vmpin.features.allocator.grants.cpu_request import CpuCost, CpuPolicy, Refusal
 from vmpin.features.allocator.grants.eligibility import query_of
-from vmpin.features.allocator.grants.ledger import Grant, Ledger
+from vmpin.features.allocator.grants.ledger import Answer, Grant, Ledger
 from vmpin.features.allocator.grants.live_change import set_policy
 from vmpin.features.allocator.grants.placing import room_for
 from vmpin.features.allocator.grants.pool_cpus import applied, pool, target
-from vmpin.features.allocator.grants.refusal import Refusal
+from vmpin.features.allocator.ledger_holders import held_cpus
 from vmpin.features.allocator.scenario_events import ContainerCreated, ContainerRemoved, ScenarioEvent, WishChanged
 from vmpin.features.allocator.search.best_set import best_part
-from vmpin.features.allocator.search.cost_code import cost_order
+from vmpin.features.allocator.search.cost_tables import cost_order
+from vmpin.scenario.scenario_part import PlayedPart
 
 #: Microseconds: the kubelet's (cpu.cfs_period_us).
 _PERIOD = 100_000
 _NAMES = {ContainerCreated: "create", ContainerRemoved: "remove", WishChanged: "set"}
 
 
-class AllocationScenario(NamedTuple):
+class AllocationPart(NamedTuple):
+    """The allocator's part of a scenario."""
+
     machine: Topology
     options: AllocationOptions
     events: tuple[ScenarioEvent, ...]
 
-
-class PlayedAllocation(NamedTuple):
-    """What comes of each event, as `vmpin plan --scenario -o json` prints it, and the node after the last."""
-
-    events: list[dict[str, object]]
-    machine: Topology
-    options: AllocationOptions
-    ledger: Ledger
-    pool: CpuSet
-
-
-def play(scenario: AllocationScenario) -> PlayedAllocation:
-    """Have every event decided on, in order."""
-    node = _PlayedNode(scenario)
-    events = [node.play(number, event) for number, event in enumerate(scenario.events, 1)]
-    return PlayedAllocation(events, *node.state())
+    def played(self) -> PlayedPart:
+        """Return what comes of the events, and what is given out after the last."""
+        node = _PlayedNode(self)
+        events = [node.play(number, event) for number, event in enumerate(self.events, 1)]
+        return PlayedPart({"events": events}, [_text(event) for event in events],
+                          any("refused" in event for event in events), held_cpus(allocation_report(node.view())))
 
 
 class _PlayedNode:
     """The node between two events, and its containers by pod and name."""
 
-    def __init__(self, scenario: AllocationScenario) -> None:
+    def __init__(self, scenario: AllocationPart) -> None:
         machine = scenario.machine
         # A scenario need not name the one node of a machine without NUMA, which sysfs shows.
         self._machine = machine if machine.nodes else machine._replace(nodes={0: machine.all_cpus},
@@ -85,8 +80,9 @@ class _PlayedNode:
         self._ledger = applied(self._ledger, list(updates))
         return {**about, **outcome, "pool": str(pool(self._machine, self._ledger, self._options))}
 
-    def state(self) -> tuple[Topology, AllocationOptions, Ledger, CpuSet]:
-        return self._machine, self._options, self._ledger, pool(self._machine, self._ledger, self._options)
+    def view(self) -> AllocatorView:
+        return AllocatorView("on", "", self._machine, self._options, self._ledger,
+                             pool(self._machine, self._ledger, self._options))
 
     def _create(self, number: int, event: ContainerCreated) -> dict[str, object]:
         container = _requested(number, event)._replace(devices={name: name for name in self._machine.devices},
@@ -97,11 +93,10 @@ class _PlayedNode:
         if answer.refusal:
             return _refused(answer)
         self._containers[event.pod, event.container] = container.id
-        written = None if answer.adjustment is None else answer.adjustment.cpus
-        started = container._replace(cpuset=written or container.cpuset)
+        assert answer.adjustment is not None
+        started = container._replace(cpuset=answer.adjustment.cpus or container.cpuset)
         self._ledger = decisions.on_start(self._machine, self._ledger, started, self._options).ledger
-        mems = None if answer.adjustment is None else answer.adjustment.mems
-        self._mems[container.id] = mems or self._machine.memory_nodes
+        self._mems[container.id] = answer.adjustment.mems or self._machine.memory_nodes
         return {**self._outcome(before, container.id), **_noted(answer, event)}
 
     def _remove(self, event: ContainerRemoved) -> dict[str, object]:
@@ -151,8 +146,8 @@ class _PlayedNode:
         if isinstance(room, Refusal) or grant.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED):
             return None
         query = query_of(grant, len(grant.cpus), self._options, EMPTY)
-        found = best_part(self._machine, room.free | room.lapsed, grant.cpus, query)
-        return None if isinstance(found, Refusal) else found.cost
+        own = best_part(self._machine, room.free | room.lapsed, grant.cpus, query)
+        return None if isinstance(own, Refusal) else own.cost
 
 
 def _requested(number: int, event: ContainerCreated) -> RequestedContainer:
@@ -172,7 +167,7 @@ def _resources(request: int, limit: int | None) -> dict[str, Any]:
 
 
 def _noted(answer: Answer, event: ContainerCreated) -> dict[str, object]:
-    """Return what the log has of a new container besides its CPUs: values passed over, a cpuset of others."""
+    """The log's lines about a new container but for its CPUs: ignored values, a cpuset of another program."""
     name = f"{event.pod}/{event.container}"
     notes = [note.removeprefix(f"{name}: ").removeprefix(f"{name} ") for note in answer.notes
              if not note.startswith(f"{name} gets the CPUs ")]
@@ -181,3 +176,22 @@ def _noted(answer: Answer, event: ContainerCreated) -> dict[str, object]:
 
 def _refused(answer: Answer) -> dict[str, object]:
     return {"refused": answer.refusal.removeprefix("vmpin: ")}
+
+
+def _text(event: dict[str, Any]) -> str:
+    """The outcome of an event: its container, cost and notes, as lines of 80 columns at most."""
+    container = f"{event['event']} {event['pod']}/{event['container']}"
+    if "refused" in event:
+        lines = [f"{container}: refused", event["refused"]]
+    elif event["event"] == "remove":
+        lines = [f"{container}: the pool is {event['pool'] or 'empty'}"]
+    else:
+        spare = f", spare {event['spare']}" if "spare" in event else ""
+        mems = f", memory of node {event['mems']}" if event.get("mems") else ""
+        lines = [f"{container}: CPUs {event['cpus']}{spare}{mems}"]
+        if "cost" in event:
+            lines.append("cost: " + ", ".join(f"{part} {count}" for part, count in event["cost"].items()))
+        lines += [f"note: {note}" for note in event.get("notes", ())]
+        lines.append(f"pool: {event['pool']}")
+    return "\n".join(part for line, indent in zip(lines, ["", *["  "] * len(lines)], strict=False)
+                     for part in wrapped(printable(line), 80, indent, f"{indent}  "))

@@ -17,20 +17,19 @@ from vmpin.features.allocator.grants.allocation_options import (
     GroupRule,
     HonouredKeys,
 )
-from vmpin.features.allocator.grants.annotation_changes import (
+from vmpin.features.allocator.grants.decisions import due_updates, on_create, on_start
+from vmpin.features.allocator.grants.ledger import Answer, Grant, Ledger
+from vmpin.features.allocator.grants.live_change import (
     PAUSE,
     changed_containers,
     follow_annotations,
     next_change,
+    set_policy,
 )
-from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.allocator.grants.decisions import due_updates, on_create, on_start
-from vmpin.features.allocator.grants.ledger import Grant, Ledger
-from vmpin.features.allocator.grants.live_change import set_policy
 from vmpin.features.allocator.grants.pool_cpus import applied
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
-from vmpin.features.allocator.texts.asking_annotations import asking_digest, asks
-from vmpin.features.allocator.texts.ledger_text import from_data, to_data
+from vmpin.features.allocator.texts.annotations import asking_digest, asks
+from vmpin.features.allocator.texts.grant_data import from_data, to_data
 
 #: 8 CPUs, 4 cores, 2 nodes.
 MACHINE = Topology.build(CpuSet(range(8)), cores=[CpuSet((n, n + 1)) for n in range(0, 8, 2)],

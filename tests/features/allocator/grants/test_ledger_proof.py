@@ -11,13 +11,11 @@ from played_calls import EXCLUSIVE, MACHINE, ON, Played, a_container, cpus, list
 from vmpin.cpuset import EMPTY
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer
-from vmpin.features.allocator.grants.answer import Answer
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy
 from vmpin.features.allocator.grants.decisions import on_create, on_remove
-from vmpin.features.allocator.grants.ledger import Ledger
+from vmpin.features.allocator.grants.ledger import Answer, Ledger
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
-from vmpin.features.allocator.texts.grant_annotation import GRANT_KEY
-from vmpin.features.allocator.texts.ledger_text import LedgerError, from_data, to_data
+from vmpin.features.allocator.texts.grant_data import GRANT_KEY, LedgerError, from_data, to_data
 
 
 def claim(name: str, size: int, text: str, cpuset: str | None) -> RequestedContainer:

@@ -13,8 +13,7 @@ from vmpin.domain.runtime_call import Listed
 from vmpin.features.allocator.grants.decisions import on_create, on_update
 from vmpin.features.allocator.grants.live_change import set_policy
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
-from vmpin.features.allocator.texts.grant_annotation import GRANT_KEY
-from vmpin.features.allocator.texts.ledger_text import from_data, to_data
+from vmpin.features.allocator.texts.grant_data import GRANT_KEY, from_data, to_data
 
 NEAR = {**EXCLUSIVE, "cpu-near.vmpin.io": "devices"}
 NEAR_DEVICE = {**EXCLUSIVE, "cpu-near.vmpin.io": "0000:3b:00.0"}

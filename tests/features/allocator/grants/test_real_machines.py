@@ -11,9 +11,16 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.allocator_topology import allocator_topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuQuery, CpuWish, FoundCpus, SmtUse
+from vmpin.features.allocator.grants.cpu_request import (
+    Alignment,
+    CpuKind,
+    CpuQuery,
+    CpuWish,
+    FoundCpus,
+    Refusal,
+    SmtUse,
+)
 from vmpin.features.allocator.grants.eligibility import allowed_cpus, near_nodes
-from vmpin.features.allocator.grants.refusal import Refusal
 from vmpin.features.allocator.search.best_set import best_cpus, largest
 from vmpin.host.sysfs import Sysfs
 

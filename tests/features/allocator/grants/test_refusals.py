@@ -11,11 +11,11 @@ from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions, DefaultPolicy
+from vmpin.features.allocator.grants.cpu_request import RefusalKind
 from vmpin.features.allocator.grants.decisions import on_create, on_update
 from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.grants.live_change import set_policy
-from vmpin.features.allocator.grants.refusal import RefusalKind
-from vmpin.features.allocator.texts.ledger_text import from_data, to_data
+from vmpin.features.allocator.texts.grant_data import from_data, to_data
 
 #: 8 CPUs, 4 cores, 2 nodes; CPU 0 is reserved.
 MACHINE = Topology.build(CpuSet(range(8)), cores=[CpuSet((n, n + 1)) for n in range(0, 8, 2)],

@@ -7,7 +7,7 @@ import pytest
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
 from vmpin.features.allocator.grants.ledger import CpuAmount, Grant
-from vmpin.features.allocator.grants.spare_set import vcpus_of
+from vmpin.features.allocator.grants.placing import vcpus_of
 
 
 @pytest.mark.parametrize(("limits", "vcpus", "part", "most", "expected"), [

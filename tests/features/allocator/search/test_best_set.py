@@ -7,10 +7,9 @@ import pytest
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus, SmtUse
-from vmpin.features.allocator.grants.refusal import Refusal
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus, Refusal, SmtUse
 from vmpin.features.allocator.search.best_set import best_cpus, best_part, largest, runner_up
-from vmpin.features.allocator.search.cost_code import cost_order
+from vmpin.features.allocator.search.cost_tables import cost_order
 
 
 def cpus(text: str) -> CpuSet:

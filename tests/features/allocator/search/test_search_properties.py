@@ -12,10 +12,9 @@ from random_machines import Case, cases
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, FoundCpus, SmtUse
-from vmpin.features.allocator.grants.refusal import Refusal
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, FoundCpus, Refusal, SmtUse
 from vmpin.features.allocator.search.best_set import best_cpus, best_part, largest, runner_up
-from vmpin.features.allocator.search.cost_code import cost_order
+from vmpin.features.allocator.search.cost_tables import cost_order
 from vmpin.features.allocator.search.cpu_groups import cpu_groups
 
 MANY = settings(max_examples=150)

@@ -14,13 +14,12 @@ from vmpin.features.allocator.grants.allocation_options import (
     GroupRule,
     HonouredKeys,
 )
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, Refusal, SmtUse
 from vmpin.features.allocator.grants.eligibility import PolicyRuling, amount_after, amount_of, ruling
 from vmpin.features.allocator.grants.ledger import CpuAmount
-from vmpin.features.allocator.grants.refusal import Refusal
+from vmpin.features.allocator.texts.annotation_values import AnnotationError
 from vmpin.features.allocator.texts.annotations import AskedCpus, asked, changed
-from vmpin.features.allocator.texts.wish_data import wish_data, wish_of
-from vmpin.features.allocator.texts.wish_values import AnnotationError
+from vmpin.features.allocator.texts.grant_data import wish_data, wish_of
 
 ALL = frozenset(HonouredKeys)
 CRANE = "topology.crane.io"

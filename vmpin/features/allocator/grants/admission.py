@@ -9,8 +9,7 @@ from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy, Refusal, RefusalKind
 from vmpin.features.allocator.grants.eligibility import (
     amount_after,
     amount_of,
@@ -21,14 +20,11 @@ from vmpin.features.allocator.grants.eligibility import (
     ruling,
     whole_cpus_needed,
 )
-from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger, RefusedRequest
-from vmpin.features.allocator.grants.placing import balanced, numa_node, placed, resized
+from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger, RefusedRequest
+from vmpin.features.allocator.grants.placing import balanced, numa_node, placed, rebalanced, resized
 from vmpin.features.allocator.grants.pool_cpus import with_written
-from vmpin.features.allocator.grants.refusal import Refusal, RefusalKind
-from vmpin.features.allocator.grants.spare_set import rebalanced
-from vmpin.features.allocator.texts.annotations import AskedCpus, asked
-from vmpin.features.allocator.texts.asking_annotations import asking_digest
-from vmpin.features.allocator.texts.wish_values import AnnotationError, shown
+from vmpin.features.allocator.texts.annotation_values import AnnotationError, shown
+from vmpin.features.allocator.texts.annotations import AskedCpus, asked, asking_digest
 
 #: Devices without a node that a line of the log names.
 _SHOWN = 8

@@ -97,3 +97,16 @@ class FoundCpus(NamedTuple):
 
     cpus: CpuSet
     cost: CpuCost
+
+
+class RefusalKind(enum.StrEnum):
+    """The values of the label `reason` of vmpin_allocation_refusals_total."""
+
+    CPUS = "cpus"  #: Too few CPUs are free.
+    ALIGNMENT = "alignment"  #: None are aligned as asked.
+    REQUEST = "request"  #: The container may not have what it asks for.
+
+
+class Refusal(NamedTuple):
+    kind: RefusalKind
+    reason: str

@@ -20,15 +20,13 @@ from vmpin.features.allocator.grants.admission import (
     stopped,
     with_amount,
 )
-from vmpin.features.allocator.grants.adopting import adopted
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
-from vmpin.features.allocator.grants.placing import mems_of
+from vmpin.features.allocator.grants.cpu_request import Refusal
+from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger
+from vmpin.features.allocator.grants.placing import mems_of, rebalanced
 from vmpin.features.allocator.grants.pool_cpus import all_updates, applied, shrinking, target, with_written
-from vmpin.features.allocator.grants.refusal import Refusal
-from vmpin.features.allocator.grants.spare_set import rebalanced
-from vmpin.features.allocator.texts.grant_annotation import GRANT_KEY, annotation_of
+from vmpin.features.allocator.grants.synchronizing import adopted
+from vmpin.features.allocator.texts.grant_data import GRANT_KEY, annotation_of
 
 
 def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions, DefaultPolicy
-from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuQuery, CpuWish
+from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuQuery, CpuWish, Refusal, RefusalKind
 from vmpin.features.allocator.grants.ledger import CpuAmount, Grant
-from vmpin.features.allocator.grants.refusal import Refusal, RefusalKind
+from vmpin.features.allocator.texts.annotation_values import nodes_near
 from vmpin.features.allocator.texts.annotations import AskedCpus
-from vmpin.features.allocator.texts.wish_values import nodes_near
 
 #: The policies by which a container gets CPUs of its own.
 OWN = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED, CpuPolicy.GROUP})

@@ -1,4 +1,5 @@
-"""The ledger: which container has which CPUs, as what, since when, and what was refused.
+"""The ledger: which container has which CPUs, by which policy, since when, and what was refused; and the answer to a
+call of the runtime, with the ledger that it leaves.
 
 A pod holds the CPUs of its stopped containers until it ends, and its next containers use them first: init containers
 and restarts. So a CPU may be in a lapsed grant and in a live one of the same pod, and in no two pods' grants.
@@ -13,8 +14,8 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
-from vmpin.features.allocator.grants.refusal import RefusalKind
+from vmpin.domain.runtime_call import Adjustment, SideUpdate
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish, RefusalKind
 
 #: Refused requests that are kept.
 MAX_REFUSED = 64
@@ -45,7 +46,7 @@ class Grant(NamedTuple):
     pod: str
     pod_uid: str
     wish: CpuWish  #: As asked by annotations.
-    policy: CpuPolicy  #: As decided.
+    policy: CpuPolicy  #: As granted.
     group: str = ""  #: NAMESPACE/NAME, or NAME of a configured group.
     state: GrantState = GrantState.RESERVED
     amount: CpuAmount = CpuAmount()
@@ -55,7 +56,7 @@ class Grant(NamedTuple):
     node: int | None = None  #: The NUMA node of policy numa.
     near: CpuSet = EMPTY  #: The NUMA nodes of what `cpu-near` names, and
     devices: CpuSet = EMPTY  #: those of its own devices, as found when it was created.
-    written: CpuSet = EMPTY  #: The cpuset that the runtime has for it, or has been answered; empty: none.
+    written: CpuSet = EMPTY  #: The cpuset that the runtime has for it, or gets with the answer; empty: none.
     left_alone: bool = False  #: Its cpuset is empty or another plugin's, and vmpin sets none.
     vm: bool = False
     vm_vcpus: int = 0
@@ -64,7 +65,7 @@ class Grant(NamedTuple):
     vm_overhead: int = 0
     since_ns: int = 0
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed.
-    annotated: str = ""  #: Digest of the annotations that were decided on last (texts.asking_annotations).
+    annotated: str = ""  #: Digest of the annotations that the grant follows (`asking_digest`).
 
     @property
     def live(self) -> bool:
@@ -105,11 +106,11 @@ class Ledger(NamedTuple):
         gone = set(containers)
         return self._replace(grants={key: grant for key, grant in self.grants.items() if key not in gone})
 
-    def with_refusal(self, refused: RefusedRequest) -> Ledger:
-        """A container's refusal replaces the one before: the kubelet retries every few seconds, and the numbers in
-        the reason may be others."""
-        others = [one for one in self.refused if one[:3] != refused[:3]]
-        return self._replace(refused=(*others, refused)[-MAX_REFUSED:])
+    def with_refusal(self, request: RefusedRequest) -> Ledger:
+        """A container's refusal replaces its last one: the kubelet retries every few seconds, and the numbers in the
+        reason change."""
+        others = [other for other in self.refused if other[:3] != request[:3]]
+        return self._replace(refused=(*others, request)[-MAX_REFUSED:])
 
     def of_sandbox(self, sandbox: SandboxId) -> list[Grant]:
         """Return the grants of a sandbox, the oldest first."""
@@ -136,3 +137,15 @@ class Ledger(NamedTuple):
 def age(grant: Grant) -> tuple[int, ContainerId]:
     """Return the sort key of a grant: the order does not depend on that of the map."""
     return (grant.since_ns, grant.container)
+
+
+class Answer(NamedTuple):
+    """A decision. `ledger` is to be kept before the answer is sent. `updates` in their order: those that take CPUs
+    away come first. `refusal` is the error for the call, "" for none; the grants are then as before. `notes` are
+    lines for the log."""
+
+    ledger: Ledger
+    adjustment: Adjustment | None = None
+    updates: tuple[SideUpdate, ...] = ()
+    refusal: str = ""
+    notes: tuple[str, ...] = ()

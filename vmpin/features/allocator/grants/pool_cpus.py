@@ -13,10 +13,9 @@ from vmpin.domain.model import ContainerId
 from vmpin.domain.runtime_call import SideUpdate
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuQuery
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuQuery, Refusal
 from vmpin.features.allocator.grants.eligibility import configured_groups
 from vmpin.features.allocator.grants.ledger import Grant, Ledger, age
-from vmpin.features.allocator.grants.refusal import Refusal
 from vmpin.features.allocator.search.best_set import best_cpus
 
 _SHARED = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.INFRA})

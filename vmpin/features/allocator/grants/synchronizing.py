@@ -7,21 +7,198 @@ gets its CPUs. Without one, it is rebuilt (adopting). Nothing that has its CPUs 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from vmpin.cpuset import EMPTY, union
-from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.admission import about, missed, observed, overtaken, refused, stopped, with_amount
-from vmpin.features.allocator.grants.adopting import adopted
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.answer import Answer
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy
-from vmpin.features.allocator.grants.ledger import GrantState, Ledger
+from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, Refusal
+from vmpin.features.allocator.grants.eligibility import OWN, amount_of, brings_cpus, configured_groups, ruling
+from vmpin.features.allocator.grants.ledger import Answer, CpuAmount, Grant, GrantState, Ledger
+from vmpin.features.allocator.grants.placing import numa_node, rebalanced
 from vmpin.features.allocator.grants.pool_cpus import all_updates, applied, pool
-from vmpin.features.allocator.grants.refusal import Refusal
-from vmpin.features.allocator.grants.spare_set import rebalanced
+from vmpin.features.allocator.texts.annotation_values import AnnotationError
+from vmpin.features.allocator.texts.annotations import AskedCpus, asked, asking_digest
+from vmpin.features.allocator.texts.grant_data import GRANT_KEY, AnnotatedGrant, read_annotation
+
+
+class _Claim(NamedTuple):
+    """A container with a cpuset, and what its annotation has about it."""
+
+    container: RequestedContainer
+    annotated: AnnotatedGrant
+    cpuset: CpuSet
+    amount: CpuAmount  #: What it requests now.
+
+    @property
+    def created(self) -> bool:
+        """It has not started."""
+        return self.container.state is ContainerState.CREATED
+
+    @property
+    def exact(self) -> bool:
+        """It has the CPUs that it was created with."""
+        return self.annotated.cpus | self.annotated.spare == self.cpuset
+
+    @property
+    def resized(self) -> bool:
+        """It requests another number of CPUs than it was created with, or has other CPUs."""
+        return not self.exact or len(self.annotated.cpus) not in (0, self.amount.size)
+
+
+def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer], options: AllocationOptions,
+             notes: list[str], lost: bool = False) -> tuple[Ledger, list[RequestedContainer]]:
+    """The ledger with the grants of containers that are not in it, as far as annotation and cpuset prove them; and the
+    containers that have no cpuset, or one of another plugin. :param lost: there was no ledger."""
+    claims, others = [], []
+    for container in unknown:
+        try:
+            text = container.annotations.get(GRANT_KEY)
+            annotated = None if text is None or not container.cpuset else read_annotation(text)
+        except AnnotationError as err:
+            notes.append(f"{container.namespace}/{container.pod}/{container.name}: {err}")
+            annotated = None
+        if annotated is None and lost and GRANT_KEY not in container.annotations:
+            annotated = _given_when_listed(machine, container, options)
+        if annotated is None or container.cpuset is None or annotated.left_alone:
+            others.append(container)
+        else:
+            amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
+            claims.append(_Claim(container, annotated, container.cpuset, amount))
+    # Sure to be no container's own: a shared container runs there.
+    pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
+    for claim in _by_precedence(claims):
+        grant = _grant_of(machine, ledger, claim, options, pooled)
+        if isinstance(grant, str):
+            notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
+                         f"{claim.cpuset}, which is not adopted: {grant}")
+            others.append(claim.container)
+        else:
+            ledger = ledger.with_grants(grant if _leaves_a_pool(machine, ledger, grant, options) else _pooled(grant))
+    return ledger, others
+
+
+def _by_precedence(claims: Iterable[_Claim]) -> list[_Claim]:
+    """Claims in the order in which they are adopted: where two are for the same CPU, the later one is left alone, and
+    its other CPUs may become another pod's. So those of containers that run come first. Of one pod and name the newest
+    comes first: its CPUs are those of its predecessors, of which one that could not be started is still listed. Then
+    those whose annotation, cpuset and request agree; only then those that were resized."""
+    newest_first = sorted(claims, key=lambda claim: (claim.created, -claim.annotated.since_ns, claim.container.id))
+    names = Counter[tuple[SandboxId, str]]()
+    ranked = []
+    for claim in newest_first:
+        name = claim.container.sandbox, claim.container.name
+        ranked.append((claim.created, names[name], claim.resized, claim.annotated.since_ns, claim.container.id,
+                       claim))
+        names[name] += 1
+    return [claim for *_, claim in sorted(ranked, key=lambda each: each[:-1])]
+
+
+def _given_when_listed(machine: Topology, container: RequestedContainer,
+                       options: AllocationOptions) -> AnnotatedGrant | None:
+    """Return what a container without our annotation was given with the runtime's list, or None.
+    It was created while vmpin was away. This is assumed where it asks for CPUs of its own and its cpuset has as many.
+    Where another plugin gave it those, no other container gets them either."""
+    amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
+    try:
+        found = asked(container.pod_annotations, container.name, options.honour)
+    except AnnotationError:
+        return None
+    ruled = ruling(machine, found, container.namespace, container.guaranteed, amount, options)
+    if (isinstance(ruled, Refusal) or ruled.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED) or found.left_alone
+            or container.vm or container.cpuset is None or len(container.cpuset) != amount.size):
+        return None
+    return AnnotatedGrant(found.wish, ruled.policy, container.cpuset, EMPTY, False, container.time_ns, False, EMPTY,
+                          EMPTY)
+
+
+def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
+              pooled: CpuSet) -> Grant | str:
+    """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :returns: why it proves
+    none."""
+    container, annotated, cpuset, amount = claim
+    asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
+    ruled = ruling(machine, asked, container.namespace, container.guaranteed, amount, options)
+    if isinstance(ruled, Refusal):
+        return ruled.reason
+    nodes = CpuSet(machine.nodes)
+    grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
+                  container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,
+                  written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most,
+                  vm_part=container.vm_part, vm_overhead=container.vm_overhead, since_ns=annotated.since_ns,
+                  near=annotated.near & nodes, devices=annotated.devices & nodes, guaranteed=container.guaranteed,
+                  annotated=asking_digest(container.pod_annotations, container.name))
+    if grant.policy is CpuPolicy.NUMA:
+        around = [node for node, cpus in machine.nodes.items() if cpuset <= cpus]
+        return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))
+    if not brings_cpus(grant.policy, grant.group, options):
+        return grant
+    if claim.exact and claim.resized and amount.size:
+        # As it was before: the request is taken in as that of any container that is known (synchronizing).
+        size = len(annotated.cpus)
+        grant = grant._replace(amount=CpuAmount(1000 * size, 1000 * size, size))
+    taken = union(other.held for other in ledger.grants.values())
+    never = _never(machine, grant, options)
+    cpus = _own_part(grant, claim, taken | never, pooled)
+    wrong = _against(machine, grant, cpus, taken, never)
+    if wrong:
+        return wrong
+    spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
+    own_spare = bool(annotated.own_spare and spare and spare.isdisjoint(taken) and len(spare) <= grant.vm_overhead)
+    return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
+
+
+def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> bool:
+    """False where the pool would have no CPU, online or not: it is on the pool then, as no container is given the last
+    one."""
+    whole = machine._replace(online=machine.all_cpus)
+    return not grant.out_of_pool or bool(pool(whole, ledger.with_grants(grant), options))
+
+
+def _pooled(grant: Grant) -> Grant:
+    return grant._replace(policy=CpuPolicy.NONE, group="", cpus=EMPTY, spare=EMPTY, own_spare=False)
+
+
+def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, pooled: CpuSet) -> CpuSet:
+    """The container's own CPUs in its cpuset, where a VM has spare ones besides and a group has those of its other
+    members: those that no shared container is on first; of these the annotation's, then those that are no other
+    grant's. :param taken: CPUs that cannot be."""
+    if not grant.vm and grant.policy is not CpuPolicy.GROUP:
+        return claim.cpuset
+    named = claim.annotated.cpus & claim.cpuset
+    order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
+    if grant.policy is not CpuPolicy.FIXED:  # those stay in the pool
+        order.sort(key=pooled.__contains__)
+    return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
+
+
+def _never(machine: Topology, grant: Grant, options: AllocationOptions) -> CpuSet:
+    """The CPUs that become no container's own, or not by such a wish."""
+    isolated = EMPTY if grant.wish.kind is CpuKind.ISOLATED else machine.isolated
+    return options.reserved | configured_groups(options) | isolated
+
+
+def _against(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, never: CpuSet) -> str:
+    """Why these cannot be the container's own CPUs; "" where they can."""
+    if len(cpus) != grant.amount.size:
+        return f"its request is {number_of(grant.amount.size, 'CPU')}, and those would be {len(cpus)}"
+    if not cpus.isdisjoint(taken):
+        return f"the CPUs {cpus & taken} are another container's"
+    if not cpus.isdisjoint(never):
+        return f"the CPUs {cpus & never} are reserved, isolated or of a group"
+    if not cpus <= machine.all_cpus:
+        return f"this machine has no CPUs {cpus - machine.all_cpus}"
+    return ""
+
+
+def _state(container: RequestedContainer) -> GrantState:
+    return GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING
 
 
 def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, options: AllocationOptions) -> Answer:
@@ -106,4 +283,3 @@ def _shared_as_listed(machine: Topology, ledger: Ledger, options: AllocationOpti
     listed = union(grant.written for grant in ledger.grants.values()
                    if grant.policy is CpuPolicy.NONE and not grant.left_alone)
     return ledger._replace(shared=listed & pool(machine, ledger, options))
-

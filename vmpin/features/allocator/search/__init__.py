@@ -2,5 +2,5 @@
 exact search for the best set and its runner-up, and the reason where there is no legal set. docs/allocation.md
 defines cost and legality.
 
-Of its parent package it imports `cpu_request` and `refusal` alone.
+Of its parent package it imports `cpu_request` alone.
 """

@@ -15,11 +15,16 @@ from typing import Generic, NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus
-from vmpin.features.allocator.grants.refusal import Refusal
-from vmpin.features.allocator.search.cost_code import CostCode, cost_order
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuCost, CpuQuery, FoundCpus, Refusal
+from vmpin.features.allocator.search.cost_tables import (
+    CostCode,
+    CostTables,
+    Entry,
+    LeastCosts,
+    TwoLeastCosts,
+    cost_order,
+)
 from vmpin.features.allocator.search.cpu_groups import CpuGroups, cpu_groups
-from vmpin.features.allocator.search.min_plus import CostTables, Entry, LeastCosts, TwoLeastCosts
 from vmpin.features.allocator.search.search_space import (
     SORT_BITS,
     SearchSpace,

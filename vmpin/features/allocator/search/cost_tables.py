@@ -8,6 +8,12 @@ may be taken, the lowest CPU in the highest: among sets of one size, the one wit
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import add
+from typing import Generic, TypeVar
+
 from vmpin.cpuset import CpuSet
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuCost
 
@@ -68,3 +74,145 @@ class CostCode:
     def cpus(self, code: int) -> CpuSet:
         mirrored = (self.parts(code) << self._cpu_bits) - code
         return CpuSet(self._cpus[bit] for bit in CpuSet.from_bits(mirrored))
+
+
+Entry = TypeVar("Entry")
+
+
+class CostTables(ABC, Generic[Entry]):
+    """How tables are made, added and compared. `breadth`: the most costs that an entry keeps."""
+
+    breadth: int
+    never: Entry  #: The entry of what cannot be.
+
+    @abstractmethod
+    def entry(self, costs: Iterable[int]) -> Entry:
+        """Make the entry of the costs of sets of one size, which are given in ascending order."""
+
+    @abstractmethod
+    def costs(self, entry: Entry) -> tuple[int, ...]:
+        """Return the costs that an entry keeps, ascending; none for a size that no set has."""
+
+    @abstractmethod
+    def mark(self, cost: int) -> int:
+        """Return the value in which any two costs of an entry have to differ."""
+
+    @abstractmethod
+    def priced(self, table: Sequence[Entry], prices: Sequence[int | None]) -> list[Entry]:
+        """Return the table with a price added to each entry; a price of None rules out that number of CPUs."""
+
+    @abstractmethod
+    def least(self, one: Sequence[Entry], other: Sequence[Entry]) -> list[Entry]:
+        """Merge tables: keep the better entry for each number of CPUs."""
+
+    @abstractmethod
+    def added(self, one: Sequence[Entry], other: Sequence[Entry], least: int, most: int) -> list[Entry]:
+        """The table of two groups together, up to `most` CPUs; `never` below `least`."""
+
+    @abstractmethod
+    def at(self, one: Sequence[Entry], other: Sequence[Entry], number: int) -> Entry:
+        """Return one entry of the table that `added` would make."""
+
+    def sum(self, tables: Sequence[Sequence[Entry]], most: int) -> Sequence[Entry]:
+        """The table of all these groups together, up to `most` CPUs: neighbours are added first, as long tables cost
+        most."""
+        if not tables:
+            return [self.entry((0,))]
+        while len(tables) > 1:
+            pairs = [self.added(tables[at], tables[at + 1], 0, most) for at in range(0, len(tables) - 1, 2)]
+            tables = [*pairs, *tables[2 * len(pairs):]]
+        return tables[0][:most + 1]
+
+    def sum_at(self, tables: Sequence[Sequence[Entry]], number: int) -> Entry:
+        """One entry of it."""
+        half = (len(tables) + 1) // 2
+        return self.at(self.sum(tables[:half], number), self.sum(tables[half:], number), number)
+
+
+class LeastCosts(CostTables[int]):
+    """An entry is the least cost, or at least half of `never`."""
+
+    breadth = 1
+
+    def __init__(self, never: int) -> None:
+        self.never = never
+        self._some = never // 2
+
+    def entry(self, costs: Iterable[int]) -> int:
+        return next(iter(costs), self.never)
+
+    def costs(self, entry: int) -> tuple[int, ...]:
+        return (entry,) if entry < self._some else ()
+
+    def mark(self, cost: int) -> int:
+        return cost
+
+    def priced(self, table: Sequence[int], prices: Sequence[int | None]) -> list[int]:
+        return [self.never if price is None else cost + price for cost, price in zip(table, prices, strict=True)]
+
+    def least(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
+        longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+        return [*map(min, longer, shorter), *longer[len(shorter):]]
+
+    def added(self, one: Sequence[int], other: Sequence[int], least: int, most: int) -> list[int]:
+        one, before = self._trimmed(one)
+        other, more = self._trimmed(other)
+        before += more
+        turned, length = one[::-1], len(one)
+        found = [self.never] * max(before, least)
+        for number in range(len(found) - before, min(most - before + 1, length + len(other) - 1)):
+            first, end = max(0, number - length + 1), min(number + 1, len(other))
+            at = length - 1 - number
+            # The shortest way that Python has: no bytecode runs within.
+            cost = min(map(add, other[first:end], turned[at + first:at + end]))
+            found.append(cost if cost < self._some else self.never)
+        return found[:most + 1]
+
+    def _trimmed(self, table: Sequence[int]) -> tuple[Sequence[int], int]:
+        """The table without what cannot be before its first entry, and how many entries that was."""
+        if table[0] < self._some:
+            return table, 0
+        first = next((at for at, cost in enumerate(table) if cost < self._some), len(table) - 1)
+        return table[first:], first
+
+    def at(self, one: Sequence[int], other: Sequence[int], number: int) -> int:
+        return min((one[taken] + other[number - taken] for taken in
+                    range(max(0, number - len(other) + 1), min(number + 1, len(one)))), default=self.never)
+
+
+class TwoLeastCosts(CostTables[tuple[int, ...]]):
+    """An entry is the least cost and the least of those that differ from it by `distinct`; or less."""
+
+    breadth = 2
+    never = ()
+
+    def __init__(self, distinct: Callable[[int], int]) -> None:
+        self._distinct = distinct
+
+    def mark(self, cost: int) -> int:
+        return self._distinct(cost)
+
+    def entry(self, costs: Iterable[int]) -> tuple[int, ...]:
+        ordered = sorted(set(costs))
+        others = (cost for cost in ordered[1:] if self.mark(cost) != self.mark(ordered[0]))
+        return (*ordered[:1], *islice(others, 1))
+
+    def costs(self, entry: tuple[int, ...]) -> tuple[int, ...]:
+        return entry
+
+    def priced(self, table: Sequence[tuple[int, ...]], prices: Sequence[int | None]) -> list[tuple[int, ...]]:
+        return [() if price is None else tuple(cost + price for cost in entry)
+                for entry, price in zip(table, prices, strict=True)]
+
+    def least(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+        return [*(self.entry(a + b) for a, b in zip(longer, shorter, strict=False)), *longer[len(shorter):]]
+
+    def added(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]], least: int,
+              most: int) -> list[tuple[int, ...]]:
+        return [self.at(one, other, number) if number >= least else ()
+                for number in range(min(most + 1, len(one) + len(other) - 1))]
+
+    def at(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]], number: int) -> tuple[int, ...]:
+        return self.entry(a + b for taken in range(max(0, number - len(other) + 1), min(number + 1, len(one)))
+                          for a in one[taken] for b in other[number - taken])

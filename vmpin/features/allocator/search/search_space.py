@@ -15,9 +15,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, SmtUse
-from vmpin.features.allocator.search.cost_code import CostCode
+from vmpin.features.allocator.search.cost_tables import CostCode, CostTables, Entry
 from vmpin.features.allocator.search.cpu_groups import CacheGroup, CoreGroup, CpuGroups
-from vmpin.features.allocator.search.min_plus import CostTables, Entry
 
 #: Bits in which the touched units of one sort are counted.
 SORT_BITS = 12

@@ -5,8 +5,7 @@ from __future__ import annotations
 from vmpin.cpuset import CpuSet
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery
-from vmpin.features.allocator.grants.refusal import Refusal, RefusalKind
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, Refusal, RefusalKind
 from vmpin.features.allocator.search.cpu_groups import CpuGroups
 from vmpin.features.allocator.search.search_space import whole_cores
 

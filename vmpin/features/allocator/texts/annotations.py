@@ -8,6 +8,8 @@ value.
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
@@ -15,8 +17,15 @@ from typing import NamedTuple, TypeVar
 from vmpin.bounded import parse_whole
 from vmpin.features.allocator.grants.allocation_options import HonouredKeys
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
-from vmpin.features.allocator.texts.peer_annotations import PEERS
-from vmpin.features.allocator.texts.wish_values import AnnotationError, checked_text, effective, group_name, nodes_near
+from vmpin.features.allocator.texts.annotation_values import (
+    AnnotationError,
+    checked_text,
+    effective,
+    group_name,
+    nodes_near,
+    scoped,
+)
+from vmpin.features.allocator.texts.peer_annotations import EFFECTIVE_KEYS, PEERS, POD_KEYS
 
 DOMAIN = "vmpin.io"
 #: A PCI address with its domain, or a name that the kernel allows for a network device (dev_valid_name).
@@ -123,3 +132,24 @@ def _spare(wish: CpuWish, key: str, value: str) -> CpuWish:
 KEYS: Mapping[str, Callable[[CpuWish, str, str], CpuWish]] = {
     "cpu-policy": _policy, "cpu-align": _align, "cpu-smt": _smt, "cpu-kind": _kind, "cpu-near": _near,
     "cpu-spare": _spare}
+
+
+_OWN = tuple(f"{short}.{DOMAIN}" for short in KEYS)
+_DIGEST_BYTES = 12
+
+
+def asks(key: str) -> bool:
+    """Whether an annotation of this key may ask for CPUs: vmpin's own, and those of peers, honoured or not."""
+    return key in POD_KEYS or key.partition("/")[0] in (*_OWN, *EFFECTIVE_KEYS)
+
+
+def asking_digest(annotations: Mapping[str, str], container: str) -> str:
+    """A digest of all that a pod's annotations ask for one of its containers, "" where they ask for nothing. Other
+    annotations, and those of other containers, do not count. It has the same length however long the texts are."""
+    counting: dict[str, object] = {key: value for key in _OWN for _, value in effective(annotations, key, container)}
+    # Of these the scope counts, too.
+    counting |= {key: (found[0], found[2]) for key in EFFECTIVE_KEYS if (found := scoped(annotations, key, container))}
+    counting |= {key: annotations[key] for key in POD_KEYS if key in annotations}
+    if not counting:
+        return ""
+    return hashlib.blake2b(json.dumps(counting, sort_keys=True).encode(), digest_size=_DIGEST_BYTES).hexdigest()

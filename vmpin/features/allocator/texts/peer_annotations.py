@@ -14,7 +14,7 @@ from vmpin.bounded import load_json, parse_wholes
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.features.allocator.grants.allocation_options import HonouredKeys
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
-from vmpin.features.allocator.texts.wish_values import group_name, scoped, shown
+from vmpin.features.allocator.texts.annotation_values import group_name, scoped, shown
 
 _CRANE = "topology.crane.io"
 _CRANE_POLICIES = {"none": CpuPolicy.NONE, "exclusive": CpuPolicy.EXCLUSIVE, "numa": CpuPolicy.NUMA,
