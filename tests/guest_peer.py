@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin.cpuset import CpuSet
-from vmpin.guests.transport.channel import Stream, open_unix
+from vmpin.guests.channels import Stream, open_unix
 from vmpin.protocol.frames import FrameDecoder, encode
 from vmpin.protocol.messages import (
     AgentMessage,

@@ -21,8 +21,7 @@ from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
-from vmpin.procevents.follow_up import FollowUp
-from vmpin.procevents.newborn_placer import NewbornPlacer
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import Event, Exec

@@ -21,7 +21,7 @@ from vms import PREFIX, compiled
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
-from vmpin.guests.transport.channel import Stream, open_unix
+from vmpin.guests.channels import Stream, open_unix
 from vmpin.install import agent_zipapp
 
 #: A container's: 50 have 1,000.

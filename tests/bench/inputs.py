@@ -22,8 +22,8 @@ from measure import CannotMeasure, Figure, in_turn, median
 from vmpin.cpuset import MAX_REGIONS
 from vmpin.domain.model import SandboxId
 from vmpin.guests.agent_session import AgentSession
+from vmpin.guests.channels import Channel, Stream, open_unix
 from vmpin.guests.limits import longest_answer, only_used
-from vmpin.guests.transport.channel import Channel, Stream, open_unix
 from vmpin.protocol.frames import MAX_VALUES, FrameDecoder
 from vmpin.protocol.messages import ContainerVcpus, Pong, VcpuMap, as_json
 from vmpin.protocol.parsing import parse_answer

@@ -12,7 +12,7 @@ from pathlib import Path
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.domain.topology import Topology
-from vmpin.guests.transport.discovery import GuestAddress, find_channels
+from vmpin.guests.channels import GuestAddress, find_channels
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.rival_writers import of_vm

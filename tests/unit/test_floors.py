@@ -93,8 +93,8 @@ PROCESSES = {"install.file_operations", "install.hook_script", "features.network
 NUMBERS_ELSEWHERE = {
     "bounded": "bounded itself",
     **dict.fromkeys((
-        "host", "doctor.collect.kernel", "doctor.collect.own_facts", "guests.transport.discovery",
-        "pinning.restoration",
+        "host", "doctor.collect.kernel", "doctor.collect.own_facts", "guests.channels",
+        "pinning.original_mask_store",
         "procevents.newborn_placer", "reports.bundle.vms", "features.isolation.foreign_scans", "reports.residency",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
         "vmm.virtual_machine",

@@ -29,7 +29,7 @@ from vmpin.feature import WatcherPart, features, present
 from vmpin.guests.manager import GuestManager
 from vmpin.host.lock import Lock
 from vmpin.procevents.feed import ProcEventsFeed
-from vmpin.procevents.follow_up import FollowUp
+from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
 from vmpin.reconcile.first_list import AWAITED_FOR
 from vmpin.reconcile.intake import take_nri

@@ -15,7 +15,7 @@ _START = "`vmpin install-service --now`, or the chart (`vmpin help kubernetes`)"
 _LOG = "read its log: journalctl -u vmpin"
 #: Bytes and inodes that the run directory should have left: the state of some thousand containers, and the spool.
 _FREE, _INODES = 4 << 20, 1000
-#: A guest's state while it boots, as the guest's session reports it (guests.agent_reports).
+#: A guest's state while it boots, as the guest's session reports it (guests.guest_session).
 WAITING = "waiting for an answer"
 
 

@@ -7,18 +7,31 @@ connection, and the next attempt comes later each time.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.guest_report import ERROR, ContainerReport
 from vmpin.domain.model import ContainerId
-from vmpin.guests.agent_reports import WAITING, container_report, has_ended, reason, summary
+from vmpin.guests.channels import Channel, NotListening, Stream
+from vmpin.guests.guest_session import (
+    WAITING,
+    Flag,
+    GuestError,
+    NoAgentFound,
+    Progress,
+    Session,
+    SessionEnded,
+    SessionState,
+    container_report,
+    has_ended,
+    reason,
+    summary,
+)
 from vmpin.guests.limits import MAX_ANSWER, LogOnce, RateLimit, TimeBudget, longest_answer, only_used
-from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionEnded, SessionState
-from vmpin.guests.tasks import Flag, run_together
-from vmpin.guests.transport.channel import Channel, NotListening, Stream
 from vmpin.protocol import messages
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, clean, encode
 from vmpin.protocol.parsing import UnknownMessage, parse_answer
@@ -27,7 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class AgentSession(Session):
-    """`push` and `unpin` set the wish; `run` carries it out. :param port: the agent's vsock port."""
+    """`push` and `unpin` set the wish; `run` carries it out. :param port: the agent's vsock port.
+
+    A connection begins with a ping. Until its pong the session is not `up`, and no other answer counts; after it the
+    agent is subscribed to and sent the wish."""
 
     def __init__(self, name: str, channels: Callable[[], Sequence[Channel]], port: int,
                  changed: Callable[[], None] = lambda: None, timeouts: Timeouts = TIMEOUTS) -> None:
@@ -45,13 +61,17 @@ class AgentSession(Session):
         self._generation = 0
         self.log_once = LogOnce(name)
         self.budget = TimeBudget()
+        #: Never reused, so that no answer of an earlier connection is taken for one of this.
+        self._ids = itertools.count(1)
+        #: The id of the request that carried the wish; None while `progress` is UNSENT.
+        self._wish_id: int | None = None
         # Of the current connection:
-        self._id = 0
-        #: The id of the request that carried the newest wish; 0 while `progress` is UNSENT.
-        self._asked = 0
-        self._sent_at = self._received_at = 0.0
-        self._way = self._version = ""
+        #: When the oldest unanswered request has to be answered (monotonic, seconds); None if there is none.
+        self._answer_due: float | None = None
+        self._agent = ""  #: The agent's version and channel, for `text`.
         self.rate = RateLimit(0.0)
+
+    # The wish
 
     def push(self, wanted: messages.VcpuMap) -> None:
         """Make this map the wish, unless it is already. The session sets its generation and id."""
@@ -77,14 +97,16 @@ class AgentSession(Session):
         return self.wish.containers if isinstance(self.wish, messages.VcpuMap) else ()
 
     def _send_again(self) -> None:
-        """The wish has to be sent (again); reports of an earlier one are void."""
-        self._forget_reports()
+        """Have the wish sent (again), and discard the reports on an earlier one."""
+        self._discard_reports()
         self._wake.set()
         self._changed()
 
-    def _forget_reports(self) -> None:
-        self.progress, self._asked = Progress.UNSENT, 0
+    def _discard_reports(self) -> None:
+        self.progress, self._wish_id = Progress.UNSENT, None
         self.reports, self.system = {}, None
+
+    # Connections
 
     async def run(self) -> None:
         """Keep a session with the agent, connecting again whenever it ends, until cancelled."""
@@ -108,19 +130,7 @@ class AgentSession(Session):
                 if not isinstance(failure, NotListening):
                     failure = err
                 continue
-            try:
-                self.counters.connects += 1
-                await self._serve(stream, channel)
-            except (ProtocolError, GuestError, OSError, TimeoutError) as err:
-                failure = err
-            finally:
-                stream.close()
-                was_up = self.up
-                if was_up:
-                    self.state = SessionState.ABSENT
-                self._forget_reports()
-            if isinstance(failure, ProtocolError):
-                self.counters.refused += 1
+            failure, was_up = await self._hold(stream, channel)
             if was_up and time.monotonic() - began > self._timeouts.agent_lasted:
                 self.log_once = LogOnce(self.name)
                 self._lost(failure)
@@ -136,6 +146,25 @@ class AgentSession(Session):
         finally:
             del failure  # its traceback refers to this frame: only the garbage collector would find the two
 
+    async def _hold(self, stream: Stream, channel: Channel) -> tuple[Exception, bool]:
+        """Hold a connection until it ends. :returns: why it ended, and whether the agent had answered."""
+        self.counters.connects += 1
+        self._discard_reports()
+        self._answer_due, self._agent = None, str(channel)
+        self.rate = RateLimit(time.monotonic())
+        self.rate.add_request(len(self._containers()))
+        try:
+            await _run_together(self._send_requests(stream), self._read_answers(stream))
+        except (ProtocolError, GuestError, OSError, TimeoutError) as err:
+            self.counters.refused += isinstance(err, ProtocolError)
+            return err, self.up
+        finally:
+            stream.close()
+            if self.up:
+                self.state = SessionState.ABSENT
+            self._discard_reports()
+        raise AssertionError("a connection ends by an error alone")
+
     def _lost(self, err: Exception) -> None:
         """Record that no agent answers, and why."""
         text = self.counters.last_error = reason(err)
@@ -150,56 +179,52 @@ class AgentSession(Session):
             self.log_once.log(logging.DEBUG if expected else logging.WARNING, "guest agent", text)
             self._changed()
 
-    async def _serve(self, stream: Stream, channel: Channel) -> None:
-        self._id, self._asked, self.progress, self._way = 0, 0, Progress.UNSENT, str(channel)
-        self._received_at = self._sent_at = time.monotonic()
-        self.rate = RateLimit(self._received_at)
-        self.rate.add_request(len(self._containers()))
-        await run_together(self._send_requests(stream), self._read_answers(stream))
+    # Requests
 
     async def _send_requests(self, stream: Stream) -> None:
-        await self._send(stream, messages.Ping(self._next_id()))
-        subscribed = False
+        """Send the ping, after its pong the subscription, and from then on each wish."""
+        await self._send(stream, messages.Ping(next(self._ids)))
+        while not self.up:
+            await self._wait(stream)
+        await self._send(stream, messages.Subscribe(next(self._ids)))
         while True:
-            self._wake.clear()  # before the checks: a change while something is being sent sets it again
-            if self.up and not subscribed:
-                subscribed = True
-                await self._send(stream, messages.Subscribe(self._next_id()))
-            if self.up and self.progress is Progress.UNSENT and self.wish is not None:
+            if self.progress is Progress.UNSENT and self.wish is not None:
                 self.counters.pushes += 1
                 await self._send(stream, self._request(self.wish))
-            waits = self._sent_at > self._received_at
-            pause = self._timeouts.agent_idle
-            if waits:
-                pause = max(0.0, self._sent_at + self._timeouts.agent_answer - time.monotonic())
-            try:
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            except TimeoutError:
-                if self._sent_at > self._received_at:
-                    raise NoAgentFound(f"no answer within {self._timeouts.agent_answer:g} s") from None
-                if not waits:
-                    await self._send(stream, messages.Ping(self._next_id()))
+            await self._wait(stream)
+
+    async def _wait(self, stream: Stream) -> None:
+        """Wait until there may be something to send; ping an agent that has long been idle.
+        :raises NoAgentFound: a request is not answered in time."""
+        due = self._answer_due
+        pause = self._timeouts.agent_idle if due is None else max(0.0, due - time.monotonic())
+        try:
+            async with asyncio.timeout(pause):
+                await self._wake.wait()
+        except TimeoutError:
+            if self._answer_due is not None:
+                raise NoAgentFound(f"no answer within {self._timeouts.agent_answer:g} s") from None
+            if due is None:
+                await self._send(stream, messages.Ping(next(self._ids)))
+        self._wake.clear()
 
     def _request(self, wish: messages.VcpuMap | messages.Unpin) -> messages.HostMessage:
         """The wish as it is sent, with the next id and generation."""
-        self.progress, self._asked = Progress.SENT, self._next_id()
+        self.progress, self._wish_id = Progress.SENT, next(self._ids)
         if isinstance(wish, messages.Unpin):
-            return messages.Unpin(self._asked)
+            return messages.Unpin(self._wish_id)
         # By the clock, so that a restarted watcher is ahead of the one before it.
         self._generation = max(self._generation + 1, time.time_ns() // 10**6)
-        return wish._replace(id=self._asked, generation=self._generation)
-
-    def _next_id(self) -> int:
-        self._id += 1
-        return self._id
+        return wish._replace(id=self._wish_id, generation=self._generation)
 
     async def _send(self, stream: Stream, request: messages.HostMessage) -> None:
-        if self._sent_at <= self._received_at:
-            self._sent_at = time.monotonic()  # else the deadline counts from the request before
+        if self._answer_due is None:
+            self._answer_due = time.monotonic() + self._timeouts.agent_answer
         stream.writer.write(encode(messages.as_json(request)))
         async with asyncio.timeout(self._timeouts.agent_answer):
             await stream.writer.drain()
+
+    # Answers
 
     async def _read_answers(self, stream: Stream) -> None:
         decoder = FrameDecoder(MAX_ANSWER)
@@ -236,17 +261,15 @@ class AgentSession(Session):
         self.counters.answers += 1
         if isinstance(answer, messages.NeedMap):
             self.rate.add_resend()
-        if self.up or isinstance(answer, messages.Pong):
-            self._received_at = time.monotonic()
+        if not self.up:
+            self._receive_first(answer)
+            return
+        self._answer_due = None
         match answer:
-            case messages.Pong() if not self.up:
-                self._came_up(answer)
-            case messages.Failure() if not self.up:
-                raise NoAgentFound(answer.error or "it answers with an error")
-            case _ if not self.up:
-                pass  # nothing but a ping was sent yet
             case messages.NeedMap():
                 self._send_again()
+            case messages.Applied() if isinstance(self.wish, messages.Unpin):
+                self._restored(answer)
             case messages.Applied():
                 self._applied(answer)
             case messages.Failure():
@@ -254,38 +277,41 @@ class AgentSession(Session):
             case messages.Inventory():
                 self._set_note(answer.note)
 
-    def _came_up(self, pong: messages.Pong) -> None:
-        self._streak.reset()
-        self.state, self._version = SessionState.UP, f"agent {pong.version or '?'} over {self._way}"
-        self.text = clean(self._version)
-        # LogOnce, so that a guest that comes and goes does not fill the log.
-        self.log_once.log(logging.INFO, "guest agent is up", self.text)
-        self._wake.set()
-        self._changed()
+    def _receive_first(self, answer: messages.AgentMessage) -> None:
+        """Take the answer to the first ping; only that was sent yet. :raises NoAgentFound: it is an error."""
+        if isinstance(answer, messages.Failure):
+            raise NoAgentFound(answer.error or "it answers with an error")
+        if isinstance(answer, messages.Pong):
+            self._answer_due = None
+            self._streak.reset()
+            self.state, self._agent = SessionState.UP, f"agent {answer.version or '?'} over {self._agent}"
+            self.text = clean(self._agent)
+            # LogOnce, so that a guest that comes and goes does not fill the log.
+            self.log_once.log(logging.INFO, "guest agent is up", self.text)
+            self._wake.set()
+            self._changed()
 
     def _set_note(self, note: str) -> None:
         """Append the agent's note to the text, such as that its CPUs' hardware ids are guessed."""
-        text = clean(f"{self._version}; {note}" if note else self._version)
+        text = clean(f"{self._agent}; {note}" if note else self._agent)
         if text != self.text:
             self.text = text
             self._changed()
 
-    def _is_of_wish(self, id: int) -> bool:
-        """Whether an answer's id is that of the newest wish, which was sent on this connection."""
-        return self.progress is not Progress.UNSENT and id == self._asked
+    def _restored(self, answer: messages.Applied) -> None:
+        """Everything is taken back, if this answers the wish."""
+        if answer.id is not None and answer.id == self._wish_id:
+            self.unpin_error, self.progress = "", Progress.DONE
+            self._changed()
 
     def _applied(self, answer: messages.Applied) -> None:
-        if answer.id is not None and not self._is_of_wish(answer.id):
+        """Take over the reports on a map, asked for (with an id) or after a change in the guest (without)."""
+        if answer.id is not None and answer.id != self._wish_id:
             return  # of an earlier wish
-        if isinstance(self.wish, messages.Unpin):
-            if answer.id is not None:
-                self.unpin_error, self.progress = "", Progress.DONE
-                self._changed()
-            return
         if answer.generation > self._generation:
             # The agent has a map from a host whose clock was ahead: continue from its generation.
             self.rate.add_resend(answer.generation)
-            self._generation, self.progress, self._asked = answer.generation, Progress.UNSENT, 0
+            self._generation, self.progress, self._wish_id = answer.generation, Progress.UNSENT, None
             self._wake.set()
             return
         if answer.generation < self._generation or self.wish is None or self.progress is Progress.UNSENT:
@@ -300,7 +326,7 @@ class AgentSession(Session):
 
     def _failed(self, answer: messages.Failure) -> None:
         text = answer.error or "the agent gives no reason"
-        if answer.id is None or not self._is_of_wish(answer.id):
+        if answer.id is None or answer.id != self._wish_id:
             logger.debug("guest agent reports an error sandbox=%s: %s", self.name, text)
             return
         if isinstance(self.wish, messages.VcpuMap):
@@ -310,3 +336,21 @@ class AgentSession(Session):
             self.unpin_error, self.progress = text, Progress.FAILED
             self.log_once.log(logging.WARNING, "guest containers could not be unpinned", text)
         self._changed()
+
+
+async def _run_together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run until the first of them ends or fails, or until cancelled; then cancel the others.
+
+    Not a TaskGroup: before Python 3.13 a group that is ending by itself loses a cancellation that comes meanwhile, and
+    leaves the count of cancellations too high.
+    :raises Exception: of the first, in the order given, that had ended."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task in done:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,8 +6,7 @@ import logging
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.errors import SourceError
-from vmpin.guests.agent_reports import TimeoutStreak
-from vmpin.guests.session_state import GuestError, SessionEnded
+from vmpin.guests.guest_session import GuestError, SessionEnded, TimeoutStreak
 from vmpin.host.retry import Attempts, Backoff, Wake
 from vmpin.protocol.frames import ProtocolError
 

@@ -18,7 +18,7 @@ from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
-from vmpin.guests.transport.channel import Channel, Stream
+from vmpin.guests.channels import Channel, Stream
 from vmpin.runtime.dialect import plain
 from vmpin.wire import ttrpc
 

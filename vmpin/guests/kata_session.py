@@ -18,11 +18,19 @@ from vmpin.domain.guest_report import ERROR, LEFT_ALONE, NO_AGENT, PENDING, SENT
 from vmpin.domain.model import ContainerId
 from vmpin.domain.terminal import number_of
 from vmpin.errors import SourceError, WireError
-from vmpin.guests.agent_reports import WAITING, has_ended, reason
-from vmpin.guests.cpu_numbers import CpuView, GuestVcpus, cpu_view
+from vmpin.guests.channels import Channel
+from vmpin.guests.guest_session import (
+    WAITING,
+    GuestError,
+    NoAgentFound,
+    Progress,
+    Session,
+    SessionState,
+    has_ended,
+    reason,
+)
 from vmpin.guests.kata_agent import AgentError, KataAgent, Refused, UnknownContainer, online_cpus
-from vmpin.guests.session_state import GuestError, NoAgentFound, Progress, Session, SessionState
-from vmpin.guests.transport.channel import Channel
+from vmpin.guests.vcpu_map import CpuView, GuestVcpus, cpu_view
 from vmpin.protocol.messages import VcpuMap
 
 logger = logging.getLogger(__name__)

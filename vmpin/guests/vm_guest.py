@@ -15,15 +15,10 @@ from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.guests.agent_session import AgentSession
-from vmpin.guests.cpu_numbers import GuestVcpus
+from vmpin.guests.channels import Channel, ContestedVsock, GuestAddress, VirtioSerial, Vsock, find_channels
+from vmpin.guests.guest_session import Flag, SessionState
 from vmpin.guests.kata_session import KataSession, KataWish
-from vmpin.guests.session_state import SessionState
-from vmpin.guests.tasks import Flag, cancel_all
-from vmpin.guests.transport.channel import Channel
-from vmpin.guests.transport.discovery import GuestAddress, find_channels
-from vmpin.guests.transport.virtio_serial import VirtioSerial
-from vmpin.guests.transport.vsock import ContestedVsock, Vsock
-from vmpin.guests.vcpu_map import guest_map
+from vmpin.guests.vcpu_map import GuestVcpus, guest_map
 from vmpin.host.procfs import Procfs
 from vmpin.placement.rules import Placement
 from vmpin.vmm.guest_machine import hardware_ids, kernel_version
@@ -67,8 +62,8 @@ class VmGuest:
         """The ways into the guest at this moment: a socket may appear later, or be replaced."""
         channels = find_channels(self._address, self._proc, self.config.paths.kata_go, self.config.paths.kata_rs)
         rival = None if self.cid is None else self._rival(self.cid, self._address.sandbox)
-        return [ContestedVsock(str(way), rival) if rival is not None and isinstance(way, Vsock) else way
-                for way in channels]
+        return [ContestedVsock(str(channel), rival) if rival is not None and isinstance(channel, Vsock) else channel
+                for channel in channels]
 
     def _channels_with_ports(self) -> Sequence[Channel]:
         return [channel for channel in self.channels() if not isinstance(channel, VirtioSerial)]
@@ -147,14 +142,14 @@ class VmGuest:
                 if wanted and task is None:
                     task = self._task(kata.run())
                 elif not wanted and task is not None:
-                    await cancel_all(task)
+                    await _cancel_all(task)
                     task = None
                 await self._turn.wait()
                 if task is not None and task.done():
                     task.result()  # it ended because of a refusal; any exception is a defect in vmpin
             first.result()
         finally:
-            await cancel_all(first, *(() if task is None else (task,)))
+            await _cancel_all(first, *(() if task is None else (task,)))
 
     def _task(self, session: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(session)
@@ -227,3 +222,13 @@ def _boots(state: SandboxState | None) -> bool:
     """Whether a guest may still boot: Kata creates containers through its agent, and none is known to be created."""
     return state is None or all(record.container.pause or record.requested or record.container.creating
                                 for record in state.containers.values())
+
+
+async def _cancel_all(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks and wait until each has ended. (Awaiting one would swallow a cancellation of the caller.)"""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it

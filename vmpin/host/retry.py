@@ -23,7 +23,7 @@ _RETRYING = AsyncRetrying()
 
 
 class Wake(Protocol):
-    """The interface of asyncio.Event and guests.tasks.Flag."""
+    """The interface of asyncio.Event and guests.guest_session.Flag."""
 
     def is_set(self) -> bool: ...
 

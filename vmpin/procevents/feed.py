@@ -18,8 +18,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs
-from vmpin.procevents.follow_up import FollowUp
-from vmpin.procevents.newborn_placer import NewbornPlacer
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.status.health import SourceHealth
 from vmpin.wire.proc_events import Ack, Comm, Event, Exec, Exit, Fork

@@ -67,7 +67,7 @@ class LatencyBook:
 
     def __init__(self, node_state: NodeState, named: float = 1.0, identified: float = 8.0) -> None:
         self._view: NodeView = node_state
-        self._counters, self._counts = node_state.counters, node_state.newborn_counts_of
+        self._counters, self._counts = node_state.counters, node_state.newborn_counts
         self._named, self._identified_by = named, identified
         #: New threads of VMMs, by tid, whose roles may still change to one with CPUs of its own. If a tid is reused,
         #: the new thread's event replaces the entry.
@@ -85,7 +85,7 @@ class LatencyBook:
         """Count a thread unless it was counted before.
         :param provisional: whether its role may change. Then it counts as in place only when the role is confirmed.
         :param reported: False if its own event has not come yet; that event is not counted again."""
-        counts, outside = self._counts(new.sandbox), new.outside
+        counts, outside = self._counts[new.sandbox], new.outside
         first = self._count_report(counts, new.tid, new.born)
         if new.inherited is not None:
             self._see(new.sandbox, new.tid, new.allowed)
@@ -171,7 +171,9 @@ class LatencyBook:
         if len(self._seen) > _MOST_SEEN:
             self._seen.clear()
         self._seen.add(tid)
-        self._masks[sandbox] = self._masks.get(sandbox, EMPTY) | mask
+        known = self._masks.get(sandbox)
+        if known is None or not mask <= known:
+            self._masks[sandbox] = mask if known is None else known | mask
 
     def _count_ahead(self, tid: int, reported: bool) -> None:
         """Record that a thread was counted before its event."""
@@ -190,11 +192,11 @@ class LatencyBook:
         return False
 
     def _count_outside(self, sandbox: SandboxId, seconds: float) -> None:
-        self._counts(sandbox).count_outside(seconds)
+        self._counts[sandbox].count_outside(seconds)
         self._counters.outside.observe(seconds)
 
     def _count_in_place(self, sandbox: SandboxId, seconds: float) -> None:
-        self._counts(sandbox).count_in_place(seconds)
+        self._counts[sandbox].count_in_place(seconds)
         self._counters.placement_latency.observe(seconds)
 
 
@@ -214,4 +216,4 @@ def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:
 
 def leaves_sandbox(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:
     """Whether a mask has CPUs that are neither its sandbox's nor those of the thread's role (`wanted`)."""
-    return not mask <= (sandbox | (wanted or EMPTY))
+    return not mask <= sandbox and (wanted is None or not mask <= (sandbox | wanted))

@@ -13,23 +13,25 @@ CpuInfo::adjust_config). Both happen before the VMM is executed, or Dragonball's
 over the new VM then places the shim.
 """
 
+from __future__ import annotations
+
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from vmpin.cpuset import CpuSet
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
 from vmpin.host import affinity
-from vmpin.host.procfs import PF_USER_WORKER
+from vmpin.host.procfs import PF_USER_WORKER, Stat
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.rules import Placement
-from vmpin.procevents.follow_up import FollowUp
 from vmpin.procevents.latency import LatencyBook, Newborn
-from vmpin.procevents.named_vcpus import NamedVcpuPlacer
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.recognition import VmmProcess, is_shim, kernel_thread_owner
+from vmpin.vmm.threads import read_names
 from vmpin.vmm.virtual_machine import Process, Vm
 from vmpin.vmm.vmms import library_with
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
@@ -204,7 +206,7 @@ class NewbornPlacer:
             placement, main = self._early[event.process]
             state = self._view.sandboxes.get(placement.sandbox)
             if state is None or not state.suspended:
-                self.book.record(self._place_created(placement, main.role, main.id, event))
+                self.book.record(self._place_created(placement, main.role, main.id, event)[0])
 
     def _place_followed(self, event: Fork, vm: Vm, process: Process, follow_up: FollowUp) -> None:
         """Place a new thread of a VM's process."""
@@ -214,18 +216,22 @@ class NewbornPlacer:
         listed = process.threads.get(event.child)
         if listed is not None and listed.role is not process.role and self._keep_identified(placement, listed, event):
             return
-        done = self._place_created(placement, process.role, process.id, event)
+        new, stat = self._place_created(placement, process.role, process.id, event)
         if process is not vm.vmm:
-            self.book.record(done)
+            self.book.record(new)
             return
-        self.book.record(done, provisional=True)
-        if done.mask is None:
+        self.book.record(new, provisional=True)
+        if new.mask is None:
             return
         masks = placement.others
         if vm.found_by != "names":
             follow_up.unnamed.add(vm.sandbox)
-        elif not masks[ThreadRole.EMULATOR] == masks[ThreadRole.VHOST] == masks[ThreadRole.KVM]:
-            follow_up.maybe_workers[event.child] = vm  # kernel workers have other CPUs than the VMM's own threads
+        elif masks[ThreadRole.EMULATOR] == masks[ThreadRole.VHOST] == masks[ThreadRole.KVM]:
+            return
+        elif stat is None:
+            follow_up.maybe_workers[event.child] = vm
+        elif stat.flags & PF_USER_WORKER:
+            follow_up.now.add(vm.sandbox)
 
     def _keep_identified(self, placement: Placement, thread: VmThread, event: Fork) -> bool:
         """Keep the mask of a thread whose event comes after the pass that identified it.
@@ -238,26 +244,32 @@ class NewbornPlacer:
         self.book.record(Newborn.of(placement, thread.id.tid, event.time, wanted, cpus, cpus), provisional=True)
         return True
 
-    def _place_created(self, placement: Placement, role: ThreadRole, main: ThreadId, event: Fork) -> Newborn:
-        """Set the mask of a newly created thread to that of its process's other threads."""
+    def _place_created(self, placement: Placement, role: ThreadRole, main: ThreadId,
+                       event: Fork) -> tuple[Newborn, Stat | None]:
+        """Set the mask of a newly created thread to that of its process's other threads. :returns: the thread, and its
+        stat if that was read, which is only needed to set a mask."""
         tid, wanted, mask = event.child, placement.cpus_for(role, None), affinity.get(event.child)
         if mask is None:
-            return Newborn.of(placement, tid, event.time, ended=True)
+            return Newborn.of(placement, tid, event.time, ended=True), None
         if wanted is None or mask == wanted.frozen():
-            cpus = CpuSet(mask)
-            return Newborn.of(placement, tid, event.time, wanted, cpus, cpus)
+            cpus = CpuSet(mask) if wanted is None else wanted
+            return Newborn.of(placement, tid, event.time, wanted, cpus, cpus), None
         stat = self._proc.thread_stat(main.tid, tid)
         if stat is None or not self._view.runs(main):
-            return Newborn.of(placement, tid, event.time, ended=True)
-        return self._place(placement, VmThread(ThreadId(tid, stat.starttime), role, stat.comm, main.tid), event.time)
+            return Newborn.of(placement, tid, event.time, ended=True), stat
+        thread = VmThread(ThreadId(tid, stat.starttime), role, stat.comm, main.tid)
+        return self._set_mask(placement, thread, event.time, CpuSet(mask)), stat
 
     def _place(self, placement: Placement, thread: VmThread, born: int) -> Newborn:
         """Set a thread's mask to that of its role."""
-        tid, wanted = thread.id.tid, placement.cpus_for(thread.role, None)
-        mask = affinity.get(tid)
+        mask = affinity.get(thread.id.tid)
         if mask is None:
-            return Newborn.of(placement, tid, born, ended=True)
-        inherited = CpuSet(mask)
+            return Newborn.of(placement, thread.id.tid, born, ended=True)
+        return self._set_mask(placement, thread, born, CpuSet(mask))
+
+    def _set_mask(self, placement: Placement, thread: VmThread, born: int, inherited: CpuSet) -> Newborn:
+        """Set a thread's mask to that of its role, unless it has that. :param inherited: its mask now."""
+        tid, wanted = thread.id.tid, placement.cpus_for(thread.role, None)
         result = self._reconciler.pin_newborn(placement, thread, inherited)
         if result is None:
             return Newborn.of(placement, tid, born, wanted, inherited, inherited)
@@ -283,3 +295,89 @@ class NewbornPlacer:
             changed = self._assign_processes()
             follow_up.now |= changed
             follow_up.started |= changed
+
+
+@dataclass
+class FollowUp:
+    """Sandboxes and threads that need a pass after some events."""
+
+    #: Sandboxes to reconcile now, and a moment later because their new threads are in place already.
+    now: set[SandboxId] = field(default_factory=set)
+    soon: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes whose VMM has just started.
+    started: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes with new threads whose names do not show their roles.
+    unnamed: set[SandboxId] = field(default_factory=set)
+    #: New kernel threads, which have no names yet.
+    kernel_threads: set[int] = field(default_factory=set)
+    #: New threads of VMMs that may be kernel workers (vhost): those without a COMM event since.
+    maybe_workers: dict[int, Vm] = field(default_factory=dict)
+    #: Whether the set of followed processes and helpers has changed.
+    processes_changed: bool = False
+    #: Whether any event was of a followed process.
+    relevant: bool = False
+
+
+class NamedVcpuPlacer:
+    """Places vCPU threads by name. `_last` has each sandbox's vCPU that was last placed ahead of a pass."""
+
+    def __init__(self, reconciler: Reconciler, book: LatencyBook) -> None:
+        self._reconciler, self._view = reconciler, reconciler.view
+        self._runs = self._view.runs
+        self._book = book
+        self._last: dict[SandboxId, VcpuId] = {}
+
+    def forget_all_but(self, sandboxes: Container[SandboxId]) -> None:
+        """Forget VMs that have ended."""
+        if self._last:
+            self._last = {sandbox: vcpu for sandbox, vcpu in self._last.items() if sandbox in sandboxes}
+
+    def place_named(self, event: Comm, vm: Vm, follow_up: FollowUp) -> None:
+        """Place a VMM's thread that just got a name, and mark its name as new. A pass must confirm it, unless the name
+        is that of an emulator thread."""
+        names = read_names(vm.type, vm.vmm.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})
+        if not names.vcpus and names.roles[event.thread][0] is ThreadRole.EMULATOR:
+            self._book.confirm(event.thread)
+            return
+        again = event.thread in vm.vmm.young  # a thread may rename itself all the time: leave it to the pass
+        vm.vmm.young.add(event.thread)
+        vcpu = names.vcpus.get(event.thread)
+        # Names are ignored if the VM's other vCPUs were not identified by names.
+        can_wait = vcpu is not None and vm.found_by == "names" and not again and self._place(event.thread, vm, vcpu)
+        (follow_up.soon if can_wait else follow_up.now).add(vm.sandbox)
+
+    def _place(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
+        """Set a thread's mask to the CPUs of a vCPU.
+        :returns: whether the pass over its VM can wait: the thread is in place, and no other thread has to move."""
+        now = self._view.placements.get(vm.sandbox)
+        then, mask = self._view.placement_with_vcpu(vm, vcpu), affinity.get(tid)
+        wanted = None if then is None else then.by_vcpu.get(vcpu)
+        if now is None or then is None or wanted is None or mask is None or not self._runs(vm.vmm.id):
+            return False
+        last, self._last[vm.sandbox] = self._last.get(vm.sandbox, vcpu), vcpu
+        if mask != wanted.frozen() and not self._set_mask(vm, vcpu, tid, mask, then):
+            return False
+        # No other thread has to move, and no other new vCPU was placed since the last pass without regard to this one.
+        return then is now or (vm.vcpus_identified and last in {vcpu, *now.by_vcpu}
+                               and then.without_vcpu(vcpu) == now.without_vcpu(vcpu))
+
+    def _set_mask(self, vm: Vm, vcpu: VcpuId, tid: int, mask: frozenset[int], placement: Placement) -> bool:
+        """Set a vCPU thread's mask by a placement with that vCPU. :returns: False if it could not be set.
+        :param mask: its mask now."""
+        stat = self._view.proc.thread_stat(vm.vmm.pid, tid)
+        if stat is None:
+            return False
+        thread = VmThread(ThreadId(tid, stat.starttime), ThreadRole.VCPU, stat.comm, vm.vmm.pid, vcpu)
+        if not self._is_plausible(vm, thread.id, vcpu):
+            return False
+        result = self._reconciler.pin_newborn(placement, thread, CpuSet(mask))
+        if result is None or result.placed is None:
+            return False
+        self._book.moved(tid, result.placed)
+        return True
+
+    def _is_plausible(self, vm: Vm, thread: ThreadId, vcpu: VcpuId) -> bool:
+        """Whether a pass will accept a name. It will not, and would move the thread back, if the thread is known as
+        another vCPU, or if another running thread is this vCPU."""
+        return vm.vcpu_threads.get(thread, vcpu) == vcpu and not any(
+            other != thread and number == vcpu and self._runs(other) for other, number in vm.vcpu_threads.items())

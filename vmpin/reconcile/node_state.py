@@ -8,6 +8,7 @@ Each part has one owner: the desired state this class (`reduce` alone replaces i
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
 from functools import cached_property, partial
 from pathlib import Path
@@ -126,7 +127,7 @@ class NodeState:
         self.cpusets = CpusetFiles(self.cgroups)
         self.failures = Failures(self.pinner.recheck)
         #: Of each sandbox's new threads; the placement-latency book counts.
-        self.newborn_counts: dict[SandboxId, NewbornCounts] = {}
+        self.newborn_counts: defaultdict[SandboxId, NewbornCounts] = defaultdict(NewbornCounts)
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
         self.changed = self.kubelet != saved.kubelet
@@ -352,10 +353,6 @@ class NodeState:
         """Have drift judged once the reports of its sandbox are read: they may show a move by the runtime.
         :param unread: the sandboxes of reports that wait to be read."""
         self.drift_tracker.unread = unread
-
-    def newborn_counts_of(self, sandbox: SandboxId) -> NewbornCounts:
-        """A sandbox's counts of new threads, made at the first call."""
-        return self.newborn_counts.setdefault(sandbox, NewbornCounts())
 
     def read_kubelet(self) -> None:
         """Read the checkpoint: the kubelet writes it before it has the container created."""

@@ -21,8 +21,8 @@ from vmpin.feature import features, present
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
 from vmpin.pinning.apply import Outcome, Result
+from vmpin.pinning.original_mask_store import FreeThread
 from vmpin.pinning.plan import SetAffinity
-from vmpin.pinning.restoration import FreeThread
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.reconciler import PassReport
 from vmpin.reconcile.view import NodeView

@@ -32,7 +32,7 @@ class VmStart(NamedTuple):
 
 
 class GuestChannels(NamedTuple):
-    """The channels into the guest that a VMM provides. guests.transport connects over them."""
+    """The channels into the guest that a VMM provides. guests.channels connects over them."""
 
     #: The guest's CID if the kernel's vhost-vsock serves it; otherwise None.
     cid: Callable[[Argv], int | None] = lambda argv: None

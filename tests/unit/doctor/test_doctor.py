@@ -26,7 +26,7 @@ from vmpin.domain.facts import (
     Tuned,
     WatcherFacts,
 )
-from vmpin.guests import agent_reports as words
+from vmpin.guests import guest_session as words
 
 
 def test_nothing_is_wrong_on_a_node_where_nothing_is_wrong() -> None:

@@ -12,7 +12,7 @@ from guest_peer import Agent, serving, until
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import ContainerReport
-from vmpin.guests.agent_reports import container_report
+from vmpin.guests.guest_session import container_report
 from vmpin.guests.limits import MAX_ANSWER, longest_answer
 from vmpin.protocol.frames import MAX_FRAME, encode
 from vmpin.protocol.messages import (

@@ -22,9 +22,9 @@ from guest_peer import Agent, Talk, UnixChannel, serving, until
 from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.guests.agent_session import AgentSession
+from vmpin.guests.channels import Channel
+from vmpin.guests.guest_session import SessionState
 from vmpin.guests.limits import BURST, MAX_ANSWER, MAX_RESENDS, SHARE, TURN, RateLimit, TimeBudget, only_used
-from vmpin.guests.session_state import SessionState
-from vmpin.guests.transport.channel import Channel
 from vmpin.protocol.frames import FrameDecoder, ProtocolError, encode
 from vmpin.protocol.messages import (
     AgentMessage,

@@ -15,9 +15,8 @@ from kata_peer import Server
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
+from vmpin.guests.channels import HybridVsock, Stream
 from vmpin.guests.kata_agent import METHODS, KataAgent, Refused, UnknownContainer
-from vmpin.guests.transport.channel import Stream
-from vmpin.guests.transport.hybrid_vsock import HybridVsock
 from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 

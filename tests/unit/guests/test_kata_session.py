@@ -18,11 +18,11 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import ContainerReport
 from vmpin.domain.model import ContainerId, VcpuId
-from vmpin.guests.agent_reports import WAITING
-from vmpin.guests.cpu_numbers import GuestVcpus
+from vmpin.guests.channels import Channel
+from vmpin.guests.guest_session import WAITING
 from vmpin.guests.kata_agent import METHODS, AgentError, UnknownContainer
 from vmpin.guests.kata_session import KataSession, KataWish
-from vmpin.guests.transport.channel import Channel
+from vmpin.guests.vcpu_map import GuestVcpus
 from vmpin.protocol.messages import ContainerVcpus
 from vmpin.wire import ttrpc
 

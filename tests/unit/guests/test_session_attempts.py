@@ -20,14 +20,20 @@ from vmpin.config.timeouts import Timeouts
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
-from vmpin.guests.agent_reports import BOOT_PATIENCE, PATIENCE, WAITING, TimeoutStreak
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.attempts import attempts
-from vmpin.guests.cpu_numbers import GuestVcpus
+from vmpin.guests.channels import NotListening, Stream
+from vmpin.guests.guest_session import (
+    BOOT_PATIENCE,
+    PATIENCE,
+    WAITING,
+    Flag,
+    NoAgentFound,
+    SessionEnded,
+    TimeoutStreak,
+)
 from vmpin.guests.kata_session import KataSession, KataWish
-from vmpin.guests.session_state import NoAgentFound, SessionEnded
-from vmpin.guests.tasks import Flag
-from vmpin.guests.transport.channel import NotListening, Stream
+from vmpin.guests.vcpu_map import GuestVcpus
 from vmpin.guests.vm_guest import _boots
 from vmpin.protocol.frames import encode
 from vmpin.protocol.messages import (

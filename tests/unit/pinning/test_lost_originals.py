@@ -11,7 +11,7 @@ from newcomers import Machine, mask, sandbox
 from vmpin.config import loading as settings
 from vmpin.host.lock import Lock
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinning.restoration import FreeThread
+from vmpin.pinning.original_mask_store import FreeThread
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.collector import unpinned
 

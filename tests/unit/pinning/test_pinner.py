@@ -14,9 +14,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.pinning.original_mask_store import OriginalMaskStore
+from vmpin.pinning.original_mask_store import LISTINGS, OriginalMaskStore, Restoration
 from vmpin.pinning.original_masks import OriginalMasks
-from vmpin.pinning.restoration import LISTINGS, Restoration
 
 A = SandboxId("a")
 

@@ -23,8 +23,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.host.proc_connector import ProcConnector
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.procevents.feed import ProcEventsFeed
-from vmpin.procevents.follow_up import FollowUp
-from vmpin.procevents.newborn_placer import NewbornPlacer
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.wire.proc_events import KTHREADD, Event, Exec, Fork
 

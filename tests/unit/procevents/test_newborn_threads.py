@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId, VcpuState
 from vmpin.host import boottime
+from vmpin.host.procfs import Procfs, Stat
 from vmpin.host.sysfs import Sysfs
 from vmpin.placement.rules import Placement
-from vmpin.procevents.follow_up import FollowUp
+from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
@@ -43,6 +45,29 @@ def test_a_thread_that_was_born_outside_is_put_with_the_others(machine: Machine,
     account = machine.account("a")
     assert account.outside == 1
     assert 0.003 <= account.outside_max < 300
+
+
+class Counting(Procfs):
+    """Counts the stat files that are read, by tid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[int] = Counter()
+
+    def thread_stat(self, pid: int | str, tid: int | str) -> Stat | None:
+        self.reads[int(tid)] += 1
+        return super().thread_stat(pid, tid)
+
+
+def test_a_thread_that_was_born_outside_has_its_stat_read_once(machine: Machine, crowd: Path) -> None:
+    """Although a kernel worker, which the same stat shows, would have CPUs of its own."""
+    machine.configure(emulator=str(machine.other))
+    vmm = machine.running(crowd)
+    machine.node_state.proc = proc = Counting()
+    placer, tid = NewbornPlacer(machine.reconciler), by_name(vmm, "call_rcu")
+    os.sched_setaffinity(tid, machine.both.frozen())
+    follow_up = placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
+    assert (mask(tid), proc.reads[tid], follow_up.now) == (machine.other, 1, set())
 
 
 def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, crowd: Path) -> None:

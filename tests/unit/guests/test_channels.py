@@ -18,11 +18,17 @@ from guest_peer import Talk, serving
 from need import lacking
 
 from vmpin.domain.model import SandboxId
-from vmpin.guests.transport.channel import Channel, NotListening, open_unix
-from vmpin.guests.transport.discovery import GuestAddress, daemon_uds, find_channels
-from vmpin.guests.transport.hybrid_vsock import HybridVsock
-from vmpin.guests.transport.virtio_serial import VirtioSerial
-from vmpin.guests.transport.vsock import Vsock
+from vmpin.guests.channels import (
+    Channel,
+    GuestAddress,
+    HybridVsock,
+    NotListening,
+    VirtioSerial,
+    Vsock,
+    daemon_uds,
+    find_channels,
+    open_unix,
+)
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.cloud_hypervisor import CLOUD_HYPERVISOR
 from vmpin.vmm.dragonball import DRAGONBALL

@@ -1,0 +1,276 @@
+"""Channels into a guest: one class for each way, and finding a VM's from its VMM's command line and Kata's files."""
+
+import asyncio
+import errno
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from vmpin.domain.model import SandboxId
+from vmpin.host.procfs import Procfs
+from vmpin.protocol.parsing import SERIAL
+from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
+from vmpin.vmm.vmm_type import VmmType
+
+#: The longest wait for a connection (seconds); a guest that accepts takes a millisecond.
+CONNECT_DEADLINE = 2.0
+#: The most input that a stream buffers before it stops reading (bytes).
+BUFFERED = 65536
+#: The answer to CONNECT on a hybrid vsock, and its greatest length (bytes).
+_OK = re.compile(rb"OK [0-9]{1,10}\n")
+_LONGEST = 32
+_AGENT_URL = re.compile(r"(hvsock|vsock)://(.{1,4096}):([0-9]{1,10})", re.ASCII)
+
+
+class NotListening(OSError):
+    """No process listens on the port; the channel itself may be right."""
+
+
+class Stream(NamedTuple):
+    """An open connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def close(self) -> None:
+        """Close at once and drop what the guest has not read, so that it cannot hold the connection."""
+        self.writer.transport.abort()
+
+
+class Channel(Protocol):
+    """A way into one guest. `str()` of it appears in the log and in the status."""
+
+    async def open(self, port: int) -> Stream:
+        """Connect to a port in the guest. :raises NotListening: no process listens there. :raises OSError: the guest
+        cannot be reached. :raises TimeoutError: there was no answer."""
+
+
+async def open_unix(path: str, pid: int, peer: int | None) -> Stream:
+    """Connect to a Unix socket at a path as process `pid` resolves it: in its mount namespace, and relative to its
+    working directory.
+    :param peer: the process that must be the one listening, as a path from a command line may lead anywhere; None:
+        any.
+    :raises PermissionError: another process listens. :raises NotListening: the socket exists and no process listens.
+    """
+    place = _seen_by(pid, path)
+    # By descriptor, as the path through /proc is longer than the 107 bytes of an address.
+    directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        try:
+            async with asyncio.timeout(CONNECT_DEADLINE):
+                await asyncio.get_running_loop().sock_connect(client, f"/proc/self/fd/{directory}/{place.name}")
+        except (ConnectionRefusedError, BlockingIOError) as err:  # the second where the backlog is full
+            busy = isinstance(err, BlockingIOError)
+            raise NotListening(err.errno, "is busy" if busy else err.strerror, path) from err
+        # The process that called listen() (struct ucred: pid, uid, gid).
+        listener, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if peer is not None and listener != peer:
+            raise PermissionError(1, f"process {listener} listens there and not {peer}", path)
+        reader, writer = await asyncio.open_unix_connection(sock=client, limit=BUFFERED)
+    except BaseException:
+        client.close()
+        raise
+    finally:
+        os.close(directory)
+    return Stream(reader, writer)
+
+
+def socket_id(path: str, pid: int) -> tuple[int, int] | None:
+    """The (device, inode) of the socket at a path as process `pid` resolves it; None if there is none."""
+    try:
+        info = os.stat(_seen_by(pid, path))
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISSOCK(info.st_mode) else None
+
+
+def _seen_by(pid: int, path: str) -> Path:
+    return Path(f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}")
+
+
+@dataclass(frozen=True)
+class Vsock:
+    """AF_VSOCK: the guest has a number (CID), and the kernel connects to its ports (vhost-vsock)."""
+
+    cid: int
+
+    def __str__(self) -> str:
+        return f"vsock, CID {self.cid}"
+
+    async def open(self, port: int) -> Stream:
+        client = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            try:
+                async with asyncio.timeout(CONNECT_DEADLINE):
+                    await asyncio.get_running_loop().sock_connect(client, (self.cid, port))
+            except OSError as err:
+                # A port on which no process listens is answered with a reset
+                # (net/vmw_vsock/virtio_transport_common.c).
+                if err.errno in (errno.ECONNRESET, errno.ECONNREFUSED):
+                    raise NotListening(err.errno, f"no process listens on port {port}", str(self)) from err
+                raise
+            reader, writer = await asyncio.open_connection(sock=client, limit=BUFFERED)
+        except BaseException:
+            client.close()
+            raise
+        return Stream(reader, writer)
+
+
+@dataclass(frozen=True)
+class ContestedVsock:
+    """A CID that two VMMs' command lines name, so that either guest may answer: it is never connected to."""
+
+    name: str
+    other: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    async def open(self, port: int) -> Stream:
+        raise OSError(errno.EBUSY, f"is also the CID on the command line of sandbox {self.other}'s VMM", self.name)
+
+
+@dataclass(frozen=True)
+class HybridVsock:
+    """Vsock for the guest, and for the host a Unix socket of the VMM on which the port is requested: Firecracker,
+    Cloud Hypervisor, Dragonball, and vhost-device-vsock for QEMU (firecracker/docs/vsock.md). `CONNECT 1024\\n` is
+    answered with `OK <port of the host>\\n`, or closed if no process listens in the guest.
+
+    `path` is resolved as by process `pid`; `peer` is the process that must be listening there (None: any)."""
+
+    path: str
+    pid: int
+    peer: int | None = None
+    #: For the answer to CONNECT (s).
+    deadline: float = CONNECT_DEADLINE
+
+    def __str__(self) -> str:
+        return f"hybrid vsock {self.path}"
+
+    async def open(self, port: int) -> Stream:
+        stream = await open_unix(self.path, self.pid, self.peer)
+        try:
+            stream.writer.write(b"CONNECT %d\n" % port)
+            async with asyncio.timeout(self.deadline):
+                answer = await _line(stream.reader)
+            if not answer:
+                raise ConnectionResetError
+            if not _OK.fullmatch(answer):
+                raise OSError(errno.EPROTO, f"answered {answer!r} to CONNECT", self.path)
+        except BaseException as err:
+            stream.close()
+            if isinstance(err, ConnectionError):
+                raise NotListening(errno.ECONNREFUSED, f"no process listens on port {port}", self.path) from err
+            raise
+        return stream
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """Read a line byte by byte, as what follows is the guest's; at most _LONGEST bytes."""
+    line = b""
+    while len(line) < _LONGEST and not line.endswith(b"\n"):
+        byte = await reader.read(1)
+        if not byte:
+            break
+        line += byte
+    return line
+
+
+@dataclass(frozen=True)
+class VirtioSerial:
+    """A virtio-serial port: QEMU's Unix socket on the host, a character device in the guest. It is a single stream
+    without connections: the rest of an incomplete message of one client on the host precedes the messages of the next.
+    QEMU serves one client at a time; a second one waits.
+
+    `path` is resolved as by the QEMU with this pid, which must be the process listening there."""
+
+    path: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"virtio-serial {self.path}"
+
+    async def open(self, port: int) -> Stream:
+        """Connect. `port` has no meaning here: a serial port has a name."""
+        return await open_unix(self.path, self.pid, self.pid)
+
+
+@dataclass(frozen=True)
+class GuestAddress:
+    """The facts of a VM that its channels follow from. `agent_url` is the agent's address by Kata's files, or ""."""
+
+    sandbox: SandboxId
+    type: VmmType
+    pid: int
+    argv: Sequence[str]
+    agent_url: str = ""
+
+
+def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
+    """The channels into a VM's guest, those with ports first: Kata's agent can be reached over them as well.
+    :param kata_go, kata_rs: the state directories of Kata's two runtimes."""
+    offered = vm.type.channels
+    channels: list[Channel] = []
+    # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
+    cid = offered.cid(vm.argv)
+    if cid is not None:
+        channels.append(Vsock(cid))
+    elif (device := offered.vsock_daemon(vm.argv)) is not None:
+        channels += _of_daemon(device, proc)
+    channels = channels or [*_recorded_or_hybrid(vm, kata_go, kata_rs)]
+    if (path := offered.serial(vm.argv, SERIAL)) is not None:
+        channels.append(VirtioSerial(path, vm.pid))
+    return channels
+
+
+def _recorded_or_hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterator[HybridVsock | Vsock]:
+    """The channel that Kata's files name, and the hybrid sockets that exist, each once."""
+    in_jail = vm.type.channels.hybrid_in_jail(vm.argv)
+    hybrid = [] if in_jail is None else [HybridVsock(str(in_jail), vm.pid, vm.pid)]
+    hybrid += [HybridVsock(str(path), os.getpid(), vm.pid)
+               for path in vm.type.channels.hybrid(vm.sandbox, vm.argv, kata_go, kata_rs)]
+    sockets = set()
+    for channel in (*_of_url(vm), *hybrid):
+        identity = socket_id(channel.path, channel.pid) if isinstance(channel, HybridVsock) else (0, 0)
+        if identity is not None and identity not in sockets:
+            sockets.add(identity)
+            yield channel
+
+
+def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
+    match = _AGENT_URL.fullmatch(vm.agent_url)
+    if match is None:
+        return
+    if match[1] == "hvsock" and match[2].startswith("/") and "\0" not in match[2]:
+        yield HybridVsock(match[2], os.getpid(), vm.pid)
+    elif match[1] == "vsock" and (cid := vsock_cid(match[2])) is not None:
+        yield Vsock(cid)
+
+
+def _of_daemon(device: str, proc: Procfs) -> Iterable[Channel]:
+    """The channel of the vhost-device-vsock that serves this device. Reads every process's command line."""
+    for pid in proc.pids():
+        uds = daemon_uds(proc.cmdline(pid), device)
+        # A process in a pid namespace of its own is a program in a container, whatever its command line is.
+        if uds is not None and not proc.nested(pid):
+            yield HybridVsock(uds, int(pid), int(pid))
+
+
+def daemon_uds(argv: Sequence[str], socket: str) -> str | None:
+    """Where vhost-device-vsock takes connections for the guest that it serves over `socket`; None when this is not the
+    command line of such a daemon."""
+    if not argv or not argv[0].rpartition("/")[2].startswith("vhost-device-vsock"):
+        return None
+    for _, value in long_options(argv, "--vm"):  # several guests in one daemon: guest-cid=3,socket=…,uds-path=…
+        pairs = dict(keyvals(value, "guest-cid"))
+        if pairs.get("socket") == socket and pairs.get("uds-path"):
+            return pairs["uds-path"]
+    options = dict(long_options(argv, "--socket", "--uds-path"))
+    return options.get("--uds-path") or None if options.get("--socket") == socket else None
