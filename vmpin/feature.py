@@ -5,8 +5,7 @@ FEATURE: a `Feature` of optional parts, each a plain value or a function. The co
 feature; a feature imports the core and no other feature. `vmpin/features/__init__.py` lists the names.
 
 Every command imports the manifests, so a manifest imports nothing but this module at its top, and each function
-imports what it needs when it is called. For the same reason the parts are named tuples: the first dataclass of a
-process costs more than all manifests.
+imports what it needs when it is called.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -97,7 +96,13 @@ class ExplainedPods(NamedTuple):
     sentences: Callable[[str], Sequence[str]]
 
 
-class WatcherPart(NamedTuple):
+@dataclass_transform(kw_only_default=True)
+class Parts(SimpleNamespace):
+    """Optional parts, given by keyword and not changed afterwards. A dataclass or named tuple with as many fields
+    would take 2 % of the time of a short command to make."""
+
+
+class WatcherPart(Parts):
     """What a feature does in a running watcher, in its event loop. A feature that is switched off makes none."""
 
     #: Tasks by name, as metrics and logs have it; one that fails is started again.
@@ -130,7 +135,7 @@ class WatcherPart(NamedTuple):
     metrics: Callable[[ScrapeData], Iterable[Metric]] | None = None
 
 
-class Feature(NamedTuple):
+class Feature(Parts):
     """The parts of a feature. A part that it does not have is None, or empty."""
 
     name: str
@@ -220,8 +225,8 @@ def status_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:
 
 def briefs_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:
     """The briefs of features that clients which follow the node are sent, by the feature's name."""
-    found = {name: part.brief() for name, part in parts.items() if part.brief is not None}
-    return {name: brief for name, brief in found.items() if brief is not None}
+    return {name: brief for name, part in parts.items()
+            if part.brief is not None and (brief := part.brief()) is not None}
 
 
 def explained_pods(config: Config) -> list[ExplainedPods]:

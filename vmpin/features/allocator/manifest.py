@@ -105,7 +105,9 @@ def _watch(watcher: Watcher) -> WatcherPart:
     from vmpin.features.allocator.watcher_part import release_task, watcher_part
 
     part = _OFF if mode == "off" else watcher_part(watcher.node_state, lambda: watcher.nri, watcher.timeouts)
-    return part._replace(tasks={**part.tasks, "release": release_task(config, watcher.timeouts)}) if released else part
+    if not released:
+        return part
+    return WatcherPart(**{**vars(part), "tasks": {**part.tasks, "release": release_task(config, watcher.timeouts)}})
 
 
 def _refuse(request: object, sandbox: object) -> NoReturn:
@@ -198,7 +200,7 @@ def _checks() -> Sequence[Check]:
                   allocation)]
 
 
-FEATURE = Feature("allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
+FEATURE = Feature(name="allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
                   verbs={name: f"vmpin.features.allocator.verbs.{name}" for name in ("allocations", "set")},
                   options=_options, scenario=ScenarioKeys(("allocate", "pods", "events"), _read_scenario, _topology),

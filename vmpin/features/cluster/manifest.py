@@ -116,7 +116,7 @@ def _checks() -> Sequence[Check]:
     return [Check("reporter", "whether this node's reporter reaches the API server", reporter)]
 
 
-FEATURE = Feature("cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
+FEATURE = Feature(name="cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
                   options=_options, node_name=_node_name, watch=_watch,
                   members=lambda view, vm: {"untrusted": None},  # without a watcher
                   lines=_sentences, sentences=_sentences, checks=_checks)

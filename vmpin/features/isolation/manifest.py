@@ -28,5 +28,5 @@ def _files(config: Config) -> Iterable[Path]:
 
 _VERBS = "vmpin.features.isolation.verbs"
 
-FEATURE = Feature("isolation", watch=_watch, files=_files,
+FEATURE = Feature(name="isolation", watch=_watch, files=_files,
                   verbs={"isolation": f"{_VERBS}.isolation", "top": f"{_VERBS}.top.command"})

@@ -71,5 +71,5 @@ def _checks() -> Sequence[Check]:
     return [Check("network", "vhost workers and iothreads far from their NIC or disk; queues without a vCPU", network)]
 
 
-FEATURE = Feature("network", nic_finder=_nic_finder, members=_members, inspect=_inspect, tables=_tables, lines=_lines,
-                  sentences=_sentences, legend=_legend, checks=_checks)
+FEATURE = Feature(name="network", nic_finder=_nic_finder, members=_members, inspect=_inspect, tables=_tables,
+                  lines=_lines, sentences=_sentences, legend=_legend, checks=_checks)
