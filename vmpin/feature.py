@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from vmpin.reconcile.view import NodeView
     from vmpin.reports.cpu_owners import CpuOwner
     from vmpin.reports.residency.sampler import RunListener, Sampler
-    from vmpin.scenario.scenario_part import ScenarioPart
-    from vmpin.scenario.scenario_values import ScenarioValues
+    from vmpin.scenario.node_scenario import ScenarioPart
+    from vmpin.scenario.scenario_reader import ScenarioValues
     from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
     from vmpin.status.health import SourceHealth
     from vmpin.status.pod_arguments import NamedSandbox

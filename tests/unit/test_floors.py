@@ -46,7 +46,6 @@ AT_THE_ROOT = {"__init__", "bounded", "cpuset", "errors", "feature", "log"}
 SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
-              "config.plain_yaml",
               "scenario",
               "features.demo.firmware", "features.demo.kata_pinning", "features.demo.worth",
               "features.demo.worth_picture",
@@ -68,7 +67,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "features.cluster.kube", "features.cluster.fleet", "features.cluster.reporter_check",
               *(f"features.network.{name}" for name in (
                   "network_text", "nic_path", "vm_network", "rtnetlink", "network_checks")),
-              "doctor.finding", "doctor.cluster_checks", "doctor.hook_checks", "doctor.kata_checks",
+              "doctor.finding", "doctor.source_checks", "doctor.kata_checks",
               "doctor.node_checks", "doctor.rival_checks", "doctor.service_checks")
 #: What the pure parts may import.
 PURE = {"__future__", "abc", "array", "bisect", "collections", "dataclasses", "datetime", "enum", "errno", "fnmatch",
@@ -82,7 +81,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics",
                                  "features.cluster.reporter_metrics", "features.isolation.isolation_metrics",
                                  "features.isolation.node_isolation"},
-           "psutil": {"host.daemons", "doctor.collect.own_facts"}, "pyroute2": {"features.network.netns_reader"},
+           "psutil": {"host.daemons", "doctor.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
@@ -93,7 +92,7 @@ PROCESSES = {"install.file_operations", "install.hook_script", "features.network
 NUMBERS_ELSEWHERE = {
     "bounded": "bounded itself",
     **dict.fromkeys((
-        "host", "doctor.collect.kernel", "doctor.collect.own_facts", "guests.channels",
+        "host", "doctor.node_facts", "doctor.own_facts", "guests.channels",
         "pinning.original_mask_store",
         "procevents.newborn_placer", "reports.bundle.vms", "features.isolation.foreign_scans", "reports.residency",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
@@ -102,7 +101,7 @@ NUMBERS_ELSEWHERE = {
         *(f"features.network.{name}" for name in ("device_nodes", "netns", "netns_reader", "rtnetlink"))),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
-        "config.plain_yaml", "features.allocator.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
+        "features.allocator.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
         "cli.mask_changes", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
@@ -113,7 +112,7 @@ NUMBERS_ELSEWHERE = {
             "reporter.api_server")),
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer",
         "sources.nri.call_codec", "wire"), "it is a number already"),
-    **dict.fromkeys(("cli.doctor_facts", "doctor.hook_checks", "doctor.service_checks",
+    **dict.fromkeys(("cli.doctor_facts", "doctor.source_checks", "doctor.service_checks",
                      "features.network.network_inspection", "features.demo", "cli.completion"),
                     "the program's own answer, or its own start"),
 }

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from vmpin.cli.control_client import Document, ask, read_status
 from vmpin.config.settings import Config
-from vmpin.doctor.collect.node_facts import collect_facts
-from vmpin.doctor.collect.own_facts import lock_holder, unit
+from vmpin.doctor.node_facts import collect_facts
+from vmpin.doctor.own_facts import lock_holder, unit
 from vmpin.domain.facts import NodeFacts, WatcherFacts
 from vmpin.errors import UsageError, VmpinError, WatcherError
 from vmpin.feature import inspect_vms
 from vmpin.host.procfs import Procfs
-from vmpin.status.about import version
+from vmpin.status.collector import version
 
 
 def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:

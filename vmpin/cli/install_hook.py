@@ -9,7 +9,7 @@ from typing import Any
 from vmpin.bounded import load_json
 from vmpin.cli.output import VERSION
 from vmpin.cli.verbs import Verbs, directory, new_file, output_flag, verb
-from vmpin.doctor.hook_checks import CRIO_DEFAULT
+from vmpin.doctor.source_checks import CRIO_DEFAULT
 from vmpin.errors import UsageError
 from vmpin.install import base_spec, file_operations, hook_options, hook_script, hooks_directory
 from vmpin.install.hook_options import HookOptions

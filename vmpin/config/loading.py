@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vmpin.config.settings import BY_KEY, SECTIONS, SETTINGS, Config, with_values
-from vmpin.config.table_entry import Setting
+from vmpin.config.values import Setting
 from vmpin.cpuset import CpuSetError
 from vmpin.errors import ConfigError
 from vmpin.feature import features, present

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmpin.config import values
-from vmpin.config.table_entry import Setting, setting
-from vmpin.config.values import Address
+from vmpin.config.values import Address, Setting, setting
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
 from vmpin.errors import ConfigError

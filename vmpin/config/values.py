@@ -1,12 +1,12 @@
-"""Parsers of the configuration's values: each takes a value from the file, the environment or a flag.
+"""A key of the configuration, and the parsers of values: each takes a value from the file, the environment or a flag.
 
-Each raises ValueError with what is wrong about the value."""
+A parser raises ValueError with what is wrong about the value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from vmpin.bounded import parse_real, parse_whole, real, whole
 from vmpin.cpuset import EMPTY, CpuSet
@@ -151,3 +151,25 @@ def address(value: object) -> Address | None:
     except ValueError:
         pass
     raise ValueError("has no IP address before the port (0.0.0.0 for all of the machine's; [::1] for one of IPv6)")
+
+
+T = TypeVar("T")
+
+
+class Setting(NamedTuple):
+    """One key. `parse` raises ValueError with what is wrong about a value."""
+
+    default: object
+    parse: Callable[[object], object]
+    help: str
+    key: str = ""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "VMPIN_" + self.key.replace(".", "_").upper()
+
+
+def setting(default: object, parse: Callable[[object], T], help_text: str) -> T:
+    """A field's place in the table; typed as the value that `load` puts there."""
+    return cast(T, Setting(default, parse, help_text))

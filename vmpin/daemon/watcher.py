@@ -37,7 +37,7 @@ from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.nri.nri_reports import Relist
 from vmpin.sources.spool import Spool
-from vmpin.status.about import About
+from vmpin.status.collector import About
 from vmpin.status.health import SourceHealth
 from vmpin.wire.nri_enums import Verb
 

@@ -6,14 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vmpin.doctor import (
-    cluster_checks,
-    hook_checks,
-    kata_checks,
-    node_checks,
-    rival_checks,
-    service_checks,
-)
+from vmpin.doctor import kata_checks, node_checks, rival_checks, service_checks, source_checks
 from vmpin.doctor.finding import Check, CheckResult, Finding, unknown
 from vmpin.domain.facts import NodeFacts
 from vmpin.feature import features, present
@@ -25,10 +18,10 @@ CHECKS = (
     Check("cpus", "offline CPUs that are exclusive or configured", node_checks.cpus),
     Check("isolation", "isolcpus=, nohz_full= and the shared pool", node_checks.isolation),
     Check("cgroups", "the layout, and cpusets that keep a VMM off its sandbox's CPUs", node_checks.cgroups),
-    Check("kubelet", "the CPU manager's policy, its configuration and its checkpoint", cluster_checks.kubelet),
-    Check("kubelet-options", "the policy's options, and cores that two owners share", cluster_checks.kubelet_options),
-    Check("nri", "the container runtime's NRI: configured, available, connected", cluster_checks.nri),
-    Check("hooks", "vmpin's OCI hook: registrations, their readers, received messages", hook_checks.hooks),
+    Check("kubelet", "the CPU manager's policy, its configuration and its checkpoint", source_checks.kubelet),
+    Check("kubelet-options", "the policy's options, and cores that two owners share", source_checks.kubelet_options),
+    Check("nri", "the container runtime's NRI: configured, available, connected", source_checks.nri),
+    Check("hooks", "vmpin's OCI hook: registrations, their readers, received messages", source_checks.hooks),
     Check("kata", "Kata's configurations, drop-ins and handlers, of both its runtimes", kata_checks.kata),
     Check("kata-pinning", "Kata's own enable_vcpus_pinning, which sets the same masks", kata_checks.pinning),
     Check("kata-vcpus", "how many vCPUs Kata's VMs can have (static_sandbox_resource_mgmt, default_maxvcpus)",

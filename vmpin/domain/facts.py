@@ -201,8 +201,8 @@ class ConnectorFacts:
 @dataclass(frozen=True)
 class WatcherFacts:
     """`state` is running, absent, mute (it holds the lock, or its socket, and does not answer), or hidden (its socket
-    is there, and not for us to ask). `about` is its own report (status.about), {} without one. `version` and `config`
-    are this command's: what the watcher would have if it were started now. `config_errors` are faults of the
+    exists, and this user may not connect). `about` is its own report (status.collector), {} without one. `version` and
+    `config` are this command's: what the watcher would have if it were started now. `config_errors` are faults of the
     configuration, with which none would start."""
 
     state: str = "absent"

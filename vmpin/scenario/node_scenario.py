@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from vmpin.cpuset import CpuSet
+from vmpin.domain.held_cpus import HeldCpus
 from vmpin.domain.model import SandboxId, ThreadRole
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
 from vmpin.placement.policy import Policy
 from vmpin.placement.rules import Placement, PlacementRequest, place
 from vmpin.placement.rulings import inferred
 from vmpin.placement.vcpus import Previous
-from vmpin.scenario.scenario_part import ScenarioPart
+
+
+class PlayedPart(NamedTuple):
+    """What comes of a feature's part of a scenario.
+
+    :param members: of the document that `vmpin plan --scenario -o json` prints. :param lines: of its text.
+    :param refused: something cannot be as the scenario has it. :param held: which CPUs containers have then."""
+
+    members: Mapping[str, Any]
+    lines: Sequence[str]
+    refused: bool
+    held: HeldCpus | None
+
+
+class ScenarioPart(Protocol):
+    """What a feature's keys describe."""
+
+    def played(self) -> PlayedPart:
+        """Return what comes of it."""
 
 
 class ScenarioSandbox(NamedTuple):

@@ -4,17 +4,150 @@ A value that cannot be used is refused with the file, the place in it and the va
 
 from __future__ import annotations
 
-from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId
+from collections.abc import Mapping, Sequence
+
+from vmpin.bounded import parse_whole, whole
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId, valid_id
+from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
+from vmpin.errors import ConfigError
 from vmpin.feature import features
 from vmpin.placement.ownership import Node
 from vmpin.placement.policy import Policy, parse_rule
 from vmpin.placement.rules import PlacementRequest
 from vmpin.placement.vcpus import Previous
 from vmpin.scenario.node_scenario import Scenario, ScenarioSandbox
-from vmpin.scenario.scenario_topology import read_topology
-from vmpin.scenario.scenario_values import ScenarioValues
+
+#: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.
+MAX_COUNT = 4096
+
+
+def _line(text: str) -> str:
+    """`text` on one line of a decent length: keys and values of any kind come into it."""
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= 400 else f"{shown[:300]}...{shown[-97:]}"
+
+
+class ScenarioValues:
+    """Checks single values; each check raises ConfigError with the place `at` which a wrong one stands.
+    :param source: the file's name, with which each error begins."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def wrong(self, at: str, why: str) -> ConfigError:
+        return ConfigError(f"{self._source}: {_line(at)}: {_line(why)}")
+
+    def mapping(self, value: object, at: str, keys: Sequence[str] | None) -> dict[str, object]:
+        """A mapping with no keys but `keys` (None: any)."""
+        if not isinstance(value, dict):
+            raise self.wrong(at, f"{value!r:.80} is no mapping of keys to values")
+        for key in value:
+            if keys is not None and key not in keys:
+                raise self.wrong(at, f"unknown key {key!r:.80} (known: {', '.join(keys)})")
+        return value
+
+    def items(self, value: object, at: str) -> list[tuple[str, object]]:
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.wrong(at, f"{value!r:.80} is no list")
+        return [(f"{at}[{index}]", item) for index, item in enumerate(value)]
+
+    def cpuset(self, value: object, at: str, valid: CpuSet | None = None, among: str = "the topology") -> CpuSet:
+        """A CPU list, or a single CPU as a number; within `valid` when given. :param among: what `valid` is."""
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise self.wrong(at, f"{value!r:.80} is no CPU list")
+        try:
+            cpus = CpuSet.parse(str(value))
+        except CpuSetError as err:
+            raise self.wrong(at, str(err)) from err
+        if valid is not None and not cpus <= valid:
+            raise self.wrong(at, f"CPUs {cpus - valid} of {str(value)!r:.80} are not in {among} ({valid})")
+        return cpus
+
+    def count(self, value: object, at: str) -> int:
+        number = whole(value, MAX_COUNT)
+        if number is None:
+            raise self.wrong(at, f"{value!r:.80} is no number between 0 and {MAX_COUNT}")
+        return number
+
+    def id(self, value: object, at: str) -> str:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if not isinstance(text, str) or not valid_id(text):
+            raise self.wrong(at, f"{value!r:.80} is no id (letters, digits and _.+:@-)")
+        return text
+
+
+_KEYS = ("online", "cores", "caches", "sockets", "dies", "nodes", "distances", "kinds", "isolated", "devices")
+_KINDS = ("performance", "efficient")
+
+
+def read_topology(values: ScenarioValues, given: object) -> Topology:
+    """`topology`. A NUMA node whose CPU list is empty is one of memory alone. :raises ConfigError: with the place."""
+    keys = values.mapping(given, "topology", _KEYS)
+    if keys.get("online") is None:
+        raise values.wrong("topology.online", "is missing")
+    online = values.cpuset(keys["online"], "topology.online")
+    if not online:
+        raise values.wrong("topology.online", "names no CPU")
+    cores, caches, sockets, dies = (
+        [values.cpuset(item, at) for at, item in values.items(keys.get(key), f"topology.{key}")]
+        for key in ("cores", "caches", "sockets", "dies"))
+    nodes = _nodes(values, keys.get("nodes"))
+    kinds = {str(kind): values.cpuset(cpus, f"topology.kinds.{kind}")
+             for kind, cpus in _mapping(values, keys.get("kinds"), "topology.kinds", _KINDS).items()}
+    isolated = EMPTY if keys.get("isolated") is None else values.cpuset(keys["isolated"], "topology.isolated")
+    try:
+        return Topology.build(
+            online, cores, caches, nodes, isolated, distances=_distances(values, keys.get("distances"), nodes),
+            sockets=sockets, dies=dies, kinds=kinds, memory_nodes=CpuSet(nodes),
+            devices=_devices(values, keys.get("devices"), nodes))
+    except ValueError as err:
+        raise values.wrong("topology", str(err)) from err
+
+
+def _mapping(values: ScenarioValues, given: object, at: str, keys: tuple[str, ...] | None) -> dict[str, object]:
+    return values.mapping({} if given is None else given, at, keys)
+
+
+def _nodes(values: ScenarioValues, given: object) -> dict[int, CpuSet]:
+    nodes: dict[int, CpuSet] = {}
+    for key, cpus in _mapping(values, given, "topology.nodes", None).items():
+        at = f"topology.nodes.{key}"
+        text = parse_whole(key, MAX_COUNT) if isinstance(key, str) else None
+        number = values.count(key if text is None else text, at)
+        if number in nodes:
+            raise values.wrong(at, "is there twice")
+        nodes[number] = values.cpuset(cpus, at)
+    return nodes
+
+
+def _distances(values: ScenarioValues, given: object, nodes: Mapping[int, CpuSet]) -> dict[int, dict[int, int]]:
+    """A matrix: a row for each node, with a number for each node, both in ascending order of the nodes."""
+    if given is None:
+        return {}
+    numbers, at = sorted(nodes), "topology.distances"
+    rows = [(place, values.items(row, place)) for place, row in values.items(given, at)]
+    for place, entries in [(at, len(rows)), *((place, len(row)) for place, row in rows)]:
+        if entries != len(numbers):
+            raise values.wrong(place, f"has {number_of(entries, 'entry')} for {number_of(len(numbers), 'node')}")
+    return {node: {other: values.count(number, place) for other, (place, number) in zip(numbers, row, strict=True)}
+            for node, (_, row) in zip(numbers, rows, strict=True)}
+
+
+def _devices(values: ScenarioValues, given: object, nodes: Mapping[int, CpuSet]) -> dict[str, int]:
+    devices: dict[str, int] = {}
+    for name, number in _mapping(values, given, "topology.devices", None).items():
+        at = f"topology.devices.{name}"
+        node = values.count(number, at)
+        if not isinstance(name, str):
+            raise values.wrong(at, "is no name of a device")
+        if node not in nodes:
+            raise values.wrong(at, f"node {node} is not among the nodes")
+        devices[name] = node
+    return devices
 
 
 def read_scenario(source: str, document: object, machine: Topology | None = None) -> Scenario:

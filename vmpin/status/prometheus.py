@@ -6,9 +6,11 @@ No label names a pod or sandbox unless `metrics.per_sandbox` is set. Imported on
 
 from __future__ import annotations
 
+import enum
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,11 +26,71 @@ from vmpin.domain.proof import ResidencyLedger, RunAccount
 from vmpin.domain.terminal import label_text
 from vmpin.feature import WatcherPart, features, present
 from vmpin.pinning.apply import Outcome
+from vmpin.placement.ownership import Collision, find_collisions
 from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
-from vmpin.status.about import version
-from vmpin.status.headcount import Headcount, ThreadPlace
+from vmpin.status.collector import shown, version, visited
+from vmpin.status.document import ThreadStatus, judge, trespasses
 from vmpin.status.health import SourceHealth
+
+
+class ThreadPlace(enum.StrEnum):
+    """The difference between a thread's mask and its placement."""
+
+    PLACED = "placed"
+    TRIMMED = "trimmed"  #: On a part of it: its cpuset cgroup has no other CPUs.
+    ELSEWHERE = "elsewhere"
+    UNASKED = "unasked"  #: Left alone, by policy or by hand.
+
+
+class SandboxCount(NamedTuple):
+    pod: Pod | None
+    verdict: Verdict
+    threads: Counter[tuple[ThreadRole, ThreadPlace]]
+
+
+@dataclass
+class Headcount:
+    """The counts of the node. Each sandbox is counted at one moment, the node's own figures after all of them."""
+
+    sandboxes: dict[SandboxId, SandboxCount] = field(default_factory=dict)
+    collisions: int = 0  #: As status lists them.
+    #: How many of these each sandbox takes part in, with a VM or without: as an owner, or by its threads or cpuset.
+    collided: Counter[SandboxId] = field(default_factory=Counter)
+
+    def take(self, view: NodeView) -> Iterator[None]:
+        """Count one sandbox a step."""
+        collisions: list[Collision] = []
+        listing = shown(view)
+        yield
+        for sandbox, vm, threads in visited(view, listing):
+            verdict, _ = judge(sandbox, view.placements.get(sandbox.id), None if vm is None else {}, threads,
+                               unmanaged=view.unmanaged.get(sandbox.id, ""))
+            self.sandboxes[sandbox.id] = SandboxCount(
+                sandbox.pod, verdict, Counter((seen.thread.role, _place(seen)) for seen in threads))
+            collisions += trespasses(view.ownership, sandbox.id, threads)
+            yield
+        collisions += find_collisions(view.ownership, {sandbox.id for sandbox in listing})
+        self.collisions = len(collisions)
+        self.collided.update(owner for collision in collisions for owner in collision.sandboxes)
+
+    def verdicts(self) -> Counter[Verdict]:
+        return Counter(count.verdict for count in self.sandboxes.values())
+
+    def threads(self) -> Counter[tuple[ThreadRole, ThreadPlace]]:
+        threads: Counter[tuple[ThreadRole, ThreadPlace]] = Counter()
+        for count in self.sandboxes.values():
+            threads.update(count.threads)
+        return threads
+
+
+def _place(seen: ThreadStatus) -> ThreadPlace:
+    if seen.wanted is None:
+        return ThreadPlace.UNASKED
+    if seen.ok:
+        return ThreadPlace.PLACED
+    return ThreadPlace.TRIMMED if seen.less else ThreadPlace.ELSEWHERE
+
 
 #: The text format that every Prometheus reads; prometheus_client's own constant is another with each version.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -21,7 +21,7 @@ from vmpin.features.allocator.scenario_events import (
     WishChanged,
     read_events,
 )
-from vmpin.scenario.scenario_values import ScenarioValues
+from vmpin.scenario.scenario_reader import ScenarioValues
 
 VALUES = ScenarioValues("node.yaml")
 VALID = CpuSet.parse("0-15")

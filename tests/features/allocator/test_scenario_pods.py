@@ -15,7 +15,7 @@ from vmpin.cli.main import main
 from vmpin.cpuset import CpuSet
 from vmpin.errors import ConfigError
 from vmpin.features.allocator.scenario_events import ContainerCreated, read_pods
-from vmpin.scenario.scenario_values import ScenarioValues
+from vmpin.scenario.scenario_reader import ScenarioValues
 
 VALUES = ScenarioValues("node.yaml")
 VALID = CpuSet.parse("0-7")

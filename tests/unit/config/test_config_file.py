@@ -11,7 +11,7 @@ import yaml
 from vmpin.cli.main import main
 from vmpin.config import loading as settings
 from vmpin.config.settings import SETTINGS
-from vmpin.config.table_entry import Setting
+from vmpin.config.values import Setting
 from vmpin.install import data_files
 
 FILE = data_files.path("config/vmpin.yaml")

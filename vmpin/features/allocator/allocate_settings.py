@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.config import values
-from vmpin.config.table_entry import setting
+from vmpin.config.values import setting
 from vmpin.cpuset import CpuSet, CpuSetError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from vmpin.config.settings import Config
     from vmpin.features.allocator.grants.allocation_options import AllocationOptions, GroupRule
-    from vmpin.scenario.scenario_values import ScenarioValues
+    from vmpin.scenario.scenario_reader import ScenarioValues
 
 _ALIGNMENT = values.one_of("node", "cache", "core", "socket", "node!", "cache!", "core!", "socket!")
 _MODES = values.one_of("off", "observe", "on")

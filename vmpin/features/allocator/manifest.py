@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vmpin.errors import ConfigError
     from vmpin.host.sysfs import Sysfs
     from vmpin.reports.cpu_owners import CpuOwner
-    from vmpin.scenario.scenario_part import ScenarioPart
-    from vmpin.scenario.scenario_values import ScenarioValues
+    from vmpin.scenario.node_scenario import ScenarioPart
+    from vmpin.scenario.scenario_reader import ScenarioValues
 
 
 #: What it adds to the end of other verbs' help.

@@ -26,7 +26,7 @@ from vmpin.feature import WatcherPart, briefs_of
 from vmpin.features.cluster.survey import Survey
 from vmpin.host.turns import in_turns
 from vmpin.reconcile.view import NodeView
-from vmpin.status import about, health
+from vmpin.status import collector, health
 from vmpin.status.health import SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Followers:
             self._queues |= joined
 
     def _readiness(self) -> dict[str, object]:
-        watcher, self._version = self._watcher, self._version or about.version()
+        watcher, self._version = self._watcher, self._version or collector.version()
         passes = health.alive(time.monotonic() - watcher.resynced, watcher.view.config.watch.resync_seconds)
         checks = [passes._replace(why="" if passes.up else passes.why), *watcher.source_health()]
         down = [f"{check.name}: {check.why or 'down'}" for check in checks if check.needed and not check.up]

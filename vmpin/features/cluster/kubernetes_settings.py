@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.config import values
-from vmpin.config.table_entry import setting
+from vmpin.config.values import setting
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config

@@ -13,7 +13,7 @@ from trees import make_tree
 
 from vmpin.config import loading as configuration
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.collect.node_facts import collect_facts
+from vmpin.doctor.node_facts import collect_facts
 from vmpin.domain.facts import FoundSetting, WatcherFacts
 from vmpin.reports.bundle import report
 from vmpin.reports.bundle.pieces import MANIFEST, Piece, Pieces, plain, write

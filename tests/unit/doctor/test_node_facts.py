@@ -19,9 +19,8 @@ from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import examine
-from vmpin.doctor.collect.kernel import CAPABILITIES, available, kernel, rights
-from vmpin.doctor.collect.node_facts import collect_facts
-from vmpin.doctor.collect.own_facts import lock_holder, run_directory, unit
+from vmpin.doctor.node_facts import CAPABILITIES, available, collect_facts, kernel, rights
+from vmpin.doctor.own_facts import lock_holder, run_directory, unit
 from vmpin.domain.facts import ConnectorFacts, NodeFacts, Rights, WatcherFacts
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs

@@ -1,4 +1,4 @@
-"""Where vmpin's hook is registered (runtime/hooks_found); registered by what registers it (hooks_install)."""
+"""Where vmpin's hook is registered, which its own installer registers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trees import make_tree
 
-from vmpin.doctor.collect.hooks_found import hooks
+from vmpin.doctor.own_facts import hooks
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.files import Files
 from vmpin.install import base_spec, file_operations, hook_script, hooks_directory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vmpin.config import plain_yaml, yaml_file
+from vmpin.config import yaml_file
 from vmpin.install import data_files
 
 PLAIN = (
@@ -32,7 +32,7 @@ LEFT_TO_YAML = (
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_what_is_plain_is_what_yaml_reads(text: str) -> None:
-    found = plain_yaml.parse(text.encode())
+    found = yaml_file.parse_plain(text.encode())
     assert found is not None
     assert found == yaml.safe_load(text)
     assert repr(found) == repr(yaml.safe_load(text))  # true is not 1
@@ -40,7 +40,7 @@ def test_what_is_plain_is_what_yaml_reads(text: str) -> None:
 
 @pytest.mark.parametrize("text", LEFT_TO_YAML)
 def test_the_rest_is_left_to_yaml(text: str) -> None:
-    assert plain_yaml.parse(text.encode()) is None
+    assert yaml_file.parse_plain(text.encode()) is None
 
 
 def test_whatever_is_read_at_all_is_read_as_yaml_does() -> None:
@@ -54,7 +54,7 @@ def test_whatever_is_read_at_all_is_read_as_yaml_does() -> None:
         text = "".join(chance.choice(pieces) for _ in range(chance.randrange(1, 12)))
         if chance.random() < 0.7:
             text = f"sec:\n  key: {text}\n"
-        found = plain_yaml.parse(text.encode())
+        found = yaml_file.parse_plain(text.encode())
         if found is not None:
             read += 1
             assert repr(found) == repr(yaml.safe_load(text)), text
@@ -63,7 +63,7 @@ def test_whatever_is_read_at_all_is_read_as_yaml_does() -> None:
 
 def test_the_configuration_that_is_installed_is_plain(tmp_path: Path) -> None:
     raw = data_files.path("config/vmpin.yaml").read_bytes()
-    assert plain_yaml.parse(raw) == yaml.safe_load(raw)
+    assert yaml_file.parse_plain(raw) == yaml.safe_load(raw)
     copy = tmp_path / "vmpin.yaml"
     copy.write_bytes(raw)
     assert yaml_file.load(copy) == yaml.safe_load(raw)

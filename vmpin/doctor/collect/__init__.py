@@ -1,1 +1,0 @@
-"""Collects the facts about a node that the doctor checks and the bug report contains. Reads only."""
