@@ -28,12 +28,11 @@ from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, Pod, SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.domain.sandbox_placement import Placement, VcpuPlacement, Verdict
 from vmpin.feature import WatcherPart, features
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import CpuClaims, ownership
-from vmpin.placement.rules import Placement, Verdict
-from vmpin.placement.vcpus import VcpuPlacement
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.health import SourceHealth

@@ -17,8 +17,8 @@ from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.domain.proof import RunAccount
+from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.host.procfs import Procfs
-from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.vmm.qemu import QEMU

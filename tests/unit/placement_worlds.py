@@ -18,11 +18,11 @@ from vmpin.domain.model import (
     VcpuId,
     VcpuState,
 )
+from vmpin.domain.sandbox_placement import Placement, Previous
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, Ownership, ownership
 from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
-from vmpin.placement.rules import Placement, PlacementRequest, place
-from vmpin.placement.vcpus import Previous
+from vmpin.placement.rules import PlacementRequest, place
 
 #: CPUs of the largest node drawn.
 MOST = 16

@@ -6,8 +6,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, VcpuId
+from vmpin.domain.sandbox_placement import Previous
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
-from vmpin.placement.vcpus import Previous
 from vmpin.reconcile.state_format import SavedState
 
 BOOT = "6f8a1c5e-0000-4000-8000-000000000001"

@@ -8,11 +8,11 @@ from pathlib import Path
 from vmpin.bounded import load_json
 from vmpin.config import yaml_file
 from vmpin.domain.model import SandboxId
+from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError, SourceError
 from vmpin.feature import features, present
 from vmpin.host.sysfs import Sysfs
-from vmpin.placement.vcpus import Previous
 from vmpin.reports.map.node_map import Picture, picture
 from vmpin.reports.map.planned_node import planned_node
 from vmpin.scenario.node_scenario import Scenario, place_scenario

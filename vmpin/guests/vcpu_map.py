@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import VcpuId, valid_id
-from vmpin.placement.rules import Placement
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.protocol.messages import ContainerVcpus, VcpuMap
 from vmpin.protocol.parsing import MAX_CONTAINERS
 

@@ -14,13 +14,13 @@ from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.guests.agent_session import AgentSession
 from vmpin.guests.channels import Channel, ContestedVsock, GuestAddress, VirtioSerial, Vsock, find_channels
 from vmpin.guests.guest_session import Flag, SessionState
 from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.vcpu_map import GuestVcpus, guest_map
 from vmpin.host.procfs import Procfs
-from vmpin.placement.rules import Placement
 from vmpin.vmm.guest_machine import hardware_ids, kernel_version
 from vmpin.vmm.virtual_machine import Vm
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from vmpin.cpuset import CpuSet
 from vmpin.domain.contention import Contention, ContentionRules, OnContention
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.terminal import number_of
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.plan import SetAffinity
-from vmpin.placement.rules import Placement
 
 if TYPE_CHECKING:
     from vmpin.domain.drift import Explanation, MaskRepair

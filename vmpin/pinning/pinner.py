@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, named
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.terminal import number_of
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
@@ -19,7 +20,6 @@ from vmpin.pinning.apply import Outcome, Result, carry_out
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
-from vmpin.placement.rules import Placement
 from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)

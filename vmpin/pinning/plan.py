@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, VmThread, named
-from vmpin.placement.rules import Placement
+from vmpin.domain.sandbox_placement import Placement
 
 
 class Observed(NamedTuple):

@@ -1,7 +1,7 @@
-"""Placement: which CPUs each thread of a VM sandbox may run on.
+"""Placement: which CPUs each thread of a VM sandbox may use.
 
-ownership: who owns each CPU of the node. policy: the operator's rules. rules: the sandbox mask, and every thread but
-the vCPUs, of a VM or of a sandbox without one yet. vcpus, matching: the vCPUs.
+rulings: containers as the authorities' rulings have them. ownership: the owner of each CPU of the node. policy: the
+operator's rules. rules: the sandbox mask, and all threads except the vCPUs. vcpus: the vCPUs.
 
-Pure: the same input gives the same placement, and the previous placement is part of the input.
+Pure: the same input gives the same placement; the previous placement is part of the input.
 """

@@ -1,70 +1,46 @@
-"""Which CPUs each vCPU of a sandbox gets.
+"""The rules for vCPUs: which CPUs each vCPU of a sandbox gets. Pure. S, E, P and H as in `rules`.
 
-Where there are as many vCPUs as exclusive CPUs, one vCPU is pinned on each; with fewer, each exclusive container gets
-a share of the vCPUs, which float on its CPUs. vCPUs without a CPU of their own float. Existing assignments that are
-still valid are kept, and a change moves as few vCPUs as possible: a vCPU that moves loses its cache, and whatever the
-guest has pinned on it moves with it.
+With at least as many vCPUs as exclusive CPUs, one vCPU is pinned on each exclusive CPU. With fewer, each exclusive
+container gets a share of the vCPUs, which float on its CPUs. vCPUs without a CPU of their own float. Valid assignments
+are kept, and a change moves as few vCPUs as possible: a vCPU that moves loses its cache, and everything that the guest
+has pinned on it moves too.
 
-Where the rules come from:
-- Kata boots a VM with `default_vcpus` (1) and plugs in a vCPU for each CPU that its containers ask for (sandbox.go,
-  updateResources; runtime-rs, cpu_mem/cpu.rs). So a sandbox usually has one vCPU more than exclusive CPUs: the spare.
-- Kata's own pinning (enable_vcpus_pinning) needs exactly as many vCPUs as CPUs, and does nothing here.
+Reasons for the rules:
+- Kata boots a VM with `default_vcpus` (1) and plugs in a vCPU for each CPU that its containers request (sandbox.go,
+  updateResources; runtime-rs, cpu_mem/cpu.rs). So a sandbox usually has one more vCPU than exclusive CPUs: the spare.
+- Kata's own pinning (enable_vcpus_pinning) needs exactly as many vCPUs as CPUs, so it has no effect here.
 - Linux runs much of a guest's own work on the boot vCPU, which has the lowest id: the highest ids are pinned.
-- The kubelet hands an init container's CPUs on to the next container of the pod: those have vCPUs in common
+- The kubelet passes an init container's CPUs on to the next container of the pod: such containers share vCPUs
   (`CpuClaims.groups`).
-
-Pure.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, Vcpu, VcpuId, named
+from vmpin.domain.sandbox_placement import Previous, VcpuPlacement
 from vmpin.domain.terminal import number_of
-from vmpin.placement.matching import match
+from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership
 from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
-
-
-class VcpuPlacement(NamedTuple):
-    """Where a vCPU may run; None leaves it alone. `container` is the one it backs, None if it floats."""
-
-    id: VcpuId
-    cpus: CpuSet | None
-    container: ContainerId | None = None
-    #: One vCPU on one exclusive CPU.
-    pinned: bool = False
-
-
-class Previous(NamedTuple):
-    """The part of the previous placement that the next one keeps to."""
-
-    mask: CpuSet = EMPTY
-    vcpus: Mapping[VcpuId, tuple[CpuSet | None, ContainerId | None]] = MappingProxyType({})
-    #: The CPU that each vCPU last had to itself, unless another vCPU has had it since. CPUs go offline and come back,
-    #: and so do the entries of the kubelet's checkpoint.
-    pairs: Mapping[VcpuId, int] = MappingProxyType({})
 
 
 class CandidateCpus(NamedTuple):
     """The CPUs that the rules choose from, for one sandbox."""
 
-    #: S without the CPUs that became another sandbox's.
-    allowed: CpuSet
-    #: E.
-    exclusive: CpuSet
-    #: Other pods' exclusive CPUs.
-    foreign: CpuSet
-    #: S − E.
-    shared_part: CpuSet
+    allowed: CpuSet  #: S without other pods' exclusive CPUs.
+    exclusive: CpuSet  #: E.
+    foreign: CpuSet  #: Other pods' exclusive CPUs.
+    shared_part: CpuSet  #: S − E.
     node: Node
     own: Ownership
 
     @property
     def pool(self) -> CpuSet:
-        """P without any container's exclusive CPUs."""
+        """P without exclusive CPUs."""
         return self.own.pool - self.own.exclusive
 
     @property
@@ -73,11 +49,12 @@ class CandidateCpus(NamedTuple):
         return (self.node.housekeeping & self.node.online) - self.foreign
 
 
-def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, candidates: CandidateCpus, policy: Policy,
+def place_vcpus(vcpus: Sequence[Vcpu], identified: bool, claims: CpuClaims, candidates: CandidateCpus, policy: Policy,
                 previous: Previous, reasons: list[str]) -> tuple[tuple[VcpuPlacement, ...], bool]:
-    """The placement of each vCPU, and whether they are too few for the claims; the reason is added to `reasons`.
-    :param identified: False when some vCPU thread is not identified among the VM's threads: `given` lacks it."""
-    vcpus = sorted(given, key=lambda vcpu: vcpu.id)
+    """The placement of each vCPU, and whether there are too few vCPUs for the claims, with the reason added to
+    `reasons`.
+    :param identified: False if `vcpus` lacks some, because their threads are not identified."""
+    vcpus = sorted(vcpus, key=lambda vcpu: vcpu.id)
     if policy.vcpus is VcpuRule.OFF:
         return tuple(VcpuPlacement(vcpu.id, None) for vcpu in vcpus), False
     if policy.vcpus is VcpuRule.UNION or not candidates.exclusive:
@@ -88,8 +65,8 @@ def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, cand
         return placer.keep_previous(), True
     created = union(cpus for container, cpus in claims.exclusive if container not in claims.creating)
     if claims.creating and len(created) <= len(vcpus) <= len(candidates.exclusive):
-        # Kata plugs in one vCPU after the other for a container that is created. Each gets a CPU of the container's as
-        # it comes, and the vCPUs from before keep their CPUs: in the end the boot vCPU is spare again.
+        # Kata plugs in one vCPU after another for a container that is being created. Each new vCPU gets one of the
+        # container's CPUs, and the earlier vCPUs keep their CPUs: in the end the boot vCPU is the spare one again.
         return placer.one_to_one(candidates.exclusive - created), False
     if len(vcpus) >= len(candidates.exclusive):
         return placer.one_to_one(), False
@@ -100,7 +77,7 @@ def place_vcpus(given: Sequence[Vcpu], identified: bool, claims: CpuClaims, cand
 
 
 class _Placer(NamedTuple):
-    """One sandbox's vCPUs, ascending by id, and what their placement depends on. Adds to `reasons` alone."""
+    """Places one sandbox's vCPUs, which are ascending by id. Mutates only `reasons`."""
 
     vcpus: Sequence[Vcpu]
     claims: CpuClaims
@@ -110,7 +87,7 @@ class _Placer(NamedTuple):
     reasons: list[str]
 
     def floating(self) -> CpuSet:
-        """Where vCPUs without a CPU of their own go: S − E, or by policy where the sandbox has no shared CPU."""
+        """The CPUs of vCPUs without a CPU of their own: S − E, or by policy if the sandbox has no shared CPU."""
         candidates = self.candidates
         if candidates.shared_part:
             return candidates.shared_part
@@ -127,18 +104,18 @@ class _Placer(NamedTuple):
     # Not all vCPU threads are identified.
 
     def keep_previous(self) -> tuple[VcpuPlacement, ...]:
-        """Keep every vCPU that has CPUs of a container where it is, and all others off those CPUs: a vCPU that is
-        plugged in cannot be identified before it has run, and must not move any other meanwhile."""
+        """Keep vCPUs on the CPUs of their containers, and all other vCPUs off those CPUs: a vCPU that is plugged in
+        cannot be identified before it has run, and must not move another vCPU until then."""
         allowed, groups = self.candidates.allowed, self.claims.groups
-        lone: set[CpuSet] = set()
+        taken: set[CpuSet] = set()
         kept: dict[VcpuId, VcpuPlacement] = {}
         for vcpu, (cpus, container) in sorted(self.previous.vcpus.items()):
-            if cpus and container is not None and cpus <= allowed and cpus not in lone:
+            if cpus and container is not None and cpus <= allowed and cpus not in taken:
                 owner = next((members[0] for members, own in groups if cpus <= own), None)
                 if owner is not None:
                     kept[vcpu] = VcpuPlacement(vcpu, cpus, owner)
-                    lone |= {cpus} if len(cpus) == 1 else set()
-        # Where each container has vCPUs of its own, the others float; else they may be all that it has.
+                    taken |= {cpus} if len(cpus) == 1 else set()
+        # If each container has vCPUs of its own, the others float; if not, the others may be all that it has.
         apart = bool(kept) and {members[0] for members, own in groups if own & allowed} <= {
             placement.container for placement in kept.values()}
         rest = self.floating() if apart else allowed
@@ -147,12 +124,12 @@ class _Placer(NamedTuple):
     # As many vCPUs as exclusive CPUs, or more.
 
     def one_to_one(self, for_new: CpuSet = EMPTY) -> tuple[VcpuPlacement, ...]:
-        """One vCPU on each exclusive CPU; the other vCPUs float. In tiers, the strongest first:
+        """One vCPU on each exclusive CPU; the other vCPUs float. In this order:
 
         1. A vCPU that has an exclusive CPU to itself keeps it (`_kept_pairs`).
-        2. For the CPUs left, vCPUs are chosen (`_to_pin`); one whose former CPU is free again gets that.
-        3. The others chosen get the CPU that suits the guest's topology (matching).
-        4. The CPUs `for_new` go to vCPUs that had no placement before; there may be fewer of those."""
+        2. vCPUs are chosen for the remaining CPUs (`_to_pin`); one whose former CPU is free again gets that.
+        3. The other chosen vCPUs get CPUs by the guest's topology (`match`).
+        4. The CPUs `for_new` go to vCPUs without a previous placement, as far as there are any."""
         guest = {vcpu.id: vcpu for vcpu in self.vcpus}
         topology = self.candidates.node.topology
         exclusive = self.candidates.exclusive - for_new
@@ -175,8 +152,8 @@ class _Placer(NamedTuple):
             else VcpuPlacement(vcpu, floating) for vcpu in guest)
 
     def _kept_pairs(self) -> dict[VcpuId, int]:
-        """Return the vCPUs that are on one exclusive CPU each, with that CPU. Where two are on the same CPU it goes to
-        one that backed a container before one that floated, then to the one that last had it to itself."""
+        """The vCPUs that have one exclusive CPU each, with that CPU. If two have the same CPU, a vCPU that backed a
+        container keeps it before one that floated, then the vCPU that last had it to itself."""
         on_one = [(container is None, self.previous.pairs.get(vcpu.id) != cpus.first, -vcpu.id, cpus.first)
                   for vcpu in self.vcpus
                   for cpus, container in [self.previous.vcpus.get(vcpu.id, (None, None))]
@@ -184,27 +161,27 @@ class _Placer(NamedTuple):
         pairs: dict[VcpuId, int] = {}
         for floated, _, negative_id, cpu in sorted(on_one):
             if floated and self.claims.creating:
-                continue  # it floats on the one CPU of the container that is created, whose vCPU is about to come
+                continue  # it floats on the only CPU of a container whose vCPU is about to be plugged in
             if cpu not in pairs.values():
                 pairs[VcpuId(-negative_id)] = cpu
         return pairs
 
     def _to_pin(self, pairs: Mapping[VcpuId, int], free: Sequence[int], floating: CpuSet) -> list[VcpuId]:
-        """The vCPUs without a pair that are pinned on the `free` CPUs, as many as those. In this order: those that
-        have to move anyway (one that floats, and may go on floating there, does not); those whose former CPU is free
-        again; the highest ids."""
-        def last(vcpu: VcpuId) -> tuple[bool, bool, int]:
+        """Choose the vCPUs without a pair to be pinned, one for each of the `free` CPUs. In this order: those that
+        must move anyway (not those that float and may stay there); those whose former CPU is free again; the highest
+        ids."""
+        def order(vcpu: VcpuId) -> tuple[bool, bool, int]:
             cpus, _ = self.previous.vcpus.get(vcpu, (None, None))
             return bool(floating) and cpus == floating, self.previous.pairs.get(vcpu) not in free, -vcpu
 
         unpaired = [vcpu.id for vcpu in self.vcpus if vcpu.id not in pairs]
-        return sorted(unpaired, key=last)[:len(free)]
+        return sorted(unpaired, key=order)[:len(free)]
 
     # Fewer vCPUs than exclusive CPUs.
 
     def shares(self) -> tuple[VcpuPlacement, ...]:
-        """Each exclusive container floats on its own CPUs with its own share of the vCPUs, and the shared containers
-        have one vCPU; with too few vCPUs for that, all float on the sandbox mask."""
+        """Each exclusive container gets a share of the vCPUs, which float on its CPUs; the shared containers together
+        get one vCPU. With too few vCPUs for that, all vCPUs float on the sandbox mask."""
         count, wants, allowed = len(self.vcpus), len(self.candidates.exclusive), self.candidates.allowed
         groups = {members[0]: cpus & allowed for members, cpus in self.claims.groups if cpus}
         for_shared = 1 if self.claims.shared else 0
@@ -216,27 +193,27 @@ class _Placer(NamedTuple):
             return tuple(VcpuPlacement(vcpu.id, allowed) for vcpu in self.vcpus)
         self.reasons.append(f"{number_of(count, 'vCPU')} for {wants} exclusive CPUs: no one-to-one, each exclusive "
                             "container has its own share of the vCPUs")
-        # By container, None for all shared ones.
+        # By container; None stands for all shared containers.
         sizes = share(count - for_shared, {container: len(cpus) for container, cpus in groups.items()})
         floating = self.floating() if for_shared else EMPTY
-        room = {to: for_shared if to is None else sizes[to] for to in (None, *groups)}
-        cpus_of = {to: floating if to is None else groups[to] for to in (None, *groups)}
-        given: dict[VcpuId, ContainerId | None] = {}
+        cpus_of = {key: floating if key is None else groups[key] for key in (None, *groups)}
+        room = {key: for_shared if key is None else sizes[key] for key in (None, *groups)}
+
+        backed: dict[VcpuId, ContainerId | None] = {}
         for vcpu, container in self._preferences(cpus_of):
-            if vcpu not in given and room[container]:
-                given[vcpu] = container
+            if vcpu not in backed and room[container]:
+                backed[vcpu] = container
                 room[container] -= 1
-        return tuple(VcpuPlacement(vcpu.id, cpus_of[given[vcpu.id]], given[vcpu.id]) for vcpu in self.vcpus)
+        return tuple(VcpuPlacement(vcpu.id, cpus_of[backed[vcpu.id]], backed[vcpu.id]) for vcpu in self.vcpus)
 
     def _preferences(self, cpus_of: Mapping[ContainerId | None, CpuSet]) -> Iterator[
             tuple[VcpuId, ContainerId | None]]:
-        """Yield pairs of a vCPU and a container that it may back (None: the shared ones), the most preferred
-        first. In tiers:
+        """Pairs of a vCPU and a container that it may back (None: the shared ones), the most preferred first:
 
-        1. A vCPU stays on its CPUs, and with its container.
-        2. It stays on its CPUs, for another container that has those now.
-        3. It goes to the CPUs that its container has now.
-        4. The lowest ids go to the shared containers, the others to the exclusive ones in their order."""
+        1. A vCPU keeps its CPUs and its container.
+        2. It keeps its CPUs, which another container has now.
+        3. It keeps its container, which has other CPUs now.
+        4. The lowest ids back the shared containers, the others the exclusive ones in their order."""
         had = [(vcpu.id, *self.previous.vcpus[vcpu.id]) for vcpu in self.vcpus if vcpu.id in self.previous.vcpus]
         yield from ((vcpu, container) for vcpu, cpus, container in had
                     if container in cpus_of and cpus_of[container] == cpus)
@@ -246,21 +223,118 @@ class _Placer(NamedTuple):
 
 
 def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, int]:
-    """`count` things by weight: largest remainder, at least one each (count is at least the number of weights).
+    """Divide `count` by weight: largest remainder, at least one each (`count` is at least the number of weights).
 
     >>> share(5, {"a": 6, "b": 2})
     {'a': 4, 'b': 1}"""
-    got: dict[ContainerId, int] = {}
+    ones: dict[ContainerId, int] = {}  # those that would get less than one, which get one
     while True:
-        rest = {name: weight for name, weight in weights.items() if name not in got}
-        free, total = count - len(got), sum(rest.values())
-        # A group that would get less than one vCPU gets one; the others share what is left.
+        rest = {name: weight for name, weight in weights.items() if name not in ones}
+        free, total = count - len(ones), sum(rest.values())
         small = [name for name, weight in rest.items() if free * weight < total]
         if not small:
             break
-        got |= dict.fromkeys(small, 1)
+        ones |= dict.fromkeys(small, 1)
     floors = {name: free * weight // total for name, weight in rest.items()}
     by_remainder = sorted(rest, key=lambda name: -(free * rest[name] % total))
     for name in by_remainder[: free - sum(floors.values())]:
         floors[name] += 1
-    return {name: got.get(name) or floors[name] for name in weights}
+    return {name: ones.get(name) or floors[name] for name in weights}
+
+
+# Matching by topology
+
+
+def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu],
+          topology: Topology) -> dict[VcpuId, int]:
+    """Give each of `vcpus` one of `cpus` (at least as many), by the guest's topology: a guest NUMA node goes onto one
+    host node, and guest SMT siblings onto the siblings of one host core, as far as the CPUs allow. The guest's
+    scheduler assumes that siblings share a core, and its memory policy that a node's memory is near. Among equals,
+    ascending id to ascending CPU.
+    :param kept: pairs of other vCPUs, to whose nodes and cores their siblings are drawn.
+    :param guest: all vCPUs of the guest by id, for the cores and nodes of `kept`."""
+    free = sorted(cpus)
+    if all(vcpu.core is None and vcpu.node is None for vcpu in vcpus):
+        return {vcpu.id: cpu for vcpu, cpu in zip(sorted(vcpus, key=lambda v: v.id), free, strict=False)}
+    pairs: dict[VcpuId, int] = {}
+    for node, members in _by_node(vcpus):
+        near = [cpu for vcpu, cpu in kept.items() if node is not None and guest[vcpu].node == node]
+        pool = _node_pool(len(members), free, near, topology)
+        pairs |= _match_cores(members, pool, {**kept, **pairs}, guest, topology)
+        free = [cpu for cpu in free if cpu not in pairs.values()]
+    return pairs
+
+
+def _by_node(vcpus: Sequence[Vcpu]) -> list[tuple[int | None, list[Vcpu]]]:
+    """The vCPUs by guest node, the biggest group first, as it is the hardest to keep together; those without a node
+    last."""
+    groups: dict[int | None, list[Vcpu]] = {}
+    for vcpu in sorted(vcpus, key=lambda v: v.id):
+        groups.setdefault(vcpu.node, []).append(vcpu)
+    return sorted(groups.items(), key=lambda item: (item[0] is None, -len(item[1]), item[0] or 0))
+
+
+def _node_pool(size: int, free: Sequence[int], near: Sequence[int], topology: Topology) -> list[int]:
+    """CPUs for a guest node of `size` vCPUs: of one host node if one is big enough, else of as few as possible."""
+    by_node: dict[int, list[int]] = {}
+    for cpu in free:
+        by_node.setdefault(_node(topology, cpu), []).append(cpu)
+    holds = {node: sum(_node(topology, cpu) == node for cpu in near) for node in by_node}
+
+    def fitness(node: int) -> tuple[int, bool, int, int]:
+        room = len(by_node[node])
+        # The host node with most of its vCPUs; then the smallest that has room for all; else the biggest.
+        return (-holds[node], room < size, room if room >= size else -room, node)
+
+    pool: list[int] = []
+    for node in sorted(by_node, key=fitness):
+        if len(pool) >= size:
+            break
+        pool += by_node[node]
+    return pool
+
+
+def _node(topology: Topology, cpu: int) -> int:
+    node = topology.node_of(cpu)
+    return -1 if node is None else node
+
+
+def _match_cores(members: Sequence[Vcpu], pool: Sequence[int], kept: Mapping[VcpuId, int],
+                 guest: Mapping[VcpuId, Vcpu], topology: Topology) -> dict[VcpuId, int]:
+    """Match the vCPUs of one guest node, using the front of `pool` first. In this order: siblings of kept vCPUs beside
+    those; groups of siblings onto one host core each, the biggest group first; the others, ascending."""
+    pairs: dict[VcpuId, int] = {}
+    left = list(pool)
+
+    def give(vcpus: Sequence[Vcpu], cpus: Sequence[int]) -> None:
+        for vcpu, cpu in zip(vcpus, cpus, strict=False):
+            pairs[vcpu.id] = cpu
+            left.remove(cpu)
+
+    groups: dict[int, list[Vcpu]] = {}
+    for vcpu in members:
+        if vcpu.core is not None:
+            groups.setdefault(vcpu.core, []).append(vcpu)
+    for core, group in groups.items():
+        node = group[0].node
+        for vcpu_id, cpu in kept.items():
+            other = guest[vcpu_id]
+            if other.core == core and other.node == node:
+                unmatched = [vcpu for vcpu in group if vcpu.id not in pairs]
+                give(unmatched, [free for free in left if free in topology.core_of(cpu)])
+    for group in sorted(groups.values(), key=lambda group: (-len(group), group[0].id)):
+        unmatched = [vcpu for vcpu in group if vcpu.id not in pairs]
+        while len(unmatched) > 1:
+            cores: dict[int, list[int]] = {}
+            for cpu in left:
+                cores.setdefault(topology.core_of(cpu).first, []).append(cpu)
+            best = min(cores.values(), key=lambda cpus: (
+                len(cpus) < len(unmatched), abs(len(cpus) - len(unmatched)), left.index(cpus[0])))
+            if len(best) < 2:
+                break  # no siblings are left
+            give(unmatched, best)
+            unmatched = [vcpu for vcpu in unmatched if vcpu.id not in pairs]
+    rest = [vcpu for vcpu in members if vcpu.id not in pairs]
+    give(rest, sorted(left[:len(rest)]))
+    return pairs
+

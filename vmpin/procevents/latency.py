@@ -14,9 +14,9 @@ from typing import NamedTuple
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.model import SandboxId, ThreadRole, VmThread
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.host import affinity
 from vmpin.pinning.apply import Outcome, Result
-from vmpin.placement.rules import Placement
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
 from vmpin.vmm.virtual_machine import Vm

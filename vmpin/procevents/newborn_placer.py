@@ -24,10 +24,10 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.host import affinity
 from vmpin.host.procfs import PF_USER_WORKER, Stat
 from vmpin.pinning.apply import Outcome
-from vmpin.placement.rules import Placement
 from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.recognition import VmmProcess, is_shim, kernel_thread_owner

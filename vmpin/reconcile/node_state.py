@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from vmpin.domain.kubelet_cpus import UnknownOwner
     from vmpin.domain.model import VcpuId
     from vmpin.domain.proof import ResidencyLedger
+    from vmpin.domain.sandbox_placement import Placement
     from vmpin.domain.vm_nic import NearNic
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Ownership
-    from vmpin.placement.rules import Placement
     from vmpin.runtime.kata import KataSandbox
     from vmpin.runtime.oci import HookState
     from vmpin.sources.kubelet_process import KubeletProcess

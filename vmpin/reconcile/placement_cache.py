@@ -8,11 +8,11 @@ from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.model import ContainerState, SandboxId, ThreadId, Vcpu, VcpuId
+from vmpin.domain.sandbox_placement import Placement, Previous, Verdict
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_unreported
-from vmpin.placement.rules import UNLISTED, Placement, PlacementRequest, Verdict, place, place_before_vm
+from vmpin.placement.rules import UNLISTED, PlacementRequest, place, place_before_vm
 from vmpin.placement.rulings import concerned, effective_containers, unreported_assignments
-from vmpin.placement.vcpus import Previous
 from vmpin.reconcile.first_list import FirstList
 from vmpin.vmm.virtual_machine import Vm
 

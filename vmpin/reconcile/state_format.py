@@ -15,9 +15,9 @@ from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredSta
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
+from vmpin.domain.sandbox_placement import Previous
 from vmpin.host import boottime
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
-from vmpin.placement.vcpus import Previous
 
 VERSION = 2
 #: What times are of; a file that does not name it, of an older vmpin, has those of the wall clock.

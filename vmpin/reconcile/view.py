@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
     from vmpin.domain.proof import ResidencyLedger
+    from vmpin.domain.sandbox_placement import Placement
     from vmpin.domain.vm_nic import NearNic
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Node, Ownership
-    from vmpin.placement.rules import Placement
     from vmpin.runtime.kata import KataSandbox
     from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process, Vm

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from vmpin.bounded import parse_whole, whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId, valid_id
+from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
@@ -16,7 +17,6 @@ from vmpin.feature import features
 from vmpin.placement.ownership import Node
 from vmpin.placement.policy import Policy, parse_rule
 from vmpin.placement.rules import PlacementRequest
-from vmpin.placement.vcpus import Previous
 from vmpin.scenario.node_scenario import Scenario, ScenarioSandbox
 
 #: KVM's own limit is 4096 vCPUs (KVM_MAX_VCPUS); no VM has more iothreads or queues than that either.

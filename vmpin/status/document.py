@@ -14,9 +14,10 @@ from vmpin.domain.assignments import Rulings
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import UnknownOwner
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
+from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.domain.terminal import number_of, printable
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
-from vmpin.placement.rules import UNLISTED, Placement, Verdict
+from vmpin.placement.rules import UNLISTED
 from vmpin.placement.rulings import effective_containers
 
 VERSION = 1

@@ -23,11 +23,11 @@ from vmpin.domain.counters import Histogram
 from vmpin.domain.drift import Cause
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
 from vmpin.domain.proof import ResidencyLedger, RunAccount
+from vmpin.domain.sandbox_placement import Verdict
 from vmpin.domain.terminal import label_text
 from vmpin.feature import WatcherPart, features, present
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Collision, find_collisions
-from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
 from vmpin.status.collector import shown, version, visited
 from vmpin.status.document import ThreadStatus, judge, trespasses

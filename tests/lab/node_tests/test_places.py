@@ -17,7 +17,7 @@ from lab.node_tests.guest import Guest
 from lab.node_tests.machines import Kata, NestedVm, Vmpin, mask
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadRole
-from vmpin.placement.rules import Placement
+from vmpin.domain.sandbox_placement import Placement
 
 POOL = "0-1"
 HOUSEKEEPING = "7"

@@ -16,9 +16,9 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import find_collisions
-from vmpin.placement.rules import Placement
 from vmpin.placement.rulings import effective_containers
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.status.document import sandbox_data

@@ -28,10 +28,10 @@ from vmpin.domain.counters import Histogram
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.guest_report import ContainerReport, GuestReport
 from vmpin.domain.model import Pod, SandboxId, ThreadRole
+from vmpin.domain.sandbox_placement import Verdict
 from vmpin.errors import ConfigError
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims, ownership
-from vmpin.placement.rules import Verdict
 from vmpin.reconcile.view import NodeView
 from vmpin.status.health import SourceHealth
 from vmpin.status.prometheus import Headcount

@@ -13,11 +13,11 @@ from strayed import Spinners
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, VmThread
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.pinning.pinner import SHOWN, shown_masks
 from vmpin.pinning.plan import SetAffinity
-from vmpin.placement.rules import Placement
 
 node = drift_steps.node
 

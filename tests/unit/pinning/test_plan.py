@@ -6,9 +6,8 @@ import pytest
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VmThread
+from vmpin.domain.sandbox_placement import Placement, VcpuPlacement, Verdict
 from vmpin.pinning.plan import Observed, SetAffinity, diff, needs_setting, ordered
-from vmpin.placement.rules import Placement, Verdict
-from vmpin.placement.vcpus import VcpuPlacement
 
 POD = SandboxId("pod-a")
 PID = 4121

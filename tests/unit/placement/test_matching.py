@@ -14,7 +14,7 @@ from vmpin.domain.model import (
     VcpuId,
 )
 from vmpin.domain.topology import Topology
-from vmpin.placement.matching import match
+from vmpin.placement.vcpus import match
 
 
 def fits(pairs: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu], topology: Topology,

@@ -7,10 +7,10 @@ from decided import box, decide, node, own_cpus, shown, vcpus
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerState, VcpuId
+from vmpin.domain.sandbox_placement import Previous, Verdict
 from vmpin.placement.ownership import is_exclusive
-from vmpin.placement.rules import UNMANAGED, Verdict
+from vmpin.placement.rules import UNMANAGED
 from vmpin.placement.rulings import inferred
-from vmpin.placement.vcpus import Previous
 
 
 @pytest.mark.parametrize(("cpus", "declared", "pool", "exclusive"), [

@@ -20,11 +20,11 @@ from vmpin.domain.model import (
     VcpuId,
     VcpuState,
 )
+from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node
 from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
 from vmpin.placement.rules import PlacementRequest
-from vmpin.placement.vcpus import Previous
 
 
 @given(st.data(), worlds, policies)

@@ -9,10 +9,10 @@ from decided import MAIN, SIDE, box, decide, guest, guests, node, own_cpus, show
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, Vcpu, VcpuId
+from vmpin.domain.sandbox_placement import Previous, Verdict
 from vmpin.placement.ownership import Node
 from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
-from vmpin.placement.rules import Verdict
-from vmpin.placement.vcpus import Previous, share
+from vmpin.placement.vcpus import share
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from strayed import Spinners, spinners
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ThreadRole, VcpuId
-from vmpin.placement.rules import Placement, Verdict
-from vmpin.placement.vcpus import VcpuPlacement
+from vmpin.domain.sandbox_placement import Placement, VcpuPlacement, Verdict
 from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.vmm.virtual_machine import Vm
 

@@ -23,10 +23,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId, VcpuState
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.host.sysfs import Sysfs
-from vmpin.placement.rules import Placement
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
 from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork

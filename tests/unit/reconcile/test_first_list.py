@@ -14,8 +14,9 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
+from vmpin.domain.sandbox_placement import Verdict
 from vmpin.host import boottime
-from vmpin.placement.rules import UNLISTED, Verdict
+from vmpin.placement.rules import UNLISTED
 from vmpin.reconcile.first_list import WAITS, FirstList
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.status.document import judge

@@ -17,10 +17,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, reduce
 from vmpin.domain.events import ContainerSeen, CpusetSeen, RequestExpired, Source
 from vmpin.domain.model import Container, ContainerState
+from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims
-from vmpin.placement.rules import Placement, Verdict
 from vmpin.reconcile.requests import CREATION, UPDATE, RuntimeRequests
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, Synced
 from vmpin.wire.nri_enums import Verb

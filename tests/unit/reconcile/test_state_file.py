@@ -21,10 +21,10 @@ from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredSta
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId, VcpuId, VcpuThreads
+from vmpin.domain.sandbox_placement import Previous
 from vmpin.errors import StateFileError
 from vmpin.host import boottime
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
-from vmpin.placement.vcpus import Previous
 from vmpin.reconcile import state_file, state_format
 from vmpin.reconcile.state_format import SavedState
 

@@ -11,10 +11,10 @@ from scenario_example import EXAMPLE
 from vmpin.cli import scenario_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
+from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
 from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import UNMANAGED
-from vmpin.placement.vcpus import Previous
 from vmpin.scenario.node_scenario import Scenario, place_scenario
 
 OUTCOME = """

@@ -8,7 +8,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
-from vmpin.placement.rules import Placement, Verdict
+from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.status.document import ThreadStatus, judge, thread_data
 
 POD = SandboxId("pod")

@@ -11,6 +11,7 @@ import time
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.features.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
 from vmpin.features.isolation.foreign_scans import ForeignScans, HotCpu
 from vmpin.features.isolation.isolation_advice import ProgramKind
@@ -21,7 +22,6 @@ from vmpin.host.cgroup import usage
 from vmpin.host.cpu_times import STEP, CpuLines, tickless
 from vmpin.host.procfs import seconds_since_boot
 from vmpin.placement.ownership import Ownership
-from vmpin.placement.rules import Placement
 from vmpin.reconcile.view import NodeView
 
 #: How old a reading of /proc/stat may be for the next owner (ns).

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadRole
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.vm_nic import NearNic
 from vmpin.features.network.vm_network import PEERS, Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
-from vmpin.placement.rules import Placement
 
 #: More hops than any real path has.
 MOST_HOPS = 24

@@ -16,9 +16,9 @@ from typing import Protocol
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Proof, StrayRun
+from vmpin.domain.sandbox_placement import Placement
 from vmpin.errors import StateFileError
 from vmpin.host.cpu_times import Ran, Schedstat, process_ran
-from vmpin.placement.rules import Placement
 from vmpin.reconcile.view import NodeView
 from vmpin.reports.residency import books_file
 from vmpin.vmm.virtual_machine import Process, Vm
