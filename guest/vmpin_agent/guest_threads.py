@@ -1,7 +1,7 @@
 """Processes, threads and their masks. A thread is identified by (tid, start time), as a tid is reused."""
 
 import os
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 from vmpin.cpuset import CpuSet
 from vmpin_agent import file_io
@@ -99,3 +99,29 @@ def newest(proc: str) -> Optional[Tuple[str, str]]:
     """A value that changes when a thread is created or ends: the last id given out, and the number of threads."""
     fields = (file_io.read(f"{proc}/loadavg") or "").split()
     return (fields[3].partition("/")[2], fields[4]) if len(fields) == 5 else None
+
+
+class SystemProcesses:
+    """The guest's own processes during one pass: all but containers' and kernel threads.
+    :param inside: the pids of containers' processes."""
+
+    def __init__(self, proc: str, inside: Set[int]) -> None:
+        self._proc = proc
+        self._inside = inside
+        #: Pids of kernel threads, for one pass only: a pid may be reused in the next.
+        self._kernel: Set[int] = set()
+
+    def processes(self) -> List[int]:
+        pids = []
+        for pid in processes(self._proc):
+            if pid in self._inside or pid in self._kernel:
+                continue
+            fields = stat(f"{self._proc}/{pid}/stat")
+            if fields is not None and fields.kernel:
+                self._kernel.add(pid)
+            elif fields is not None:
+                pids.append(pid)
+        return pids
+
+    def threads(self) -> List[int]:
+        return [tid for pid in self.processes() for tid in of_process(self._proc, pid)]

@@ -8,10 +8,10 @@ from typing import Dict, List, Optional, Set, Tuple
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.protocol.frames import clean
 from vmpin.protocol.messages import APPLIED, ERROR, MAX_OUTSIDE, PENDING, UNKNOWN, Applied, ContainerOutcome, VcpuMap
-from vmpin_agent import cpusets, file_io, system_processes
+from vmpin_agent import cpusets, file_io
 from vmpin_agent.guest_cgroups import ContainerCgroup, GuestCgroups, within
 from vmpin_agent.guest_cpus import CpuReader, CpuTable
-from vmpin_agent.guest_threads import ThreadKey, mask
+from vmpin_agent.guest_threads import SystemProcesses, ThreadKey, mask
 from vmpin_agent.originals import Originals
 from vmpin_agent.thread_masks import PinTarget, ThreadGroup, ThreadMasks, outside
 
@@ -19,20 +19,26 @@ from vmpin_agent.thread_masks import PinTarget, ThreadGroup, ThreadMasks, outsid
 _TRIES = 5
 
 
-class ContainerWork(PinTarget):
+class MappedContainer(PinTarget):
     """One container while a map is applied."""
 
-    def __init__(self, cid: str, place: ContainerCgroup, wanted: CpuSet, lacking: str, pending: bool,
+    def __init__(self, cid: str, place: ContainerCgroup, wanted: CpuSet, missing: str, pending: bool,
                  excluded: Set[str]) -> None:
         self.cid = cid
         self.place = place
         self.wanted = wanted
-        self.lacking = lacking
+        #: Which vCPUs are not online, "" if none, and whether they may still come.
+        self.missing = missing
         self.pending = pending
-        self.directories = within(place, excluded)
+        self.cgroups = within(place, excluded)
         #: Threads with a mask of their own, and the cgroup each is in.
-        self.narrower: List[Tuple[ThreadKey, str]] = []
+        self.own_masks: List[Tuple[ThreadKey, str]] = []
+        #: The writes to its cpuset; None if it has none or it cannot be written, so that its threads are pinned.
         self.writes: Optional[List[cpusets.CpusetWrite]] = None
+
+    def allowed(self, path: str = "") -> Optional[CpuSet]:
+        """The CPUs that one of its cgroups, by default the uppermost, allows its threads; None without a cpuset."""
+        return cpusets.effective(self.place.hierarchy, path or self.place.path)
 
 
 class MapApplier:
@@ -50,23 +56,25 @@ class MapApplier:
         table = self._cpus.read()
         masks = ThreadMasks(self._proc, self._originals, self._everything)
         places = self._give_back(masks, map)
-        works, outcomes = self._begin(map, table, places)
-        for work in works:
-            self._gather(work, masks, table.online)
-        self._enable(works)
-        for work in works:
-            work.writes = cpusets.plan(work.place, work.directories[1:], work.cid, work.wanted, self._originals)
+        containers, outcomes = self._begin(map, table, places)
+        for container in containers:
+            self._gather(container, masks, table.online)
+        self._enable(containers)
+        for container in containers:
+            container.writes = cpusets.plan(container.place, container.cgroups[1:], container.cid,
+                                            container.wanted, self._originals)
         file_io.log(self._originals.save())
-        refused = {work: self._group(work, table.online) for work in works if not self._change(work)}
+        by_thread = {container: self._group(container, table.online)
+                     for container in containers if not self._write_cpuset(container)}
         # Set threads' own masks again, which older kernels drop when the cpuset changes.
-        masks.pin([(work, key, cpusets.effective(work.place.hierarchy, path) or work.wanted)
-                   for work in works if work not in refused for key, path in work.narrower])
-        masks.pin_all(list(refused.values()))
-        for work, group in refused.items():
-            work.trouble = work.trouble or group.trouble
-        for work in works:
-            outcomes[work.cid] = self._check(work)
-        own = None if map.system is None else self._system(map, map.system, table, masks)
+        masks.pin([(container, key, container.allowed(path) or container.wanted)
+                   for container in containers if container not in by_thread for key, path in container.own_masks])
+        masks.pin_all(list(by_thread.values()))
+        for container, group in by_thread.items():
+            container.trouble = container.trouble or group.trouble
+        for container in containers:
+            outcomes[container.cid] = self._check(container)
+        own = None if map.system is None else self._pin_system(map, map.system, table, masks)
         masks.prune()
         cpusets.prune(self._originals)
         file_io.log(self._originals.save())
@@ -87,16 +95,16 @@ class MapApplier:
         """Give freed threads the CPUs that have come online since (Linux before 6.2)."""
         if self._originals.left:
             masks = ThreadMasks(self._proc, self._originals, self._everything)
-            masks.free(set(self._originals.left), system_processes.SystemProcesses(self._proc, set()).threads)
+            masks.free(set(self._originals.left), SystemProcesses(self._proc, set()).threads)
             file_io.log(self._originals.save())
 
     def _begin(self, map: VcpuMap, table: CpuTable, places: Dict[str, ContainerCgroup]
-               ) -> Tuple[List[ContainerWork], Dict[str, ContainerOutcome]]:
-        """The containers to work on, and the outcomes of those that cannot be."""
-        works, outcomes = [], {}
+               ) -> Tuple[List[MappedContainer], Dict[str, ContainerOutcome]]:
+        """The containers to change, and the outcomes of those that cannot be changed."""
+        containers, outcomes = [], {}
         paths_in_map = {place.path for place in places.values()}
         for cid, share in map.containers.items():
-            wanted, lacking, pending = table.find(share.hw)
+            wanted, missing, pending = table.find(share.hw)
             if cid not in places:
                 outcomes[cid] = ContainerOutcome(UNKNOWN, wanted=wanted, error="no such container in the guest")
             elif not wanted:
@@ -104,10 +112,10 @@ class MapApplier:
                 place, paths = places[cid], within(places[cid], paths_in_map)
                 outcomes[cid] = ContainerOutcome(PENDING if pending else ERROR, place.shown, EMPTY, EMPTY,
                                                  self._cgroups.count(paths), len(self._tids(place, paths)),
-                                                 error=lacking or "the map gives it no vCPU")
+                                                 error=missing or "the map gives it no vCPU")
             else:
-                works.append(ContainerWork(cid, places[cid], wanted, lacking, pending, paths_in_map))
-        return works, outcomes
+                containers.append(MappedContainer(cid, places[cid], wanted, missing, pending, paths_in_map))
+        return containers, outcomes
 
     def _give_back(self, masks: ThreadMasks, map: VcpuMap) -> Dict[str, ContainerCgroup]:
         """Restore what containers had that left the map or have ended. :returns: the cgroups of those in the map."""
@@ -120,7 +128,7 @@ class MapApplier:
         return named
 
     def _restore(self, masks: ThreadMasks, cids: Set[str], places: Dict[str, ContainerCgroup]) -> None:
-        own = self._own(set(places)) if "" in cids else None
+        own = self._system_processes(set(places)) if "" in cids else None
 
         def tids() -> List[int]:
             members = [tid for cid in cids & places.keys() for tid in self._tids(places[cid], within(places[cid]))]
@@ -129,84 +137,99 @@ class MapApplier:
         if cids:
             masks.restore(cids, tids)
 
-    def _own(self, named: Set[str]) -> system_processes.SystemProcesses:
+    def _system_processes(self, named: Set[str]) -> SystemProcesses:
         inside = {pid for place in self._cgroups.all(named).values() for path in within(place)
                   for pid in self._cgroups.processes(path)}
-        return system_processes.SystemProcesses(self._proc, inside)
+        return SystemProcesses(self._proc, inside)
 
     def _tids(self, place: ContainerCgroup, paths: List[str]) -> List[int]:
         return [tid for path in paths for tid in self._cgroups.threads(place.hierarchy, path)]
 
-    def _gather(self, work: ContainerWork, masks: ThreadMasks, online: CpuSet) -> None:
+    def _gather(self, container: MappedContainer, masks: ThreadMasks, online: CpuSet) -> None:
         """Note threads whose mask differs from their cgroup's cpuset: Linux before 6.2 drops it when that changes."""
-        for path in work.directories:
+        for path in container.cgroups:
             for _ in range(_TRIES):
-                base = cpusets.effective(work.place.hierarchy, path) or online
-                masked = ((tid, mask(tid)) for tid in self._cgroups.threads(work.place.hierarchy, path))
+                base = container.allowed(path) or online
+                masked = ((tid, mask(tid)) for tid in self._cgroups.threads(container.place.hierarchy, path))
                 odd = [(tid, now) for tid, now in masked if now is not None and (now != base or masks.noted(tid))]
                 # Otherwise a cpuset that another program writes meanwhile, such as Kata's agent, looks like the
                 # threads' own mask.
-                if not odd or base == (cpusets.effective(work.place.hierarchy, path) or online):
+                if not odd or base == (container.allowed(path) or online):
                     break
             for tid, now in odd:
-                key = masks.note(tid, now, base, work.cid)
+                key = masks.note(tid, now, base, container.cid)
                 if key is not None:
-                    work.narrower.append((key, path))
+                    container.own_masks.append((key, path))
 
-    def _enable(self, works: List[ContainerWork]) -> None:
-        paths = {work.cid: cpusets.closed(work.place) for work in works}
+    def _enable(self, containers: List[MappedContainer]) -> None:
+        paths = {container.cid: cpusets.closed(container.place) for container in containers}
         fresh = [path for group in paths.values() for path in group if path not in self._originals.enabled]
         if fresh:
             self._originals.enabled = sorted({*self._originals.enabled, *fresh}, key=lambda path: path.count("/"))
             self._originals.changed()
         file_io.log(self._originals.save())
-        for work in works:
-            work.trouble = cpusets.enable(cpusets.closed(work.place)) if paths[work.cid] else ""
-            refused = cpusets.closed(work.place) if work.trouble else []
+        for container in containers:
+            container.trouble = cpusets.enable(cpusets.closed(container.place)) if paths[container.cid] else ""
+            refused = cpusets.closed(container.place) if container.trouble else []
             self._originals.enabled = [path for path in self._originals.enabled if path not in refused]
 
-    def _change(self, work: ContainerWork) -> bool:
+    def _write_cpuset(self, container: MappedContainer) -> bool:
         """Write the container's cpuset. :returns: False if that does not narrow it: its threads have to be pinned."""
-        hierarchy = work.place.hierarchy
-        if work.writes is not None:
-            for write in work.writes:
-                work.trouble = cpusets.run(write) or work.trouble
-            for path in {write.path for write in work.writes} & self._originals.cgroups.keys():
-                self._originals.cgroups[path].done()
-            got = cpusets.effective(hierarchy, work.place.path)
-            if got and got <= work.wanted and not work.trouble:
-                return True
-            work.writes = None
-            work.trouble = work.trouble or f"its cgroup leaves it {got or 'no CPU'}"
+        if container.writes is None:
+            return False
+        for write in container.writes:
+            container.trouble = cpusets.run(write) or container.trouble
+        for path in {write.path for write in container.writes} & self._originals.cgroups.keys():
+            self._originals.cgroups[path].done()
+        got = container.allowed()
+        if got and got <= container.wanted and not container.trouble:
+            return True
+        container.writes = None
+        container.trouble = container.trouble or f"its cgroup leaves it {got or 'no CPU'}"
         return False
 
-    def _group(self, work: ContainerWork, online: CpuSet) -> ThreadGroup:
-        base = cpusets.effective(work.place.hierarchy, work.place.path) or online
-        return ThreadGroup(work.cid, lambda: self._tids(work.place, work.directories),
-                     (work.wanted & base) or work.wanted, base)
+    def _group(self, container: MappedContainer, online: CpuSet) -> ThreadGroup:
+        base = container.allowed() or online
+        return ThreadGroup(container.cid, lambda: self._tids(container.place, container.cgroups),
+                           (container.wanted & base) or container.wanted, base)
 
-    def _check(self, work: ContainerWork) -> ContainerOutcome:
-        tids = self._tids(work.place, work.directories)
-        out = outside(tids, work.wanted)
-        if work.writes is not None:
-            got = cpusets.effective(work.place.hierarchy, work.place.path) or EMPTY
-            if got != work.wanted:
-                work.lacking = work.lacking or f"the cgroups above leave it {got or 'no CPU'}"
+    def _check(self, container: MappedContainer) -> ContainerOutcome:
+        tids = self._tids(container.place, container.cgroups)
+        out = outside(tids, container.wanted)
+        if container.writes is not None:
+            got = container.allowed() or EMPTY
+            if got != container.wanted:
+                container.missing = container.missing or f"the cgroups above leave it {got or 'no CPU'}"
+            cgroup: Optional[str] = container.place.shown
         else:
-            got = union(mask(tid) or EMPTY for tid in tids)
-        state = PENDING if out or work.pending else ERROR if work.lacking else APPLIED
-        cgroup = work.place.shown if work.writes is not None else None
-        return ContainerOutcome(state, cgroup, work.wanted, got, self._cgroups.count(work.directories), len(tids),
-                                tuple(out[:MAX_OUTSIDE]), clean("; ".join(filter(None, (work.lacking, work.trouble)))))
+            got, cgroup = _union_of_masks(tids), None
+        return ContainerOutcome(_state(out, container.missing, container.pending), cgroup, container.wanted, got,
+                                self._cgroups.count(container.cgroups), len(tids), tuple(out[:MAX_OUTSIDE]),
+                                clean("; ".join(filter(None, (container.missing, container.trouble)))))
 
-    def _system(self, map: VcpuMap, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> ContainerOutcome:
-        wanted, lacking, pending = table.find(hw)
+    def _pin_system(self, map: VcpuMap, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> ContainerOutcome:
+        """Pin the guest's own processes. :returns: the outcome, as for a container."""
+        wanted, missing, pending = table.find(hw)
         if not wanted:
-            return ContainerOutcome(PENDING if pending else ERROR, error=lacking or "the map gives it no vCPU")
+            return ContainerOutcome(PENDING if pending else ERROR, error=missing or "the map gives it no vCPU")
         if not self._cgroups.hierarchies:
             return ContainerOutcome(ERROR, wanted=wanted,
                                     error="no cgroups: containers' processes cannot be distinguished")
-        outcome = system_processes.pin(self._own(set(map.containers)), self._originals, masks, wanted, table.online)
-        if lacking and outcome.state == APPLIED:
-            outcome = outcome._replace(state=PENDING if pending else ERROR)
-        return outcome._replace(error="; ".join(filter(None, (lacking, outcome.error))))
+        own = self._system_processes(set(map.containers))
+        self._originals.add(self._originals.system, wanted)
+        group = ThreadGroup("", own.threads, wanted, table.online)
+        masks.pin_all([group])
+        tids = own.threads()
+        out = outside(tids, wanted)
+        return ContainerOutcome(_state(out, missing, pending), None, wanted, _union_of_masks(tids),
+                                len(own.processes()), len(tids), tuple(out[:MAX_OUTSIDE]),
+                                "; ".join(filter(None, (missing, group.trouble))))
+
+
+def _state(outside: List[int], missing: str, pending: bool) -> str:
+    """The state to report. :param outside: threads outside their CPUs. :param pending: vCPUs may still come."""
+    return PENDING if outside or pending else ERROR if missing else APPLIED
+
+
+def _union_of_masks(tids: List[int]) -> CpuSet:
+    return union(mask(tid) or EMPTY for tid in tids)

@@ -12,8 +12,7 @@ from vmpin.protocol.frames import ProtocolError
 from vmpin.protocol.messages import AgentMessage, Failure, HostMessage
 from vmpin_agent import file_io
 from vmpin_agent.agent import Agent
-from vmpin_agent.link import Link, LinkClosed, serious
-from vmpin_agent.serial_port import SerialPort
+from vmpin_agent.link import Link, LinkClosed, SerialPort, serious
 
 #: linux/vm_sockets.h: VMADDR_CID_ANY and VMADDR_CID_HOST.
 _ANY = 0xFFFFFFFF

@@ -13,7 +13,7 @@ import pytest
 from vmpin.protocol.frames import FrameDecoder, encode
 from vmpin.protocol.messages import AgentMessage, HostMessage, NeedMap, Ping, Pong, as_json
 from vmpin.protocol.parsing import parse_answer
-from vmpin_agent.serial_port import SerialPort
+from vmpin_agent.link import SerialPort
 
 
 @pytest.fixture
