@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,14 +125,12 @@ class Cgroups:
             created below it, as systemd and nested runtimes do."""
         raw = read_file(f"{self.proc.root}/{pid}/cgroup")
         v2_file = None
-        for line in os.fsdecode(raw or b"").split("\n"):
-            number, _, rest = line.partition(":")
-            controllers, _, cgroup = rest.partition(":")
+        for number, controllers, cgroup in _memberships(raw or b""):
             cgroup = _cut_after(cgroup, container)
-            if "cpuacct" in controllers.split(","):
+            if "cpuacct" in controllers:
                 path = None if self._cpuacct is None else self._cpuacct.locate(cgroup)
                 return None if path is None or not cgroup.strip("/") else f"{path}/cpuacct.usage"
-            if number == "0" and not controllers and self._v2 is not None and cgroup.strip("/"):
+            if number == "0" and controllers == [""] and self._v2 is not None and cgroup.strip("/"):
                 path = self._v2.locate(cgroup)
                 v2_file = None if path is None or self.is_top(path) else f"{path}/cpu.stat"
         return v2_file
@@ -142,15 +141,11 @@ class Cgroups:
         if raw is None:
             return None
         mount, unified = self._v2, None
-        # Not splitlines(): a cgroup's name may contain any control character except newline, and could forge a line.
-        for line in os.fsdecode(raw).split("\n"):
-            # A path may contain colons: containerd's systemd cgroups are kubepods-pod1.slice:cri-containerd:ID.
-            number, _, rest = line.partition(":")
-            controllers, _, cgroup = rest.partition(":")
-            if "cpuset" in controllers.split(","):
+        for number, controllers, cgroup in _memberships(raw):
+            if "cpuset" in controllers:
                 mount, unified = self._v1, cgroup
                 break
-            if number == "0" and not controllers:
+            if number == "0" and controllers == [""]:
                 unified = cgroup
         if unified is None or mount is None:
             return None
@@ -223,6 +218,17 @@ class Cgroups:
             ("cpuset.", "cpuset.cpus"), ("", "effective_cpus")) if os.path.exists(f"{point}/{sign}")), None)
         unified = next((_Mount(point) for point in points if os.path.exists(f"{point}/cgroup.controllers")), None)
         return cpuset, cpuacct, unified
+
+
+def _memberships(raw: bytes) -> Iterator[tuple[str, list[str], str]]:
+    """Parse /proc/PID/cgroup. Yields (number, controllers, cgroup) of each hierarchy; number "0" with the controllers
+    [""] is version 2."""
+    # Not splitlines(): a cgroup's name may contain any control character except newline, and could forge a line.
+    for line in os.fsdecode(raw).split("\n"):
+        # A path may contain colons: containerd's systemd cgroups are kubepods-pod1.slice:cri-containerd:ID.
+        number, _, rest = line.partition(":")
+        controllers, _, cgroup = rest.partition(":")
+        yield number, controllers.split(","), cgroup
 
 
 def _cut_after(cgroup: str, container: str) -> str:

@@ -171,12 +171,8 @@ class KataState:
         return max(seen, time.time() - info.st_mtime) < SETTLING
 
 
-def _url(value: object) -> str:
-    return value if isinstance(value, str) and len(value) <= 4096 else ""
-
-
-def _hypervisor(value: object) -> str:
-    return value if isinstance(value, str) and len(value) <= 64 else ""
+def _text(value: object, most: int) -> str:
+    return value if isinstance(value, str) and len(value) <= most else ""
 
 
 def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str = "") -> KataSandbox:
@@ -218,7 +214,7 @@ def parse_go(sid: SandboxId, raw: bytes, written: int, exclusive_annotation: str
     vmm = dig(state, "HypervisorState")
     return KataSandbox(sid, "kata-go", pid_of(dig(vmm, "Pid")), tuple(containers), pod, str(dig(vmm, "UUID") or ""),
                        written, dig(state, "Config", "EnableVCPUsPinning") is True,
-                       _url(dig(state, "AgentState", "URL")), _hypervisor(dig(vmm, "Type")))
+                       _text(dig(state, "AgentState", "URL"), 4096), _text(dig(vmm, "Type"), 64))
 
 
 def parse_rs(sid: SandboxId, raw: bytes, written: int) -> KataSandbox:

@@ -73,18 +73,7 @@ def _split(text: str) -> list[str]:
     """Split at single commas; doubled ones become one comma of the value."""
     if ",," not in text:
         return text.split(",") if text else []
-    parts, part, at = [], "", 0
-    while at < len(text):
-        if text[at] != ",":
-            part += text[at]
-        elif text[at + 1:at + 2] == ",":
-            part += ","
-            at += 1
-        else:
-            parts.append(part)
-            part = ""
-        at += 1
-    return [*parts, part]
+    return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]  # an argument has no NUL
 
 
 def sandbox_id(text: str) -> SandboxId | None:

@@ -17,7 +17,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
 from vmpin.vmm.process_table import ROUNDS, ProcessTable
 from vmpin.vmm.recognition import Recognized, VmmProcess, evidence_strength, named_by_kata
-from vmpin.vmm.virtual_machine import Process, QmpNeed, Reading, Refresh, Vm
+from vmpin.vmm.virtual_machine import Process, Refresh, Vm
 
 logger = logging.getLogger(__name__)
 
@@ -195,11 +195,11 @@ class VmInventory:
                 return Refresh.ENDED
             if outcome is not Refresh.UNCHANGED:
                 changed = True
-                vm.roles = Reading.OUTDATED  # at once: reading the next process may fail
-        if vm.roles is Reading.OUTDATED or vm.qmp is not None or self._may_identify_more(vm, turn):
+                vm.roles_outdated = True  # at once: reading the next process may fail
+        if vm.roles_outdated or vm.qmp is not None or self._may_identify_more(vm, turn):
             vm.attempts = 0 if changed else vm.attempts + 1
             changed = self._identify(vm) or changed
-            vm.roles = Reading.CURRENT
+            vm.roles_outdated = False
         changed = _renew_vcpu_state(vm) or changed
         return Refresh.CHANGED if changed else Refresh.UNCHANGED
 
@@ -239,7 +239,7 @@ class VmInventory:
         vm.ended_vcpus.difference_update(vm.vcpu_threads.values())
         vcpus = vm.guest_vcpus(sorted(vm.vcpu_threads.values()))
         changed = (threads, identified.complete, vcpus) != (process.threads, vm.vcpus_identified, vm.vcpus)
-        process.threads, vm.vcpus, vm.qmp_need = threads, vcpus, QmpNeed.UNDECIDED
+        process.threads, vm.vcpus, vm.needs_qmp = threads, vcpus, None
         if identified.complete:
             vm.vcpu_state = VcpuState.IDENTIFIED
         elif vm.vcpus_identified:
@@ -262,10 +262,9 @@ class VmInventory:
         for vm in self.vms.values():
             if vm.type.qmp_sockets is None or not vm.vmm.stats:
                 continue
-            if vm.qmp_need is QmpNeed.UNDECIDED:  # parsing hundreds of command lines costs as much as a pass
-                needed = vmm_threads.wants_qmp(vm.type, vm.vmm.argv, vm.vcpus_identified, bool(vm.iothreads))
-                vm.qmp_need = QmpNeed.NEEDED if needed else QmpNeed.NOT_NEEDED
-            if vm.qmp_need is QmpNeed.NEEDED and vm.qmp_asked != frozenset(vm.vmm.stats):
+            if vm.needs_qmp is None:  # parsing hundreds of command lines costs as much as a pass
+                vm.needs_qmp = vmm_threads.wants_qmp(vm.type, vm.vmm.argv, vm.vcpus_identified, bool(vm.iothreads))
+            if vm.needs_qmp and vm.qmp_asked != frozenset(vm.vmm.stats):
                 needing.append(vm)
         return needing
 

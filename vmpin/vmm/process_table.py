@@ -38,8 +38,7 @@ class ProcessTable:
 
     def __init__(self, proc: Procfs) -> None:
         self.proc = proc
-        #: The number of scans so far.
-        self.round = 0
+        self.round = 0  #: The number of scans so far.
         self.vmms: dict[int, tuple[ThreadId, VmmProcess, list[str]]] = {}
         self.helpers: dict[int, tuple[ThreadId, HelperProcess, list[str]]] = {}
         #: Kernel threads by tid, with the pid of the process that each works for.
@@ -101,14 +100,11 @@ class ProcessTable:
         return {helper.sandbox for _, helper, _ in self.helpers.values()
                 if helper.sandbox is not None and (not roles or helper.role in roles)}
 
-    def _drop(self, pid: int) -> None:
-        self._drop_but(None, pid)
-
-    def _drop_but(self, table: Mapping[int, object] | None, pid: int) -> None:
-        """Remove a pid from all tables except `table`, in which its position is kept."""
-        for other in (self.vmms, self.helpers, self.kernel, self.impostors):
-            if other is not table:
-                other.pop(pid, None)
+    def _drop(self, pid: int, but: Mapping[int, object] | None = None) -> None:
+        """Remove a pid from all tables except `but`, in which its position is kept."""
+        for table in (self.vmms, self.helpers, self.kernel, self.impostors):
+            if table is not but:
+                table.pop(pid, None)
 
     def _inspect(self, pid: str) -> None:
         """Read and recognize a process, without regard to earlier entries of its pid."""
@@ -120,7 +116,7 @@ class ProcessTable:
             if stat is None or owner is None:
                 self._drop(number)
                 return
-            self._drop_but(self.kernel, number)
+            self._drop(number, but=self.kernel)
             role, owner_pid = owner
             self.kernel[number] = (owner_pid, VmThread(ThreadId(number, stat.starttime), role, stat.comm, number))
             return
@@ -137,14 +133,15 @@ class ProcessTable:
             process = self._whole(identity, process)
         elif process.role is ThreadRole.SHIM and (vmm := self._vmm_within(pid)) is not None:
             process = VmmProcess(vmm, process.sandbox)
-        self._drop_but(self.vmms if isinstance(process, VmmProcess) else self.helpers, number)
         if isinstance(process, VmmProcess):
+            self._drop(number, but=self.vmms)
             self.vmms[number] = (identity, process, argv)
         else:
+            self._drop(number, but=self.helpers)
             self.helpers[number] = (identity, process, argv)
 
     def _keep_impostor(self, pid: int, impostor: Impostor) -> None:
-        self._drop_but(self.impostors, pid)
+        self._drop(pid, but=self.impostors)
         if pid in self.impostors or len(self.impostors) < MAX_IMPOSTORS:
             self.impostors[pid] = impostor
         if impostor.uid not in self._warned and len(self._warned) < MAX_IMPOSTORS:

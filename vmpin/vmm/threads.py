@@ -131,22 +131,23 @@ def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tupl
     :param iothreads: iothreads identified earlier; entries of other threads are ignored.
     :param qmp: QEMU's answer about the current threads, None without one; older answers are in the other
         parameters."""
-    vm = _Vm(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp, gone)
+    vm = _Identification(pid, vmm, argv, dict(threads), procfs, debugfs, sleep, qmp, gone)
     found_by = "none"
-    if learned and vm.believe({thread.tid: vcpu for thread, vcpu in learned.items() if vm.same(thread)}):
+    if learned and vm.accept({thread.tid: vcpu for thread, vcpu in learned.items() if vm.same(thread)}):
         found_by = "learned"
     vm.iothreads |= {thread.tid for thread in iothreads if vm.same(thread)}
     # Names always count, because a vCPU that was plugged in is not among those that must exist.
-    if vm.believe(vm.names.vcpus):
+    if vm.accept(vm.names.vcpus):
         found_by = "names"
-    for name, ask in _STRATEGIES:
-        if vm.complete():
+    complete = vm.is_complete()
+    for name, strategy in _STRATEGIES:
+        if complete:
             break
-        if vm.believe(ask(vm) or {}):
+        if vm.accept(strategy(vm)):
             found_by = name
-    complete = vm.complete()
+        complete = vm.is_complete()
     roles = vm.names.roles
-    for tid in vm.all_iothreads():
+    for tid in vm.iothreads | vm.iothreads_by_order():
         roles[tid] = IOTHREAD
     for tid, vcpu in vm.vcpus.items():
         roles[tid] = (ThreadRole.VCPU, vcpu)
@@ -161,8 +162,8 @@ def wants_qmp(vmm: VmmType, argv: Sequence[str], vcpus_identified: bool, iothrea
     return bool(vmm.qmp_sockets(argv))
 
 
-class _Vm:
-    """A VMM process during the identification of its threads: the inputs, and the results so far."""
+class _Identification:
+    """The identification of one VMM's threads: the inputs, and the results so far."""
 
     def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
                  debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None,
@@ -185,11 +186,11 @@ class _Vm:
         return stat is not None and stat.starttime == thread.starttime
 
     def possible(self, tid: int) -> bool:
-        """Whether a thread may have been created by QEMU itself."""
+        """Whether a thread may have been created by the VMM itself."""
         stat = self.stats.get(tid)
         return stat is not None and not stat.flags & _KERNELS_OWN
 
-    def believe(self, answer: Mapping[int, VcpuId]) -> bool:
+    def accept(self, answer: Mapping[int, VcpuId]) -> bool:
         """Accept new results, unless two threads would be the same vCPU. :returns: whether anything was new."""
         vcpus, possible = self.vcpus, self.possible
         new = {tid: vcpu for tid, vcpu in answer.items() if tid not in vcpus and possible(tid)}
@@ -207,7 +208,7 @@ class _Vm:
         return [tid for tid in unnamed
                 if tid not in self.vcpus and tid not in self.iothreads and self.possible(tid)]
 
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         if not self.vcpus:
             return False
         if self.qmp is not None and self.qmp.vcpus and self.qmp.vcpus.keys() <= self.vcpus.keys():
@@ -232,70 +233,54 @@ class _Vm:
         vcpus = self.vmm.vcpus_of_kvm_ids(self.argv, kvm_ids.values())
         return {key: vcpus[number] for key, number in kvm_ids.items() if number in vcpus}
 
-    def all_iothreads(self) -> Collection[int]:
-        """Return the iothreads identified by QMP or earlier; otherwise those identified by order of creation."""
-        declared = self.start.iothreads
-        if not declared:
-            return self.iothreads
+    def by_kvm_run(self) -> Mapping[int, VcpuId]:
+        if not self.fds():
+            return {}
+        indices, self.running = kvm.in_kvm_run(self.procfs, self.pid, self.suspects(), self.fds())
+        return self.by_index(indices)
+
+    def by_debugfs(self) -> Mapping[int, VcpuId]:
+        vcpus = self.by_index(kvm.from_debugfs(self.debugfs, self.pid))
+        self.gone.update(vcpu for tid, vcpu in vcpus.items()
+                         if tid not in self.stats and self.procfs.thread_stat(self.pid, tid) is None)
+        return vcpus
+
+    def by_kvm_run_again(self) -> Mapping[int, VcpuId]:
+        waiting = [tid for tid in self.running if tid not in self.vcpus]
+        return self.by_index(kvm.in_kvm_run_later(self.procfs, self.pid, waiting, self.fds(), self.sleep))
+
+    def without_ended(self) -> Mapping[int, VcpuId]:
+        self.gone.update(self.ended)
+        return {}
+
+    def by_qmp(self) -> Mapping[int, VcpuId]:
+        return {} if self.qmp is None else self.qmp.vcpus
+
+    def iothreads_by_order(self) -> frozenset[int]:
+        """Identify the declared iothreads that neither names nor QMP identified, as under Kata, whose ids
+        (`indep_iothread_0`, `iothread-…`) are too long for thread names, by their order of creation; none unless all
+        conditions hold. At its start QEMU creates its RCU thread, then all iothreads, then the monitors' thread, then
+        the vCPUs. All unnamed threads before the vCPUs except the first must wait in an event loop; otherwise the
+        monitors' thread could be taken for a busy iothread."""
         named = {tid for tid, role in self.names.roles.items() if role is IOTHREAD}
-        missing = len(declared) - len(named | self.iothreads)
-        if missing < 1:
-            return self.iothreads
-        monitors = 1 if self.start.monitor_thread and not self.names.monitors else 0
-        return self.iothreads | _by_order(self.procfs, self.pid, self.stats, self.suspects(), self.vcpus, missing,
-                                         monitors)
+        missing = len(self.start.iothreads) - len(named | self.iothreads)
+        if missing < 1 or not self.vcpus or not (waits := _WAITS.get(os.uname().machine)):
+            return frozenset()
 
+        def age(tid: int) -> tuple[int, int]:
+            return self.stats[tid].starttime, tid
 
-def _kvm_run(vm: _Vm) -> Mapping[int, VcpuId] | None:
-    if not vm.fds():
-        return None
-    indices, vm.running = kvm.in_kvm_run(vm.procfs, vm.pid, vm.suspects(), vm.fds())
-    return vm.by_index(indices)
-
-
-def _debugfs(vm: _Vm) -> Mapping[int, VcpuId] | None:
-    vcpus = vm.by_index(kvm.from_debugfs(vm.debugfs, vm.pid))
-    vm.gone.update(vcpu for tid, vcpu in vcpus.items()
-                   if tid not in vm.stats and vm.procfs.thread_stat(vm.pid, tid) is None)
-    return vcpus
-
-
-def _kvm_run_again(vm: _Vm) -> Mapping[int, VcpuId] | None:
-    waiting = [tid for tid in vm.running if tid not in vm.vcpus]
-    return vm.by_index(kvm.in_kvm_run_later(vm.procfs, vm.pid, waiting, vm.fds(), vm.sleep))
-
-
-def _ended(vm: _Vm) -> None:
-    vm.gone.update(vm.ended)
-
-
-def _qmp(vm: _Vm) -> Mapping[int, VcpuId] | None:
-    return None if vm.qmp is None else vm.qmp.vcpus
+        first_vcpu = min(map(age, self.vcpus))
+        old = [tid for tid in sorted(self.suspects(), key=age) if age(tid) < first_vcpu]
+        loops = [tid for tid in old if self.procfs.syscall(self.pid, tid).partition(" ")[0] in waits]
+        monitors = 1 if self.start.monitor_thread and not self.names.monitors else 0  # unnamed as well
+        if loops not in (old, old[1:]) or len(loops) != missing + monitors:
+            return frozenset()
+        return frozenset(loops[:missing])
 
 
 #: In this order, after the names.
-_STRATEGIES: tuple[tuple[str, Callable[[_Vm], Mapping[int, VcpuId] | None]], ...] = (
-    ("kvm_run", _kvm_run), ("debugfs", _debugfs), ("kvm_run", _kvm_run_again), ("ended", _ended),
-    ("qmp", _qmp))
-
-
-def _by_order(procfs: Procfs, pid: int, stats: Mapping[int, Stat], unnamed: Collection[int],
-             vcpus: Collection[int], missing: int, monitors: int) -> frozenset[int]:
-    """Identify the `missing` declared iothreads among the unnamed threads by their order of creation; nothing unless
-    all conditions hold. Needed if neither names nor QMP identify them, as under Kata, whose ids (`indep_iothread_0`,
-    `iothread-…`) are too long for thread names. At its start QEMU creates its RCU thread, then all iothreads, then the
-    monitors' thread (`monitors` is 1 if it is unnamed as well), then the vCPUs. All unnamed threads before the vCPUs
-    except the first must wait in an event loop; otherwise the monitors' thread could be taken for a busy iothread."""
-    waits = _WAITS.get(os.uname().machine)
-    if not vcpus or not waits or missing < 1:
-        return frozenset()
-
-    def age(tid: int) -> tuple[int, int]:
-        return stats[tid].starttime, tid
-
-    first_vcpu = min(map(age, vcpus))
-    old = [tid for tid in sorted(unnamed, key=age) if age(tid) < first_vcpu]
-    loops = [tid for tid in old if procfs.syscall(pid, tid).partition(" ")[0] in waits]
-    if loops not in (old, old[1:]) or len(loops) != missing + monitors:
-        return frozenset()
-    return frozenset(loops[:missing])
+_STRATEGIES: tuple[tuple[str, Callable[[_Identification], Mapping[int, VcpuId]]], ...] = (
+    ("kvm_run", _Identification.by_kvm_run), ("debugfs", _Identification.by_debugfs),
+    ("kvm_run", _Identification.by_kvm_run_again), ("ended", _Identification.without_ended),
+    ("qmp", _Identification.by_qmp))

@@ -13,29 +13,11 @@ from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm.vmm_type import VmmType
 
 
-class Reading(enum.Enum):
-    """Whether data that was read is up to date: a process's task directory, the roles of a VM's threads."""
-
-    #: No thread was created since the listing, if fork events are complete; the identified threads are unchanged.
-    CURRENT = enum.auto()
-    #: A thread was, or may have been, created since; the threads have changed since their identification.
-    OUTDATED = enum.auto()
-
-
 class QmpAnswer(NamedTuple):
     """QEMU's answer: the cpu-index of each vCPU thread, and the iothreads, by tid."""
 
     vcpus: Mapping[int, VcpuId]
     iothreads: frozenset[int]
-
-
-class QmpNeed(enum.Enum):
-    """Whether QMP is needed to identify threads."""
-
-    #: Not determined since the roles were identified.
-    UNDECIDED = enum.auto()
-    NEEDED = enum.auto()
-    NOT_NEEDED = enum.auto()
 
 
 class Refresh(enum.Enum):
@@ -48,21 +30,22 @@ class Refresh(enum.Enum):
 
 
 class Process:
-    """A process whose threads are followed. `tasks` is the last listing of its task directory."""
+    """A process whose threads are followed."""
 
     def __init__(self, pid: int, id: ThreadId, role: ThreadRole, argv: list[str],
                  threads: dict[int, VmThread] | None = None) -> None:
         self.pid, self.id, self.role, self.argv = pid, id, role, argv
-        self.tasks: list[str] = []
+        self.tasks: list[str] = []  #: The last listing of its task directory.
         self.stats: dict[int, Stat] = {}
         self.threads = {} if threads is None else threads
         #: Threads first read in the last pass: their names may not have been set yet (a clone has its creator's name).
         self.young: set[int] = set()
-        self.listing = Reading.OUTDATED
+        #: Whether a thread was, or may have been, created since the last listing.
+        self._outdated = True
 
     def mark_outdated(self) -> None:
         """Make the next refresh list the threads, because one was created."""
-        self.listing = Reading.OUTDATED
+        self._outdated = True
 
     def has(self, thread: ThreadId) -> bool:
         """Whether a thread was among those read last."""
@@ -75,12 +58,12 @@ class Process:
         :param forks_reported: whether every fork event calls `mark_outdated`. Then a process that is not outdated and
             has an unchanged number of threads is not listed."""
         same = not self.young and not reread
-        if (same and forks_reported and self.listing is Reading.CURRENT
+        if (same and forks_reported and not self._outdated
                 and proc.thread_count(self.pid) == len(self.tasks)):
             return Refresh.UNCHANGED
         tasks = proc.tids(self.pid)
         if same and tasks == self.tasks:
-            self.listing = Reading.CURRENT
+            self._outdated = False
             return Refresh.UNCHANGED
         if not tasks:
             self.stats.clear()
@@ -99,7 +82,7 @@ class Process:
             self.threads.clear()
             return Refresh.ENDED
         changed = stats != self.stats
-        self.tasks, self.stats, self.young, self.listing = tasks, stats, young, Reading.CURRENT
+        self.tasks, self.stats, self.young, self._outdated = tasks, stats, young, False
         if changed and self.role is not ThreadRole.EMULATOR:
             self.threads = {tid: VmThread(ThreadId(tid, stat.starttime), self.role, stat.comm, self.pid)
                             for tid, stat in stats.items()}
@@ -122,15 +105,15 @@ def _merged(before: Mapping[int, Stat], tids: Sequence[int], again: Collection[i
     stats: dict[int, Stat] = {}
     young = set()
     for tid in tids:
-        if tid not in again:
-            stats[tid] = before[tid]
-        elif tid in fresh:
-            old, stat = before.get(tid), fresh[tid]
-            if old is None or (old.comm, old.starttime) != (stat.comm, stat.starttime):
-                young.add(tid)
-                stats[tid] = stat
-            else:
-                stats[tid] = old
+        old = before.get(tid)
+        stat = fresh.get(tid) if tid in again else old
+        if stat is None:
+            continue
+        if old is not None and (old.comm, old.starttime) == (stat.comm, stat.starttime):
+            stats[tid] = old
+        else:
+            young.add(tid)
+            stats[tid] = stat
     return stats, young
 
 
@@ -158,8 +141,10 @@ class Vm:
         self.qmp: QmpAnswer | None = None
         #: The thread set for which QMP was last queried; each set is queried once.
         self.qmp_asked: frozenset[int] = frozenset()
-        self.qmp_need = QmpNeed.UNDECIDED
-        self.roles = Reading.OUTDATED
+        #: Whether QMP is needed to identify threads; None: not determined since they were last identified.
+        self.needs_qmp: bool | None = None
+        #: Whether the threads have changed since their roles were identified.
+        self.roles_outdated = True
         #: How often roles were identified again since the last change of threads.
         self.attempts = 0
 
