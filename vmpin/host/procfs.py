@@ -249,16 +249,15 @@ class Procfs:
 
     def nested(self, pid: int | str) -> bool | None:
         """Whether a process is in a pid namespace below that of this /proc, as in a container; None if it has ended.
-        Read from its ns/pid link, which takes a fifth of the time of its status; from its status if the process may
-        not be traced (fs/proc/namespaces.c: proc_ns_readlink)."""
+        By its ns/pid link, which takes a fifth of the time of its status; by its status if the process may not be
+        traced (fs/proc/namespaces.c: proc_ns_readlink)."""
         if self._namespace is None:
-            # Pid 1 may not be traceable, as on a machine whose init has capabilities that this process lacks.
-            self._namespace = self._link("self" if not self._nested("self") else 1) or ""
-        if self._namespace:
-            link = self._link(pid)
-            if link is not None:
-                return link != self._namespace if link else None
-        return self._nested(pid)
+            # Pid 1 may not be traceable, so this process comes first, if it is not nested itself.
+            self._namespace = self._link(1 if self._nested("self") else "self") or ""
+        link = self._link(pid) if self._namespace else None
+        if link is None:
+            return self._nested(pid)
+        return link != self._namespace if link else None
 
     def _nested(self, pid: int | str) -> bool:
         """Whether a process is in a nested pid namespace, by its status file."""

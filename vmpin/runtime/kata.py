@@ -6,6 +6,7 @@ without containers. Both write in place (O_TRUNC), so a reader may get an empty 
 once and then in each pass. The pids in the files are not trusted here: vmm.inventory confirms them.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -67,7 +68,7 @@ class KataState:
         self.listed: set[SandboxId] = set()
         self.exclusive_annotation = exclusive_annotation
         #: Incomplete files within SETTLING, with the time of their first reading (monotonic).
-        self._half: dict[str, float] = {}
+        self._incomplete: dict[str, float] = {}
         self._parsed: dict[str, tuple[Stamp, KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[Stamp, bool]] = {}
 
@@ -86,8 +87,8 @@ class KataState:
                 self.listed.add(SandboxId(sid))
                 if sandbox is not None:
                     sandboxes.setdefault(sandbox.id, self._with_states(f"{root}/{sid}", sandbox))
-        for vanished in self._half.keys() - seen:
-            del self._half[vanished]
+        for vanished in self._incomplete.keys() - seen:
+            del self._incomplete[vanished]
         for vanished in self._parsed.keys() - seen:
             del self._parsed[vanished]
             directory = os.path.dirname(vanished) + "/"
@@ -98,7 +99,7 @@ class KataState:
     @property
     def unsettled(self) -> bool:
         """Whether a file was incomplete at its last reading and must be read again."""
-        return bool(self._half)
+        return bool(self._incomplete)
 
     def use_annotation(self, annotation: str) -> None:
         """Set `exclusive_annotation` ("": none); if it changed, all files are parsed again."""
@@ -133,33 +134,27 @@ class KataState:
         try:
             info = os.stat(path, follow_symlinks=False)
         except OSError:
-            self._half.pop(path, None)
+            self._incomplete.pop(path, None)
             return None
         unchanged, before = self._parsed.get(path, (None, None))
         if unchanged == stamp(info):
             return before
         sandbox: KataSandbox | None = None
-        for attempt in range(5):
-            try:
-                sandbox = parse(sid, read_regular(path, MAX_BYTES)[0], info.st_mtime_ns)
-                break
-            except FileNotFoundError:
-                self._half.pop(path, None)
-                return None
-            except OSError as err:
-                if passing(err):
-                    return before
-                self.complain(f"{path}: not read: {err.strerror}")  # a FIFO, a symbolic link, or too large
-                break
-            except SourceError as err:
-                if attempt < 4:
-                    time.sleep(0.002)
-                elif self._settles(path, info):
-                    return before
-                else:
-                    sandbox = before  # an old state is better than none
-                    self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
-        self._half.pop(path, None)
+        try:
+            sandbox = _read_whole(path, sid, parse, info.st_mtime_ns)
+        except FileNotFoundError:
+            self._incomplete.pop(path, None)
+            return None
+        except OSError as err:
+            if passing(err):
+                return before
+            self.complain(f"{path}: not read: {err.strerror}")  # a FIFO, a symbolic link, or too large
+        except SourceError as err:
+            if self._settles(path, info):
+                return before
+            sandbox = before  # an old state is better than none
+            self.complain(f"{path}: {err.why}" + (": its last state is used" if sandbox else ""))
+        self._incomplete.pop(path, None)
         self._parsed[path] = (lasting_stamp(info), sandbox)
         return sandbox
 
@@ -167,8 +162,18 @@ class KataState:
         """Whether an incomplete file may still be in the process of being written: by its mtime and, in case the wall
         clock was stepped, by the time since its first incomplete reading."""
         now = time.monotonic()
-        seen = now - self._half.setdefault(path, now)
+        seen = now - self._incomplete.setdefault(path, now)
         return max(seen, time.time() - info.st_mtime) < SETTLING
+
+
+def _read_whole(path: str, sid: SandboxId, parse: Parse, written: int) -> KataSandbox:
+    """Read and parse a file, repeatedly within 10 ms if it is incomplete. :raises OSError: it cannot be read.
+    :raises SourceError: it is invalid or still incomplete."""
+    for _ in range(4):
+        with contextlib.suppress(SourceError):
+            return parse(sid, read_regular(path, MAX_BYTES)[0], written)
+        time.sleep(0.002)
+    return parse(sid, read_regular(path, MAX_BYTES)[0], written)
 
 
 def _text(value: object, most: int) -> str:

@@ -262,7 +262,7 @@ def test_a_file_that_is_being_written_is_no_trouble_until_it_stays_so(disk: Disk
     path = disk.write(half, rs=rs)
     os.utime(path, (time.time() + 3600,) * 2)  # however long this machine takes for what follows
     for _ in range(3):
-        disk.state._half.clear()
+        disk.state._incomplete.clear()
         assert disk.state.sandboxes() == {}
         assert disk.complaints == []
         assert disk.state.unsettled
@@ -280,7 +280,7 @@ def test_a_half_written_file_counts_after_a_second_whatever_its_time(disk: Disk)
     os.utime(path, (time.time() + 3600,) * 2)
     assert disk.state.sandboxes() == {}
     assert disk.complaints == []
-    disk.state._half[str(path)] -= SETTLING
+    disk.state._incomplete[str(path)] -= SETTLING
     assert disk.state.sandboxes() == {}
     assert len(disk.complaints) == 1
     disk.write(b"{", at=AGO)
