@@ -36,8 +36,8 @@ from process_masks import seen
 from runtime_bundle import Bundle, cri, remove_cgroup, stripped_text
 from waiting import PATIENCE, wait
 
-from vmpin.install import hook_script, hooks_directory
-from vmpin.install.hook_options import DEFAULT_STAGES, HookOptions
+from vmpin.install import oci_hook
+from vmpin.install.oci_hook import DEFAULT_STAGES, HookOptions
 
 #: Of its hooks, for the watcher to answer: after the default of 200 ms a busy machine may leave a hook no time for the
 #: spool, and its message is lost. A watcher that is not there refuses, or resets, and they spool at once.
@@ -210,9 +210,9 @@ class Node:
 
     @property
     def script(self) -> Path:
-        script = hook_script.script_path(self.top / "hooks.d")
+        script = oci_hook.script_path(self.top / "hooks.d")
         if not script.exists():
-            hooks_directory.install(self.top / "hooks.d", self.options())
+            oci_hook.install(self.top / "hooks.d", self.options())
         return script
 
     def message(self, stage: str, state: object, when: int | None = None) -> bytes:

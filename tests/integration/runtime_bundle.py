@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from need import lacking, need_tool, need_unshare
 from waiting import PATIENCE
 
-from vmpin.install import base_spec
+from vmpin.install import oci_hook
 
 if TYPE_CHECKING:
     from real_node import Node
@@ -56,7 +56,7 @@ class Bundle:
                       "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")],
                       "maskedPaths": ["/proc/sysrq-trigger", "/proc/kcore"], "readonlyPaths": ["/proc/sys"]},
         }
-        made = base_spec.with_hook(spec, node.script, node.options(stages=stages))
+        made = oci_hook.with_hook(spec, node.script, node.options(stages=stages))
         (self.at / "config.json").write_text(json.dumps(made))
 
     def run(self) -> None:

@@ -25,7 +25,7 @@ from real_node import COMMAND, Node
 from real_qemu import Qemu
 from waiting import wait
 
-from vmpin.install import hooks_directory
+from vmpin.install import oci_hook
 
 SECRETS = {"environment": "hush-in-the-environment", "argv": "hush-in-a-command-line", "vmm": "hush-in-the-vmm"}
 #: Whatever else this machine is, the watcher and its sandboxes are as they should be.
@@ -137,7 +137,7 @@ def test_katas_own_pinning_is_bad_and_so_is_the_exit_code(lab: Lab) -> None:
 @pytest.mark.root
 def test_a_hook_that_is_gone_is_found_below_the_root_that_is_given(lab: Lab, tmp_path: Path) -> None:
     directory = tmp_path / "usr" / "share" / "containers" / "oci" / "hooks.d"
-    hooks_directory.install(directory, lab.node.options())
+    oci_hook.install(directory, lab.node.options())
     for file in directory.glob("*.json"):  # as they are when the node's root is mounted elsewhere
         file.write_text(file.read_text().replace(str(tmp_path), ""))
     (tmp_path / "etc" / "crio").mkdir(parents=True)
@@ -155,7 +155,7 @@ def test_a_hook_that_is_gone_is_found_below_the_root_that_is_given(lab: Lab, tmp
 def test_a_check_that_there_is_none_of_is_refused(lab: Lab) -> None:
     done = lab.node.cli("doctor", "watchr")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "did you mean 'watcher'?" in done.stderr
+    assert "did you mean watcher?" in done.stderr
 
 
 # Without a watcher, or with one that is not well

@@ -24,8 +24,8 @@ import pytest
 from machine_wide import alone_with
 from need import lacking, need_root, need_tool, need_unshare
 
-from vmpin.install import base_spec, file_operations, hook_options, hook_script, hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install import file_operations, oci_hook
+from vmpin.install.oci_hook import HookOptions
 
 pytestmark = pytest.mark.root
 
@@ -163,8 +163,8 @@ class Runtime:
         spec["annotations"] = {"org.example.note": "ü \U0001f600"}
         spec["hooks"] = {stage: [{"path": need_tool("tee"), "args": ["tee", str(self.witness / stage)]}]
                          for stage in options.stages}
-        script = hook_script.script_path(self.machine.hooks_dir)
-        config.write_text(json.dumps(base_spec.with_hook(spec, script, options)))
+        script = oci_hook.script_path(self.machine.hooks_dir)
+        config.write_text(json.dumps(oci_hook.with_hook(spec, script, options)))
 
     def run(self) -> subprocess.CompletedProcess[str]:
         return self.machine.run(*self.argv, "run", "--bundle", str(self.machine.rootfs.parent), self.machine.name)
@@ -180,7 +180,7 @@ class Runtime:
 def runtime(request: pytest.FixtureRequest, machine: Machine) -> Iterator[Runtime]:
     made = Runtime(machine, request.param)
     options = machine.options(stages=HOST_STAGES)
-    hooks_directory.install(machine.hooks_dir, options)
+    oci_hook.install(machine.hooks_dir, options)
     made.spec(options)
     yield made
     made.delete()
@@ -227,7 +227,7 @@ def test_a_container_starts_while_the_watcher_is_mute(runtime: Runtime) -> None:
 
 
 def test_a_container_starts_when_the_hook_goes_wrong(runtime: Runtime) -> None:
-    script = hook_script.script_path(runtime.machine.hooks_dir)
+    script = oci_hook.script_path(runtime.machine.hooks_dir)
     sound = script.read_text()
     broken = sound.replace("    body = read_state()\n", "    raise RuntimeError('broken')\n")
     assert broken != sound
@@ -282,7 +282,7 @@ class Podman:
 
 @pytest.fixture
 def podman(machine: Machine) -> Iterator[Podman]:
-    hooks_directory.install(machine.hooks_dir, machine.options())
+    oci_hook.install(machine.hooks_dir, machine.options())
     # tmp_path is too long: podman takes a runroot of 50 characters at most.
     # Its crun keeps a container's state in /run/crun, where another test may look for what is left.
     with alone_with("crun"), tempfile.TemporaryDirectory(prefix="vmpin-") as top:
@@ -295,31 +295,31 @@ def test_podman_runs_what_is_in_the_hooks_directory(podman: Podman) -> None:
     with listening(podman.machine.socket) as watcher:
         podman.container()
     states = by_stage(watcher.messages)
-    assert sorted(states) == sorted(hook_options.DEFAULT_STAGES)
+    assert sorted(states) == sorted(oci_hook.DEFAULT_STAGES)
     assert len({json.loads(state)["id"] for state in states.values()}) == 1
     assert podman.machine.spooled() == []
 
 
 def test_podman_starts_containers_while_the_watcher_is_away(podman: Podman) -> None:
     podman.container()
-    assert sorted(by_stage(podman.machine.spooled())) == sorted(hook_options.DEFAULT_STAGES)
+    assert sorted(by_stage(podman.machine.spooled())) == sorted(oci_hook.DEFAULT_STAGES)
 
 
 def test_podman_starts_containers_while_the_watcher_is_mute(podman: Podman) -> None:
-    hooks_directory.install(podman.machine.hooks_dir, podman.machine.options(MUTE_MS))
+    oci_hook.install(podman.machine.hooks_dir, podman.machine.options(MUTE_MS))
 
     def all_kept() -> bool:
         """As above."""
         shutil.rmtree(podman.machine.spool, ignore_errors=True)
         podman.container()
-        return sorted(by_stage(podman.machine.spooled())) == sorted(hook_options.DEFAULT_STAGES)
+        return sorted(by_stage(podman.machine.spooled())) == sorted(oci_hook.DEFAULT_STAGES)
 
     with listening(podman.machine.socket, answer=None):
         assert any(all_kept() for _ in range(30)), podman.machine.spooled()
 
 
 def test_podman_no_longer_knows_of_a_hook_that_was_removed(podman: Podman) -> None:
-    file_operations.execute(hooks_directory.plan_remove(podman.machine.hooks_dir))
+    file_operations.execute(oci_hook.plan_remove(podman.machine.hooks_dir))
     assert os.listdir(podman.machine.hooks_dir) == []
     with listening(podman.machine.socket) as watcher:
         podman.container()

@@ -15,7 +15,7 @@ from real_qemu import Qemu, need_kvm
 from runtime_bundle import cri
 from waiting import PATIENCE, wait
 
-from vmpin.install import hook_options
+from vmpin.install import oci_hook
 
 pytest_plugins = ["given"]
 node = given_sandboxes.node
@@ -116,7 +116,7 @@ def test_trap_4_nothing_is_left_in_a_spec_that_would_drop_the_guests_hooks(node:
     hooks = ("install-hook", "--hooks-dir", str(node.top / "hooks.d"), "--base-spec", str(spec))
     done = node.cli(*hooks, "--out", str(spec))
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(spec.read_text())["hooks"]) == set(hook_options.DEFAULT_STAGES)
+    assert set(json.loads(spec.read_text())["hooks"]) == set(oci_hook.DEFAULT_STAGES)
     done = node.cli(*hooks, "--out", str(spec), "--remove")
     assert done.returncode == 0, done.stderr
     assert json.loads(spec.read_text()) == {"ociVersion": "1.0.2"}, "an empty `hooks` object counts as one"

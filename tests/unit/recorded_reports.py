@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from doctor_facts import containerd, facts, handler
 
-from vmpin.cli import audit, doctor_facts, gather
+from vmpin.cli import audit, doctor, gather
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 from vmpin.host.sysfs import Sysfs
@@ -56,7 +56,7 @@ def replace_readers(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], tex
     kata = handler(f"kata-qemu{text}", config_path=f"/opt/kata/share/defaults/kata-containers/qemu.toml{text}")
     found = facts(status=status, engines=(containerd(kata),), nri_socket=False)
     found = replace(found, run=replace(found.run, path=f"/run/vmpin{text}", spooled=3, oldest=400.0))
-    monkeypatch.setattr(doctor_facts, "read_facts", lambda *_: found)
+    monkeypatch.setattr(doctor, "read_facts", lambda *_: found)
     monkeypatch.setattr(audit, "ThreadUsageSampler", lambda: RecordedSampler(text))
     monkeypatch.setattr(Sysfs, "topology", lambda _: TOPOLOGY)
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", f"node-1{text}", "6.12.1", "#1", "x86_64")))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vmpin.cli import install_hook
-from vmpin.install import file_operations, hooks_directory
+from vmpin.install import file_operations, oci_hook
 
 DEFAULT_FILES = {"vmpin-hook", "50-vmpin-createRuntime.json", "50-vmpin-createContainer.json",
                  "50-vmpin-poststart.json", "50-vmpin-poststop.json"}
@@ -23,7 +23,7 @@ def load(path: Path) -> Any:
 
 
 def remove(directory: Path) -> list[Path]:
-    operations = hooks_directory.plan_remove(directory)
+    operations = oci_hook.plan_remove(directory)
     file_operations.execute(operations)
     return [each.path for each in operations]
 

@@ -51,14 +51,13 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "features.demo.worth_picture",
               "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
-              "status.health", "status.pod_arguments", "install.service_unit",
+              "status.health", "status.pod_arguments",
               "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map",
               "reports.residency.usage",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",
                   "isolation_text", "isolation_page", "top.thread_intervals", "top.node_description", "top.pod_usage",
                   "top.usage_document", "verbs.top.keys", "verbs.top.view_state", "verbs.top.sheet")),
-              "cli.help_layout",
               "doctor.checks",
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (
@@ -87,7 +86,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.sockets", "host.retry", "host.turns", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
          "features.allocator", "features.cluster.followers", "features.isolation.isolation_answers", "daemon"}
-PROCESSES = {"install.file_operations", "install.hook_script", "features.network.netns"}
+PROCESSES = {"install.file_operations", "install.oci_hook", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
     "bounded": "bounded itself",
@@ -101,10 +100,10 @@ NUMBERS_ELSEWHERE = {
         *(f"features.network.{name}" for name in ("device_nodes", "netns", "netns_reader", "rtnetlink"))),
         "the kernel wrote it, in a file that no process can write"),
     **dict.fromkeys((
-        "features.allocator.scenario_events", "cpuset", "install.hook_script", "protocol.frames",
+        "features.allocator.scenario_events", "cpuset", "install.oci_hook", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.mask_changes", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
+        "cli.reconcile", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
         "config.yaml_file",
         "features.isolation.isolation_answers",
         *(f"features.cluster.{name}" for name in (
@@ -112,7 +111,7 @@ NUMBERS_ELSEWHERE = {
             "reporter.api_server")),
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer",
         "sources.nri.call_codec", "wire"), "it is a number already"),
-    **dict.fromkeys(("cli.doctor_facts", "doctor.source_checks", "doctor.service_checks",
+    **dict.fromkeys(("cli.doctor", "doctor.source_checks", "doctor.service_checks",
                      "features.network.network_inspection", "features.demo", "cli.completion"),
                     "the program's own answer, or its own start"),
 }

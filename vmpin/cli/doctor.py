@@ -1,22 +1,30 @@
 """`vmpin doctor`: checks this node, and prints findings with evidence and remedy."""
 
+from __future__ import annotations
+
 import argparse
-import difflib
+import logging
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vmpin.cli.control_client import Document
+from vmpin.cli.control_client import Document, ask, read_status
 from vmpin.cli.output import Line, print_data, print_styled
-from vmpin.cli.verbs import Verbs, completed_by, node_root, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import Verbs, completed_by, did_you_mean, node_root, output_flag, usable_config, verb, watch_flag
+from vmpin.config.settings import Config
 from vmpin.doctor.checks import all_checks, examine
 from vmpin.doctor.finding import Finding, Level
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import printable
 from vmpin.domain.wrapping import wrapped
-from vmpin.errors import UsageError
+from vmpin.errors import UsageError, VmpinError, WatcherError
+from vmpin.feature import inspect_vms
+
+if TYPE_CHECKING:
+    from vmpin.domain.facts import NodeFacts, WatcherFacts
 
 #: Of the JSON document.
 VERSION = 1
@@ -66,7 +74,6 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.cli.doctor_facts import read_facts
     _refuse_unknown(args.checks)
     facts = read_facts(usable_config(args), args.root)
     findings = examine(facts, args.checks)
@@ -104,8 +111,8 @@ def text(findings: Sequence[Finding], wide: bool, columns: int = 0,
                 (f"{finding.check:<{width}}  ", "bold" if result.remedy else "")]
         lines += _folded(head, named(result.what), "", columns)
         if wide or result.level in (Level.WARN, Level.BAD):
-            for each in result.evidence:
-                lines += _folded([(" " * 12, "")], named(each), "dim", columns)
+            for sentence in result.evidence:
+                lines += _folded([(" " * 12, "")], named(sentence), "dim", columns)
         if result.remedy:
             lines += _folded([(f"{'':10}→ ", "")], result.remedy, "", columns)
     counts = Counter(finding.verdict.level for finding in findings)
@@ -122,9 +129,60 @@ def _folded(head: Line, sentence: str, style: str, columns: int) -> list[Line]:
 
 def _refuse_unknown(names: Sequence[str]) -> None:
     """Refuse a name that is neither a check's nor a prefix of one. :raises UsageError:"""
-    all_names = [check.name for check in all_checks()]
+    checks = [check.name for check in all_checks()]
     for name in names:
-        if not any(each == name or each.startswith(f"{name}-") for each in all_names):
-            near = difflib.get_close_matches(name, all_names, 1)
+        if not any(check == name or check.startswith(f"{name}-") for check in checks):
             raise UsageError(f"there is no check {name!r}",
-                             f"did you mean {near[0]!r}?" if near else "`vmpin doctor --help` lists them")
+                             did_you_mean(name, checks, "`vmpin doctor --help` lists them"))
+
+
+def read_facts(config: Config, root: Path = Path("/")) -> NodeFacts:
+    """All facts for the doctor and for a bug report. Faults of the node are facts, too, and raise nothing."""
+    from vmpin.doctor.node_facts import collect_facts
+    watcher = _watcher_facts(config)
+    return collect_facts(config, root, watcher, *_status(config, watcher))
+
+
+def _watcher_facts(config: Config) -> WatcherFacts:
+    """The state of the watcher, and its own description."""
+    from dataclasses import replace
+
+    from vmpin.doctor.own_facts import lock_holder, unit
+    from vmpin.domain.facts import WatcherFacts
+    from vmpin.host.procfs import Procfs
+    from vmpin.status.collector import version
+    proc = Procfs(config.paths.proc)
+    holder = lock_holder(config, proc)
+    facts = WatcherFacts(pid=holder, version=version(), config=config.data(),
+                         config_errors=tuple(map(str, config.errors)),
+                         unit="" if holder is None else unit(proc, holder))
+    try:
+        about = ask(config, {"op": "about"})
+    except UsageError as err:  # it refused: we are not root
+        return replace(facts, state="running", why=str(err))
+    except (WatcherError, ValueError) as err:
+        if isinstance(err.__context__, PermissionError):  # this user may not connect: no fault of the watcher
+            return replace(facts, state="hidden" if holder is None else "running", why=str(err))
+        return replace(facts, state="mute", why=str(err))
+    if about is not None:
+        pid = int(about["pid"])
+        return replace(facts, state="running", pid=pid, about=about, unit=unit(proc, pid))
+    if holder is None:
+        return facts
+    return replace(facts, state="mute",
+                   why=f"process {holder} holds {config.paths.lock_file}, but its socket is closed")
+
+
+def _status(config: Config, watcher: WatcherFacts) -> tuple[Document, str]:
+    """The status document with the VMMs' cgroups, or {} and the reason."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # the checks report problems
+    try:
+        answers = watcher.state in ("running", "hidden")  # to ask a mute one would cost a second deadline
+        status = (ask(config, {"op": "status", "wide": True}) if answers else None) or read_status(config, wide=True)
+        inspect_vms(config, status["sandboxes"])
+        return status, ""
+    except (VmpinError, OSError, ValueError) as err:
+        return {}, str(err)
+    finally:
+        logging.disable(disabled)

@@ -95,8 +95,7 @@ def _new_archive(path: Path) -> Iterator[BinaryIO]:
 
 
 def _collect(config: Config, args: argparse.Namespace) -> Pieces:
-    from vmpin.cli.doctor import data, text
-    from vmpin.cli.doctor_facts import read_facts
+    from vmpin.cli.doctor import data, read_facts, text
     from vmpin.doctor.checks import examine
     from vmpin.reports.bundle.report import collect
     facts = read_facts(config, args.root)

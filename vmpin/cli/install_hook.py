@@ -11,8 +11,9 @@ from vmpin.cli.output import VERSION
 from vmpin.cli.verbs import Verbs, directory, new_file, output_flag, verb
 from vmpin.doctor.source_checks import CRIO_DEFAULT
 from vmpin.errors import UsageError
-from vmpin.install import base_spec, file_operations, hook_options, hook_script, hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install import oci_hook
+from vmpin.install.file_operations import Operation, WriteFile, execute
+from vmpin.install.oci_hook import DEFAULT_STAGES, HookOptions
 
 DEFAULT_SCRIPT_DIR = Path("/usr/local/libexec/vmpin")
 
@@ -43,13 +44,13 @@ def add_parser(verbs: Verbs) -> None:
                        "added, for containerd")
     where.add_argument("--out", type=new_file, metavar="FILE", help="write that spec to FILE instead")
     group = parser.add_argument_group("the hook")
-    group.add_argument("--stage", action="append", choices=hook_options.STAGES, metavar="STAGE",
-                       help=f"a stage to register for, repeatable ({', '.join(hook_options.DEFAULT_STAGES)})")
-    group.add_argument("--socket", type=Path, default=hook_options.DEFAULT_SOCKET, metavar="PATH",
+    group.add_argument("--stage", action="append", choices=oci_hook.STAGES, metavar="STAGE",
+                       help=f"a stage to register for, repeatable ({', '.join(DEFAULT_STAGES)})")
+    group.add_argument("--socket", type=Path, default=oci_hook.DEFAULT_SOCKET, metavar="PATH",
                        help="the watcher's socket (%(default)s)")
-    group.add_argument("--spool", type=Path, default=hook_options.DEFAULT_SPOOL, metavar="DIR",
+    group.add_argument("--spool", type=Path, default=oci_hook.DEFAULT_SPOOL, metavar="DIR",
                        help="the directory for messages while the watcher is away (%(default)s)")
-    group.add_argument("--deadline", type=int, default=hook_options.DEFAULT_DEADLINE_MS, metavar="MS",
+    group.add_argument("--deadline", type=int, default=oci_hook.DEFAULT_DEADLINE_MS, metavar="MS",
                        help="how long a container may wait for the watcher, in milliseconds (%(default)s)")
     group.add_argument("--fail-closed", action="store_true", help="no container starts unless the watcher answers ok")
     parser.add_argument("--remove", action="store_true", help="take the hook out again; with --base-spec, out of the "
@@ -67,30 +68,30 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         raise UsageError("--out goes with --base-spec only", "the hooks directory is --hooks-dir")
     if args.remove:
-        operations, advice = hooks_directory.plan_remove(args.hooks_dir), _removed_advice(args.hooks_dir)
+        operations, advice = oci_hook.plan_remove(args.hooks_dir), _removed_advice(args.hooks_dir)
     else:
-        operations = hooks_directory.plan_install(args.hooks_dir, _options(args))
+        operations = oci_hook.plan_install(args.hooks_dir, _options(args))
         advice = _directory_advice(args.hooks_dir)
     if not args.dry_run:
-        file_operations.execute(operations)
+        execute(operations)
     _report(args, operations, advice)
     return 0
 
 
 def _base_spec(args: argparse.Namespace) -> int:
     script_dir, spec = args.hooks_dir or DEFAULT_SCRIPT_DIR, _read_spec(args.base_spec)
-    script = hook_script.script_path(script_dir)
-    operations: list[file_operations.Operation] = []
+    script = oci_hook.script_path(script_dir)
+    operations: list[Operation] = []
     if args.remove:
-        made = base_spec.without_hook(spec, script)
+        edited = oci_hook.without_hook(spec, script)
     else:
-        made = base_spec.with_hook(spec, script, _options(args))
-        operations.append(hook_script.script_operation(script_dir))
-    text = json.dumps(made, indent=2) + "\n"
+        edited = oci_hook.with_hook(spec, script, _options(args))
+        operations.append(oci_hook.script_operation(script_dir))
+    text = json.dumps(edited, indent=2) + "\n"
     if args.out is not None:
-        operations.append(file_operations.WriteFile(Path(args.out), text.encode()))
+        operations.append(WriteFile(Path(args.out), text.encode()))
     if not args.dry_run:
-        file_operations.execute(operations)
+        execute(operations)
     if args.out is None:
         print(text, end="")
     _report(args, operations, _containerd_advice(args.out))
@@ -98,9 +99,9 @@ def _base_spec(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> HookOptions:
-    stages = tuple(dict.fromkeys(args.stage or hook_options.DEFAULT_STAGES))
+    stages = tuple(dict.fromkeys(args.stage or DEFAULT_STAGES))
     # The runtime's limit fails the container: always well beyond the hook's own deadline.
-    timeout = max(hook_options.DEFAULT_TIMEOUT_S, 2 * args.deadline // 1000)
+    timeout = max(oci_hook.DEFAULT_TIMEOUT_S, 2 * args.deadline // 1000)
     return HookOptions(stages, args.socket, args.spool, args.deadline, args.fail_closed, timeout)
 
 
@@ -116,18 +117,21 @@ def _read_spec(name: str) -> dict[str, Any]:
     return spec
 
 
-def _report(args: argparse.Namespace, operations: list[file_operations.Operation], advice: str) -> None:
-    """One path a line, then what to do next; on standard error when the spec has standard output."""
+def _report(args: argparse.Namespace, operations: list[Operation], advice: str) -> None:
+    """Print a path a line, then what to do next; on standard error when the spec has standard output."""
     out = sys.stderr if args.base_spec is not None and args.out is None else sys.stdout
     if args.output == "json":
-        written = [str(each.path) for each in operations if isinstance(each, file_operations.WriteFile)]
-        removed = [str(each.path) for each in operations if isinstance(each, file_operations.RemoveFile)]
-        found = {"version": VERSION, "dry_run": args.dry_run, "written": written, "removed": removed}
-        print(json.dumps(found, indent=2), file=out)
+        written = [str(operation.path) for operation in operations if isinstance(operation, WriteFile)]
+        removed = [str(operation.path) for operation in operations if not isinstance(operation, WriteFile)]
+        document = {"version": VERSION, "dry_run": args.dry_run, "written": written, "removed": removed}
+        print(json.dumps(document, indent=2), file=out)
         return
-    for each in operations:
-        expected = isinstance(each, file_operations.WriteFile) == (not args.remove)
-        print(f"would {each.describe()}" if args.dry_run else each.path if expected else each.describe(), file=out)
+    for operation in operations:
+        if args.dry_run:
+            print(f"would {operation.describe()}", file=out)
+        else:
+            expected = isinstance(operation, WriteFile) != args.remove
+            print(operation.path if expected else operation.describe(), file=out)
     if not operations:
         gone = args.remove and args.base_spec is None and not args.hooks_dir.exists()
         print("nothing to do" + (f": {args.hooks_dir} is not there" if gone else ""), file=out)
@@ -136,7 +140,7 @@ def _report(args: argparse.Namespace, operations: list[file_operations.Operation
 
 
 def _directory_advice(hooks_dir: Path) -> str:
-    where = hook_script.script_path(hooks_dir).parent
+    where = oci_hook.script_path(hooks_dir).parent
     return f"""\
 next, add the directory to the runtime's configuration unless it reads it already:
   podman   podman --hooks-dir {where} run …, or hooks_dir = ["{where}"] under [engine] in containers.conf
@@ -149,7 +153,7 @@ Then start a container: `vmpin doctor hooks` shows whether its hook was received
 
 def _removed_advice(hooks_dir: Path) -> str:
     return f"""\
-next, take {hook_script.script_path(hooks_dir).parent} out of the runtime's hooks_dir if nothing else is in it.
+next, take {oci_hook.script_path(hooks_dir).parent} out of the runtime's hooks_dir if nothing else is in it.
 Containers made before keep the hook in their own config.json until they are deleted."""
 
 

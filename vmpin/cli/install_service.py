@@ -1,24 +1,35 @@
 """`vmpin install-service`: the watcher as a service of systemd."""
 
+from __future__ import annotations
+
 import argparse
+import hashlib
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.this_program import own_program
 from vmpin.cli.verbs import Verbs, directory, output_flag, verb
 from vmpin.errors import UsageError, VmpinError
-from vmpin.install import data_files, file_operations
-from vmpin.install.service_unit import is_untouched, unit_text
+from vmpin.install import data_files
+from vmpin.install.file_operations import Operation, RemoveFile, WriteFile
 
 #: Where an administrator's units are.
 UNITS = Path("/etc/systemd/system")
-#: Is there while systemd is the machine's init (sd_booted(3)).
+#: Exists while systemd is the machine's init (sd_booted(3)).
 RUNNING = Path("/run/systemd/system")
 #: Seconds: the start ends when every thread is placed.
 _DEADLINE = 120
+
+_EXEC_START = re.compile(r"^ExecStart=.*$", re.MULTILINE)
+_HEAD = """\
+# The watcher's unit, written by `vmpin install-service`. Changes of your own go into a drop-in: systemctl edit vmpin
+# vmpin install-service: """
 
 _ABOUT = """\
 Write the systemd unit of the watcher, with the path of this vmpin (and --config FILE, where it is given), and have
@@ -64,20 +75,45 @@ def run(args: argparse.Namespace) -> int:
         return 0
     args.dir = args.dir or UNITS
     file = args.dir / "vmpin.service"
-    there = _present(file)
-    if there is not None and there != text and not args.force and not is_untouched(there, shipped):
+    present = _present(file)
+    if present not in (None, text) and not args.force and not is_untouched(str(present), shipped):
         raise UsageError(f"{file} was changed by hand", "keep the changes in a drop-in (systemctl edit vmpin), then "
                          f"{'remove' if args.remove else 'overwrite'} it with --force")
     systemd = RUNNING.is_dir() and args.dir == UNITS
-    operation, commands = _planned(args, file, text, there)
-    _carry_out(args, operation, commands if systemd else [])
-    if args.output == "text" and not args.dry_run:
-        print(_next(args, systemd, file))
+    steps = [step for step in _steps(args, file, text, present) if systemd or not isinstance(step, Systemctl)]
+    _report(args, file, [step.describe() for step in steps])
+    if not args.dry_run:
+        for step in steps:
+            step.execute()
+        if args.output == "text":
+            print(_next(args, systemd, file))
     return 0
 
 
+@dataclass(frozen=True)
+class Systemctl:
+    """A call of systemctl."""
+
+    words: tuple[str, ...]
+
+    def describe(self) -> str:
+        return " ".join(("systemctl", *self.words))
+
+    def execute(self) -> None:
+        """Call it. :raises VmpinError: where systemd refuses."""
+        hint = "systemctl status vmpin; journalctl -u vmpin"
+        try:
+            subprocess.run([shutil.which("systemctl") or "systemctl", *self.words], capture_output=True, text=True,
+                           check=True, timeout=_DEADLINE)
+        except subprocess.CalledProcessError as err:
+            why = err.stderr.strip() or f"exit code {err.returncode}"
+            raise VmpinError(f"{self.describe()}: {why}", hint) from err
+        except (OSError, subprocess.TimeoutExpired) as err:
+            raise VmpinError(f"{self.describe()}: {err}", hint) from err
+
+
 def _present(file: Path) -> str | None:
-    """The unit that is there. :raises UsageError: where it is masked, or cannot be read."""
+    """The text of the present unit; None without one. :raises UsageError: where it is masked, or cannot be read."""
     try:
         if os.path.realpath(file) == os.devnull:
             raise UsageError(f"{file} is masked: systemd starts no such service", "systemctl unmask vmpin")
@@ -88,55 +124,27 @@ def _present(file: Path) -> str | None:
         raise UsageError(f"cannot read {file}: {err.strerror}", "run this as root") from err
 
 
-def _planned(args: argparse.Namespace, file: Path, text: str,
-             there: str | None) -> tuple[file_operations.Operation | None, list[list[str]]]:
-    """The operation on the file, None for one that is as it should be, and systemctl's commands around it: those
-    before the removal, else those after the writing."""
+def _steps(args: argparse.Namespace, file: Path, text: str, present: str | None) -> Sequence[Operation | Systemctl]:
+    """The steps of an installation or removal, in order; none where the unit is as it should be."""
     if args.remove:
-        return (None, []) if there is None else (file_operations.RemoveFile(file), [["disable", "--now", "vmpin"]])
-    operation = None if there == text else file_operations.WriteFile(file, text.encode())
-    commands = [["daemon-reload"]] if operation else []
+        return [] if present is None else [
+            Systemctl(("disable", "--now", "vmpin")), RemoveFile(file), Systemctl(("daemon-reload",))]
+    changed = present != text
+    steps: list[Operation | Systemctl] = []
+    if changed:
+        steps += [WriteFile(file, text.encode()), Systemctl(("daemon-reload",))]
     if args.now:
-        commands += [["enable", "vmpin"], ["restart" if operation else "start", "vmpin"]]
-    return operation, commands
+        steps += [Systemctl(("enable", "vmpin")), Systemctl(("restart" if changed else "start", "vmpin"))]
+    return steps
 
 
-def _carry_out(args: argparse.Namespace, operation: file_operations.Operation | None,
-               commands: list[list[str]]) -> None:
-    """Print what is done, and do it unless it is a dry run.
-    :raises UsageError: where the file cannot be written. :raises VmpinError: where systemd refuses."""
-    lines = [operation.describe()] if operation else []
-    called = [" ".join(["systemctl", *each]) for each in commands]
-    lines = [*called, *lines] if args.remove else [*lines, *called]
-    if args.remove and commands:
-        commands, lines = [*commands, ["daemon-reload"]], [*lines, "systemctl daemon-reload"]
+def _report(args: argparse.Namespace, file: Path, lines: Sequence[str]) -> None:
+    """Print what is done now, or would be done. :param lines: the description of each step."""
     if args.output == "json":
-        print_data({"version": VERSION, "dry_run": args.dry_run, "unit": str(args.dir / "vmpin.service"),
-                    "done": lines}, "json")
-    else:
-        for line in lines or ["nothing to do"]:
-            print(f"would {line}" if args.dry_run and lines else line, flush=True)
-    if args.dry_run:
+        print_data({"version": VERSION, "dry_run": args.dry_run, "unit": str(file), "done": lines}, "json")
         return
-    before, after = (commands[:1], commands[1:]) if args.remove else ([], commands)
-    for command in before:
-        _systemctl(command)
-    if operation:
-        operation.execute()
-    for command in after:
-        _systemctl(command)
-
-
-def _systemctl(command: list[str]) -> None:
-    line = " ".join(["systemctl", *command])
-    try:
-        subprocess.run([shutil.which("systemctl") or "systemctl", *command], capture_output=True, text=True,
-                       check=True, timeout=_DEADLINE)
-    except subprocess.CalledProcessError as err:
-        raise VmpinError(f"{line}: {err.stderr.strip() or f'exit code {err.returncode}'}",
-                         "systemctl status vmpin; journalctl -u vmpin") from err
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise VmpinError(f"{line}: {err}", "systemctl status vmpin; journalctl -u vmpin") from err
+    for line in lines or ["nothing to do"]:
+        print(f"would {line}" if args.dry_run and lines else line, flush=True)
 
 
 def _next(args: argparse.Namespace, systemd: bool, file: Path) -> str:
@@ -148,3 +156,28 @@ def _next(args: argparse.Namespace, systemd: bool, file: Path) -> str:
     if args.now:
         return "\nnext: `vmpin status`, and `vmpin doctor` if something is missing"
     return "\nnext: systemctl enable --now vmpin, then `vmpin status`"
+
+
+def unit_text(shipped: str, command: Sequence[str]) -> str:
+    """The shipped unit with the command that starts the watcher, below a line that has the sum of the rest."""
+    start = "ExecStart=" + " ".join(map(_quoted, command))
+    body = _EXEC_START.sub(lambda _: start, shipped[shipped.index("[Unit]"):])
+    return f"{_HEAD}{_sum(body)}\n{body}"
+
+
+def is_untouched(text: str, shipped: str) -> bool:
+    """True for a unit that this or an older vmpin wrote and that was not changed since, and for a copy of the shipped
+    one, whatever its ExecStart."""
+    _, mark, rest = text.partition("# vmpin install-service: ")
+    checksum, _, body = rest.partition("\n")
+    return bool(mark and checksum == _sum(body)) or _EXEC_START.sub("", text) == _EXEC_START.sub("", shipped)
+
+
+def _sum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _quoted(argument: str) -> str:
+    """Quote an argument as systemd reads it in ExecStart= (systemd.service(5), systemd.syntax(7))."""
+    text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return text if re.fullmatch(r"[\w./+=:,@%$-]+", text) else f'"{text}"'

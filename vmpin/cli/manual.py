@@ -1,9 +1,97 @@
-"""Manual pages in roff, of the same grammar as the help: vmpin.1, and one for each verb. Pure."""
+"""The command line as plain values, read from its parsers, and its manual pages in roff: vmpin.1, and a page a verb.
 
+Pure but for reading argparse's parsers, whose lists of actions have no public names.
+"""
+
+from __future__ import annotations
+
+import argparse
 import re
+from typing import NamedTuple
 
-from vmpin.cli.grammar import Command, Option
-from vmpin.cli.help_layout import laid_out
+from vmpin.domain.wrapping import filled_help
+
+
+class Option(NamedTuple):
+    """An option that help shows. `metavar` is "" for a flag without a value."""
+
+    names: tuple[str, ...]
+    metavar: str
+    choices: tuple[str, ...]
+    help: str
+    #: False where the value may be left out.
+    needs_value: bool = True
+    repeatable: bool = False
+
+
+class Argument(NamedTuple):
+    """A positional argument."""
+
+    metavar: str
+    choices: tuple[str, ...]
+    help: str
+    optional: bool
+    many: bool
+
+
+class OptionGroup(NamedTuple):
+    """The options under one heading of the help."""
+
+    title: str
+    about: str
+    options: tuple[Option, ...]
+
+
+class Command(NamedTuple):
+    """A verb, or the whole program, whose `commands` are the verbs."""
+
+    name: str
+    summary: str
+    usage: str
+    about: str
+    epilog: str
+    groups: tuple[OptionGroup, ...]
+    arguments: tuple[Argument, ...]
+    commands: tuple[Command, ...]
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return tuple(option for group in self.groups for option in group.options)
+
+
+def read(parser: argparse.ArgumentParser, name: str, summary: str = "") -> Command:
+    """Read what a parser takes, without what its help hides. :param summary: its line in the list of commands."""
+    verbs = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    commands = [read(subparsers.choices[choice.dest], choice.dest, choice.help or "") for subparsers in verbs
+                for choice in subparsers._choices_actions]
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action not in verbs]
+    groups = [OptionGroup(group.title or "", group.description or "", tuple(
+        _option(parser, action) for action in group._group_actions if action.option_strings and action in shown))
+        for group in parser._action_groups]
+    return Command(name, summary, parser.format_usage().removeprefix("usage: ").strip(), parser.description or "",
+                   parser.epilog or "", tuple(group for group in groups if group.options),
+                   tuple(_argument(parser, action) for action in shown if not action.option_strings), tuple(commands))
+
+
+def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Option:
+    metavar = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+    return Option(tuple(action.option_strings), metavar, _choices(action), _help(parser, action),
+                  action.nargs not in ("?", "*"), isinstance(action, argparse._AppendAction | argparse._ExtendAction))
+
+
+def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> Argument:
+    return Argument(str(action.metavar or action.dest.upper()), _choices(action), _help(parser, action),
+                    action.nargs in ("?", "*"), action.nargs in ("*", "+"))
+
+
+def _choices(action: argparse.Action) -> tuple[str, ...]:
+    return tuple(map(str, action.choices or ()))
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    values = {**vars(action), "prog": parser.prog}
+    return (action.help or "") % values
+
 
 #: What a page of 78 columns leaves to text, as man and mandoc indent it.
 _WIDTH = 70
@@ -12,7 +100,7 @@ _WIDTH = 70
 def pages(program: Command, version: str) -> dict[str, str]:
     """Return every manual page by its file name."""
     return {"vmpin.1": _page(program, program, version),
-            **{f"vmpin-{each.name}.1": _page(each, program, version) for each in program.commands}}
+            **{f"vmpin-{command.name}.1": _page(command, program, version) for command in program.commands}}
 
 
 def _page(command: Command, program: Command, version: str) -> str:
@@ -25,33 +113,33 @@ def _page(command: Command, program: Command, version: str) -> str:
              ".SH DESCRIPTION", *_prose(command.about)]
     if command.commands:
         parts += [".SH COMMANDS"]
-    for each in command.commands:
-        parts += [".TP", rf"\fB{escaped(each.name)}\fR", _line(each.summary)]
-        parts += [line for option in ([] if whole else each.options) for line in _option(option)]
+    for subcommand in command.commands:
+        parts += [".TP", rf"\fB{escaped(subcommand.name)}\fR", _line(subcommand.summary)]
+        parts += [line for option in ([] if whole else subcommand.options) for line in _option_lines(option)]
     if command.arguments:
         parts += [".SH ARGUMENTS"]
         for argument in command.arguments:
             parts += [".TP", rf"\fI{escaped(argument.metavar)}\fR", _line(argument.help)]
     for group in command.groups:
         parts += [f".SH {escaped(group.title.upper())}", *_prose(group.about),
-                  *(line for option in group.options for line in _option(option))]
+                  *(line for option in group.options for line in _option_lines(option))]
     if command.epilog:
         parts += [".SH NOTES", *_literal(command.epilog)]
-    others = ["vmpin"] if not whole else [f"vmpin-{each.name}" for each in command.commands]
+    others = [f"vmpin-{verb.name}" for verb in command.commands] if whole else ["vmpin"]
     options = "" if whole else r"The options of \fBvmpin\fR(1), \-\-config and \-\-set, may follow the command. "
     parts += [".SH SEE ALSO", options + r"\fBvmpin help exit\-codes\fR has the exit codes.", ".PP",
-              ",\n".join(rf"\fB{escaped(each)}\fR(1)" for each in others)]
+              ",\n".join(rf"\fB{escaped(page)}\fR(1)" for page in others)]
     return "\n".join(part for part in parts if part) + "\n"
 
 
 def _synopsis(command: Command, whole: bool) -> str:
     """Return the synopsis in one line, which the reader's terminal breaks."""
     usage = re.sub(r"\s+", " ", command.usage)
-    actions = "" if whole else "|".join(each.name for each in command.commands)
+    actions = "" if whole else "|".join(action.name for action in command.commands)
     return f"vmpin {command.name} {actions} ..." if actions else usage
 
 
-def _option(option: Option) -> list[str]:
+def _option_lines(option: Option) -> list[str]:
     value = rf" \fI{escaped(option.metavar)}\fR" if option.metavar else ""
     if option.metavar and not option.needs_value:
         value = rf" [{value.strip()}]"
@@ -60,13 +148,13 @@ def _option(option: Option) -> list[str]:
 
 
 def _prose(text: str) -> list[str]:
-    paragraphs = [each for each in re.split(r"\n\s*\n", text.strip()) if each]
-    return [line for at, each in enumerate(paragraphs) for line in ([".PP"] * (at > 0) + [_line(each)])]
+    paragraphs = [paragraph for paragraph in re.split(r"\n\s*\n", text.strip()) if paragraph]
+    return [line for paragraph in paragraphs for line in (".PP", _line(paragraph))][1:]
 
 
 def _literal(text: str) -> list[str]:
     """Return a text as literal lines, as the help has them."""
-    return [".nf", *(escaped(line) or ".sp" for line in laid_out(text, _WIDTH).splitlines()), ".fi"]
+    return [".nf", *(escaped(line) or ".sp" for line in filled_help(text, _WIDTH).splitlines()), ".fi"]
 
 
 def _line(text: str) -> str:
@@ -76,6 +164,6 @@ def _line(text: str) -> str:
 
 def escaped(text: str) -> str:
     """Text as roff shows it: no escapes, no requests, and hyphens that can be typed again."""
-    found = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
-    found = found.replace("~", r"\(ti").replace("^", r"\(ha")
-    return rf"\&{found}" if found.lstrip().startswith((".", "\\(aq")) else found
+    safe = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
+    safe = safe.replace("~", r"\(ti").replace("^", r"\(ha")
+    return rf"\&{safe}" if safe.lstrip().startswith((".", "\\(aq")) else safe

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, ask, quiet_log
-from vmpin.cli.mask_changes import finish, named_sandbox, names_for_text
 from vmpin.cli.output import print_data, print_text
+from vmpin.cli.reconcile import finish, named_sandbox, names_for_text
 from vmpin.cli.verbs import Verbs, namespace_flag, output_flag, sandbox_argument, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import title_of, titled

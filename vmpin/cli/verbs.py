@@ -24,7 +24,7 @@ from vmpin.errors import ConfigError, UsageError, VmpinError
 from vmpin.feature import features, present
 
 if TYPE_CHECKING:
-    from vmpin.cli.grammar import Command
+    from vmpin.cli.manual import Command
 
 #: In the order in which help shows them; each is in a module of its name.
 VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "gather", "plan", "reconcile", "unpin",
@@ -119,7 +119,7 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
 
 def grammar(arguments: Sequence[str] = ()) -> Command:
     """Describe what the parsers take: all of it, or for a command line what concerns its verb."""
-    from vmpin.cli.grammar import read
+    from vmpin.cli.manual import read
     return read(verbs_parser(arguments), "vmpin")
 
 
@@ -138,10 +138,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=terminal_columns() - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        from vmpin.cli.help_layout import laid_out
+        from vmpin.domain.wrapping import filled_help
 
         return "".join(f"{indent}{line}\n" if line else "\n"
-                       for line in laid_out(named(text), min(width, _WIDEST) - len(indent)).splitlines())
+                       for line in filled_help(named(text), min(width, _WIDEST) - len(indent)).splitlines())
 
 
 @functools.cache

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from vmpin.cli import verbs
 from vmpin.cli.main import main
+from vmpin.cli.verbs import grammar, verb_modules
 
 ROOT = Path(__file__).parents[3]
 TOPICS = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
@@ -60,3 +63,46 @@ def test_each_page_that_a_message_names_is_a_topic() -> None:
     named = {match for source in (ROOT / "vmpin").rglob("*.py")
              for match in re.findall(r"docs/([a-z-]+)\.md", source.read_text().replace("firecracker/docs/", ""))}
     assert named - set(TOPICS) == set()
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("COLUMNS", "80")
+    verbs.terminal_columns.cache_clear()
+    yield
+    verbs.terminal_columns.cache_clear()
+
+
+def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ending:
+        main([*words, "--help"])
+    assert ending.value.code == 0
+    return capsys.readouterr().out
+
+
+def examples(text: str) -> list[str]:
+    """The commands of indented lines, without their comments."""
+    return [re.split(r" {2,}", line.strip())[0] for line in text.splitlines() if re.match(r" +(\S+ )*vmpin ", line)]
+
+
+SOURCES = {command.name: command.epilog for command in grammar().commands}
+
+
+@pytest.mark.parametrize("words", [[], *([verb] for verb in verb_modules()), ["guest", "build"]], ids=" ".join)
+def test_the_help_fits_80_columns_and_breaks_no_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(words, capsys).splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    for command in examples(SOURCES.get(" ".join(words), grammar().epilog)) if len(words) < 2 else ():
+        assert any(re.match(rf" +{re.escape(command)}(  |$)", line) for line in lines), command
+
+
+def test_every_verb_but_those_without_any_has_examples() -> None:
+    assert {verb for verb in verb_modules() if not examples(SOURCES[verb])} <= {"version"}
+
+
+@pytest.mark.parametrize("verb", verb_modules())
+def test_only_blanks_differ_from_the_texts_as_they_are_written(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = next(each for each in grammar().commands if each.name == verb)
+    text = " ".join(shown([verb], capsys).split())
+    assert " ".join(command.about.split()) in text
+    assert " ".join(command.epilog.split()) in text

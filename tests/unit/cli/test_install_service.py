@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from vmpin.cli import install_service
+from vmpin.cli.install_service import is_untouched, unit_text
 from vmpin.cli.main import main
 from vmpin.install import data_files
-from vmpin.install.service_unit import is_untouched, unit_text
 
 SHIPPED = data_files.path("config/vmpin.service").read_text()
 

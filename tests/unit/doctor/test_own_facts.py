@@ -10,15 +10,15 @@ from trees import make_tree
 from vmpin.doctor.own_facts import hooks
 from vmpin.domain.facts import Engine, Handler
 from vmpin.host.files import Files
-from vmpin.install import base_spec, file_operations, hook_script, hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install import file_operations, oci_hook
+from vmpin.install.oci_hook import HookOptions
 
 STAGES = ("createRuntime", "createContainer", "poststart", "poststop")
 
 
 def test_what_install_hook_registers_is_found_with_its_reader(tmp_path: Path) -> None:
     directory = tmp_path / "hooks.d"
-    hooks_directory.install(directory, HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
+    oci_hook.install(directory, HookOptions(socket=Path("/run/x/hook.sock"), fail_closed=True))
     (directory / "other.json").write_text('{"hook": {"path": "/bin/true"}, "stages": ["poststop"]}')
     found = hooks(Files("/"), [Engine("crio", hooks_dirs=(str(directory),)), Engine("podman", hooks_dirs=("/none",))])
     assert sorted(hook.file for hook in found) == sorted(str(directory / f"50-vmpin-{stage}.json") for stage in STAGES)
@@ -30,8 +30,8 @@ def test_what_install_hook_registers_is_found_with_its_reader(tmp_path: Path) ->
 
 def test_a_base_spec_is_found_with_its_handlers(tmp_path: Path) -> None:
     script = tmp_path / "libexec" / "vmpin-hook"
-    file_operations.execute([hook_script.script_operation(script.parent)])
-    spec = base_spec.with_hook({"ociVersion": "1.0.2"}, script, HookOptions())
+    file_operations.execute([oci_hook.script_operation(script.parent)])
+    spec = oci_hook.with_hook({"ociVersion": "1.0.2"}, script, HookOptions())
     (tmp_path / "base.json").write_text(json.dumps(spec))
     handlers = tuple(Handler(name, "containerd", True, "/c", base_spec=str(tmp_path / "base.json"))
                      for name in ("kata", "kata-2"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.domain.wrapping import filled, wrapped
+from vmpin.domain.wrapping import filled, filled_help, wrapped
 
 
 @pytest.mark.parametrize(("text", "width", "lines"), [
@@ -47,3 +47,18 @@ def test_nothing_is_lost_but_blanks_and_no_line_is_too_long(text: str, width: in
 def test_no_number_of_a_cpu_list_is_broken(cpus: list[int], width: int) -> None:
     numbers = [number for line in wrapped(",".join(map(str, cpus)), width) for number in re.findall(r"\d+", line)]
     assert numbers == list(map(str, cpus))
+
+
+def test_paragraphs_are_filled_and_commands_in_them_stay_whole() -> None:
+    text = "a " * 52 + "b\nc d.\nThe next one.\n\nends with `vmpin status -o wide`"
+    assert filled_help(text, 24).splitlines() == [
+        *["a a a a a a a a a a a a"] * 4, "a a a a b c d.", "The next one.", "", "ends with", "`vmpin status -o wide`"]
+
+
+def test_a_comment_too_long_goes_on_in_its_column_or_below_a_long_command() -> None:
+    text = ("examples:\n  vmpin a      one two three four\n               five\n"
+            "  vmpin a --long-option x  six\n  vmpin b")
+    assert filled_help(text, 26).splitlines() == [
+        "examples:", "  vmpin a  one two three", "           four five", "  vmpin a --long-option x", "           six",
+        "  vmpin b"]
+    assert filled_help(text, 80) == text

@@ -23,8 +23,8 @@ from vmpin.domain.model import SandboxId, ThreadId
 from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError, StateFileError, UsageError
 from vmpin.host.files import MAX_BYTES, Files, open_regular, read_regular
-from vmpin.install import hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install import oci_hook
+from vmpin.install.oci_hook import HookOptions
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_format import SavedState
@@ -320,13 +320,13 @@ def test_vmpins_own_configuration(tmp_path: Path, kind: Callable[[Path], None]) 
 @KINDS
 def test_a_hooks_registration(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     """A FIFO there is another's."""
-    hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
-    path = hooks_directory.registration_path(tmp_path, "poststop")
+    oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
+    path = oci_hook.registration_path(tmp_path, "poststop")
     if kind is linked:
         return  # test_hooks_install.py
     put(path, kind)
     with pytest.raises(UsageError, match="was not written by vmpin"):
-        hooks_directory.plan_install(tmp_path, HookOptions(stages=("poststop",)))
+        oci_hook.plan_install(tmp_path, HookOptions(stages=("poststop",)))
 
 
 def test_a_scenario_may_come_through_a_pipe(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from registered_hooks import DEFAULT_FILES, command, load, names
 
 from vmpin.errors import UsageError
-from vmpin.install import base_spec, file_operations, hook_options, hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install import file_operations, oci_hook
+from vmpin.install.oci_hook import HookOptions
 
 SPEC: dict[str, Any] = {"ociVersion": "1.1.0", "process": {"args": ["sh"]}}
 
@@ -23,25 +23,25 @@ SPEC: dict[str, Any] = {"ociVersion": "1.1.0", "process": {"args": ["sh"]}}
 def test_the_hook_is_added_to_a_spec_beside_other_hooks_and_only_once() -> None:
     spec = SPEC | {"hooks": {"poststop": [{"path": "/bin/other"}], "prestart": None}}
     script = Path("/usr/local/libexec/vmpin/vmpin-hook")
-    made = base_spec.with_hook(spec, script, HookOptions(stages=("createRuntime", "poststop")))
+    made = oci_hook.with_hook(spec, script, HookOptions(stages=("createRuntime", "poststop")))
     entry = {"path": str(script), "args": ["vmpin-hook", "poststop"], "timeout": 30}
     assert made["hooks"]["poststop"] == [{"path": "/bin/other"}, entry]
     assert set(made["hooks"]) == {"poststop", "createRuntime"}
-    assert base_spec.with_hook(made, script, HookOptions(stages=("createRuntime", "poststop"))) == made
-    assert base_spec.without_hook(made, script) == SPEC | {"hooks": {"poststop": [{"path": "/bin/other"}]}}
+    assert oci_hook.with_hook(made, script, HookOptions(stages=("createRuntime", "poststop"))) == made
+    assert oci_hook.without_hook(made, script) == SPEC | {"hooks": {"poststop": [{"path": "/bin/other"}]}}
     assert spec["hooks"] == {"poststop": [{"path": "/bin/other"}], "prestart": None}
 
 
 def test_a_spec_with_no_other_hooks_is_left_without_a_hooks_object() -> None:
-    made = base_spec.with_hook(SPEC, Path("/x/vmpin-hook"), HookOptions())
-    assert base_spec.without_hook(made, Path("/x/vmpin-hook")) == SPEC
+    made = oci_hook.with_hook(SPEC, Path("/x/vmpin-hook"), HookOptions())
+    assert oci_hook.without_hook(made, Path("/x/vmpin-hook")) == SPEC
 
 
 @pytest.mark.parametrize("spec", [{}, {"ociVersion": 1}, SPEC | {"hooks": [1]},
                                   SPEC | {"hooks": {"prestart": {"a": 1}}}])
 def test_what_is_no_spec_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        base_spec.with_hook(spec, Path("/x"), HookOptions())
+        oci_hook.with_hook(spec, Path("/x"), HookOptions())
 
 
 def test_the_command_installs_and_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,14 +59,14 @@ def test_the_command_installs_and_says_what_to_do_next(tmp_path: Path, capsys: p
 def test_a_dry_run_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command("--hooks-dir", str(tmp_path / "d"), "--dry-run")
     assert capsys.readouterr().out.startswith(f"would write {tmp_path}/d/vmpin-hook\n")
-    hooks_directory.install(tmp_path / "d", HookOptions())
+    oci_hook.install(tmp_path / "d", HookOptions())
     command("--hooks-dir", str(tmp_path / "d"), "--dry-run", "--remove")
     assert f"would remove {tmp_path}/d/vmpin-hook\n" in capsys.readouterr().out
     assert names(tmp_path / "d") == DEFAULT_FILES
 
 
 def test_the_command_removes_and_says_so_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
+    oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
     command("--hooks-dir", str(tmp_path), "--remove", "-o", "json")
     removed = [str(tmp_path / "50-vmpin-poststop.json"), str(tmp_path / "vmpin-hook")]
     assert json.loads(capsys.readouterr().out) == {
@@ -80,7 +80,7 @@ def test_a_base_spec_goes_through_standard_streams(tmp_path: Path, capsys: pytes
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(SPEC).encode())))
     command("--base-spec", "-", "--hooks-dir", str(tmp_path / "libexec"))
     shown = capsys.readouterr()
-    assert json.loads(shown.out) == base_spec.with_hook(SPEC, tmp_path / "libexec/vmpin-hook", HookOptions())
+    assert json.loads(shown.out) == oci_hook.with_hook(SPEC, tmp_path / "libexec/vmpin-hook", HookOptions())
     assert shown.err.startswith(f"{tmp_path}/libexec/vmpin-hook\n")
     assert "base_runtime_spec" in shown.err
     assert names(tmp_path / "libexec") == {"vmpin-hook"}
@@ -92,7 +92,7 @@ def test_a_base_spec_is_written_to_a_file_and_cleaned_again(tmp_path: Path,
     where = ["--out", str(tmp_path / "out.json"), "--hooks-dir", str(tmp_path / "libexec")]
     command("--base-spec", str(tmp_path / "in.json"), *where)
     assert f'base_runtime_spec = "{tmp_path}/out.json"' in capsys.readouterr().out
-    assert set(load(tmp_path / "out.json")["hooks"]) == set(hook_options.DEFAULT_STAGES)
+    assert set(load(tmp_path / "out.json")["hooks"]) == set(oci_hook.DEFAULT_STAGES)
     command("--base-spec", str(tmp_path / "out.json"), *where, "--remove")
     assert load(tmp_path / "out.json") == SPEC
     assert names(tmp_path / "libexec") == {"vmpin-hook"}
@@ -146,13 +146,13 @@ def test_an_edited_spec_keeps_link_owner_mode_and_attributes(tmp_path: Path, rem
 def test_registrations_and_script_written_again_keep_links_and_modes(tmp_path: Path) -> None:
     """A script that lost its x is no hook: that it gets back."""
     at, kept = tmp_path / "hooks.d", tmp_path / "kept"
-    hooks_directory.install(at, HookOptions())
+    oci_hook.install(at, HookOptions())
     kept.mkdir()
     for name in ("vmpin-hook", "50-vmpin-poststop.json"):
         (at / name).rename(kept / name)
         (at / name).symlink_to(kept / name)
         (kept / name).chmod(0o600)
-    hooks_directory.install(at, HookOptions(deadline_ms=99))
+    oci_hook.install(at, HookOptions(deadline_ms=99))
     assert [oct(stat.S_IMODE((kept / name).stat().st_mode)) for name in ("vmpin-hook", "50-vmpin-poststop.json")] == [
         "0o755", "0o600"]
     assert all((at / name).is_symlink() for name in ("vmpin-hook", "50-vmpin-poststop.json"))

@@ -18,8 +18,8 @@ from typing import Any
 from vmpin.cpuset import CpuSet
 from vmpin.errors import VmpinError
 from vmpin.features.demo import children
-from vmpin.install import base_spec, hook_script, hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install import oci_hook
+from vmpin.install.oci_hook import HookOptions
 
 # crun up to 1.8 refuses a machine whose controllers are split between cgroup v1 and v2. In a mount namespace of its
 # own it does not see the v2 part; the machine's own mounts stay as they are.
@@ -39,13 +39,13 @@ class Containers:
         self._crun = crun
         self._options = options
         self._pod = pod
-        self._script = hook_script.script_path(directory / "hooks.d")
+        self._script = oci_hook.script_path(directory / "hooks.d")
         self._made: list[str] = []
         rootfs = directory / "rootfs"
         for name in ("bin", "dev", "proc", "sys"):
             (rootfs / name).mkdir(parents=True)
         shutil.copy(busybox, rootfs / "bin" / "busybox")
-        hooks_directory.install(directory / "hooks.d", options)
+        oci_hook.install(directory / "hooks.d", options)
 
     def id(self, name: str) -> str:
         return f"{self.sandbox}-{name}"
@@ -55,7 +55,7 @@ class Containers:
         :raises VmpinError: with what crun printed."""
         bundle = self.directory / self.id(name)
         bundle.mkdir()
-        spec = base_spec.with_hook(self._spec(name, cpus, command), self._script, self._options)
+        spec = oci_hook.with_hook(self._spec(name, cpus, command), self._script, self._options)
         (bundle / "config.json").write_text(json.dumps(spec, indent=1))
         self._made.append(name)
         self._call("run", "--detach", "--bundle", str(bundle), self.id(name))

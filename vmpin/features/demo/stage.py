@@ -25,7 +25,7 @@ from vmpin.features.demo import children
 from vmpin.features.demo.containers import Containers
 from vmpin.features.demo.needs import Tools
 from vmpin.features.demo.vm import VCPUS, DemoMasks, DemoVm
-from vmpin.install.hook_options import HookOptions
+from vmpin.install.oci_hook import HookOptions
 
 #: Seconds to wait for a condition or a command. It takes a resync, one second here, and a loaded machine more.
 PATIENCE = 120.0

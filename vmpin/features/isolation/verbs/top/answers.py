@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vmpin.cli.mask_changes import outcome_lines
-from vmpin.cli.reconcile import reconciled
+from vmpin.cli.reconcile import outcome_lines, reconciled
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.domain.terminal import number_of, printable

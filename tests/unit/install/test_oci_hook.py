@@ -15,12 +15,12 @@ import pytest
 from registered_hooks import DEFAULT_FILES, command, load, names, remove
 
 from vmpin.errors import UsageError, VmpinError
-from vmpin.install import data_files, hook_options, hook_script, hooks_directory
-from vmpin.install.hook_options import HookOptions
+from vmpin.install import data_files, oci_hook
+from vmpin.install.oci_hook import HookOptions
 
 
 def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) -> None:
-    written = hooks_directory.install(tmp_path / "new" / "hooks.d", HookOptions())
+    written = oci_hook.install(tmp_path / "new" / "hooks.d", HookOptions())
     assert {each.name for each in written} == names(tmp_path / "new" / "hooks.d") == DEFAULT_FILES
     assert load(tmp_path / "new" / "hooks.d" / "50-vmpin-poststop.json") == {
         "version": "1.0.0",
@@ -34,17 +34,17 @@ def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) 
 def test_everyone_may_read_the_files_and_run_the_script_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        written = hooks_directory.install(tmp_path, HookOptions())
+        written = oci_hook.install(tmp_path, HookOptions())
     finally:
         os.umask(before)
     assert [oct(stat.S_IMODE(each.stat().st_mode)) for each in written] == ["0o755"] + ["0o644"] * 4
 
 
 def test_the_script_is_a_copy_that_runs_with_no_environment(tmp_path: Path) -> None:
-    script = hooks_directory.install(tmp_path, HookOptions())[0]
+    script = oci_hook.install(tmp_path, HookOptions())[0]
     assert not script.is_symlink()
     first, _, rest = script.read_bytes().partition(b"\n")
-    assert first == b"#!" + hook_script.interpreter().encode() + b" -IS"
+    assert first == b"#!" + oci_hook.interpreter().encode() + b" -IS"
     assert rest == data_files.path("hooks/vmpin-hook").read_bytes().partition(b"\n")[2]
     assert b"usage: vmpin-hook" in subprocess.run([script, "-h"], capture_output=True, check=True, env={}).stdout
 
@@ -57,26 +57,26 @@ def test_only_what_differs_from_the_default_is_in_the_arguments() -> None:
 
 
 def test_the_script_comes_first_and_goes_last(tmp_path: Path) -> None:
-    planned = [each.path.name for each in hooks_directory.plan_install(tmp_path, HookOptions())]
+    planned = [each.path.name for each in oci_hook.plan_install(tmp_path, HookOptions())]
     assert planned[0] == "vmpin-hook"
-    hooks_directory.install(tmp_path, HookOptions())
+    oci_hook.install(tmp_path, HookOptions())
     assert [each.name for each in remove(tmp_path)][-1] == "vmpin-hook"
     assert names(tmp_path) == set()
 
 
 def test_a_second_run_changes_nothing_but_the_stages_no_longer_wanted(tmp_path: Path) -> None:
-    hooks_directory.install(tmp_path, HookOptions())
+    oci_hook.install(tmp_path, HookOptions())
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    hooks_directory.install(tmp_path, HookOptions())
+    oci_hook.install(tmp_path, HookOptions())
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
-    hooks_directory.install(tmp_path, HookOptions(stages=("prestart", "poststop")))
+    oci_hook.install(tmp_path, HookOptions(stages=("prestart", "poststop")))
     assert names(tmp_path) == {"vmpin-hook", "50-vmpin-prestart.json", "50-vmpin-poststop.json"}
 
 
 def test_remove_leaves_what_others_wrote(tmp_path: Path) -> None:
     foreign = {"50-vmpin-prestart.json": '{"hook": {"path": "/bin/true"}}', "60-x.json": "no json", "y.json": "[1]",
                "50-vmpin-startContainer.json": '{"hook": {"path": "vmpin-hook\\u0000"}}'}
-    hooks_directory.install(tmp_path, HookOptions())
+    oci_hook.install(tmp_path, HookOptions())
     for name, text in foreign.items():
         (tmp_path / name).write_text(text)
     remove(tmp_path)
@@ -86,7 +86,7 @@ def test_remove_leaves_what_others_wrote(tmp_path: Path) -> None:
 
 
 def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path: Path) -> None:
-    hooks_directory.install(tmp_path, HookOptions())
+    oci_hook.install(tmp_path, HookOptions())
     other = tmp_path / "10-mine.json"
     other.write_text(json.dumps({"hook": {"path": str(tmp_path / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=r"10-mine\.json points to"):
@@ -98,21 +98,21 @@ def test_remove_refuses_while_another_registration_points_to_the_script(tmp_path
 def test_install_overwrites_no_stranger_and_writes_nothing_then(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(UsageError, match="was not written by vmpin"):
-        hooks_directory.install(tmp_path, HookOptions())
+        oci_hook.install(tmp_path, HookOptions())
     assert names(tmp_path) == {name}
 
 
 def test_a_registration_through_another_name_of_the_directory_is_ours(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
-    hooks_directory.install(tmp_path / "alias", HookOptions())
+    oci_hook.install(tmp_path / "alias", HookOptions())
     assert {each.name for each in remove(tmp_path / "real")} == DEFAULT_FILES
 
 
 def test_a_relative_directory_is_registered_by_its_absolute_path(tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hooks_directory.install(Path("hooks.d"), HookOptions())
+    oci_hook.install(Path("hooks.d"), HookOptions())
     assert load(tmp_path / "hooks.d/50-vmpin-poststart.json")["hook"]["path"] == str(tmp_path / "hooks.d/vmpin-hook")
 
 
@@ -123,7 +123,7 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
     where = typed.format(top=tmp_path)
-    hooks_directory.install(Path(where), HookOptions())
+    oci_hook.install(Path(where), HookOptions())
     assert {each.name for each in remove(Path(where))} == DEFAULT_FILES
     assert command("--hooks-dir", where) == command("--hooks-dir", where, "--remove") == 0
     assert names(tmp_path / "hooks.d") == set()
@@ -132,7 +132,7 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
 def test_another_hands_registration_is_named_by_a_relative_path_too(tmp_path: Path,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hooks_directory.install(Path("d"), HookOptions())
+    oci_hook.install(Path("d"), HookOptions())
     (tmp_path / "d" / "10-mine.json").write_text(json.dumps({"hook": {"path": str(tmp_path / "d" / "vmpin-hook")}}))
     with pytest.raises(UsageError, match=rf"^{tmp_path}/d/10-mine\.json points to"):
         remove(Path("d"))
@@ -159,17 +159,17 @@ def test_nothing_to_remove_and_no_such_directory_are_distinguished(tmp_path: Pat
 
 
 def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path) -> None:
-    hooks_directory.install(tmp_path, HookOptions(stages=("poststop",)))
+    oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     with pytest.raises(UsageError, match="the hook cannot be run from"):
-        hooks_directory.install(tmp_path, HookOptions(), "/nonexistent/python3")
+        oci_hook.install(tmp_path, HookOptions(), "/nonexistent/python3")
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write .*/file/hooks\.d/vmpin-hook"):
-        hooks_directory.install(tmp_path / "file" / "hooks.d", HookOptions())
+        oci_hook.install(tmp_path / "file" / "hooks.d", HookOptions())
 
 
 @pytest.mark.parametrize(("text", "usable"), [("print(3, 11)", True), ("print(3, 8)", False), ("print(4, 0)", True),
@@ -178,13 +178,13 @@ def test_the_system_python_is_used_when_it_is_new_enough(tmp_path: Path, text: s
     python = tmp_path / "python3"
     python.write_text(f"#!{sys.executable}\n{text}\n")
     python.chmod(0o755)
-    found = hook_script.interpreter(python)
+    found = oci_hook.interpreter(python)
     assert (found == str(python)) == usable
     assert usable or (os.path.isabs(found) and os.path.realpath(found) == found)
 
 
 def test_without_a_system_python_the_one_below_the_venv_is_used(tmp_path: Path) -> None:
-    found = Path(hook_script.interpreter(tmp_path / "none"))
+    found = Path(oci_hook.interpreter(tmp_path / "none"))
     assert found.exists()
     assert not found.is_relative_to(sys.prefix) or sys.prefix == sys.base_prefix
 
@@ -192,7 +192,7 @@ def test_without_a_system_python_the_one_below_the_venv_is_used(tmp_path: Path) 
 @pytest.mark.parametrize("python", ["python3", "/opt/my python", "/" + "x" * 300])
 def test_an_interpreter_the_kernel_would_not_find_is_refused(python: str) -> None:
     with pytest.raises(UsageError, match="cannot stand in a script's first line"):
-        hook_script.with_interpreter(b"#!/usr/bin/python3 -IS\npass\n", python)
+        oci_hook.with_interpreter(b"#!/usr/bin/python3 -IS\npass\n", python)
 
 
 @pytest.mark.parametrize("bad", [{"stages": ()}, {"stages": ("poststarts",)}, {"socket": Path("s")},
@@ -205,18 +205,18 @@ def test_options_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
 
 def test_the_defaults_are_the_defaults_of_the_script() -> None:
     text = data_files.path("hooks/vmpin-hook").read_text()
-    assert f'"--socket": "{hook_options.DEFAULT_SOCKET}"' in text
-    assert f'"--spool": "{hook_options.DEFAULT_SPOOL}"' in text
-    assert f'"--deadline": "{hook_options.DEFAULT_DEADLINE_MS}"' in text
-    assert ", ".join(f'"{stage}"' for stage in hook_options.STAGES) in text
+    assert f'"--socket": "{oci_hook.DEFAULT_SOCKET}"' in text
+    assert f'"--spool": "{oci_hook.DEFAULT_SPOOL}"' in text
+    assert f'"--deadline": "{oci_hook.DEFAULT_DEADLINE_MS}"' in text
+    assert ", ".join(f'"{stage}"' for stage in oci_hook.STAGES) in text
 
 
 def test_the_examples_are_what_install_would_write() -> None:
     examples = data_files.path("hooks/hooks.d")
     where = Path("/usr/share/containers/oci/hooks.d")
-    wanted = {hooks_directory.registration_path(where, stage).name:
-              hooks_directory.registration(hook_script.script_path(where), stage, HookOptions())
-              for stage in hook_options.DEFAULT_STAGES}
+    wanted = {oci_hook.registration_path(where, stage).name:
+              oci_hook.registration(oci_hook.script_path(where), stage, HookOptions())
+              for stage in oci_hook.DEFAULT_STAGES}
     assert {each.name: load(each) for each in examples.iterdir()} == wanted
     assert all(each.read_text() == json.dumps(load(each), indent=2) + "\n" for each in examples.iterdir())
 
