@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from guest_peer import UnixChannel
 
@@ -29,10 +28,6 @@ OTHER = MAP._replace(containers={"c1": ContainerVcpus((1, 2), True)})
 
 
 C1 = ContainerId("c1")
-
-
-def run(what: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(what)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,7 +136,3 @@ async def running(machine: Machine) -> AsyncIterator[Machine]:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     assert len(asyncio.all_tasks()) == 1
-
-
-def run(what: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(what)

@@ -57,7 +57,7 @@ def test_cpus_are_known_by_their_initial_apic_id(tmp_path: Path) -> None:
     write(tmp_path, {**cpu_files("0-2", "0-4"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7, 2: 0x100}),
                      "sys/devices/system/node/node1/cpulist": "1-2\n"})
     table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
-    assert [(each.cpu, each.hw, each.online, each.node) for each in table.cpus] == [
+    assert [(row.cpu, row.hw, row.online, row.node) for row in table.cpus] == [
         (0, 0, True, 0), (1, 7, True, 1), (2, 0x100, True, 1), (3, None, False, 0), (4, None, False, 0)]
     assert table.find((7, 0x100)) == (CpuSet([1, 2]), "", False)
     assert table.find((7, 3)) == (CpuSet([1]), "vCPU 3 is not online in the guest", True)
@@ -87,7 +87,7 @@ def test_on_arm64_mpidr_is_read_from_the_device_tree(tmp_path: Path) -> None:
         reg.parent.mkdir(parents=True)
         reg.write_bytes(raw)
     table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
-    assert [(each.hw, each.online) for each in table.cpus] == [(0, True), (0x100000001, True), (0x100, False)]
+    assert [(row.hw, row.online) for row in table.cpus] == [(0, True), (0x100000001, True), (0x100, False)]
     assert table.note == ""
 
 
@@ -100,13 +100,13 @@ def test_on_arm64_with_acpi_it_is_the_order_of_madt(tmp_path: Path) -> None:
     tables.mkdir(parents=True)
     (tables / "APIC").write_bytes(raw + b"\x0b")
     table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
-    assert [each.hw for each in table.cpus] == [0, 0x101]
+    assert [row.hw for row in table.cpus] == [0, 0x101]
 
 
 def test_without_evidence_it_is_reported_as_guessed(tmp_path: Path) -> None:
     write(tmp_path, cpu_files("0-1"))
     table = CpuReader(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
-    assert [each.hw for each in table.cpus] == [0, 1]
+    assert [row.hw for row in table.cpus] == [0, 1]
     assert "assumed to equal the guest's CPU numbers" in table.note
 
 
@@ -132,134 +132,135 @@ def test_short_ids_are_found_when_they_are_named(tmp_path: Path) -> None:
     assert cgroups.all(set()).keys() == {"b"}
 
 
-@pytest.mark.parametrize(("made", "layout"), [
+@pytest.mark.parametrize(("files", "layout"), [
     ({"cgroup.controllers": ""}, "v2"), ({"cpuset/tasks": "", "cpuset/cpuset.cpus": ""}, "v1"), ({"x/y": ""}, "none"),
     ({"cpuset/tasks": "", "unified/cgroup.controllers": ""}, "hybrid"),
 ])
-def test_the_layout_is_named(tmp_path: Path, made: dict[str, str], layout: str) -> None:
-    assert GuestCgroups(str(write(tmp_path, made))).layout == layout
+def test_the_layout_is_named(tmp_path: Path, files: dict[str, str], layout: str) -> None:
+    assert GuestCgroups(str(write(tmp_path, files))).layout == layout
 
 
 def test_what_is_mounted_later_is_found(tmp_path: Path) -> None:
     """An init mounts version 1 piece by piece, and the agent may be there before it."""
     cgroups = GuestCgroups(str(write(tmp_path, {"memory/tasks": ""})))
-    assert [each.cpuset for each in cgroups.hierarchies] == [False]
+    assert [hierarchy.cpuset for hierarchy in cgroups.hierarchies] == [False]
     write(tmp_path, {"cpuset/tasks": "", "cpuset/cpuset.cpus": "0-1"})
-    assert [each.cpuset for each in cgroups.hierarchies] == [True, False]
+    assert [hierarchy.cpuset for hierarchy in cgroups.hierarchies] == [True, False]
 
 
 # What it says
 
 
 def test_the_newest_map_wins(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, _ = both
-    plain(tmp_path, a=one)
-    made = agent(tmp_path)
-    put(made, {"a": "1"}, 5)
-    older = put(made, {"a": "0"}, 4)
+    first, _ = both
+    plain(tmp_path, a=first)
+    guest_agent = agent(tmp_path)
+    put(guest_agent, {"a": "1"}, 5)
+    older = put(guest_agent, {"a": "0"}, 4)
     assert (older.generation, str(older.containers["a"].wanted)) == (5, "1")
-    assert one.masks() == {"1"}
-    made.answer(Unpin())
-    assert put(made, {"a": "0"}, 4) == Applied(9, 5, {})
-    assert one.masks() == {"0-1"}
+    assert first.masks() == {"1"}
+    guest_agent.answer(Unpin())
+    assert put(guest_agent, {"a": "0"}, 4) == Applied(9, 5, {})
+    assert first.masks() == {"0-1"}
 
 
 def test_it_answers_a_ping_and_an_inventory(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     root = plain(tmp_path)
     fill(root / f"x-{ID}.scope", both[0])
-    made = agent(tmp_path)
-    pong = made.answer(Ping(1))
+    guest_agent = agent(tmp_path)
+    pong = guest_agent.answer(Ping(1))
     assert isinstance(pong, Pong)
     assert pong.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert pong.uptime > 0
-    answered = made.answer(InventoryRequest(2))
+    answered = guest_agent.answer(InventoryRequest(2))
     assert isinstance(answered, Inventory)
-    assert [(each.id, each.cgroup, each.processes) for each in answered.containers] == [(ID, f"/x-{ID}.scope", 1)]
+    assert [(container.id, container.cgroup, container.processes) for container in answered.containers] == [
+        (ID, f"/x-{ID}.scope", 1)]
     assert answered.cgroup == "v2"
-    assert {each.cpu for each in answered.cpus if each.online} >= {0, 1}
+    assert {row.cpu for row in answered.cpus if row.online} >= {0, 1}
 
 
 def test_a_subscriber_is_sent_the_containers(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     root = plain(tmp_path)
     fill(root / ID, both[0])
-    made = agent(tmp_path)
-    made.answer(Subscribe(1))
+    guest_agent = agent(tmp_path)
+    guest_agent.answer(Subscribe(1))
     fill(root / OTHER, both[1])
     (root / ID / "cgroup.procs").unlink()
     (root / ID / "cgroup.threads").unlink()
     (root / ID).rmdir()
-    made.newest = ("", "")
-    assert made.check(True) == [GuestEvent("containers", started=(OTHER,), stopped=(ID,))]
-    assert made.check(True) == []
+    guest_agent.newest = ("", "")
+    assert guest_agent.check(True) == [GuestEvent("containers", started=(OTHER,), stopped=(ID,))]
+    assert guest_agent.check(True) == []
 
 
 def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     root = plain(tmp_path)
-    made = agent(tmp_path)
-    made.answer(Subscribe(1))
+    guest_agent = agent(tmp_path)
+    guest_agent.answer(Subscribe(1))
     fill(root / ID, both[0])
-    made.answer(Subscribe(2))
-    made.newest = ("", "")
-    assert made.check(True) == [GuestEvent("containers", started=(ID,))]
-    made.check(False)  # both have gone
+    guest_agent.answer(Subscribe(2))
+    guest_agent.newest = ("", "")
+    assert guest_agent.check(True) == [GuestEvent("containers", started=(ID,))]
+    guest_agent.check(False)  # both have gone
     fill(root / OTHER, both[1])
-    made.answer(Subscribe(3))
-    made.newest = ("", "")
-    assert made.check(True) == []
+    guest_agent.answer(Subscribe(3))
+    guest_agent.newest = ("", "")
+    assert guest_agent.check(True) == []
 
 
 def test_what_could_not_be_taken_back_is_tried_again(tmp_path: Path, both: tuple[Worker, Worker],
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = both
-    plain(tmp_path, a=one)
-    made = agent(tmp_path)
+    first, _ = both
+    plain(tmp_path, a=first)
+    guest_agent = agent(tmp_path)
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
-    for again in (lambda: made.answer(Unpin(2)), lambda: [made.check(False) for _ in range(11)]):
-        put(made, {"a": "0"}, 1)
+    for again in (lambda: guest_agent.answer(Unpin(2)), lambda: [guest_agent.check(False) for _ in range(11)]):
+        put(guest_agent, {"a": "0"}, 1)
         with monkeypatch.context() as patch:
             patch.setattr(cpusets, "restore", fail)
             with pytest.raises(OSError, match="no memory"):
-                made.answer(Unpin(1))
-        assert one.masks() == {"0"}
+                guest_agent.answer(Unpin(1))
+        assert first.masks() == {"0"}
         again()
-        assert one.masks() == {"0-1"}
+        assert first.masks() == {"0-1"}
 
 
 def test_nothing_is_looked_at_while_no_thread_is_born_or_ends(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, _ = both
-    plain(tmp_path, a=one)
+    first, _ = both
+    plain(tmp_path, a=first)
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1}), "proc/loadavg": "0 0 0 1/9 17\n"})
-    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
-    for tid in one.tids():
+    guest_agent = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    for tid in first.tids():
         (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
-    put(made, {"a": "0"})
+    put(guest_agent, {"a": "0"})
     for _ in range(4):
-        made.check(False)
-    os.sched_setaffinity(one.pid, {0, 1})
-    made.check(False)
-    assert one.masks() == {"0-1"}
+        guest_agent.check(False)
+    os.sched_setaffinity(first.pid, {0, 1})
+    guest_agent.check(False)
+    assert first.masks() == {"0-1"}
     for _ in range(10):  # but every now and then all the same
-        made.check(False)
-    assert one.masks() == {"0"}
+        guest_agent.check(False)
+    assert first.masks() == {"0"}
 
 
 def test_a_program_may_read_its_cpus(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, two = both
-    plain(tmp_path, a=one, b=two)
-    made = agent(tmp_path)
-    put(made, {"a": "0", "b": "1"}, 7, exclusive=("a",), export=True)
+    first, second = both
+    plain(tmp_path, a=first, b=second)
+    guest_agent = agent(tmp_path)
+    put(guest_agent, {"a": "0", "b": "1"}, 7, exclusive=("a",), export=True)
     answered = tmp_path / "run/cpus.json"
     assert json.loads(answered.read_text()) == {"generation": 7, "containers": {
         "a": {"own": "0", "shared": "1"}, "b": {"own": "", "shared": "1"}}}
     assert answered.stat().st_mode & 0o777 == 0o644
-    made.answer(VcpuMap(None, 8, "pod", {"a": ContainerVcpus((0,), True, CpuSet([14, 15])),
+    guest_agent.answer(VcpuMap(None, 8, "pod", {"a": ContainerVcpus((0,), True, CpuSet([14, 15])),
                                          "b": ContainerVcpus((1,))}, export=True))
     assert json.loads(answered.read_text()) == {"generation": 8, "containers": {
         "a": {"own": "0", "shared": "1", "host": "14-15"}, "b": {"own": "", "shared": "1"}}}
-    put(made, {"a": "0"}, 9)
+    put(guest_agent, {"a": "0"}, 9)
     assert not answered.exists()
 
 
@@ -272,7 +273,7 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1}),
                      "cgroup/cgroup.controllers": "cpuset", "cgroup/a/cgroup.threads": ""})
     share = {"hw": "0-1", "exclusive": True, "host": "4-5"}
-    frames = [encode(each) for each in (
+    frames = [encode(message) for message in (
         {"v": 1, "type": "ping", "id": 1}, {"v": 1, "type": "inventory", "id": 2}, {"v": 1, "type": "unpin", "id": 3},
         {"v": 1, "type": "subscribe"}, {"v": 1, "type": "map", "id": 4, "generation": 5, "sandbox": "pod",
                                         "containers": {"a": share}, "system": None}, {
@@ -284,7 +285,7 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
     link: Link
 
     def answer(request: HostMessage) -> AgentMessage:
-        found = made.answer(request)
+        found = guest_agent.answer(request)
         if isinstance(request, VcpuMap) and isinstance(found, Applied) and found.generation == request.generation:
             applied.add(number)
         return found
@@ -292,12 +293,12 @@ def test_the_agent_survives_anything(tmp_path: Path) -> None:
     try:
         for number in range(70_000):
             if number % 100 == 0:  # it soon has a map that is newer than all
-                made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+                guest_agent = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
                 link = Link(sink, answer)
             raw = spoilt(chance, chance.choice(frames))
             try:
                 link.feed(raw)
-                link.notify(made.check(link.subscribed) if number % 10 == 0 else [])
+                link.notify(guest_agent.check(link.subscribed) if number % 10 == 0 else [])
             except (ProtocolError, LinkClosed):
                 ended += 1
                 link = Link(sink, answer)

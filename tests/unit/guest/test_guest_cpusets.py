@@ -33,29 +33,29 @@ pytestmark = pytest.mark.usefixtures("two_cpus")
 ID = secrets.token_hex(32)  # of this process alone: an agent on /sys/fs/cgroup finds it wherever it is
 
 
-def v2(tmp_path: Path, each: Worker, effective: str, cpus: str = "") -> Path:
+def v2(tmp_path: Path, worker: Worker, effective: str, cpus: str = "") -> Path:
     root = write(tmp_path / "cgroup", {"cgroup.controllers": "cpuset memory", "cgroup.subtree_control": "cpuset"})
-    fill(root / "a", each)
+    fill(root / "a", worker)
     return write(root / "a", {"cpuset.cpus": cpus, "cpuset.cpus.effective": effective})
 
 
 def test_on_v2_the_containers_cpuset_is_written(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, _ = both
-    place = v2(tmp_path, one, "0-1")
-    made = agent(tmp_path)
-    applied = put(made, {"a": "0-1"})
+    first, _ = both
+    place = v2(tmp_path, first, "0-1")
+    guest_agent = agent(tmp_path)
+    applied = put(guest_agent, {"a": "0-1"})
     assert (place / "cpuset.cpus").read_text() == "0-1\n"
     assert applied.containers["a"].cgroup == "/a"
     assert states(applied) == {"a": "applied"}
-    made.answer(Unpin())
+    guest_agent.answer(Unpin())
     assert (place / "cpuset.cpus").read_text().startswith("\n")
 
 
 def test_what_others_write_to_a_cpuset_meanwhile_is_no_wish_of_the_threads(
         tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Kata's agent, between the agent's look at the cpuset and at the threads."""
-    one, _ = both
-    place = v2(tmp_path, one, "0-1")
+    first, _ = both
+    place = v2(tmp_path, first, "0-1")
 
     def late(tid: int) -> CpuSet | None:
         write(place, {"cpuset.cpus.effective": "0"})
@@ -69,16 +69,16 @@ def test_what_others_write_to_a_cpuset_meanwhile_is_no_wish_of_the_threads(
 
 def test_where_a_cpuset_is_narrower_above_threads_are_pinned_as_far_as_that_goes(
         tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, _ = both
-    v2(tmp_path, one, "0")
+    first, _ = both
+    v2(tmp_path, first, "0")
     applied = put(agent(tmp_path), {"a": "0-1"}).containers["a"]
     assert (applied.state, applied.error) == ("error", "the cgroups above leave it 0")
 
 
 def test_a_cgroup_file_that_refuses_leaves_the_masks(tmp_path: Path, both: tuple[Worker, Worker],
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = both
-    v2(tmp_path, one, "0-1")
+    first, _ = both
+    v2(tmp_path, first, "0-1")
 
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy")
@@ -87,16 +87,16 @@ def test_a_cgroup_file_that_refuses_leaves_the_masks(tmp_path: Path, both: tuple
     applied = put(agent(tmp_path), {"a": "1"}).containers["a"]
     assert (applied.state, applied.cgroup) == ("applied", None)
     assert "cpuset.cpus refused '1': Device or resource busy" in applied.error
-    assert one.masks() == {"1"}
+    assert first.masks() == {"1"}
 
 
 def test_the_controller_is_enabled_down_the_path_and_disabled_again(
         tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel answers it: a cgroup's files are there once its parent passes the controller on."""
-    one, _ = both
+    first, _ = both
     root = write(tmp_path / "cgroup", {"cgroup.controllers": "cpuset", "cgroup.subtree_control": "memory",
                                        "pods/cgroup.subtree_control": ""})
-    fill(root / "pods/a", one)
+    fill(root / "pods/a", first)
     done = []
 
     def kernel(path: str, text: str) -> None:
@@ -107,8 +107,8 @@ def test_the_controller_is_enabled_down_the_path_and_disabled_again(
             write(root / "pods/a", {"cpuset.cpus": "", "cpuset.cpus.effective": "0-1"})
 
     monkeypatch.setattr(file_io, "write", kernel)
-    made = agent(tmp_path)
-    assert put(made, {"a": "0"}).containers["a"].cgroup == "/pods/a"
+    guest_agent = agent(tmp_path)
+    assert put(guest_agent, {"a": "0"}).containers["a"].cgroup == "/pods/a"
     assert done == [("/cgroup.subtree_control", "+cpuset"), ("/pods/cgroup.subtree_control", "+cpuset"),
                     ("/pods/a/cpuset.cpus", "0")]
     done.clear()
@@ -127,42 +127,42 @@ def real_v1() -> None:
 @pytest.mark.root
 @pytest.mark.usefixtures("real_v1")
 def test_on_v1_new_processes_are_born_inside(tmp_path: Path) -> None:
-    with v1_cgroup(ID) as (_, place), worker(place) as one:
-        one.threads(3)
-        made = agent(tmp_path, "/sys/fs/cgroup")
-        applied = put(made, {ID: "1"}, 1)
+    with v1_cgroup(ID) as (_, place), worker(place) as first:
+        first.threads(3)
+        guest_agent = agent(tmp_path, "/sys/fs/cgroup")
+        applied = put(guest_agent, {ID: "1"}, 1)
         assert states(applied) == {ID: "applied"}
         assert str(applied.containers[ID].cgroup).endswith(ID)
         assert (applied.containers[ID].processes, applied.containers[ID].threads) == (1, 4)
-        one.child()
-        assert one.masks() == {"1"}
-        put(made, {ID: "0"}, 2)
-        assert one.masks() == {"0"}
-        assert made.answer(Unpin()) == Applied(None, 2, {})
-        assert one.masks() == {"0-1"}
+        first.child()
+        assert first.masks() == {"1"}
+        put(guest_agent, {ID: "0"}, 2)
+        assert first.masks() == {"0"}
+        assert guest_agent.answer(Unpin()) == Applied(None, 2, {})
+        assert first.masks() == {"0-1"}
         assert (place / "cpuset.cpus").read_text() == "0-1\n"
 
 
 @pytest.mark.root
 @pytest.mark.usefixtures("real_v1")
 def test_on_v1_a_narrower_cgroup_within_stays_so(tmp_path: Path) -> None:
-    with v1_cgroup(ID, "own") as (_, place, inner), worker(inner) as one:
+    with v1_cgroup(ID, "own") as (_, place, inner), worker(inner) as first:
         (inner / "cpuset.cpus").write_text("1")
         same = place / "same"
         same.mkdir()
         for name, text in ("cpuset.cpus", "0-1"), ("cpuset.mems", "0"):
             (same / name).write_text(text)
-        made = agent(tmp_path, "/sys/fs/cgroup")
+        guest_agent = agent(tmp_path, "/sys/fs/cgroup")
 
         def have() -> list[str]:
-            return [(each / "cpuset.cpus").read_text().strip() for each in (place, inner, same)]
+            return [(path / "cpuset.cpus").read_text().strip() for path in (place, inner, same)]
 
-        put(made, {ID: "0"}, 1)
+        put(guest_agent, {ID: "0"}, 1)
         assert have() == ["0", "0", "0"]
-        assert one.masks() == {"0"}
-        put(made, {ID: "0-1"}, 2)
+        assert first.masks() == {"0"}
+        put(guest_agent, {ID: "0-1"}, 2)
         assert have() == ["0-1", "1", "0-1"]
-        assert one.masks() == {"1"}
+        assert first.masks() == {"1"}
         put(agent(tmp_path, "/sys/fs/cgroup"), {ID: "0"}, 1)
         later = place / "later"  # a runtime gives it its parent's CPUs, which are few for now
         later.mkdir()
@@ -172,7 +172,7 @@ def test_on_v1_a_narrower_cgroup_within_stays_so(tmp_path: Path) -> None:
         agent(tmp_path, "/sys/fs/cgroup").answer(Unpin())
         assert have() == ["0-1", "1", "0-1"]
         assert (later / "cpuset.cpus").read_text().strip() == "0-1"
-        assert one.masks() == {"1"}
+        assert first.masks() == {"1"}
 
 
 @pytest.mark.root
@@ -182,41 +182,41 @@ def test_on_v1_the_cgroups_above_are_widened_and_get_memory_nodes(tmp_path: Path
         (pods / "cpuset.cpus").write_text("0")
         place = pods / ID
         place.mkdir()  # with neither CPUs nor memory nodes
-        made = agent(tmp_path, "/sys/fs/cgroup")
-        assert states(put(made, {ID: "1"})) == {ID: "applied"}
-        assert [(each / "cpuset.cpus").read_text().strip() for each in (top, pods, place)] == ["0-1", "0-1", "1"]
-        with worker(place) as one:
-            assert one.masks() == {"1"}
-            made.answer(Unpin())
+        guest_agent = agent(tmp_path, "/sys/fs/cgroup")
+        assert states(put(guest_agent, {ID: "1"})) == {ID: "applied"}
+        assert [(path / "cpuset.cpus").read_text().strip() for path in (top, pods, place)] == ["0-1", "0-1", "1"]
+        with worker(place) as first:
+            assert first.masks() == {"1"}
+            guest_agent.answer(Unpin())
             assert (place / "cpuset.cpus").read_text().strip() == "1"  # with a process it cannot be empty again
 
 
 @pytest.mark.root
 @pytest.mark.usefixtures("real_v1")
 def test_in_a_cpuset_a_threads_own_mask_is_never_widened(tmp_path: Path) -> None:
-    with v1_cgroup(ID) as (_, place), worker(place) as one:
-        own = one.narrow(1)
-        made = agent(tmp_path, "/sys/fs/cgroup")
+    with v1_cgroup(ID) as (_, place), worker(place) as first:
+        own = first.narrow(1)
+        guest_agent = agent(tmp_path, "/sys/fs/cgroup")
         for generation, (cpus, wanted) in enumerate([("0-1", "1"), ("0", "0"), ("0-1", "1"), ("1", "1")]):
-            put(made, {ID: cpus}, generation)
-            assert (mask(one.pid), mask(own)) == (cpus, wanted)
-        made.answer(Unpin())
-        assert (mask(one.pid), mask(own)) == ("0-1", "1")
+            put(guest_agent, {ID: cpus}, generation)
+            assert (mask(first.pid), mask(own)) == (cpus, wanted)
+        guest_agent.answer(Unpin())
+        assert (mask(first.pid), mask(own)) == ("0-1", "1")
 
 
 @pytest.mark.root
 @pytest.mark.usefixtures("real_v1")
 def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) -> None:
     with v1_cgroup(ID) as (top, place):
-        made = agent(tmp_path, "/sys/fs/cgroup")
-        put(made, {ID: "0"})
+        guest_agent = agent(tmp_path, "/sys/fs/cgroup")
+        put(guest_agent, {ID: "0"})
         place.rmdir()
         place.mkdir()
         for file in "cpuset.cpus", "cpuset.mems":
             (place / file).write_text((top / file).read_text())
-        made.check(False)
+        guest_agent.check(False)
         assert (place / "cpuset.cpus").read_text().strip() == "0"
-        made.answer(Unpin())
+        guest_agent.answer(Unpin())
         assert (place / "cpuset.cpus").read_text().strip() == "0-1"
 
 
@@ -224,19 +224,19 @@ def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) ->
 @pytest.mark.usefixtures("real_v1")
 def test_cgroups_that_came_and_went_are_forgotten(tmp_path: Path) -> None:
     with v1_cgroup(ID) as (_, place):
-        made = agent(tmp_path, "/sys/fs/cgroup")
+        guest_agent = agent(tmp_path, "/sys/fs/cgroup")
         for number in range(20):
             inner = place / f"run-{number}"
             inner.mkdir()
             for file in "cpuset.cpus", "cpuset.mems":
                 (inner / file).write_text((place / file).read_text())
-            put(made, {ID: "1"}, number)
-            assert str(inner) in made.originals.cgroups
+            put(guest_agent, {ID: "1"}, number)
+            assert str(inner) in guest_agent.originals.cgroups
             inner.rmdir()
-        put(made, {ID: "1"}, 20)
-        assert made.originals.cgroups.keys() == {str(place)}
+        put(guest_agent, {ID: "1"}, 20)
+        assert guest_agent.originals.cgroups.keys() == {str(place)}
         assert json.loads((tmp_path / "run/agent.json").read_text())["cgroups"].keys() == {str(place)}
-        made.answer(Unpin())
+        guest_agent.answer(Unpin())
         assert (place / "cpuset.cpus").read_text() == "0-1\n"
 
 

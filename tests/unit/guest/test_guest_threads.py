@@ -32,93 +32,93 @@ pytestmark = pytest.mark.usefixtures("two_cpus")
 
 
 def test_every_thread_is_pinned_and_the_ones_born_later_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, two = both
-    one.threads(5)
-    root = plain(tmp_path, a=one, b=two)
-    made = agent(tmp_path)
-    applied = put(made, {"a": "0", "b": "1"})
+    first, second = both
+    first.threads(5)
+    root = plain(tmp_path, a=first, b=second)
+    guest_agent = agent(tmp_path)
+    applied = put(guest_agent, {"a": "0", "b": "1"})
     assert states(applied) == {"a": "applied", "b": "applied"}
-    assert (one.masks(), two.masks()) == ({"0"}, {"1"})
+    assert (first.masks(), second.masks()) == ({"0"}, {"1"})
     reported = applied.containers["a"]
     assert (reported.processes, reported.threads, reported.cgroup, str(reported.effective)) == (1, 6, None, "0")
-    os.sched_setaffinity(two.pid, {0, 1})
-    two.threads(2)
-    fill(root / "b", two)
-    assert made.check(False) == []  # nothing new to report: it is put right
-    assert two.masks() == {"1"}
+    os.sched_setaffinity(second.pid, {0, 1})
+    second.threads(2)
+    fill(root / "b", second)
+    assert guest_agent.check(False) == []  # nothing new to report: it is put right
+    assert second.masks() == {"1"}
 
 
 def test_containers_change_places_and_get_back_what_they_had(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, two = both
-    plain(tmp_path, a=one, b=two)
-    made = agent(tmp_path)
-    put(made, {"a": "0", "b": "1"}, 1)
-    put(made, {"a": "1", "b": "0"}, 2)
-    assert (one.masks(), two.masks()) == ({"1"}, {"0"})
-    put(made, {"b": "0"}, 3)
-    assert (one.masks(), two.masks()) == ({"0-1"}, {"0"})
-    assert made.answer(Unpin(4)) == Applied(4, 3, {})
-    assert two.masks() == {"0-1"}
+    first, second = both
+    plain(tmp_path, a=first, b=second)
+    guest_agent = agent(tmp_path)
+    put(guest_agent, {"a": "0", "b": "1"}, 1)
+    put(guest_agent, {"a": "1", "b": "0"}, 2)
+    assert (first.masks(), second.masks()) == ({"1"}, {"0"})
+    put(guest_agent, {"b": "0"}, 3)
+    assert (first.masks(), second.masks()) == ({"0-1"}, {"0"})
+    assert guest_agent.answer(Unpin(4)) == Applied(4, 3, {})
+    assert second.masks() == {"0-1"}
     assert json.loads((tmp_path / "run/agent.json").read_text())["threads"] == []
 
 
 def test_a_threads_own_mask_is_never_widened(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, _ = both
-    plain(tmp_path, a=one)
-    own = one.narrow(1)
-    fill(tmp_path / "cgroup/a", one)
-    made = agent(tmp_path)
-    put(made, {"a": "0-1"}, 1)
-    assert (mask(one.pid), mask(own)) == ("0-1", "1")
-    put(made, {"a": "0"}, 2)
-    assert (mask(one.pid), mask(own)) == ("0", "0")
-    put(made, {"a": "0-1"}, 3)
-    assert (mask(one.pid), mask(own)) == ("0-1", "1")
+    first, _ = both
+    plain(tmp_path, a=first)
+    own = first.narrow(1)
+    fill(tmp_path / "cgroup/a", first)
+    guest_agent = agent(tmp_path)
+    put(guest_agent, {"a": "0-1"}, 1)
+    assert (mask(first.pid), mask(own)) == ("0-1", "1")
+    put(guest_agent, {"a": "0"}, 2)
+    assert (mask(first.pid), mask(own)) == ("0", "0")
+    put(guest_agent, {"a": "0-1"}, 3)
+    assert (mask(first.pid), mask(own)) == ("0-1", "1")
     os.sched_setaffinity(own, {0})  # it changes its mind
-    made.check(False)
+    guest_agent.check(False)
     assert mask(own) == "0"
-    made.answer(Unpin())
-    assert (mask(one.pid), mask(own)) == ("0-1", "0")
+    guest_agent.answer(Unpin())
+    assert (mask(first.pid), mask(own)) == ("0-1", "0")
 
 
 def test_a_process_born_since_the_last_reading_is_released_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    """It begins with the mask of who made it, and what it had before is not known."""
-    one, two = both
-    root = plain(tmp_path, a=one)
+    """It begins with its creator's mask, and has no original mask of its own."""
+    first, second = both
+    root = plain(tmp_path, a=first)
 
     def show() -> None:
-        fill(root / "a", one, every=True)
-        made_up_proc(tmp_path, one, two)
+        fill(root / "a", first, every=True)
+        made_up_proc(tmp_path, first, second)
 
     show()
-    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
-    put(made, {"a": "1"}, 1, system="0")
-    for each in one, two:
-        each.threads(3)
-        each.child()
+    guest_agent = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    put(guest_agent, {"a": "1"}, 1, system="0")
+    for worker in first, second:
+        worker.threads(3)
+        worker.child()
     show()
-    assert (one.masks(), two.masks()) == ({"1"}, {"0"})
-    put(made, {}, 2)
-    assert (one.masks(), two.masks()) == ({"0-1"}, {"0-1"})
-    put(made, {"a": "1"}, 3, system="0")
-    for each in one, two:
-        each.child()
+    assert (first.masks(), second.masks()) == ({"1"}, {"0"})
+    put(guest_agent, {}, 2)
+    assert (first.masks(), second.masks()) == ({"0-1"}, {"0-1"})
+    put(guest_agent, {"a": "1"}, 3, system="0")
+    for worker in first, second:
+        worker.child()
     show()
-    made.answer(Unpin())
-    assert (one.masks(), two.masks()) == ({"0-1"}, {"0-1"})
+    guest_agent.answer(Unpin())
+    assert (first.masks(), second.masks()) == ({"0-1"}, {"0-1"})
 
 
 def test_an_agent_that_was_killed_knows_its_own_work(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, _ = both
-    plain(tmp_path, a=one)
+    first, _ = both
+    plain(tmp_path, a=first)
     put(agent(tmp_path), {"a": "0"}, 1)
     again = agent(tmp_path)
     assert again.greeting() == [NeedMap()]
     put(again, {"a": "0-1"}, 1)
-    assert one.masks() == {"0-1"}
+    assert first.masks() == {"0-1"}
     put(again, {"a": "1"}, 2)
     agent(tmp_path).answer(Unpin())
-    assert one.masks() == {"0-1"}
+    assert first.masks() == {"0-1"}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', "[" * 100000, "null",
@@ -132,55 +132,55 @@ def test_a_spoilt_memory_is_no_memory(tmp_path: Path, text: str, both: tuple[Wor
 
 def test_a_container_that_is_not_there_is_said_and_the_others_applied(tmp_path: Path,
                                                                      both: tuple[Worker, Worker]) -> None:
-    one, two = both
-    plain(tmp_path, a=one, b=two)
+    first, second = both
+    plain(tmp_path, a=first, b=second)
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1})})
-    for tid in one.tids():
+    for tid in first.tids():
         (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
     applied = put(agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys"), {"a": "0", "gone": "1", "b": "4096"})
     assert states(applied) == {"a": "applied", "gone": "unknown", "b": "error"}
     assert applied.containers["b"].error == "there is no vCPU 4096 in the guest"
     assert applied.containers["b"].threads == 1
-    assert one.masks() == {"0"}
-    assert two.masks() == {"0-1"}
+    assert first.masks() == {"0"}
+    assert second.masks() == {"0-1"}
 
 
 def test_a_container_that_ends_in_the_middle_is_no_error(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    one, _ = both
-    root = plain(tmp_path, a=one)
-    made = agent(tmp_path)
-    one.stop()
-    assert states(put(made, {"a": "0"})) == {"a": "applied"}
+    first, _ = both
+    root = plain(tmp_path, a=first)
+    guest_agent = agent(tmp_path)
+    first.stop()
+    assert states(put(guest_agent, {"a": "0"})) == {"a": "applied"}
     for name in "cgroup.procs", "cgroup.threads":
         (root / "a" / name).unlink()
     (root / "a").rmdir()
-    (reported,) = made.check(False)
+    (reported,) = guest_agent.check(False)
     assert isinstance(reported, Applied)
     assert states(reported) == {"a": "unknown"}
 
 
 def test_a_vcpu_is_used_once_it_is_online(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
-    """Also when one goes: never an empty mask."""
-    one, _ = both
-    plain(tmp_path, a=one)
+    """Also when a CPU goes offline: never an empty mask."""
+    first, _ = both
+    plain(tmp_path, a=first)
     write(tmp_path, {**cpu_files("0", "0-1"), "proc/cpuinfo": cpuinfo({0: 0}), "proc/loadavg": "0 0 0 1/9 17\n"})
-    for tid in one.tids():
+    for tid in first.tids():
         (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
-    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
-    applied = put(made, {"a": "7"}, 1)
+    guest_agent = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    applied = put(guest_agent, {"a": "7"}, 1)
     assert applied.containers["a"].state == "pending"
     assert "vCPU 7 is not online" in applied.containers["a"].error
-    assert one.masks() == {"0-1"}
+    assert first.masks() == {"0-1"}
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 7})})
-    reported = made.check(True)
+    reported = guest_agent.check(True)
     assert reported[0] == GuestEvent("cpus", CpuSet([0, 1]))
     assert isinstance(reported[-1], Applied)
     assert states(reported[-1]) == {"a": "applied"}
-    assert one.masks() == {"1"}
+    assert first.masks() == {"1"}
     write(tmp_path, {**cpu_files("0", "0-1"), "proc/cpuinfo": cpuinfo({0: 0})})
-    (last,) = (each for each in made.check(False) if isinstance(each, Applied))
+    (last,) = (message for message in guest_agent.check(False) if isinstance(message, Applied))
     assert last.containers["a"].state == "pending"
-    assert one.masks() == {"1"}
+    assert first.masks() == {"1"}
 
 
 # The guest's own processes
@@ -195,17 +195,17 @@ def test_the_guests_own_processes_go_on_the_spare_vcpus(tmp_path: Path, both: tu
     write(tmp_path, cpu_files("0-1"))
     for tid in [*inside.tids(), *other.tids()]:
         (tmp_path / f"proc/{tid}").symlink_to(f"/proc/{tid}")
-    made = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
-    applied = put(made, {"a": "1"}, 1, system="0")
+    guest_agent = agent(tmp_path, proc=tmp_path / "proc", sys=tmp_path / "sys")
+    applied = put(guest_agent, {"a": "1"}, 1, system="0")
     assert inside.masks() == {"1"}
     assert other.masks() == {"0"}
     assert applied.system is not None
     assert applied.system.state == "applied"
-    # A container's process that the guest's own have just made has their mask, and no wish of its own.
+    # A container's process that the guest's own have just created has their mask, and no wish of its own.
     os.sched_setaffinity(inside.pid, {0})
-    put(made, {"a": "0-1"}, 2, system="0")
+    put(guest_agent, {"a": "0-1"}, 2, system="0")
     assert inside.masks() == {"0-1"}
-    put(made, {"a": "0-1"}, 3)
+    put(guest_agent, {"a": "0-1"}, 3)
     assert mask(other.pid) == "0-1"
     assert mask(own) == "1"
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from agent_sessions import MAP, OTHER, QUICK, run, session
+from agent_sessions import MAP, OTHER, QUICK, session
 from effort import unit
 from guest_peer import Agent, Talk, UnixChannel, serving, until
 
@@ -78,104 +78,88 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str,
+                                                                    caplog: pytest.LogCaptureFixture) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HOSTILE[what])
         await reader.read()
         await reader.read()
-
-    async def test() -> None:
-        async with serving(talk) as path, session(path) as ours:
-            ours.push(MAP)
-            await until(lambda: ours.counters.refused >= 4)
-            # Some begin well each time.
-            await until(lambda: not ours.up and ours.reports == {})
-            assert "not version 1 of the protocol" in ours.counters.last_error
-            assert ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
-    with caplog.at_level(logging.WARNING):
-        run(test())
+    caplog.set_level(logging.WARNING)
+    async with serving(talk) as path, session(path) as ours:
+        ours.push(MAP)
+        await until(lambda: ours.counters.refused >= 4)
+        # Some begin well each time.
+        await until(lambda: not ours.up and ours.reports == {})
+        assert "not version 1 of the protocol" in ours.counters.last_error
+        assert ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
     # A line for each trouble or two, not for each attempt.
     assert len(caplog.records) <= 4
 
 
-def test_one_that_says_garbage_is_tried_ever_more_seldom() -> None:
+async def test_one_that_says_garbage_is_tried_ever_more_seldom() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HOSTILE["bytes"])
         await reader.read()
-
-    async def test() -> None:
-        async with serving(talk) as path, session(path, timeouts=Timeouts(agent_last=0.3)) as ours:
-            ours.push(MAP)
-            await until(lambda: ours.counters.refused >= 4)
-            began, count = time.monotonic(), ours.counters.connects
-            await until(lambda: ours.counters.connects >= count + 3)
-            # The pause has grown to 0.3 s by now, or three quarters of that; the first of three may be half over.
-            assert time.monotonic() - began >= 2 * 0.3 * 0.75
-    run(test())
+    async with serving(talk) as path, session(path, timeouts=Timeouts(agent_last=0.3)) as ours:
+        ours.push(MAP)
+        await until(lambda: ours.counters.refused >= 4)
+        began, count = time.monotonic(), ours.counters.connects
+        await until(lambda: ours.counters.connects >= count + 3)
+        # The pause has grown to 0.3 s by now, or three quarters of that; the first of three may be half over.
+        assert time.monotonic() - began >= 2 * 0.3 * 0.75
 
 
 @pytest.mark.parametrize("says", [NEED, PADDED, NEED * 3])
-def test_a_guest_that_wants_every_map_again_is_dropped_with_backoff(says: bytes) -> None:
+async def test_a_guest_that_wants_every_map_again_is_dropped_with_backoff(says: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(PONG)
         decoder = FrameDecoder()
         while data := await reader.read(65536):
             writer.write(says * sum(message["type"] in ("map", "unpin") for message in decoder.feed(data)))
-
-    async def test() -> None:
-        for unpin in False, True:
-            async with serving(talk) as path, session(path) as ours:
-                if unpin:
-                    ours.unpin()
-                else:
-                    ours.push(MAP)
-                await until(lambda: ours.counters.refused >= 4)
-                assert 4 <= ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
-    run(test())
+    for unpin in False, True:
+        async with serving(talk) as path, session(path) as ours:
+            if unpin:
+                ours.unpin()
+            else:
+                ours.push(MAP)
+            await until(lambda: ours.counters.refused >= 4)
+            assert 4 <= ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
 
 
-def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
-    async def test() -> None:
-        agent = Agent()
-        async with serving(agent.talk) as path, session(path) as ours:
-            for wanted in MAP, OTHER:
-                ours.push(wanted)
-                await until(lambda: ours.done)
-                count, own = ours.counters.pushes, ours.rate.requests
-                agent.say(NeedMap())
-                await until(lambda: ours.counters.pushes > count and ours.done)  # noqa: B023
-                assert ours.rate.requests == own
-    run(test())
+async def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
+    agent = Agent()
+    async with serving(agent.talk) as path, session(path) as ours:
+        for wanted in MAP, OTHER:
+            ours.push(wanted)
+            await until(lambda: ours.done)
+            count, own = ours.counters.pushes, ours.rate.requests
+            agent.say(NeedMap())
+            await until(lambda: ours.counters.pushes > count and ours.done)  # noqa: B023
+            assert ours.rate.requests == own
 
 
-def test_one_that_answers_with_an_error_is_no_agent_with_a_reason() -> None:
+async def test_one_that_answers_with_an_error_is_no_agent_with_a_reason() -> None:
     """So that Kata's agent is asked instead (vm_guest)."""
     class Odd(Agent):
         def answer(self, request: HostMessage) -> None:
             self.say(Failure(request.id, "no\x1b such thing"))
-
-    async def test() -> None:
-        async with serving(Odd().talk) as path, session(path) as ours:
-            ours.push(MAP)
-            await until(lambda: ours.text)
-            assert (ours.text, ours.up, ours.state is SessionState.FOREIGN) == ("no\\x1b such thing", False, False)
-    run(test())
+    async with serving(Odd().talk) as path, session(path) as ours:
+        ours.push(MAP)
+        await until(lambda: ours.text)
+        assert (ours.text, ours.up, ours.state is SessionState.FOREIGN) == ("no\\x1b such thing", False, False)
 
 
 @pytest.mark.parametrize("says", [NEED, encode(as_json(GuestEvent("cpus")))])
-def test_before_a_pong_nothing_else_is_an_answer(says: bytes) -> None:
+async def test_before_a_pong_nothing_else_is_an_answer(says: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(says)
             await asyncio.sleep(0.1)
-
-    async def test() -> None:
-        async with serving(talk) as path, session(path, timeouts=replace(QUICK, agent_answer=0.3)) as ours:
-            ours.push(MAP)
-            await until(lambda: ours.text)
-            assert ours.text == "no answer within 0.3 s"
-            assert ours.counters.pushes == 0
-    run(test())
+    async with serving(talk) as path, session(path, timeouts=replace(QUICK, agent_answer=0.3)) as ours:
+        ours.push(MAP)
+        await until(lambda: ours.text)
+        assert ours.text == "no answer within 0.3 s"
+        assert ours.counters.pushes == 0
 
 
 def never_ends() -> Talk:
@@ -196,27 +180,26 @@ def never_ends() -> Talk:
     return talk
 
 
-def test_a_guest_that_never_ends_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with serving(never_ends()) as path, session(path) as ours:
-            ours.budget = Clocks().budget()  # by which nothing takes any time: else it would take an hour
-            ours.push(MAP)
-            # Of this thread's own time, not of what others of the machine had of the CPU: 3 ms, half a unit, is usual.
-            most, took, last = 10 * unit(), [], time.thread_time()
-            while ours.counters.refused < 4:
-                await asyncio.sleep(0)
-                now = time.thread_time()
-                took.append(now - last)
-                last = now
-            assert sorted(took)[-10] < most
-            assert set(ours.reports) <= set(MAP.containers)
-    with caplog.at_level(logging.INFO):
-        run(test())
+async def test_a_guest_that_never_ends_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving(never_ends()) as path, session(path) as ours:
+        ours.budget = Clocks().budget()  # by which nothing takes any time: else it would take an hour
+        ours.push(MAP)
+        # Of this thread's own time, not of what others of the machine had of the CPU: 3 ms, half a unit, is usual.
+        most, took, last = 10 * unit(), [], time.thread_time()
+        while ours.counters.refused < 4:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            took.append(now - last)
+            last = now
+        assert sorted(took)[-10] < most
+        assert set(ours.reports) <= set(MAP.containers)
     assert len(caplog.records) <= 4
 
 
-def test_a_guest_that_never_ends_takes_no_memory() -> None:
-    async def test() -> None:
+async def test_a_guest_that_never_ends_takes_no_memory() -> None:
+    tracemalloc.start()
+    try:
         async with serving(never_ends()) as path, session(path) as ours:
             ours.budget = Clocks().budget()  # by which nothing takes any time: else it would take an hour
             ours.push(MAP)
@@ -228,9 +211,6 @@ def test_a_guest_that_never_ends_takes_no_memory() -> None:
                 sizes.append(tracemalloc.get_traced_memory()[0])
             assert max(sizes) - min(sizes) < 1 << 20  # whatever is on its way just then
             assert tracemalloc.get_traced_memory()[1] < 12 << 20
-    tracemalloc.start()
-    try:
-        run(test())
     finally:
         tracemalloc.stop()
 
@@ -249,7 +229,7 @@ def test_what_is_too_much_is_counted_anew_each_minute_and_questions_allow_for_an
         RateLimit(0.0).add_received((4 << 20) + 1, 0, 1.0)
 
 
-def test_a_guest_that_claims_ever_newer_maps_is_dropped() -> None:
+async def test_a_guest_that_claims_ever_newer_maps_is_dropped() -> None:
     class Runaway(Agent):
         def applied(self, request: VcpuMap) -> Applied:
             return super().applied(request)._replace(generation=request.generation + 1000)
@@ -257,31 +237,25 @@ def test_a_guest_that_claims_ever_newer_maps_is_dropped() -> None:
     class Last(Agent):
         def applied(self, request: VcpuMap) -> Applied:
             return super().applied(request)._replace(generation=MAX_NUMBER)
-
-    async def test() -> None:
-        for agent in Runaway(), Last():
-            async with serving(agent.talk) as path, session(path) as ours:
-                ours.push(MAP)
-                await _refused(ours)
-                assert ours.reports == {}
-    run(test())
+    for agent in Runaway(), Last():
+        async with serving(agent.talk) as path, session(path) as ours:
+            ours.push(MAP)
+            await _refused(ours)
+            assert ours.reports == {}
 
 
-def test_a_guest_that_does_not_read_is_dropped() -> None:
+async def test_a_guest_that_does_not_read_is_dropped() -> None:
     big = MAP._replace(containers={f"c{number}" + "x" * 100: ContainerVcpus((0,)) for number in range(1000)})
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(PONG)
         await asyncio.sleep(60)
-
-    async def test() -> None:
-        async with serving(talk) as path, session(path, timeouts=replace(QUICK, agent_answer=0.3)) as ours:
-            await until(lambda: ours.up)
-            for number in range(20):
-                ours.push(big._replace(system=(number,)))
-                await asyncio.sleep(0.01)
-            await until(lambda: ours.counters.connects >= 2)
-    run(test())
+    async with serving(talk) as path, session(path, timeouts=replace(QUICK, agent_answer=0.3)) as ours:
+        await until(lambda: ours.up)
+        for number in range(20):
+            ours.push(big._replace(system=(number,)))
+            await asyncio.sleep(0.01)
+        await until(lambda: ours.counters.connects >= 2)
 
 
 def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
@@ -293,7 +267,7 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
         Applied(2, 5, {"c1": outcome}, outcome), Applied(None, 5, {"c1": outcome}),
         GuestEvent("cpus", CpuSet((0, 1))), Inventory(
             3, [GuestCpu(0, 0, True, 0)], [GuestContainer("c1", "/c1", 3)], "v2", "3.9"))
-    raws = [encode(as_json(each)) for each in seeds]
+    raws = [encode(as_json(message)) for message in seeds]
     nothing: list[Channel] = []
     ours = AgentSession("pod-a", lambda: nothing, 1)
     ours.push(MAP)
@@ -320,26 +294,23 @@ def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
     assert refused > 1000
 
 
-def test_it_ends_when_cancelled_whatever_the_guest_does_just_then(caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_ends_when_cancelled_whatever_the_guest_does_just_then(caplog: pytest.LogCaptureFixture) -> None:
     hasty = Timeouts(agent_first=0.001, agent_last=0.002)
     caplog.set_level(logging.ERROR)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HOSTILE["no json"])
         await reader.read()
-
-    async def test() -> None:
-        random_ = random.Random(11)
-        async with serving(talk) as path:
-            for _ in range(300):
-                session = AgentSession("pod-a", lambda: [UnixChannel(path)], 10789, timeouts=hasty)
-                task = asyncio.create_task(session.run())
-                for _ in range(random_.randrange(80)):
-                    await asyncio.sleep(0)
-                task.cancel()
-                _, left = await asyncio.wait([task], timeout=120)
-                assert not left
-    run(test())
+    random_ = random.Random(11)
+    async with serving(talk) as path:
+        for _ in range(300):
+            session = AgentSession("pod-a", lambda: [UnixChannel(path)], 10789, timeouts=hasty)
+            task = asyncio.create_task(session.run())
+            for _ in range(random_.randrange(80)):
+                await asyncio.sleep(0)
+            task.cancel()
+            _, left = await asyncio.wait([task], timeout=120)
+            assert not left
 
 
 async def _refused(ours: AgentSession) -> None:
@@ -396,7 +367,7 @@ def test_a_turn_is_over_when_its_time_is() -> None:
     assert budget.over()
 
 
-def test_messages_beyond_a_turn_leave_one_to_the_loops_other_work_and_what_a_guest_cost_outlasts_its_connection(
+async def test_messages_beyond_a_turn_leave_one_to_the_loops_other_work_and_what_a_guest_cost_outlasts_its_connection(
 ) -> None:
     clocks, happened = Clocks(), []
 
@@ -417,22 +388,19 @@ def test_messages_beyond_a_turn_leave_one_to_the_loops_other_work_and_what_a_gue
         while True:
             happened.append("other")
             await asyncio.sleep(0)
-
-    async def test() -> None:
-        async with serving(flood) as path:
-            ours = Slow("pod", lambda: [UnixChannel(path)], 1, timeouts=QUICK)
-            ours.budget = clocks.budget()
-            task, beside = asyncio.create_task(ours.run()), asyncio.create_task(other())
-            try:
-                await until(lambda: ours.counters.connects >= 2 and happened.count("message") >= 18)
-            finally:
-                for each in (task, beside):
-                    each.cancel()
-                await asyncio.gather(task, beside, return_exceptions=True)
-            ours.budget.begin()
-            clocks.work(BURST)
-            assert ours.budget.end() >= 18 * TURN / SHARE
-    run(test())
+    async with serving(flood) as path:
+        ours = Slow("pod", lambda: [UnixChannel(path)], 1, timeouts=QUICK)
+        ours.budget = clocks.budget()
+        task, beside = asyncio.create_task(ours.run()), asyncio.create_task(other())
+        try:
+            await until(lambda: ours.counters.connects >= 2 and happened.count("message") >= 18)
+        finally:
+            for task_ in (task, beside):
+                task_.cancel()
+            await asyncio.gather(task, beside, return_exceptions=True)
+        ours.budget.begin()
+        clocks.work(BURST)
+        assert ours.budget.end() >= 18 * TURN / SHARE
     first, last = happened.index("message"), len(happened) - happened[::-1].index("message")
     assert not any(one == other == "message" for one, other in itertools.pairwise(happened[first:last]))
 

@@ -9,9 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from guest_peer import Talk, serving
@@ -41,10 +40,6 @@ ME = os.getpid()
 POD = SandboxId("pod-a")
 
 
-def run(what: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(what)
-
-
 def vmm(answer: bytes, then: bytes = b"", asked: list[bytes] | None = None) -> Talk:
     """A VMM that answers CONNECT so, and an agent that says `then`, in the same packet."""
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,93 +53,77 @@ def vmm(answer: bytes, then: bytes = b"", asked: list[bytes] | None = None) -> T
     return talk
 
 
-def test_hybrid_vsock_asks_for_the_port_and_loses_nothing_that_follows() -> None:
-    async def test() -> None:
-        asked: list[bytes] = []
-        async with serving(vmm(b"OK 1073741824\n", b"hello\n", asked)) as path:
-            stream = await HybridVsock(str(path), ME, ME).open(10789)
-            assert await stream.reader.readline() == b"hello\n"
-            stream.writer.write(b"back\n")
-            assert await stream.reader.readline() == b"back\n"
-            stream.close()
-        assert asked == [b"CONNECT 10789\n"]
-    run(test())
+async def test_hybrid_vsock_asks_for_the_port_and_loses_nothing_that_follows() -> None:
+    asked: list[bytes] = []
+    async with serving(vmm(b"OK 1073741824\n", b"hello\n", asked)) as path:
+        stream = await HybridVsock(str(path), ME, ME).open(10789)
+        assert await stream.reader.readline() == b"hello\n"
+        stream.writer.write(b"back\n")
+        assert await stream.reader.readline() == b"back\n"
+        stream.close()
+    assert asked == [b"CONNECT 10789\n"]
 
 
-def test_hybrid_vsock_over_a_path_longer_than_an_address_may_be(tmp_path: Path) -> None:
-    async def test() -> None:
-        deep = tmp_path / ("d" * 120)
-        deep.mkdir()
-        fd = os.open(deep, os.O_PATH)
-        async with serving(vmm(b"OK 1\n"), Path(f"/proc/self/fd/{fd}/guest.sock")):
-            (await HybridVsock(str(deep / "guest.sock"), ME, ME).open(1)).close()
-        os.close(fd)
-    run(test())
+async def test_hybrid_vsock_over_a_path_longer_than_an_address_may_be(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    fd = os.open(deep, os.O_PATH)
+    async with serving(vmm(b"OK 1\n"), Path(f"/proc/self/fd/{fd}/guest.sock")):
+        (await HybridVsock(str(deep / "guest.sock"), ME, ME).open(1)).close()
+    os.close(fd)
 
 
 @pytest.mark.parametrize("answer", [b"", b"no\n", b"OK\n", b"OK x\n", b"OK 99999999999\n", b"OK 1" + b"1" * 10_000,
                                     b"\xff" * 100_000])
-def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
-    async def test() -> None:
-        async with serving(vmm(answer)) as path:
-            with pytest.raises(OSError) as caught:
-                await HybridVsock(str(path), ME).open(1024)
-            # The end is how a VMM shows that nothing listens in the guest.
-            assert isinstance(caught.value, NotListening) == (answer == b"")
-    run(test())
+async def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
+    async with serving(vmm(answer)) as path:
+        with pytest.raises(OSError) as caught:
+            await HybridVsock(str(path), ME).open(1024)
+        # The end is how a VMM shows that nothing listens in the guest.
+        assert isinstance(caught.value, NotListening) == (answer == b"")
 
 
-def test_a_vmm_that_never_answers_is_given_up() -> None:
+async def test_a_vmm_that_never_answers_is_given_up() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
-
-    async def test() -> None:
-        async with serving(silent) as path:
-            with pytest.raises(TimeoutError):
-                await HybridVsock(str(path), ME, deadline=0.2).open(1024)
-    run(test())
+    async with serving(silent) as path:
+        with pytest.raises(TimeoutError):
+            await HybridVsock(str(path), ME, deadline=0.2).open(1024)
 
 
-def test_a_socket_without_a_listener_and_one_that_is_not_there(tmp_path: Path) -> None:
-    async def test() -> None:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(str(tmp_path / "old.sock"))
-        with pytest.raises(NotListening):
-            await open_unix(str(tmp_path / "old.sock"), ME, None)
-        for path in (tmp_path / "none.sock", tmp_path / "none" / "x.sock", tmp_path):
-            with pytest.raises(OSError):
-                await open_unix(str(path), ME, None)
+async def test_a_socket_without_a_listener_and_one_that_is_not_there(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
-    run(test())
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "old.sock"))
+    with pytest.raises(NotListening):
+        await open_unix(str(tmp_path / "old.sock"), ME, None)
+    for path in (tmp_path / "none.sock", tmp_path / "none" / "x.sock", tmp_path):
+        with pytest.raises(OSError):
+            await open_unix(str(path), ME, None)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-def test_a_path_that_leads_to_another_process_is_not_used() -> None:
-    async def test() -> None:
-        async with serving(vmm(b"OK 1\n")) as path:
-            stranger = os.getppid()
-            with pytest.raises(PermissionError, match="listens there"):
-                await open_unix(str(path), ME, stranger)
-            (await VirtioSerial(str(path), ME).open(1)).close()
-    run(test())
+async def test_a_path_that_leads_to_another_process_is_not_used() -> None:
+    async with serving(vmm(b"OK 1\n")) as path:
+        stranger = os.getppid()
+        with pytest.raises(PermissionError, match="listens there"):
+            await open_unix(str(path), ME, stranger)
+        (await VirtioSerial(str(path), ME).open(1)).close()
 
 
-def test_a_relative_path_begins_where_its_process_is(tmp_path: Path) -> None:
+async def test_a_relative_path_begins_where_its_process_is(tmp_path: Path) -> None:
     code = ("import os, socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('serial.sock'); s.listen();"
             "print(flush=True); c, _ = s.accept(); c.sendall(b'hello'); sys.stdin.read()")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as qemu:
-        assert qemu.stdin is not None
-        assert qemu.stdout is not None
-        qemu.stdout.readline()
-
-        async def test() -> None:
-            stream = await VirtioSerial("serial.sock", qemu.pid).open(1)
-            assert await stream.reader.read(5) == b"hello"
-            stream.close()
-        run(test())
-        qemu.stdin.close()
-        qemu.wait(120)
+    qemu = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=tmp_path, stdin=subprocess.PIPE,
+                                                stdout=subprocess.PIPE)
+    assert qemu.stdin is not None
+    assert qemu.stdout is not None
+    await qemu.stdout.readline()
+    stream = await VirtioSerial("serial.sock", qemu.pid).open(1)
+    assert await stream.reader.read(5) == b"hello"
+    stream.close()
+    qemu.stdin.close()
+    await qemu.wait()
 
 
 def _loopback() -> socket.socket:
@@ -162,32 +141,26 @@ def _loopback() -> socket.socket:
     return made
 
 
-def test_vsock_over_the_loopback() -> None:
+async def test_vsock_over_the_loopback() -> None:
     with _loopback() as closed:
         free = closed.getsockname()[1]  # the kernel gives ports in turn: no other process gets it soon
     with _loopback() as made:
         port = made.getsockname()[1]
-
-        async def test() -> None:
-            stream = await Vsock(1).open(port)
-            connection, _ = await asyncio.to_thread(made.accept)
-            with connection:
-                connection.sendall(b"hello")
-                assert await stream.reader.read(5) == b"hello"
-            stream.close()
-            with pytest.raises(NotListening):
-                await Vsock(1).open(free)
-        run(test())
+        stream = await Vsock(1).open(port)
+        connection, _ = await asyncio.to_thread(made.accept)
+        with connection:
+            connection.sendall(b"hello")
+            assert await stream.reader.read(5) == b"hello"
+        stream.close()
+        with pytest.raises(NotListening):
+            await Vsock(1).open(free)
 
 
-def test_vsock_to_a_guest_that_is_not_there() -> None:
+async def test_vsock_to_a_guest_that_is_not_there() -> None:
     if not hasattr(socket, "AF_VSOCK"):
         lacking("needs AF_VSOCK")
-
-    async def test() -> None:
-        with pytest.raises((OSError, TimeoutError)):
-            await Vsock(0x7FFFFFF1).open(10789)
-    run(test())
+    with pytest.raises((OSError, TimeoutError)):
+        await Vsock(0x7FFFFFF1).open(10789)
 
 
 # --- which ways there are --------------------------------------------------------------------------------------------

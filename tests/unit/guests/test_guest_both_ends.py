@@ -87,57 +87,51 @@ def ids() -> tuple[int, int]:
     return first, second
 
 
-def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+async def test_threads_go_where_the_host_says_and_back(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     web, logs = both
     before = web.masks()
     first, second = ids()
     here = VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((second,), True), LOGS: ContainerVcpus((first,)),
                                       NONE: ContainerVcpus((first,))})
     there = here._replace(containers={WEB: ContainerVcpus((first,), True), LOGS: ContainerVcpus((second,))})
-
-    async def test() -> None:
-        async with session(tmp_path) as (guest, ours):
-            ours.push(here)
-            await until(lambda: ours.done)
-            assert (web.masks(), logs.masks()) == ({"1"}, {"0"})
-            assert {cid: said.state for cid, said in ours.reports.items()} == {
-                WEB: "applied", LOGS: "applied", NONE: "unknown"}
-            said = ours.reports[WEB]
-            assert (said.threads, said.effective, said.outside) == (21, CpuSet((1,)), ())
-            ours.push(there)
-            await until(lambda: ours.done)
-            assert (web.masks(), logs.masks()) == ({"0"}, {"1"})
-            # Killed: what it did stays, and the next one asks for the map.
-            guest.kill()
-            await until(lambda: not ours.up)
-            assert ours.reports == {}
-            assert web.masks() == {"0"}
-            guest.process = guest.start()
-            await until(lambda: ours.done and ours.reports.get(WEB) and ours.reports[WEB].state == "applied")
-            # Another host session, as after a restart of the watcher: its map is the newer one.
-            again = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789, timeouts=QUICK)
-            task = asyncio.create_task(again.run())
-            again.push(here)
-            await until(lambda: again.done and web.masks() == {"1"})
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            ours.unpin()
-            await until(lambda: ours.done)
-            assert (web.masks(), logs.masks()) == (before, before)
-    asyncio.run(test())
+    async with session(tmp_path) as (guest, ours):
+        ours.push(here)
+        await until(lambda: ours.done)
+        assert (web.masks(), logs.masks()) == ({"1"}, {"0"})
+        assert {cid: said.state for cid, said in ours.reports.items()} == {
+            WEB: "applied", LOGS: "applied", NONE: "unknown"}
+        said = ours.reports[WEB]
+        assert (said.threads, said.effective, said.outside) == (21, CpuSet((1,)), ())
+        ours.push(there)
+        await until(lambda: ours.done)
+        assert (web.masks(), logs.masks()) == ({"0"}, {"1"})
+        # Killed: what it did stays, and the next one asks for the map.
+        guest.kill()
+        await until(lambda: not ours.up)
+        assert ours.reports == {}
+        assert web.masks() == {"0"}
+        guest.process = guest.start()
+        await until(lambda: ours.done and ours.reports.get(WEB) and ours.reports[WEB].state == "applied")
+        # Another host session, as after a restart of the watcher: its map is the newer one.
+        again = AgentSession("pod-a", lambda: [UnixChannel(guest.socket)], 10789, timeouts=QUICK)
+        task = asyncio.create_task(again.run())
+        again.push(here)
+        await until(lambda: again.done and web.masks() == {"1"})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        ours.unpin()
+        await until(lambda: ours.done)
+        assert (web.masks(), logs.masks()) == (before, before)
 
 
-def test_each_change_is_done(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+async def test_each_change_is_done(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     """From what is wanted to the masks of the threads; how soon is the bench's to say (guest_apply)."""
     web, _ = both
     first, second = ids()
-
-    async def test() -> None:
-        async with session(tmp_path) as (_, ours):
-            ours.push(VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((first,), True)}))
+    async with session(tmp_path) as (_, ours):
+        ours.push(VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((first,), True)}))
+        await until(lambda: ours.done)
+        for hw, mask in ((second, "1"), (first, "0")) * 10:
+            ours.push(VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((hw,), True)}))
+            await until(lambda: web.masks() == {mask})  # noqa: B023
             await until(lambda: ours.done)
-            for hw, mask in ((second, "1"), (first, "0")) * 10:
-                ours.push(VcpuMap(None, 0, "pod-a", {WEB: ContainerVcpus((hw,), True)}))
-                await until(lambda: web.masks() == {mask})  # noqa: B023
-                await until(lambda: ours.done)
-    asyncio.run(test())

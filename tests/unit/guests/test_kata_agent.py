@@ -8,7 +8,7 @@ import random
 import struct
 
 import pytest
-from agent_sessions import C1, run
+from agent_sessions import C1
 from guest_peer import UnixChannel, serving
 from kata_peer import Server
 
@@ -21,38 +21,34 @@ from vmpin.wire import ttrpc
 from vmpin.wire.agent_messages import MESSAGES
 
 
-def test_the_calls_and_their_answers() -> None:
-    async def test() -> None:
-        server = Server()
-        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
-            assert await agent.version() == "4.1.0"
-            await agent.set_cpus(C1, CpuSet((2, 3)))
-            assert server.containers["c1"] == "2-3"
-            assert 'cpu="3",item="user"' in await agent.metrics()
-            with pytest.raises(UnknownContainer, match="invalid container id"):
-                await agent.set_cpus(ContainerId("c9"), CpuSet((1,)))
-            with pytest.raises(ValueError, match="no CPU"):
-                await agent.set_cpus(C1, CpuSet())
-            server.policy.add("UpdateContainer")
-            with pytest.raises(Refused) as caught:
-                await agent.set_cpus(C1, CpuSet((1,)))
-            assert "\x1b" not in str(caught.value)
-        assert set(server.calls) == METHODS
-    run(test())
+async def test_the_calls_and_their_answers() -> None:
+    server = Server()
+    async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
+        assert await agent.version() == "4.1.0"
+        await agent.set_cpus(C1, CpuSet((2, 3)))
+        assert server.containers["c1"] == "2-3"
+        assert 'cpu="3",item="user"' in await agent.metrics()
+        with pytest.raises(UnknownContainer, match="invalid container id"):
+            await agent.set_cpus(ContainerId("c9"), CpuSet((1,)))
+        with pytest.raises(ValueError, match="no CPU"):
+            await agent.set_cpus(C1, CpuSet())
+        server.policy.add("UpdateContainer")
+        with pytest.raises(Refused) as caught:
+            await agent.set_cpus(C1, CpuSet((1,)))
+        assert "\x1b" not in str(caught.value)
+    assert set(server.calls) == METHODS
 
 
-def test_it_is_reached_behind_hybrid_vsock() -> None:
-    async def test() -> None:
-        server = Server()
+async def test_it_is_reached_behind_hybrid_vsock() -> None:
+    server = Server()
 
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            assert await reader.readline() == b"CONNECT 1024\n"
-            writer.write(b"OK 1073741825\n")
-            await server.talk(reader, writer)
-        async with serving(talk) as path, await KataAgent.connect(
-                HybridVsock(str(path), os.getpid(), os.getpid())) as agent:
-            assert await agent.version() == "4.1.0"
-    run(test())
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"CONNECT 1024\n"
+        writer.write(b"OK 1073741825\n")
+        await server.talk(reader, writer)
+    async with serving(talk) as path, await KataAgent.connect(
+            HybridVsock(str(path), os.getpid(), os.getpid())) as agent:
+        assert await agent.version() == "4.1.0"
 
 
 RIGHT = ttrpc.encode(ttrpc.Reply(
@@ -70,58 +66,51 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_garbage_is_a_wire_error(what: str) -> None:
-    async def test() -> None:
-        server = Server()
-        server.raw = GARBAGE[what]
-        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
-            with pytest.raises((WireError, TimeoutError)):
-                await agent.version()
-    run(test())
+async def test_garbage_is_a_wire_error(what: str) -> None:
+    server = Server()
+    server.raw = GARBAGE[what]
+    async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
+        with pytest.raises((WireError, TimeoutError)):
+            await agent.version()
 
 
-def test_slow_and_dead() -> None:
-    async def test() -> None:
-        server = Server()
-        server.slow = 30
-        async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
-            with pytest.raises(TimeoutError):
-                await agent.version()
+async def test_slow_and_dead() -> None:
+    server = Server()
+    server.slow = 30
+    async with serving(server.talk) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
+        with pytest.raises(TimeoutError):
+            await agent.version()
 
-        async def dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(10)
-        async with serving(dead) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
-            with pytest.raises(ConnectionError):
-                await agent.version()
-    run(test())
+    async def dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+    async with serving(dead) as path, await KataAgent.connect(UnixChannel(path), 0.5) as agent:
+        with pytest.raises(ConnectionError):
+            await agent.version()
 
 
-def test_fifty_thousand_spoilt_answers_are_no_more_than_source_errors() -> None:
+async def test_fifty_thousand_spoilt_answers_are_no_more_than_source_errors() -> None:
     chance = random.Random(11)
     right = [ttrpc.encode(ttrpc.Reply(1)), RIGHT, ttrpc.encode(ttrpc.Reply(1, 7, "blocked")),
              ttrpc.encode(ttrpc.Reply(1, payload=MESSAGES["Metrics"](metrics="x" * 50).SerializeToString()))]
+    class Writer:
+        def write(self, raw: bytes) -> None:
+            pass
 
-    async def test() -> None:
-        class Writer:
-            def write(self, raw: bytes) -> None:
-                pass
+        async def drain(self) -> None:
+            pass
 
-            async def drain(self) -> None:
-                pass
-
-        odd = 0
-        for _ in range(50_000):
-            raw = bytearray(chance.choice(right))
-            for _ in range(chance.randrange(1, 4)):
-                at = chance.randrange(len(raw))
-                raw[at] = chance.randrange(256)
-            reader = asyncio.StreamReader()
-            reader.feed_data(bytes(raw))
-            reader.feed_eof()
-            agent = KataAgent(Stream(reader, Writer()), MESSAGES)  # type: ignore[arg-type]
-            try:
-                await agent.version() if chance.random() < 0.5 else await agent.metrics()
-            except (SourceError, ConnectionError):
-                odd += 1
-        assert odd > 10_000
-    run(test())
+    odd = 0
+    for _ in range(50_000):
+        raw = bytearray(chance.choice(right))
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(raw))
+            raw[at] = chance.randrange(256)
+        reader = asyncio.StreamReader()
+        reader.feed_data(bytes(raw))
+        reader.feed_eof()
+        agent = KataAgent(Stream(reader, Writer()), MESSAGES)  # type: ignore[arg-type]
+        try:
+            await agent.version() if chance.random() < 0.5 else await agent.metrics()
+        except (SourceError, ConnectionError):
+            odd += 1
+    assert odd > 10_000

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_sessions import C1, MAP, run
+from agent_sessions import C1, MAP
 from guest_peer import UnixChannel, serving, until
 from kata_peer import Server
 
@@ -53,289 +53,254 @@ async def session(server: Server, kernel: tuple[int, int] | None = OLD,
             await asyncio.gather(task, return_exceptions=True)
 
 
-def test_success_is_sent_and_no_more() -> None:
-    async def test() -> None:
-        server = Server()
-        async with session(server) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.reports)
-            assert server.containers == {"c1": "2-3", "c2": "0-1"}
-            assert [(said.state, said.wanted) for said in ours.reports.values()] == [
-                ("sent", CpuSet((2, 3))), ("sent", CpuSet((0, 1)))]
-            assert ours.up
-            assert ours.text == "Kata's agent 4.1.0"
-            # The runtime may have made it forget: it is sent again.
-            server.containers["c1"] = ""
-            await until(lambda: server.containers["c1"] == "2-3")
-            ours.push(KataWish(BOOT, ONE))
-            # What has left the map is given everything again.
-            await until(lambda: server.containers == {"c1": "1", "c2": "0-3"})
-        assert set(server.calls) == METHODS - {("grpc.AgentService", "GetMetrics")}
-    run(test())
+async def test_success_is_sent_and_no_more() -> None:
+    server = Server()
+    async with session(server) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.reports)
+        assert server.containers == {"c1": "2-3", "c2": "0-1"}
+        assert [(said.state, said.wanted) for said in ours.reports.values()] == [
+            ("sent", CpuSet((2, 3))), ("sent", CpuSet((0, 1)))]
+        assert ours.up
+        assert ours.text == "Kata's agent 4.1.0"
+        # The runtime may have made it forget: it is sent again.
+        server.containers["c1"] = ""
+        await until(lambda: server.containers["c1"] == "2-3")
+        ours.push(KataWish(BOOT, ONE))
+        # What has left the map is given everything again.
+        await until(lambda: server.containers == {"c1": "1", "c2": "0-3"})
+    assert set(server.calls) == METHODS - {("grpc.AgentService", "GetMetrics")}
 
 
-def test_a_refusal_by_policy_is_reported_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        server = Server()
-        server.policy.add("UpdateContainer")
-        async with session(server) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.reports)
-            assert {said.state for said in ours.reports.values()} == {"left alone"}
-            assert "blocked by policy" in ours.reports[C1].text
-            assert not ours.up
-            count = len(server.calls)
-            ours.push(KataWish(BOOT, ONE))
-            await asyncio.sleep(0.8)
-            assert len(server.calls) == count
-            assert ours.reports[C1].state == "left alone"
-            assert sum(method == "UpdateContainer" for _, method in server.calls) == 1
-    with caplog.at_level(logging.WARNING):
-        run(test())
+async def test_a_refusal_by_policy_is_reported_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    server = Server()
+    server.policy.add("UpdateContainer")
+    async with session(server) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.reports)
+        assert {said.state for said in ours.reports.values()} == {"left alone"}
+        assert "blocked by policy" in ours.reports[C1].text
+        assert not ours.up
+        count = len(server.calls)
+        ours.push(KataWish(BOOT, ONE))
+        await asyncio.sleep(0.8)
+        assert len(server.calls) == count
+        assert ours.reports[C1].state == "left alone"
+        assert sum(method == "UpdateContainer" for _, method in server.calls) == 1
     assert len(caplog.records) == 1
 
 
-def test_an_agent_that_refused_is_sent_the_newest_wish_too() -> None:
+async def test_an_agent_that_refused_is_sent_the_newest_wish_too() -> None:
     class Late(Server):
         meanwhile: Callable[[], None]
 
         def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             self.meanwhile()
             return super().answer(request)
-
-    async def test() -> None:
-        server = Late()
-        server.policy.add("UpdateContainer")
-        async with session(server) as ours:
-            server.meanwhile = lambda: ours.push(KataWish(BOOT, ONE))
-            ours.push(WISH)
-            await until(lambda: ours.refused)
-            await until(lambda: ours.reports)
-            assert {cid: said.state for cid, said in ours.reports.items()} == {"c1": "left alone"}
-    run(test())
+    server = Late()
+    server.policy.add("UpdateContainer")
+    async with session(server) as ours:
+        server.meanwhile = lambda: ours.push(KataWish(BOOT, ONE))
+        ours.push(WISH)
+        await until(lambda: ours.refused)
+        await until(lambda: ours.reports)
+        assert {cid: said.state for cid, said in ours.reports.items()} == {"c1": "left alone"}
 
 
-def test_a_container_given_cpus_before_a_refusal_is_not_left_alone() -> None:
+async def test_a_container_given_cpus_before_a_refusal_is_not_left_alone() -> None:
     class Second(Server):
         def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             found = super().answer(request)
             if request.method == "UpdateContainer":
                 self.policy.add("UpdateContainer")
             return found
-
-    async def test() -> None:
-        server = Second()
-        async with session(server) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.refused)
-            await until(lambda: ours.reports)
-            assert server.containers == {"c1": "2-3", "c2": ""}
-            assert [(said.state, said.wanted) for said in ours.reports.values()] == [
-                ("sent", CpuSet((2, 3))), ("left alone", CpuSet())]
-            ours.push(KataWish(BOOT, ONE))  # it cannot be sent any more
-            assert (ours.reports[C1].state, ours.reports[C1].wanted) == ("sent", CpuSet((2, 3)))
-    run(test())
+    server = Second()
+    async with session(server) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.refused)
+        await until(lambda: ours.reports)
+        assert server.containers == {"c1": "2-3", "c2": ""}
+        assert [(said.state, said.wanted) for said in ours.reports.values()] == [
+            ("sent", CpuSet((2, 3))), ("left alone", CpuSet())]
+        ours.push(KataWish(BOOT, ONE))  # it cannot be sent any more
+        assert (ours.reports[C1].state, ours.reports[C1].wanted) == ("sent", CpuSet((2, 3)))
 
 
-def test_refused_metrics_are_done_without() -> None:
-    async def test() -> None:
-        server = Server()
-        server.policy.add("GetMetrics")
-        async with session(server) as ours:
-            ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-            await until(lambda: server.connections >= 3)
-            assert ours.reports[C1].state == "sent"
-            assert sum(method == "GetMetrics" for _, method in server.calls) == 1
-    run(test())
+async def test_refused_metrics_are_done_without() -> None:
+    server = Server()
+    server.policy.add("GetMetrics")
+    async with session(server) as ours:
+        ours.push(KataWish(PLUGGED, PLUGGED_MAP))
+        await until(lambda: server.connections >= 3)
+        assert ours.reports[C1].state == "sent"
+        assert sum(method == "GetMetrics" for _, method in server.calls) == 1
 
 
-def test_an_unknown_container_waits_until_the_agent_knows_it_and_the_others_do_not() -> None:
-    async def test() -> None:
-        server = Server("c2")
-        async with session(server) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.reports)
-            assert ours.reports[C1].state == "pending"
-            assert ours.reports[C2].state == "sent"
-            server.containers["c1"] = ""
-            await until(lambda: ours.reports[C1].state == "sent")
-    run(test())
+async def test_an_unknown_container_waits_until_the_agent_knows_it_and_the_others_do_not() -> None:
+    server = Server("c2")
+    async with session(server) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.reports)
+        assert ours.reports[C1].state == "pending"
+        assert ours.reports[C2].state == "sent"
+        server.containers["c1"] = ""
+        await until(lambda: ours.reports[C1].state == "sent")
 
 
 PLUGGED_MAP = MAP._replace(containers={"c1": ContainerVcpus((6, 7), True), "c2": ContainerVcpus((0, 1))})
 
 
-def test_a_cpu_that_is_not_online_is_waited_for() -> None:
-    async def test() -> None:
+async def test_a_cpu_that_is_not_online_is_waited_for() -> None:
+    server = Server()
+    server.online = 3
+    async with session(server) as ours:
+        ours.push(KataWish(PLUGGED, PLUGGED_MAP))
+        await until(lambda: ours.reports)
+        assert ours.reports[C1].text == "pending: 3 of the guest's 4 CPUs are online"
+        assert server.containers == {"c1": "", "c2": "0-1"}
+        assert not ours.done
+        server.online = 4
+        await until(lambda: server.containers["c1"] == "2-3")
+        await until(lambda: ours.done)
+
+
+async def test_the_guests_kernel_says_which_cpus_plugged_vcpus_are() -> None:
+    for kernel, cpus in (OLD, "2-3"), ((6, 12), "6-7"):
         server = Server()
-        server.online = 3
-        async with session(server) as ours:
+        async with session(server, kernel) as ours:
             ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-            await until(lambda: ours.reports)
-            assert ours.reports[C1].text == "pending: 3 of the guest's 4 CPUs are online"
-            assert server.containers == {"c1": "", "c2": "0-1"}
-            assert not ours.done
-            server.online = 4
-            await until(lambda: server.containers["c1"] == "2-3")
             await until(lambda: ours.done)
-    run(test())
+        assert server.containers == {"c1": cpus, "c2": "0-1"}
 
 
-def test_the_guests_kernel_says_which_cpus_plugged_vcpus_are() -> None:
-    async def test() -> None:
-        for kernel, cpus in (OLD, "2-3"), ((6, 12), "6-7"):
-            server = Server()
-            async with session(server, kernel) as ours:
-                ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-                await until(lambda: ours.done)
-            assert server.containers == {"c1": cpus, "c2": "0-1"}
-    run(test())
-
-
-def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
+async def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
     """Those that have none of it, too: they could not be given it back."""
-    async def test() -> None:
-        server = Server()
-        async with session(server, None) as ours:
-            ours.push(KataWish(PLUGGED, PLUGGED_MAP))
-            await until(lambda: ours.reports)
-            assert {said.state for said in ours.reports.values()} == {"left alone"}
-            assert "hardware id 6, 7 cannot be shown" in ours.reports[C1].error
-            assert server.containers == {"c1": "", "c2": ""}
-    run(test())
+    server = Server()
+    async with session(server, None) as ours:
+        ours.push(KataWish(PLUGGED, PLUGGED_MAP))
+        await until(lambda: ours.reports)
+        assert {said.state for said in ours.reports.values()} == {"left alone"}
+        assert "hardware id 6, 7 cannot be shown" in ours.reports[C1].error
+        assert server.containers == {"c1": "", "c2": ""}
 
 
-def test_what_was_given_is_taken_back() -> None:
-    async def test() -> None:
-        server = Server("c1", "c2", "c3")
-        async with session(server) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.done)
-            owed = [ours.owes]
-            ours.push(KataWish(BOOT))
-            owed.append(ours.owes)
-            await until(lambda: ours.done)
-            assert server.containers == {"c1": "0-3", "c2": "0-3", "c3": ""}
-            assert ours.reports == {}
-            assert [*owed, ours.owes] == [False, True, False]
-            count = len(server.calls)
-            await asyncio.sleep(0.5)
-            assert len(server.calls) == count  # no agent is asked for nothing
-            # A vCPU more: it is every container's.
-            ours.push(KataWish(GuestVcpus({**BOOT.hw, VcpuId(7): 7}, 4, 8)))
-            server.user, server.idle, server.online = [0.0] * 5, [0.0] * 5, 5
-            await until(lambda: server.containers == {"c1": "0-4", "c2": "0-4", "c3": ""})
-    run(test())
+async def test_what_was_given_is_taken_back() -> None:
+    server = Server("c1", "c2", "c3")
+    async with session(server) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.done)
+        owed = [ours.owes]
+        ours.push(KataWish(BOOT))
+        owed.append(ours.owes)
+        await until(lambda: ours.done)
+        assert server.containers == {"c1": "0-3", "c2": "0-3", "c3": ""}
+        assert ours.reports == {}
+        assert [*owed, ours.owes] == [False, True, False]
+        count = len(server.calls)
+        await asyncio.sleep(0.5)
+        assert len(server.calls) == count  # no agent is asked for nothing
+        # A vCPU more: it is every container's.
+        ours.push(KataWish(GuestVcpus({**BOOT.hw, VcpuId(7): 7}, 4, 8)))
+        server.user, server.idle, server.online = [0.0] * 5, [0.0] * 5, 5
+        await until(lambda: server.containers == {"c1": "0-4", "c2": "0-4", "c3": ""})
 
 
-def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_no_matter() -> None:
-    async def test() -> None:
-        server = Server("c1")
-        server.containers["c1"] = "2"
-        async with session(server) as ours:
-            ours.adopt([C1, C2])
-            ours.push(KataWish(BOOT))
-            await until(lambda: ours.done)
-            assert server.containers == {"c1": "0-3"}
-    run(test())
+async def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_no_matter() -> None:
+    server = Server("c1")
+    server.containers["c1"] = "2"
+    async with session(server) as ours:
+        ours.adopt([C1, C2])
+        ours.push(KataWish(BOOT))
+        await until(lambda: ours.done)
+        assert server.containers == {"c1": "0-3"}
 
 
-def test_a_dead_slow_or_mad_agent_is_tried_with_backoff_and_found_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        server = Server()
-        nowhere: list[Channel] = []
-        paths = nowhere
-        ours = KataSession("pod-a", lambda: paths, timeouts=IMPATIENT)
+async def test_a_dead_slow_or_mad_agent_is_tried_with_backoff_and_found_again(tmp_path: Path) -> None:
+    server = Server()
+    nowhere: list[Channel] = []
+    paths = nowhere
+    ours = KataSession("pod-a", lambda: paths, timeouts=IMPATIENT)
+    task = asyncio.create_task(ours.run())
+    ours.push(WISH)
+    await until(lambda: ours.reports)
+    assert ours.reports[C1].state == "no agent"
+    async with serving(server.talk) as path:
+        server.raw = b"\xff" * 100
+        paths = [UnixChannel(tmp_path / "none.sock"), UnixChannel(path)]
+        await until(lambda: ours.counters.refused >= 2)
+        server.raw, server.slow = None, 1.0
+        await until(lambda: ours.text == "no answer in time")
+        server.slow = 0.0
+        await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_vm_that_ends_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    async with serving(server.talk) as path:
+        channels = [UnixChannel(path)]
+        ours = KataSession("pod-a", lambda: channels, timeouts=QUICK)
         task = asyncio.create_task(ours.run())
         ours.push(WISH)
-        await until(lambda: ours.reports)
-        assert ours.reports[C1].state == "no agent"
-        async with serving(server.talk) as path:
-            server.raw = b"\xff" * 100
-            paths = [UnixChannel(tmp_path / "none.sock"), UnixChannel(path)]
-            await until(lambda: ours.counters.refused >= 2)
-            server.raw, server.slow = None, 1.0
-            await until(lambda: ours.text == "no answer in time")
-            server.slow = 0.0
-            await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
+        await until(lambda: ours.up)
+        channels[:] = [UnixChannel(tmp_path / "ended.sock")]
+        ours.retry_now()
+        await until(lambda: not ours.up)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    run(test())
-
-
-def test_a_vm_that_ends_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        server = Server()
-        async with serving(server.talk) as path:
-            channels = [UnixChannel(path)]
-            ours = KataSession("pod-a", lambda: channels, timeouts=QUICK)
-            task = asyncio.create_task(ours.run())
-            ours.push(WISH)
-            await until(lambda: ours.up)
-            channels[:] = [UnixChannel(tmp_path / "ended.sock")]
-            ours.retry_now()
-            await until(lambda: not ours.up)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-    run(test())
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     """It creates a container before it answers."""
-    async def test() -> None:
-        server = Server()
-        async with session(server, timeouts=IMPATIENT) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
-            server.slow = 100.0
-            ours.retry_now()
-            await until(lambda: ours.text == WAITING)
-            assert ours.up
-            assert ours.reports[C1] == ContainerReport("pending", WAITING)
-            server.slow = 0.0
-            await until(lambda: ours.reports[C1].state == "sent")
-            assert ours.text.startswith("Kata's agent ")
-            assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-            # One that stays silent is lost.
-            server.slow = 100.0
-            ours.retry_now()
-            await until(lambda: ours.text == "no answer in time")
-            assert (ours.up, ours.reports[C1].state) == (False, "no agent")
-        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-            "Kata's agent sandbox=pod-a: no answer in time"]
-    run(test())
+    server = Server()
+    async with session(server, timeouts=IMPATIENT) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
+        server.slow = 100.0
+        ours.retry_now()
+        await until(lambda: ours.text == WAITING)
+        assert ours.up
+        assert ours.reports[C1] == ContainerReport("pending", WAITING)
+        server.slow = 0.0
+        await until(lambda: ours.reports[C1].state == "sent")
+        assert ours.text.startswith("Kata's agent ")
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        # One that stays silent is lost.
+        server.slow = 100.0
+        ours.retry_now()
+        await until(lambda: ours.text == "no answer in time")
+        assert (ours.up, ours.reports[C1].state) == (False, "no agent")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "Kata's agent sandbox=pod-a: no answer in time"]
 
 
-def test_a_call_that_is_carried_out_late_is_overridden_soon() -> None:
+async def test_a_call_that_is_carried_out_late_is_overridden_soon() -> None:
     """The agent created a container meanwhile: a call without an answer may be carried out after a newer one."""
-    async def test() -> None:
-        server = Server()
-        async with session(server, timeouts=replace(IMPATIENT, kata_resend=3600.0)) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
-            server.slow = 100.0
-            await until(lambda: ours.text == WAITING)  # the repetition
-            ours.push(KataWish(BOOT, ONE))
-            server.slow = 0.0
-            await until(lambda: ours.done)
-            server.containers["c1"] = "0-3"
-            await until(lambda: server.containers["c1"] == "1")
-    run(test())
+    server = Server()
+    async with session(server, timeouts=replace(IMPATIENT, kata_resend=3600.0)) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.reports.get(C1) and ours.reports[C1].state == "sent")
+        server.slow = 100.0
+        await until(lambda: ours.text == WAITING)  # the repetition
+        ours.push(KataWish(BOOT, ONE))
+        server.slow = 0.0
+        await until(lambda: ours.done)
+        server.containers["c1"] = "0-3"
+        await until(lambda: server.containers["c1"] == "1")
 
 
-def test_another_no_is_that_containers_error() -> None:
+async def test_another_no_is_that_containers_error() -> None:
     class Failing(Server):
         def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             if request.method == "UpdateContainer":
                 return ttrpc.Reply(request.stream, 13, "EIO\nsecond line")
             return super().answer(request)
-
-    async def test() -> None:
-        server = Failing()
-        async with session(server) as ours:
-            ours.push(WISH)
-            await until(lambda: ours.reports)
-            assert ours.reports[C1].text == "error: code 13: EIOsecond line"
-        assert issubclass(UnknownContainer, AgentError)
-    run(test())
+    server = Failing()
+    async with session(server) as ours:
+        ours.push(WISH)
+        await until(lambda: ours.reports)
+        assert ours.reports[C1].text == "error: code 13: EIOsecond line"
+    assert issubclass(UnknownContainer, AgentError)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from effort import effort
-from guest_machines import POD, QUICK, Machine, changed, run, running
+from guest_machines import POD, QUICK, Machine, changed, running
 from guest_peer import Agent, until
 
 from vmpin.config.timeouts import Timeouts
@@ -22,145 +22,127 @@ from vmpin.protocol.messages import Unpin
 from vmpin.vmm.qemu import QEMU
 
 
-def test_vmpins_agent_comes_first_and_is_sent_each_change(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(Machine(tmp_path)) as node:
-            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
-            assert node.by() == "vmpin-agent"
-            assert node.asked == [10789]
-            assert {cid: share.hw for cid, share in node.agent.maps[-1].containers.items()} == {
-                "web": (2, 3), "logs": (0, 1)}
-            assert node.agent.maps[-1].system == (0, 1)
-            for number in range(20):  # how soon is the bench's to say (guest_apply)
-                count = len(node.agent.maps)
-                node.give("2" if number % 2 == 0 else "2-3")
-                assert node.states()["web"] == "pending"
-                await until(lambda: len(node.agent.maps) > count)  # noqa: B023
-                await until(lambda: node.states()["web"] == "applied")
+async def test_vmpins_agent_comes_first_and_is_sent_each_change(tmp_path: Path) -> None:
+    async with running(Machine(tmp_path)) as node:
+        await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+        assert node.by() == "vmpin-agent"
+        assert node.asked == [10789]
+        assert {cid: share.hw for cid, share in node.agent.maps[-1].containers.items()} == {
+            "web": (2, 3), "logs": (0, 1)}
+        assert node.agent.maps[-1].system == (0, 1)
+        for number in range(20):  # how soon is the bench's to say (guest_apply)
             count = len(node.agent.maps)
-            node.update()
-            node.give("2-3")  # the same in other objects
-            await asyncio.sleep(0.05)
-            assert len(node.agent.maps) == count
-    run(test())
+            node.give("2" if number % 2 == 0 else "2-3")
+            assert node.states()["web"] == "pending"
+            await until(lambda: len(node.agent.maps) > count)  # noqa: B023
+            await until(lambda: node.states()["web"] == "applied")
+        count = len(node.agent.maps)
+        node.update()
+        node.give("2-3")  # the same in other objects
+        await asyncio.sleep(0.05)
+        assert len(node.agent.maps) == count
 
 
-def test_without_it_katas_own_agent_is_asked_until_it_comes(tmp_path: Path) -> None:
-    async def test() -> None:
-        node = Machine(tmp_path, ports={1024})
-        async with running(node):
-            await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
-            assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
-            assert node.by() == "kata-agent"
-            node.ports.add(10789)
-            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
-            assert node.by() == "vmpin-agent"
-            calls = len(node.kata.calls)
-            node.give("3")
-            await until(lambda: node.agent.maps[-1].containers["web"].hw == (3,))
-            assert len(node.kata.calls) == calls
-            node.ports.discard(10789)
-            assert node.agent.writer is not None
-            node.agent.writer.transport.abort()
-            await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
-            assert node.kata.containers["web"] == "3"
-    run(test())
+async def test_without_it_katas_own_agent_is_asked_until_it_comes(tmp_path: Path) -> None:
+    node = Machine(tmp_path, ports={1024})
+    async with running(node):
+        await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
+        assert node.kata.containers == {"web": "2-3", "logs": "0-1"}
+        assert node.by() == "kata-agent"
+        node.ports.add(10789)
+        await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+        assert node.by() == "vmpin-agent"
+        calls = len(node.kata.calls)
+        node.give("3")
+        await until(lambda: node.agent.maps[-1].containers["web"].hw == (3,))
+        assert len(node.kata.calls) == calls
+        node.ports.discard(10789)
+        assert node.agent.writer is not None
+        node.agent.writer.transport.abort()
+        await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
+        assert node.kata.containers["web"] == "3"
 
 
-def test_a_guest_without_an_agent_makes_no_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with running(Machine(tmp_path, ports=set())) as node:
-            await until(lambda: node.asked.count(1024) >= 2)
-            assert all(text.startswith("no agent") for text in node.states().values())
-            assert node.by() == ""
-    with caplog.at_level(logging.INFO):
-        run(test())
+async def test_a_guest_without_an_agent_makes_no_line_in_the_log(tmp_path: Path,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(Machine(tmp_path, ports=set())) as node:
+        await until(lambda: node.asked.count(1024) >= 2)
+        assert all(text.startswith("no agent") for text in node.states().values())
+        assert node.by() == ""
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(("via", "ports"), [("vmpin-agent", {10789}), ("kata-agent", {1024})])
-def test_only_the_one_that_is_configured_is_asked(via: str, ports: set[int], tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(Machine(tmp_path, {"guest_via": via})) as node:
-            await until(lambda: node.by() == via)
-            await asyncio.sleep(0.3)
-            assert set(node.asked) == ports
-    run(test())
+async def test_only_the_one_that_is_configured_is_asked(via: str, ports: set[int], tmp_path: Path) -> None:
+    async with running(Machine(tmp_path, {"guest_via": via})) as node:
+        await until(lambda: node.by() == via)
+        await asyncio.sleep(0.3)
+        assert set(node.asked) == ports
 
 
 @pytest.mark.parametrize("values", [{"guest_via": "off"}, {"guest_disabled_handlers": "kata-tdx,kata-f*"}])
-def test_a_guest_without_a_map_is_not_even_connected_to(values: dict[str, str], tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(Machine(tmp_path, values)) as node:
-            await asyncio.sleep(0.2)
-            assert node.asked == []
-            assert node.guests.report(POD) is None
-    run(test())
+async def test_a_guest_without_a_map_is_not_even_connected_to(values: dict[str, str], tmp_path: Path) -> None:
+    async with running(Machine(tmp_path, values)) as node:
+        await asyncio.sleep(0.2)
+        assert node.asked == []
+        assert node.guests.report(POD) is None
 
 
-def test_vcpus_that_are_not_all_known_narrow_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(Machine(tmp_path)) as node:
-            await until(lambda: node.states().get("web") == "applied")
-            count = len(node.agent.maps)
-            node.vm.vcpu_state = VcpuState.UNIDENTIFIED
-            node.give("2")
-            await asyncio.sleep(0.05)
-            assert len(node.agent.maps) == count
-            assert node.states()["web"] == "pending: its vCPUs are not identified yet"
-            node.vm.vcpu_state = VcpuState.IDENTIFIED
-            node.give("2")
-            await until(lambda: node.states()["web"] == "applied")
-    run(test())
+async def test_vcpus_that_are_not_all_known_narrow_nothing(tmp_path: Path) -> None:
+    async with running(Machine(tmp_path)) as node:
+        await until(lambda: node.states().get("web") == "applied")
+        count = len(node.agent.maps)
+        node.vm.vcpu_state = VcpuState.UNIDENTIFIED
+        node.give("2")
+        await asyncio.sleep(0.05)
+        assert len(node.agent.maps) == count
+        assert node.states()["web"] == "pending: its vCPUs are not identified yet"
+        node.vm.vcpu_state = VcpuState.IDENTIFIED
+        node.give("2")
+        await until(lambda: node.states()["web"] == "applied")
 
 
-def test_a_vm_that_ends_and_one_that_comes_in_its_place(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(Machine(tmp_path)) as node:
-            await until(lambda: node.states().get("web") == "applied")
-            node.vm.vmm = changed(node.vm.vmm, id=ThreadId(os.getpid(), 2))
-            node.update()
-            await until(lambda: node.agent.connections == 2)
-            await until(lambda: node.states().get("web") == "applied")
-            node.view.vms = {}
-            node.update()
-            assert node.guests.report(POD) is None
-            await asyncio.sleep(0.05)
-            assert not isinstance(node.agent.requests[-1], Unpin)
-    run(test())
+async def test_a_vm_that_ends_and_one_that_comes_in_its_place(tmp_path: Path) -> None:
+    async with running(Machine(tmp_path)) as node:
+        await until(lambda: node.states().get("web") == "applied")
+        node.vm.vmm = changed(node.vm.vmm, id=ThreadId(os.getpid(), 2))
+        node.update()
+        await until(lambda: node.agent.connections == 2)
+        await until(lambda: node.states().get("web") == "applied")
+        node.view.vms = {}
+        node.update()
+        assert node.guests.report(POD) is None
+        await asyncio.sleep(0.05)
+        assert not isinstance(node.agent.requests[-1], Unpin)
 
 
-def test_the_watcher_started_again_sends_it_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(Machine(tmp_path)) as node:
-            await until(lambda: node.states().get("web") == "applied")
-            old = node.agent.maps[-1].generation
-            node.guests = GuestManager(timeouts=QUICK)
-            node.update()
-            task = asyncio.create_task(node.guests.run())
-            await until(lambda: node.states().get("web") == "applied")
-            assert node.agent.maps[-1].generation > old
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-    run(test())
+async def test_the_watcher_started_again_sends_it_again(tmp_path: Path) -> None:
+    async with running(Machine(tmp_path)) as node:
+        await until(lambda: node.states().get("web") == "applied")
+        old = node.agent.maps[-1].generation
+        node.guests = GuestManager(timeouts=QUICK)
+        node.update()
+        task = asyncio.create_task(node.guests.run())
+        await until(lambda: node.states().get("web") == "applied")
+        assert node.agent.maps[-1].generation > old
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-def test_one_that_speaks_nonsense_is_an_error_with_a_counter_in_the_status(tmp_path: Path) -> None:
+async def test_one_that_speaks_nonsense_is_an_error_with_a_counter_in_the_status(tmp_path: Path) -> None:
     class Mad(Agent):
         async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"\x00\x00\x00\x09[\x1b[31m\x07]]]")
             await reader.read()
-
-    async def test() -> None:
-        async with running(Machine(tmp_path, {"guest_via": "vmpin-agent"}, agent=Mad())) as node:
-            await until(lambda: counted(node)["refused"] >= 3)
-            assert set(node.states().values()) == {f"error: {counted(node)['state']}"}
-            assert "not version 1 of the protocol" in counted(node)["last_error"]
-            assert counted(node)["last_error"].isprintable()
-            node.agent = Agent()
-            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
-            assert counted(node)["refused"] >= 3
-    run(test())
+    async with running(Machine(tmp_path, {"guest_via": "vmpin-agent"}, agent=Mad())) as node:
+        await until(lambda: counted(node)["refused"] >= 3)
+        assert set(node.states().values()) == {f"error: {counted(node)['state']}"}
+        assert "not version 1 of the protocol" in counted(node)["last_error"]
+        assert counted(node)["last_error"].isprintable()
+        node.agent = Agent()
+        await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+        assert counted(node)["refused"] >= 3
 
 
 def counted(node: Machine) -> dict[str, Any]:
@@ -169,18 +151,15 @@ def counted(node: Machine) -> dict[str, Any]:
     return found[0]
 
 
-def test_an_agent_that_comes_late_is_found_on_request(tmp_path: Path) -> None:
+async def test_an_agent_that_comes_late_is_found_on_request(tmp_path: Path) -> None:
     rare = GuestManager(timeouts=Timeouts(agent_first=60.0, agent_last=60.0, agent_early=0.05))
-
-    async def test() -> None:
-        async with running(Machine(tmp_path, ports=set(), guests=rare)) as node:
-            await until(lambda: node.asked == [10789, 1024])
-            node.ports = {10789, 1024}
-            await asyncio.sleep(0.1)
-            assert node.asked == [10789, 1024]
-            node.guests.retry_now()
-            await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
-    run(test())
+    async with running(Machine(tmp_path, ports=set(), guests=rare)) as node:
+        await until(lambda: node.asked == [10789, 1024])
+        node.ports = {10789, 1024}
+        await asyncio.sleep(0.1)
+        assert node.asked == [10789, 1024]
+        node.guests.retry_now()
+        await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
 
 
 def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
@@ -196,20 +175,18 @@ def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
     assert guest_vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
 
 
-def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_little(tmp_path: Path) -> None:
-    async def test() -> None:
-        node = Machine(tmp_path)
-        vms, states, placements = {}, {}, {}
-        for number in range(300):
-            pod = SandboxId(f"pod-{number}")
-            vms[pod] = changed(node.vm, sandbox=pod)
-            states[pod] = node.view.sandboxes[POD]._replace(id=pod)
-            placements[pod] = node.view.placements[POD]._replace(sandbox=pod)
-        node.view.vms, node.view.placements = vms, placements
-        node.view.sandboxes = states
-        node.update()
-        assert effort(node.update, 20) < 0.6
-    run(test())
+async def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_little(tmp_path: Path) -> None:
+    node = Machine(tmp_path)
+    vms, states, placements = {}, {}, {}
+    for number in range(300):
+        pod = SandboxId(f"pod-{number}")
+        vms[pod] = changed(node.vm, sandbox=pod)
+        states[pod] = node.view.sandboxes[POD]._replace(id=pod)
+        placements[pod] = node.view.placements[POD]._replace(sandbox=pod)
+    node.view.vms, node.view.placements = vms, placements
+    node.view.sandboxes = states
+    node.update()
+    assert effort(node.update, 20) < 0.6
 
 
 def test_what_goes_wrong_with_the_guests_is_reported_once_and_stops_nothing(
@@ -225,30 +202,28 @@ def test_what_goes_wrong_with_the_guests_is_reported_once_and_stops_nothing(
     assert machine.guests.data(POD) is not None
 
 
-def test_a_cid_that_two_claim_belongs_to_neither(tmp_path: Path) -> None:
+async def test_a_cid_that_two_claim_belongs_to_neither(tmp_path: Path) -> None:
     """A command line is its process's to write; the kernel gives a CID to one VM."""
-    async def test() -> None:
-        node = Machine(tmp_path, {"guest_via": "off"})
-        argv = ["qemu-system-x86_64", "-smp", "4", "-device", "vhost-vsock-pci,guest-cid=77"]
-        pods = [SandboxId("pod-a"), SandboxId("pod-b")]
-        vms = {pod: changed(node.vm, sandbox=pod, type=QEMU, vmm=changed(node.vm.vmm, argv=argv))
-               for pod in pods}
-        node.view.config = node.config()
+    node = Machine(tmp_path, {"guest_via": "off"})
+    argv = ["qemu-system-x86_64", "-smp", "4", "-device", "vhost-vsock-pci,guest-cid=77"]
+    pods = [SandboxId("pod-a"), SandboxId("pod-b")]
+    vms = {pod: changed(node.vm, sandbox=pod, type=QEMU, vmm=changed(node.vm.vmm, argv=argv))
+           for pod in pods}
+    node.view.config = node.config()
 
-        def state(pod: SandboxId) -> str:
-            report = node.guests.report(pod)
-            return "" if report is None else report.state
+    def state(pod: SandboxId) -> str:
+        report = node.guests.report(pod)
+        return "" if report is None else report.state
 
-        async def tried(present: list[SandboxId], contested: bool) -> None:
-            node.view.vms = {pod: vms[pod] for pod in present}
-            node.update()
-            node.guests.retry_now()
-            await until(lambda: all(state(pod) and ("is also the CID" in state(pod)) == contested for pod in present))
+    async def tried(present: list[SandboxId], contested: bool) -> None:
+        node.view.vms = {pod: vms[pod] for pod in present}
+        node.update()
+        node.guests.retry_now()
+        await until(lambda: all(state(pod) and ("is also the CID" in state(pod)) == contested for pod in present))
 
-        task = asyncio.create_task(node.guests.run())
-        await tried(pods, contested=True)
-        assert all(f"sandbox {other}'s VMM" in state(pod) for pod, other in zip(pods, pods[::-1], strict=True))
-        await tried(pods[1:], contested=False)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    run(test())
+    task = asyncio.create_task(node.guests.run())
+    await tried(pods, contested=True)
+    assert all(f"sandbox {other}'s VMM" in state(pod) for pod, other in zip(pods, pods[::-1], strict=True))
+    await tried(pods[1:], contested=False)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

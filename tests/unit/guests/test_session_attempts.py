@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_sessions import MAP, QUICK, run, session
+from agent_sessions import MAP, QUICK, session
 from guest_peer import Agent, serving, until
 
 from vmpin.config.timeouts import Timeouts
@@ -43,57 +43,49 @@ from vmpin.protocol.messages import (
 )
 
 
-def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
+async def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        agent, path = Agent(), tmp_path / "late.sock"
-        async with serving(agent.talk, tmp_path / "other.sock"):
-            pass
-        with caplog.at_level(logging.WARNING):
-            async with session(path) as ours:
-                ours.push(MAP)
-                await until(lambda: ours.text)
-                assert not ours.up
-                async with serving(agent.talk, path):
-                    await until(lambda: ours.done)
-    run(test())
+    agent, path = Agent(), tmp_path / "late.sock"
+    async with serving(agent.talk, tmp_path / "other.sock"):
+        pass
+    with caplog.at_level(logging.WARNING):
+        async with session(path) as ours:
+            ours.push(MAP)
+            await until(lambda: ours.text)
+            assert not ours.up
+            async with serving(agent.talk, path):
+                await until(lambda: ours.done)
 
 
-def test_a_socket_without_a_listener_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_socket_without_a_listener_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Unanswered:
         async def open(self, port: int) -> Stream:
             raise NotListening(111, "no process listens", "here")
-
-    async def test() -> None:
-        made = AgentSession("pod-a", lambda: [Unanswered()], 10789, timeouts=QUICK)
-        task = asyncio.create_task(made.run())
-        await until(lambda: made.text == "no process listens")
-        await asyncio.sleep(0.5)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    with caplog.at_level(logging.INFO):
-        run(test())
+    caplog.set_level(logging.INFO)
+    made = AgentSession("pod-a", lambda: [Unanswered()], 10789, timeouts=QUICK)
+    task = asyncio.create_task(made.run())
+    await until(lambda: made.text == "no process listens")
+    await asyncio.sleep(0.5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOENT])
-def test_a_vm_that_ends_is_no_warning(number: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_vm_that_ends_is_no_warning(number: int, caplog: pytest.LogCaptureFixture) -> None:
     class Gone:
         async def open(self, port: int) -> Stream:
             raise OSError(number, os.strerror(number))
-
-    async def test() -> None:
-        made = AgentSession("pod-a", lambda: [Gone()], 10789, timeouts=QUICK)
-        task = asyncio.create_task(made.run())
-        await until(lambda: made.text)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    with caplog.at_level(logging.INFO):
-        run(test())
+    caplog.set_level(logging.INFO)
+    made = AgentSession("pod-a", lambda: [Gone()], 10789, timeouts=QUICK)
+    task = asyncio.create_task(made.run())
+    await until(lambda: made.text)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert caplog.records == []
 
 
-def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     """As while it boots: its vsock is there, and nothing takes the connection."""
     states: list[str] = []
 
@@ -105,35 +97,29 @@ def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptur
             raise TimeoutError
 
     guest = Boots()
-
-    async def test() -> None:
-        made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.text), QUICK)
-        task = asyncio.create_task(made.run())
-        await until(lambda: made.text == "no answer in time")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    with caplog.at_level(logging.INFO):
-        run(test())
+    caplog.set_level(logging.INFO)
+    made = AgentSession("pod-a", lambda: [guest], 10789, lambda: states.append(made.text), QUICK)
+    task = asyncio.create_task(made.run())
+    await until(lambda: made.text == "no answer in time")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert guest.times >= PATIENCE
     assert states == [WAITING, "no answer in time"]
     assert [record.getMessage() for record in caplog.records] == ["guest agent sandbox=pod-a: no answer in time"]
 
 
-def test_the_next_way_is_tried_when_one_has_no_answer() -> None:
+async def test_the_next_way_is_tried_when_one_has_no_answer() -> None:
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
-
-    async def test() -> None:
-        agent = Agent()
-        async with serving(deaf) as silent, serving(agent.talk) as path, session(
-                silent, path, timeouts=replace(QUICK, agent_answer=0.2)) as ours:
-            ours.push(MAP)
-            await until(lambda: ours.done)
-    run(test())
+    agent = Agent()
+    async with serving(deaf) as silent, serving(agent.talk) as path, session(
+            silent, path, timeouts=replace(QUICK, agent_answer=0.2)) as ours:
+        ours.push(MAP)
+        await until(lambda: ours.done)
 
 
 @pytest.mark.parametrize("says", [b"", encode(as_json(NeedMap()))])
-def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: bytes,
+async def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: bytes,
                                                                       caplog: pytest.LogCaptureFixture) -> None:
     """And whatever names it gives itself are not all in the log."""
     count = 0
@@ -143,63 +129,58 @@ def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: byte
         count += 1
         writer.write(encode(as_json(Pong(1, f"0.{count}\x1b[31m", "b", 1.0))) + says)
         await reader.read(10)
-
-    async def test() -> None:
-        async with serving(talk) as path, session(path, timeouts=Timeouts(agent_first=0.0125)) as ours:
-            ours.push(MAP)
-            await until(lambda: count >= 3)
-            began, before = time.monotonic(), count
-            await asyncio.sleep(1.5)
-            await until(lambda: count - before >= 2)
-            assert count - before <= (time.monotonic() - began) / 0.15 + 1
-            ours.log_once.texts |= {str(number) for number in range(16)}
-            caplog.clear()
-            before = count
-            await until(lambda: count >= before + 3)
-            assert caplog.records == []
-    with caplog.at_level(logging.INFO):
-        run(test())
+    caplog.set_level(logging.INFO)
+    async with serving(talk) as path, session(path, timeouts=Timeouts(agent_first=0.0125)) as ours:
+        ours.push(MAP)
+        await until(lambda: count >= 3)
+        began, before = time.monotonic(), count
+        await asyncio.sleep(1.5)
+        await until(lambda: count - before >= 2)
+        assert count - before <= (time.monotonic() - began) / 0.15 + 1
+        ours.log_once.texts |= {str(number) for number in range(16)}
+        caplog.clear()
+        before = count
+        await until(lambda: count >= before + 3)
+        assert caplog.records == []
     assert "\x1b" not in caplog.text
 
 
-def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        wake, real, slept = asyncio.Event(), asyncio.timeout, list[float]()
+async def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    wake, real, slept = asyncio.Event(), asyncio.timeout, list[float]()
 
-        def timeout(seconds: float) -> asyncio.Timeout:
-            slept.append(seconds)
-            return real(0)
-        monkeypatch.setattr(asyncio, "timeout", timeout)
-        timeouts = Timeouts(agent_early=0.01)
-        async for attempt in attempts(wake, timeouts):
-            with attempt:
-                if len(slept) == 25:
-                    wake.set()
-                if len(slept) < 30:
-                    raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("none")
-        for at, seconds in enumerate(slept[:26]):
-            assert 0.74 <= seconds / (0.1 * 2 ** at if at < 7 else 300.0) <= 1.26
-        assert slept[26] < 0.13  # woken, and after the attempt that came of it
-        assert slept[28] > slept[27] > slept[26]
-        wake.clear()
-        slept.clear()
-        async for attempt in attempts(wake, timeouts):
-            with attempt:
-                if len(slept) < 12:
-                    raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("none")
-        assert slept[10] > 70
-        assert slept[11] < 2.1  # it was there a moment ago
-        slept.clear()
-        async for attempt in attempts(wake, timeouts):
-            with attempt:
-                if len(slept) < 24:
-                    raise TimeoutError
-        assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
-        assert slept[23] > 200  # it hangs
-    run(test())
+    def timeout(seconds: float) -> asyncio.Timeout:
+        slept.append(seconds)
+        return real(0)
+    monkeypatch.setattr(asyncio, "timeout", timeout)
+    timeouts = Timeouts(agent_early=0.01)
+    async for attempt in attempts(wake, timeouts):
+        with attempt:
+            if len(slept) == 25:
+                wake.set()
+            if len(slept) < 30:
+                raise SessionEnded("it went") if len(slept) == 29 else NoAgentFound("none")
+    for at, seconds in enumerate(slept[:26]):
+        assert 0.74 <= seconds / (0.1 * 2 ** at if at < 7 else 300.0) <= 1.26
+    assert slept[26] < 0.13  # woken, and after the attempt that came of it
+    assert slept[28] > slept[27] > slept[26]
+    wake.clear()
+    slept.clear()
+    async for attempt in attempts(wake, timeouts):
+        with attempt:
+            if len(slept) < 12:
+                raise SessionEnded("it went") if len(slept) == 11 else NoAgentFound("none")
+    assert slept[10] > 70
+    assert slept[11] < 2.1  # it was there a moment ago
+    slept.clear()
+    async for attempt in attempts(wake, timeouts):
+        with attempt:
+            if len(slept) < 24:
+                raise TimeoutError
+    assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
+    assert slept[23] > 200  # it hangs
 
 
-def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
+async def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
     """Its frames would be kept until that one runs: with a thousand guests in which no agent is to be found, 2 MiB."""
     class Gone(OSError):
         """Unlike an OSError it can be referred to weakly."""
@@ -215,7 +196,8 @@ def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
             finally:
                 del err
 
-    async def test() -> None:
+    gc.disable()
+    try:
         kata = KataSession("pod-a", lambda: [Nothing()])
         kata.push(KataWish(GuestVcpus({}, 0, 0), MAP))
         for ours in AgentSession("pod-a", lambda: [Nothing()], 10789), kata:
@@ -224,33 +206,28 @@ def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
             await until(lambda: len(made) >= 3)
             task.cancel()
             await asyncio.wait([task])
-            assert [each() for each in made[:2]] == [None, None]
-    gc.disable()
-    try:
-        run(test())
+            assert [attempt() for attempt in made[:2]] == [None, None]
     finally:
         gc.enable()
 
 
-def test_a_flag_wakes_the_one_that_waits() -> None:
-    async def test() -> None:
-        flag = Flag()
-        task = asyncio.create_task(flag.wait())
-        await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="two tasks"):
-            await flag.wait()
-        flag.set()
-        flag.set()
-        flag.clear()
-        await asyncio.wait_for(task, 120)  # though it is clear again by now
-        task = asyncio.create_task(flag.wait())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        flag.set()
-        await asyncio.wait_for(flag.wait(), 120)
-        assert flag.is_set()
-    run(test())
+async def test_a_flag_wakes_the_one_that_waits() -> None:
+    flag = Flag()
+    task = asyncio.create_task(flag.wait())
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="two tasks"):
+        await flag.wait()
+    flag.set()
+    flag.set()
+    flag.clear()
+    await asyncio.wait_for(task, 120)  # though it is clear again by now
+    task = asyncio.create_task(flag.wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    flag.set()
+    await asyncio.wait_for(flag.wait(), 120)
+    assert flag.is_set()
 
 
 def test_a_guest_without_a_container_has_the_time_to_boot() -> None:

@@ -49,11 +49,11 @@ def decide(vcpus: int, *containers: Container, ids: list[int] | None = None) -> 
 
 
 def sent_vcpus(placement: Placement, system: str = "spare") -> dict[str, str]:
-    found = guest_map(placement, IDS, system=system)
-    assert found is not None
+    vcpu_map = guest_map(placement, IDS, system=system)
+    assert vcpu_map is not None
     return {cid: format_ids(share.hw) + ("!" if share.exclusive else "")
-            for cid, share in found.containers.items()} | {
-                "system": "-" if found.system is None else format_ids(found.system)}
+            for cid, share in vcpu_map.containers.items()} | {
+                "system": "-" if vcpu_map.system is None else format_ids(vcpu_map.system)}
 
 
 def test_an_exclusive_container_has_the_vcpus_that_back_it_and_the_others_the_floating_ones() -> None:
@@ -81,10 +81,10 @@ def test_the_guests_own_processes_are_left_alone_by_policy() -> None:
 
 def test_the_numbers_are_the_hardwares() -> None:
     placement = decide(0, box("own", "2-3"), box("shared", "0-1"), ids=[0, 1, 7])
-    found = guest_map(placement, {VcpuId(0): 0, VcpuId(1): 4, VcpuId(7): 0x10000}, export=True)
-    assert found is not None
-    assert found.containers["own"].hw == (4, 0x10000)
-    assert (found.system, found.generation, found.export, found.sandbox) == ((0,), 0, True, "pod-a")
+    vcpu_map = guest_map(placement, {VcpuId(0): 0, VcpuId(1): 4, VcpuId(7): 0x10000}, export=True)
+    assert vcpu_map is not None
+    assert vcpu_map.containers["own"].hw == (4, 0x10000)
+    assert (vcpu_map.system, vcpu_map.generation, vcpu_map.export, vcpu_map.sandbox) == ((0,), 0, True, "pod-a")
 
 
 def test_nothing_is_sent_where_a_vcpus_number_is_not_known() -> None:
@@ -97,20 +97,20 @@ def test_an_id_that_the_protocol_does_not_take_is_left_out() -> None:
 
 
 def test_a_map_can_be_sent_and_holds_no_cpu_of_the_hosts() -> None:
-    found = guest_map(decide(4, box("own", "6-7"), box("shared", "0-1")), IDS)
-    assert found is not None
-    (message,) = FrameDecoder().feed(encode(as_json(found)))
+    vcpu_map = guest_map(decide(4, box("own", "6-7"), box("shared", "0-1")), IDS)
+    assert vcpu_map is not None
+    (message,) = FrameDecoder().feed(encode(as_json(vcpu_map)))
     read = parse_request(message)
     assert isinstance(read, VcpuMap)
-    assert read == found
+    assert read == vcpu_map
     assert "6" not in str(message["containers"])
 
 
 def test_the_hosts_cpus_are_sent_where_asked_for() -> None:
     placement = decide(4, box("own", "6-7"), box("shared", "0-1"))
-    found = guest_map(placement, IDS, host_cpus=True)
-    assert found is not None
-    assert {cid: str(share.host) for cid, share in found.containers.items()} == {"own": "6-7", "shared": "0-1"}
+    vcpu_map = guest_map(placement, IDS, host_cpus=True)
+    assert vcpu_map is not None
+    assert {cid: str(share.host) for cid, share in vcpu_map.containers.items()} == {"own": "6-7", "shared": "0-1"}
     alone = place(PlacementRequest(POD, (Vcpu(VcpuId(0)),), (box("own", "6"),)), NODE,
                   ownership({POD: claims([box("own", "6")], NODE)}, NODE), Policy(vcpus=VcpuRule.OFF))
     left_alone = guest_map(alone, IDS, host_cpus=True)
@@ -142,8 +142,8 @@ def test_numbers_are_shown_by_what_is_known_of_the_guests_linux(
     """Where the kernel is not known, only what an old and a new one do alike."""
     vcpus = GuestVcpus({VcpuId(number): number for number in arrived}, boot, 8)
     order = [*range(boot), *(number for number in arrived if number >= boot)]
-    for kernel, found in (None, alike), (OLD, old), (NEW, new):
-        assert guest_cpu_numbers(vcpus, kernel) == dict(zip(order, found, strict=False)), kernel
+    for kernel, numbers in (None, alike), (OLD, old), (NEW, new):
+        assert guest_cpu_numbers(vcpus, kernel) == dict(zip(order, numbers, strict=False)), kernel
 
 
 # The kernel
@@ -179,8 +179,8 @@ def test_spoilt_images_are_no_kernels() -> None:
             raw = bytearray(right[:chance.randrange(1, len(right))])
             for _ in range(20):
                 raw[chance.randrange(len(raw))] = chance.randrange(256)
-            found = version_in(io.BytesIO(bytes(raw)))
-            assert found is None or len(found) == 2
+            version = version_in(io.BytesIO(bytes(raw)))
+            assert version is None or len(version) == 2
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def test_what_was_refused_is_not_logged_as_set(child: int, caplog: pytest.LogCap
     first = CpuSet([min(before)])
     thread = thread_of(child)
     refused, done = (SetAffinity(SandboxId("a"), thread, cpus, before) for cpus in (nowhere, first))
-    assert [each.outcome for each in carry_out(Procfs(), [refused, done])] == [Outcome.REFUSED, Outcome.DONE]
+    assert [result.outcome for result in carry_out(Procfs(), [refused, done])] == [Outcome.REFUSED, Outcome.DONE]
     lines = [record.getMessage() for record in caplog.records if record.name == "vmpin.pinning.apply"]
     assert lines[0].startswith(f"not done: {refused.describe()}: ")
     assert lines[1:] == [done.describe()]

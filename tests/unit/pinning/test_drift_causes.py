@@ -60,14 +60,14 @@ def test_each_threads_cause_is_its_own(node: Spinners) -> None:
     changes = {MaskRepair(ThreadRole.VCPU, here, here, there, here): 3,
                MaskRepair(ThreadRole.IOTHREAD, here, here, there, here): 1}
     found = node.node_state.drift_evidence.explain(vm, changes, kata_pins=True)
-    assert [each.cause for each in found] == [Cause.KATA, Cause.OTHER]
+    assert [explanation.cause for explanation in found] == [Cause.KATA, Cause.OTHER]
     assert node.node_state.counters.drift == {"kata": 3, "other": 1}
     assert node.node_state.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
 
 
 def in_cgroups(root: Path, vm: Vm, **cpus: CpuSet) -> Cgroups:
     """Cpuset cgroups with these CPUs, of which the VMM is in the first."""
-    files = "".join(f"cgroup/cpuset/{name}/cpuset.cpus = {each}\n" for name, each in cpus.items())
+    files = "".join(f"cgroup/cpuset/{name}/cpuset.cpus = {cpuset}\n" for name, cpuset in cpus.items())
     tree = make_tree(root / "tree", f"{files}cgroup/cpuset/cpuset.cpus = 0\n"
                      f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/{next(iter(cpus))}\n")
     return Cgroups(tree / "cgroup", Procfs(tree / "proc"))
@@ -102,9 +102,9 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
     evidence.remembers = False
     evidence.cgroups = in_cgroups(tmp_path, vm, a=everywhere)
     evidence.written(vm.sandbox)
-    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.CPUSET]
+    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.CPUSET]
     evidence.forget_evidence(node.here | node.there, [vm])
-    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]
+    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.OTHER]
 
 
 def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
@@ -114,11 +114,11 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
     evidence.remembers = False
     change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
     evidence.forget_evidence(node.here, [vm])
-    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]
+    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.OTHER]
     make_tree(tree, f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/b\n")
     (found,) = evidence.explain(vm, change)
     assert found == (Cause.CPUSET, f"the VMM was moved from cgroup {tree}/cgroup/cpuset/a to {tree}/cgroup/cpuset/b")
-    assert [each.cause for each in evidence.explain(vm, change)] == [Cause.OTHER]  # that was reported
+    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.OTHER]  # that was reported
 
 
 def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tmp_path: Path) -> None:

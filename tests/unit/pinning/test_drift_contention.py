@@ -18,8 +18,8 @@ node = drift_steps.node
 def test_contention_is_reported_once_loudly_and_the_thread_is_left_alone(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm, other = node.vm(), node.vm("b")
-    for each in (vm, other):
-        assert node.repair(each) == 0
+    for moved_vm in (vm, other):
+        assert node.repair(moved_vm) == 0
     assert contend(node, vm, 10) == 3
     assert mask(vm) == node.there
     (record,) = log(caplog, "contention")

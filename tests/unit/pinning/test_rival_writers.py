@@ -38,19 +38,19 @@ def vm(argv: list[str], type: VmmType = QEMU) -> Vm:
 
 
 def causes(proc: Path, root: Path, argv: list[str] = KATA, type: VmmType = QEMU) -> list[Cause]:
-    found = Procfs(proc)
-    return [rival.cause for rival in of_vm(found, vm(argv, type), rivals(found, root))]
+    procfs = Procfs(proc)
+    return [rival.cause for rival in of_vm(procfs, vm(argv, type), rivals(procfs, root))]
 
 
 def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     for pid, name in enumerate(("systemd", "numad", "irqbalance", "numad", "my-numad", "tuned"), 10):
         process(proc, pid, name)
-    found = rivals(Procfs(proc), tmp_path)
-    assert [rival.evidence for rival in found if rival.cause is Cause.NUMAD] in (
+    daemons = rivals(Procfs(proc), tmp_path)
+    assert [rival.evidence for rival in daemons if rival.cause is Cause.NUMAD] in (
         ["numad (pid 11) runs"], ["numad (pid 13) runs"])
-    assert {rival.cause for rival in found} == {Cause.NUMAD, Cause.IRQBALANCE}  # tuned has no profile that sets masks
-    assert not any(rival.sets(role) for rival in found if rival.cause is Cause.IRQBALANCE for role in ThreadRole)
+    assert {rival.cause for rival in daemons} == {Cause.NUMAD, Cause.IRQBALANCE}  # tuned has no such profile
+    assert not any(rival.sets(role) for rival in daemons if rival.cause is Cause.IRQBALANCE for role in ThreadRole)
 
 
 def test_a_container_that_calls_itself_so_is_not_to_blame(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_kubevirt_is_known_by_the_launcher_above_the_vmm(tmp_path: Path) -> None
     process(proc, 10, "virt-launcher")
     process(proc, 11, "virtqemud", ppid=10)
     process(proc, 99, "qemu-kvm", ppid=11)
-    found = Procfs(proc)
-    assert [rival.evidence for rival in of_vm(found, vm(LIBVIRT), ())] == ["the VMM belongs to virt-launcher (pid 10)"]
+    of_libvirt = of_vm(Procfs(proc), vm(LIBVIRT), ())
+    assert [rival.evidence for rival in of_libvirt] == ["the VMM belongs to virt-launcher (pid 10)"]
     assert causes(proc, tmp_path, LIBVIRT) == [Cause.KUBEVIRT, Cause.LIBVIRT]
 
 

@@ -140,49 +140,42 @@ def vmm(name: str) -> subprocess.Popen[bytes]:
                             executable="/bin/sh", stdin=subprocess.PIPE)
 
 
-def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: Received) -> None:
-    async def scenario() -> None:
-        async with running(received):
-            assert 1 <= received.lost <= 1 + received.overruns
-            with vmm("a"):
-                await until(lambda: received.follow_ups)
-        (touched,) = received.follow_ups
-        assert touched.started == {f"{PREFIX}a"}
-
-    asyncio.run(scenario())
+async def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: Received) -> None:
+    async with running(received):
+        assert 1 <= received.lost <= 1 + received.overruns
+        with vmm("a"):
+            await until(lambda: received.follow_ups)
+    (touched,) = received.follow_ups
+    assert touched.started == {f"{PREFIX}a"}
     data = received.feed.data()
     assert data["state"] == "no longer reported"
     assert received.reconciler.node_state.counters.proc_events["exec"] >= 1
     assert not received.feed.source_health().up
 
 
-def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(received: Received) -> None:
+async def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(received: Received) -> None:
     calm, connect = 0.05, Scripter()
     received.make(Timeouts(events_calm=calm), connect=connect)
-
-    async def scenario() -> None:
-        async with running(received):
-            assert connect.made is not None
-            storm = sh("while :; do /bin/true; done")
-            try:
-                events = received.reconciler.node_state.counters.proc_events
-                before, reads, begin = events["exec"], connect.made.reads, time.monotonic()
-                await asyncio.sleep(1)
-                # On a busy machine the storm itself is slow.
-                await until(lambda: events["exec"] - before > 100)
-                # In a storm of others, too, a batch may be full: what is left is read at once.
-                seldom = 2 * (time.monotonic() - begin) / calm + 10 + events.total() / 512
-                assert connect.made.reads - reads <= seldom
-                with vmm("a"):
-                    await until(lambda: received.follow_ups)
-            finally:
-                storm.kill()
-                storm.wait()
-
-    asyncio.run(scenario())
+    async with running(received):
+        assert connect.made is not None
+        storm = sh("while :; do /bin/true; done")
+        try:
+            events = received.reconciler.node_state.counters.proc_events
+            before, reads, begin = events["exec"], connect.made.reads, time.monotonic()
+            await asyncio.sleep(1)
+            # On a busy machine the storm itself is slow.
+            await until(lambda: events["exec"] - before > 100)
+            # In a storm of others, too, a batch may be full: what is left is read at once.
+            seldom = 2 * (time.monotonic() - begin) / calm + 10 + events.total() / 512
+            assert connect.made.reads - reads <= seldom
+            with vmm("a"):
+                await until(lambda: received.follow_ups)
+        finally:
+            storm.kill()
+            storm.wait()
 
 
-def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(received: Received) -> None:
+async def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(received: Received) -> None:
     """Between two pieces of what was read at once everything else that is due has its turn."""
     happened: list[str] = []
 
@@ -202,61 +195,48 @@ def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(receive
     received.make(TIMEOUTS, Slow(received.reconciler),
                   Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(50))))
     received.step = TIMEOUTS.events_turn  # so long each of them takes
-
-    async def scenario() -> None:
-        async with running(received):
-            with vmm("a"):  # the kernel's event of it wakes the feed
-                await until(lambda: received.follow_ups)
-
-    asyncio.run(scenario())
+    async with running(received):
+        with vmm("a"):  # the kernel's event of it wakes the feed
+            await until(lambda: received.follow_ups)
     turns = [one for one in happened if one != "took 0"]
     turns = turns[: len(turns) - turns[::-1].index("other")]
     assert turns.count("took 1") >= 49
     assert not any(one == other == "took 1" for one, other in itertools.pairwise(turns))
 
 
-def test_a_storm_of_names_in_a_process_that_is_not_followed_is_never_received(received: Received) -> None:
-    async def scenario() -> None:
-        async with running(received):
-            with vmm("a"):
-                await until(lambda: received.follow_ups)
-                comms = received.reconciler.node_state.counters.proc_events["comm"]
-                storm = await asyncio.create_subprocess_exec("/bin/sh", "-c", RENAMES)
-                assert await storm.wait() == 0
-                with vmm("b"):
-                    await until(lambda: any(f"{PREFIX}b" in each.started for each in received.follow_ups))
-                # What others of the machine name meanwhile may come until the first process is followed.
-                assert received.reconciler.node_state.counters.proc_events["comm"] - comms < 1000
-
-    asyncio.run(scenario())
+async def test_a_storm_of_names_in_a_process_that_is_not_followed_is_never_received(received: Received) -> None:
+    async with running(received):
+        with vmm("a"):
+            await until(lambda: received.follow_ups)
+            comms = received.reconciler.node_state.counters.proc_events["comm"]
+            storm = await asyncio.create_subprocess_exec("/bin/sh", "-c", RENAMES)
+            assert await storm.wait() == 0
+            with vmm("b"):
+                await until(lambda: any(f"{PREFIX}b" in follow_up.started for follow_up in received.follow_ups))
+            # What others of the machine name meanwhile may come until the first process is followed.
+            assert received.reconciler.node_state.counters.proc_events["comm"] - comms < 1000
 
 
-def test_names_of_a_process_that_is_followed_are_received(received: Received) -> None:
-    async def scenario() -> None:
-        async with running(received):
-            with vmm("a") as process:
-                await until(lambda: received.follow_ups)
-                asked = len(received.follow_ups)
-                rename(process)
-                await until(lambda: len(received.follow_ups) > asked)
-
-    asyncio.run(scenario())
-
-
-def test_a_vm_that_a_pass_has_found_is_read_once_more_when_its_names_are_received(received: Received) -> None:
-    """Its VMM may have named threads after the pass read them and before the kernel sends those names."""
-    async def scenario() -> None:
+async def test_names_of_a_process_that_is_followed_are_received(received: Received) -> None:
+    async with running(received):
         with vmm("a") as process:
-            async with running(received):
-                report = received.reconciler.resync(full=True)
-                received.feed.after_pass(report, True)
-                assert [each.now for each in received.follow_ups] == [{f"{PREFIX}a"}]
-                received.feed.after_pass(report, True)
-                assert len(received.follow_ups) == 1
-                rename(process)
-                await until(lambda: len(received.follow_ups) > 1)
+            await until(lambda: received.follow_ups)
+            asked = len(received.follow_ups)
+            rename(process)
+            await until(lambda: len(received.follow_ups) > asked)
 
-    asyncio.run(scenario())
+
+async def test_a_vm_that_a_pass_has_found_is_read_once_more_when_its_names_are_received(received: Received) -> None:
+    """Its VMM may have named threads after the pass read them and before the kernel sends those names."""
+    with vmm("a") as process:
+        async with running(received):
+            report = received.reconciler.resync(full=True)
+            received.feed.after_pass(report, True)
+            assert [follow_up.now for follow_up in received.follow_ups] == [{f"{PREFIX}a"}]
+            received.feed.after_pass(report, True)
+            assert len(received.follow_ups) == 1
+            rename(process)
+            await until(lambda: len(received.follow_ups) > 1)
 
 
 def rename(process: subprocess.Popen[bytes]) -> None:
@@ -265,7 +245,7 @@ def rename(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
-def test_after_events_of_no_followed_process_the_feed_rests_as_long_as_they_took(received: Received) -> None:
+async def test_after_events_of_no_followed_process_the_feed_rests_as_long_as_they_took(received: Received) -> None:
     """A storm of others has a part of the loop's time, and hooks have the rest: no turn follows another at once."""
     handled: list[float] = []
 
@@ -279,30 +259,23 @@ def test_after_events_of_no_followed_process_the_feed_rests_as_long_as_they_took
     received.make(Timeouts(events_rest=rest), Noting(received.reconciler),
                   Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(8))))
     received.step = TIMEOUTS.events_turn  # so long each of them takes by its clock
-
-    async def scenario() -> None:
-        async with running(received):
-            with vmm("a"):
-                await until(lambda: len(handled) > 8 and received.follow_ups)
-
-    asyncio.run(scenario())
+    async with running(received):
+        with vmm("a"):
+            await until(lambda: len(handled) > 8 and received.follow_ups)
     # By the loop's own clock, which never fires a timer early by more than its resolution.
     assert all(other - one >= rest * received.step for one, other in itertools.pairwise(handled[:8]))
 
 
-def test_what_goes_wrong_with_an_event_is_made_good_by_looking(received: Received,
+async def test_what_goes_wrong_with_an_event_is_made_good_by_looking(received: Received,
                                                                caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with running(received):
-            received.fails = True
-            with vmm("a"):
-                await until(lambda: received.lost >= 2)
-            received.fails = False
-            with vmm("b"):
-                await until(lambda: received.follow_ups)
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+    caplog.set_level(logging.WARNING)
+    async with running(received):
+        received.fails = True
+        with vmm("a"):
+            await until(lambda: received.lost >= 2)
+        received.fails = False
+        with vmm("b"):
+            await until(lambda: received.follow_ups)
     assert "Too many open files" in caplog.text
 
 
@@ -317,20 +290,16 @@ class Short(Procfs):
         return super().stat(pid)
 
 
-def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(received: Received) -> None:
+async def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(received: Received) -> None:
     received.reconciler.node_state.proc = proc = Short()
     received.make(connect=Scripter(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, os.getpid(), os.getpid())))
-
-    async def scenario() -> None:
-        async with running(received):
-            proc.short = True
-            with vmm("a"):
-                await until(lambda: received.lost >= 2)
-
-    asyncio.run(scenario())
+    async with running(received):
+        proc.short = True
+        with vmm("a"):
+            await until(lambda: received.lost >= 2)
 
 
-def test_threads_placed_ahead_are_confirmed_by_one_pass_a_moment_later(received: Received) -> None:
+async def test_threads_placed_ahead_are_confirmed_by_one_pass_a_moment_later(received: Received) -> None:
     one, two = SandboxId(f"{PREFIX}a"), SandboxId(f"{PREFIX}b")
     soon = [{one}, {two, one}]
 
@@ -341,30 +310,23 @@ def test_threads_placed_ahead_are_confirmed_by_one_pass_a_moment_later(received:
 
     received.make(Timeouts(confirm_placed=1.0, events_turn=0.0), Ahead(received.reconciler),
                   Scripter(*(Exec(time.monotonic_ns(), os.getpid()) for _ in range(2))))
-
-    async def scenario() -> None:
-        async with running(received):
-            with vmm("c"):
-                await until(lambda: not soon)
-            await until(lambda: received.follow_ups)
-            assert [each.now for each in received.follow_ups] == [{one, two}]
-            soon.append({one})
-            with vmm("d"):
-                await until(lambda: not soon)
-        asked = len(received.follow_ups)
-        await asyncio.sleep(1.1)  # it has stopped
-        assert len(received.follow_ups) == asked
-
-    asyncio.run(scenario())
+    async with running(received):
+        with vmm("c"):
+            await until(lambda: not soon)
+        await until(lambda: received.follow_ups)
+        assert [follow_up.now for follow_up in received.follow_ups] == [{one, two}]
+        soon.append({one})
+        with vmm("d"):
+            await until(lambda: not soon)
+    asked = len(received.follow_ups)
+    await asyncio.sleep(1.1)  # it has stopped
+    assert len(received.follow_ups) == asked
 
 
-def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
+async def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
         received: Received, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def possible() -> None:
-        async with running(received):
-            pass
-
-    asyncio.run(possible())
+    async with running(received):
+        pass  # it is skipped where there is no connector
     asked = 0
 
     def connect(proc: Procfs) -> ProcConnector:
@@ -377,46 +339,35 @@ def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
     (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026539999]")
     real, received.reconciler.node_state.proc = received.reconciler.node_state.proc, Procfs(tmp_path / "proc")
-
-    async def scenario() -> None:
-        task = asyncio.create_task(received.feed.run())
-        await until(lambda: asked > 3)
-        assert received.feed.data()["state"] == "not reported: it takes the machine's own pid namespace"
-        assert (received.feed.source_health().up, received.lost) == (False, lost)
-        (line,) = caplog.messages
-        assert line == ("proc connector unavailable (it takes the machine's own pid namespace): new threads are placed"
-                        " at the next resync")
-        received.reconciler.node_state.proc = real
-        await until(lambda: received.feed.source_health().up)
-        assert received.lost >= lost + 1  # what was born meanwhile is looked for
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
     caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+    caplog.set_level(logging.WARNING)
+    task = asyncio.create_task(received.feed.run())
+    await until(lambda: asked > 3)
+    assert received.feed.data()["state"] == "not reported: it takes the machine's own pid namespace"
+    assert (received.feed.source_health().up, received.lost) == (False, lost)
+    (line,) = caplog.messages
+    assert line == ("proc connector unavailable (it takes the machine's own pid namespace): new threads are placed"
+                    " at the next resync")
+    received.reconciler.node_state.proc = real
+    await until(lambda: received.feed.source_health().up)
+    assert received.lost >= lost + 1  # what was born meanwhile is looked for
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
-def test_nothing_is_left_open(received: Received) -> None:
+async def test_nothing_is_left_open(received: Received) -> None:
     before = set(os.listdir("/proc/self/fd"))
-
-    async def scenario() -> None:
-        for _ in range(3):
-            async with running(received):
-                pass
-
-    asyncio.run(scenario())
+    for _ in range(3):
+        async with running(received):
+            pass
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the directory's own
 
 
-def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received: Received) -> None:
+async def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received: Received) -> None:
     """The kernel would make events for no listener until it boots again."""
-    async def possible() -> None:
-        async with running(received):
-            pass
-
-    asyncio.run(possible())
+    async with running(received):
+        pass  # it is skipped where there is no connector
     connecting, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(ProcConnector):
@@ -431,36 +382,29 @@ def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received: Rece
                 closed.set()
 
     received.make(connect=Slow)
-
-    async def scenario() -> None:
-        task = asyncio.create_task(received.feed.run())
-        await until(connecting.is_set)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(received.feed.run())
+    await until(connecting.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert not closed.is_set()
     go_on.set()
     assert closed.wait(120)
 
 
-def test_when_nothing_can_be_read_any_more_it_ends_to_be_started_again(received: Received,
+async def test_when_nothing_can_be_read_any_more_it_ends_to_be_started_again(received: Received,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: ProcConnector, most: int = 0) -> tuple[list[Event], bool]:
         raise OSError(12, "Cannot allocate memory")
 
-    async def scenario() -> None:
-        async with running(received):
-            pass
-        task = asyncio.create_task(received.feed.run())
-        await until(lambda: received.feed.source_health().up)
-        with monkeypatch.context() as patch:
-            patch.setattr(ProcConnector, "read", broken)
-            with vmm("a"), pytest.raises(OSError, match="allocate"):
-                await asyncio.wait_for(task, 120)
-        assert not received.feed.source_health().up
-        async with running(received):
-            assert received.lost >= 3
-
-    asyncio.run(scenario())
+    async with running(received):
+        pass
+    task = asyncio.create_task(received.feed.run())
+    await until(lambda: received.feed.source_health().up)
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcConnector, "read", broken)
+        with vmm("a"), pytest.raises(OSError, match="allocate"):
+            await asyncio.wait_for(task, 120)
+    assert not received.feed.source_health().up
+    async with running(received):
+        assert received.lost >= 3

@@ -71,8 +71,8 @@ def test_a_long_command_line_is_read_as_seldom_as_a_short_one_unless_it_is_a_vmm
     vmm = machine.vmm("a")
     reads = Reads(monkeypatch)
     machine.executed(short, long, vmm)
-    for each in (short, long):
-        assert reads.times[f"/proc/{each.pid}/cmdline"] == 1
+    for process in (short, long):
+        assert reads.times[f"/proc/{process.pid}/cmdline"] == 1
     assert reads.of(long.pid) == BEGINNING
     assert mask(vmm) == machine.pool
 

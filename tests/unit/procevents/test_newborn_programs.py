@@ -67,7 +67,7 @@ def test_other_programs_are_left_alone(machine: Machine) -> None:
     others = [machine.process("sleep"), machine.process("qemu-system-x86_64", "-name", "another-programs"),
               machine.process("qemu-system-x86_64", "-name", "sandbox-x" + PREFIX), machine.process(SHIM, "-id", "x")]
     follow_up = machine.executed(*others, os.getpid(), 2, 1 << 22)
-    assert {mask(each) for each in others} == {machine.both}
+    assert {mask(process) for process in others} == {machine.both}
     assert (follow_up.relevant, follow_up.now, machine.node_state.newborn_counts) == (False, set(), {})
 
 
@@ -207,15 +207,15 @@ def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path)
     machine.resync()
     machine.fresh().resync(full=True)
     machine.executed(shim)
-    assert {mask(each) for each in tids(shim)} == {machine.both}
+    assert {mask(tid) for tid in tids(shim)} == {machine.both}
     assert (follow_up.now, machine.node_state.newborn_counts) == (set(), {})
     assert machine.reconciler.view.all_sandboxes() == [sandbox("a")]
     vmm = machine.vmm("a")
     machine.executed(vmm)
-    assert {mask(vmm), *(mask(each) for each in tids(shim))} == {machine.other}
+    assert {mask(vmm), *(mask(tid) for tid in tids(shim))} == {machine.other}
     assert machine.account("a").outside == 1, "the VMM's main thread alone: a shim that waits for its VMM is no leak"
     machine.reconciler.unpin([sandbox("a")])
-    assert {mask(vmm), *(mask(each) for each in tids(shim))} == {machine.both}
+    assert {mask(vmm), *(mask(tid) for tid in tids(shim))} == {machine.both}
 
 
 def test_a_shim_of_a_vm_that_was_found_by_a_pass_is_no_leak(machine: Machine) -> None:
@@ -276,7 +276,7 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
         follow_up = machine.take(Comm(time.monotonic_ns(), tid, shim.pid, "db_vcpu0"))
         assert follow_up.started == {sandbox("a")}
         assert machine.node_state.inventory.vms[sandbox("a")].type is DRAGONBALL
-        assert {mask(int(each)) for each in os.listdir(f"/proc/{shim.pid}/task")} == {machine.pool}
+        assert {mask(int(tid)) for tid in os.listdir(f"/proc/{shim.pid}/task")} == {machine.pool}
 
 
 @pytest.mark.parametrize("action", ["start", "delete"])
@@ -286,10 +286,10 @@ def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machi
     called = [machine.process(SHIM, "-namespace", "k8s.io", "-id", sandbox(name), action) for name in ("a", "c1")]
     follow_up = machine.executed(*called)
     machine.resync()
-    assert {mask(each) for each in called} == {machine.both}
+    assert {mask(process) for process in called} == {machine.both}
     assert (follow_up.relevant, follow_up.now) == (False, set())
     assert own(machine.reconciler.view.vm_sandboxes()) == own(machine.node_state.newborn_counts) == {sandbox("a")}
-    assert not {each.pid for each in called} & machine.node_state.inventory.process_table.helpers.keys()
+    assert not {process.pid for process in called} & machine.node_state.inventory.process_table.helpers.keys()
 
 
 # Any order
@@ -305,7 +305,7 @@ def test_events_may_come_doubled_late_or_for_nothing(machine: Machine, crowd: Pa
     for _ in range(2):
         for event in events:
             machine.take(event)
-    assert {mask(each) for each in tids(vmm)} == {machine.pool}
+    assert {mask(tid) for tid in tids(vmm)} == {machine.pool}
     vmm.kill()
     vmm.wait()
     for event in events:
