@@ -1,9 +1,8 @@
 """Numbers from outside: command lines, files of other programs, messages, JSON, YAML, TOML, people.
 
-Everything that reads such a number calls this, with the largest one that makes sense there: so no number has more
-digits than that, none is infinite or beyond its bound when it gets into arithmetic, and no set, list or loop is sized
-by it. What is no such number is None (or a ValueError of `load_json`), never another number. Shared with the guest
-agent: standard library only, Python 3.9.
+Everything that reads such a number calls this with the largest value that makes sense in its place. So arithmetic
+never gets an infinite or absurd number, and no set, list or loop is sized by one. An invalid number is None (or a
+ValueError), never another number. Shared with the guest agent: standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ Text = Union[str, bytes]
 
 
 def parse_whole(text: Text, most: int, least: int = 0, base: int = 10) -> Optional[int]:
-    """The whole number that a text is, from `least` to `most`; None for anything else. Its ASCII digits and nothing
-    beside them: no sign, no blank, no `_`, and no more digits than `most` has (leading zeros count).
+    """Parse a whole number from `least` to `most`; None for anything else. Only ASCII digits are taken, without sign,
+    blank or `_`, and no more of them than `most` has (leading zeros count).
 
     >>> parse_whole("17", 8192), parse_whole("000000001999999999", 8192), parse_whole("+17", 8192)
     (17, None, None)
@@ -52,7 +51,7 @@ def parse_whole(text: Text, most: int, least: int = 0, base: int = 10) -> Option
 
 
 def checked_parse(text: Text, most: int, least: int = 0) -> int:
-    """The same in base 10 where anything else is an error. :raises ValueError: for anything else."""
+    """Parse as `parse_whole`, in base 10. :raises ValueError: instead of None."""
     number = parse_whole(text, most, least)
     if number is None:
         raise ValueError(f"{text[:40]!r} is no whole number from {least} to {most}")
@@ -60,8 +59,8 @@ def checked_parse(text: Text, most: int, least: int = 0) -> int:
 
 
 def parse_wholes(texts: Iterable[Text], most: int, count: int) -> Optional[List[int]]:
-    """The whole numbers that texts are, each from 0 to `most`; None where one is none, or where there are more than
-    `count`: a longer list is not even made."""
+    """Parse at most `count` whole numbers, each from 0 to `most`. None if one is invalid, or at the first beyond
+    `count`."""
     numbers: List[int] = []
     for text in texts:
         number = parse_whole(text, most)
@@ -72,13 +71,13 @@ def parse_wholes(texts: Iterable[Text], most: int, count: int) -> Optional[List[
 
 
 def whole(value: object, most: int, least: int = 0) -> Optional[int]:
-    """A value (of JSON, YAML, TOML) that is a whole number from `least` to `most`; None for anything else, true and
-    false among it."""
+    """Check that a value of JSON, YAML or TOML is a whole number from `least` to `most`; None for anything else, also
+    for true and false."""
     return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None
 
 
 def checked_whole(value: object, most: int, least: int = 0) -> int:
-    """The same where anything else is an error. :raises ValueError: for anything else."""
+    """Check as `whole`. :raises ValueError: instead of None."""
     number = whole(value, most, least)
     if number is None:
         raise ValueError(f"{_shown(value)} is no whole number from {least} to {most}")
@@ -86,7 +85,7 @@ def checked_whole(value: object, most: int, least: int = 0) -> int:
 
 
 def parse_real(text: str, most: float, least: float = 0.0) -> Optional[float]:
-    """The decimal number that a text is, from `least` to `most`; None for anything else: no sign, no `inf`, no `nan`.
+    """Parse a decimal number from `least` to `most`; None for anything else, also for a sign, `inf` and `nan`.
 
     >>> parse_real("2.5", 60), parse_real("1e999", 60), parse_real("nan", 60)
     (2.5, None, None)"""
@@ -94,15 +93,15 @@ def parse_real(text: str, most: float, least: float = 0.0) -> Optional[float]:
 
 
 def real(value: object, most: float, least: float = 0.0) -> Optional[float]:
-    """A value (of JSON, YAML, TOML) that is a finite number from `least` to `most`, as a float; None for anything
-    else, true and false among it."""
+    """Check that a value of JSON, YAML or TOML is a finite number from `least` to `most`, and return it as a float;
+    None for anything else, also for true and false."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         return None
     return float(value) if isinstance(value, int) or math.isfinite(value) else None
 
 
 def checked_real(value: object, most: float, least: float = 0.0) -> float:
-    """The same where anything else is an error. :raises ValueError: for anything else."""
+    """Check as `real`. :raises ValueError: instead of None."""
     number = real(value, most, least)
     if number is None:
         raise ValueError(f"{_shown(value)} is no number from {least:g} to {most:g}")
@@ -110,15 +109,15 @@ def checked_real(value: object, most: float, least: float = 0.0) -> float:
 
 
 def _shown(value: object) -> str:
-    # Not an int's digits: of a large one, to make them costs more than all else.
+    # Not an int's digits: converting a large one costs more than all else.
     return repr(str(value)[:40]) if isinstance(value, (float, str)) else f"a value of type {type(value).__name__}"
 
 
 def load_json(raw: Union[str, bytes, bytearray], values: Optional[int] = None, depth: Optional[int] = None) -> Any:
-    """Parse JSON (bytes: UTF-8) whose numbers are finite and have at most 40 characters. A whole one may still be
-    beyond what makes sense in its place: `whole` bounds it.
-    :param values: how many values there may be (keys are not counted), checked before any is made.
-    :param depth: how deep objects and lists may be nested; Python's own limit else.
+    """Parse JSON (bytes: UTF-8) whose numbers are finite and have at most 40 characters; `whole` then bounds a whole
+    number to what makes sense in its place.
+    :param values: the most values (keys are not counted), checked before any is made.
+    :param depth: how deep objects and lists may be nested; None: Python's recursion limit.
     :raises ValueError: it is no such JSON."""
     body = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
     text = raw if isinstance(raw, str) else raw.decode("utf-8")  # json would take UTF-16, too
@@ -131,9 +130,9 @@ def load_json(raw: Union[str, bytes, bytearray], values: Optional[int] = None, d
 
 def _check_shape(body: bytes, values: Optional[int], depth: Optional[int]) -> bool:
     """Check numbers, count and depth before parsing: Python's parser recurses, makes an object of each value, and
-    before 3.11 takes seconds for a number of a million digits. One by one, its own hooks take twice as long.
-    :returns: whether a number may be infinite."""
-    # With escapes removed, every second part between quotation marks is the content of a string.
+    before 3.11 takes seconds for a number of a million digits. Its own hooks, called for each value, take twice as
+    long. :returns: True if a number may be infinite."""
+    # Without escapes, every second part between quotation marks is the content of a string.
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if values is not None and body.count(b'"') > 4 * values + 4:
@@ -154,7 +153,7 @@ def _check_shape(body: bytes, values: Optional[int], depth: Optional[int]) -> bo
 
 def _json_real(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"the number {text} is beyond all bounds")
+        raise ValueError(f"the number {text} is infinite")
     return number
 
 

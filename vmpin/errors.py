@@ -1,19 +1,19 @@
 """What can go wrong, as a tree::
 
     VmpinError                what failed, on what; `hint` has what to do
-    ├── ConfigError           a configuration or scenario value that cannot be used (exit 2)
-    ├── UsageError            a command that cannot be carried out as typed (exit 2)
+    ├── ConfigError           a value in a file, the environment or a flag; the message names its place (exit 2)
+    ├── UsageError            arguments that name what does not exist, or exclude each other (exit 2)
     ├── SourceError           a file or message of a source that cannot be used
     │   └── WireError         bytes that are not the protocol they should be; the connection is of no more use
     ├── WatcherError          the watcher is away, busy, or refused
     │   └── LockHeldError     another process holds the run directory's lock
     ├── ClusterError          the API server is away, or refused
-    │   └── AnswerTooLong     its answer has more bytes than are taken
-    ├── UnseenError           a command could not read what it is to judge (exit 3)
+    │   └── AnswerTooLong     its answer has more bytes than are taken; the rest was not read
+    ├── UnseenError           no verdict: a command could not read what it is to judge (exit 3)
     ├── StateFileError        the state file cannot be written
     └── AffinityError         the kernel refused a mask
-        ├── ThreadGone        the thread has ended (normal)
-        ├── CpuNotAllowed     no CPU asked for is allowed to the thread (EINVAL)
+        ├── ThreadGone        ESRCH, or another thread has the number by now: the thread has ended (normal)
+        ├── CpuNotAllowed     EINVAL: no CPU of the mask is both online and in the thread's cpuset cgroup
         └── NotPermitted      EPERM
 
 Every error carries its evidence as attributes. The command line turns them into one line and a hint; nothing else
@@ -39,19 +39,15 @@ class VmpinError(Exception):
 
 
 class ConfigError(VmpinError):
-    """A value in a file, the environment or a flag; the message names the file, the place and the value."""
-
     exit_code = 2
 
 
 class UsageError(VmpinError):
-    """The command's arguments name what does not exist, or exclude each other."""
-
     exit_code = 2
 
 
 class SourceError(VmpinError):
-    """A hook state, bundle or runtime state that is not what it should be. `where` names it."""
+    """`where` names the file or peer, `why` is what is wrong with what it holds or sent."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"{where}: {why}")
@@ -60,15 +56,15 @@ class SourceError(VmpinError):
 
 
 class WireError(SourceError):
-    """What came over a connection, or is to go over it, is not that protocol."""
+    pass
 
 
 class WatcherError(VmpinError):
-    """The watcher does not answer a request."""
+    pass
 
 
 class LockHeldError(WatcherError):
-    """Another process holds the lock of the run directory."""
+    pass
 
 
 class ClusterError(VmpinError):
@@ -80,21 +76,19 @@ class ClusterError(VmpinError):
 
 
 class AnswerTooLong(ClusterError):
-    """The rest of it was not read."""
+    pass
 
 
 class UnseenError(VmpinError):
-    """No verdict, good or bad: the watcher does not answer, or this process may not read what it would judge."""
-
     exit_code = 3
 
 
 class StateFileError(VmpinError):
-    """The state file cannot be kept."""
+    pass
 
 
 class AffinityError(VmpinError):
-    """`tid` is the kernel's thread id, `cpus` what was asked for."""
+    """`tid` is the kernel's thread id, `cpus` the mask that was requested."""
 
     def __init__(self, tid: int, cpus: CpuSet, why: str, hint: str = "") -> None:
         super().__init__(f"cannot set thread {tid} to CPUs {cpus}: {why}", hint)
@@ -103,28 +97,21 @@ class AffinityError(VmpinError):
 
 
 class ThreadGone(AffinityError):
-    """ESRCH, or the number belongs to another thread by now."""
-
     def __init__(self, tid: int, cpus: CpuSet) -> None:
         super().__init__(tid, cpus, "the thread has ended")
 
 
 class CpuNotAllowed(AffinityError):
-    """EINVAL: none of the CPUs is both online and in the thread's cpuset cgroup."""
-
     def __init__(self, tid: int, cpus: CpuSet) -> None:
         super().__init__(tid, cpus, "none of them is online and in the thread's cpuset cgroup",
                          "see the cpuset of the cgroup in /proc/TID/cgroup")
 
 
 class NotPermitted(AffinityError):
-    """EPERM."""
-
     def __init__(self, tid: int, cpus: CpuSet) -> None:
         super().__init__(tid, cpus, "not permitted", "run vmpin as root or with CAP_SYS_NICE")
 
 
 def passing(err: OSError) -> bool:
-    """Whether a call failed for want of descriptors or memory: that is no fault of the file, and may pass by
-    itself."""
+    """True if a call failed for want of descriptors or memory: no fault of the file, and it may pass by itself."""
     return err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

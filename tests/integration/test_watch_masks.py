@@ -144,7 +144,7 @@ def test_a_cgroup_that_has_less_is_reported_and_not_fought(node: Node, cpus: tup
         assert status["verdict"] == "degraded"
         assert {(thread["wanted"], thread["actual"], thread["ok"]) for thread in status["threads"]
                 if thread["tid"] in by_tid(vm.pid)} == {(first, second, False)}
-        assert any(f"belong on {first}, and their cpuset cgroup has {second} only" in reason
+        assert any(f"belong on {first}, but their cpuset cgroup has only {second}" in reason
                    for reason in status["reasons"])
         logged = node.log().count("cannot set thread")
         node.resyncs()
@@ -187,7 +187,7 @@ def test_a_container_without_a_cpuset_beside_an_exclusive_one_cannot_leave_its_c
         def explained() -> bool:
             status = node.sandbox(vm.sandbox)
             return status["verdict"] == "degraded" and any(
-                f"belong on {first}, and their cpuset cgroup has {second} only: that is the union of its containers' "
+                f"belong on {first}, but their cpuset cgroup has only {second}: that is the union of its containers' "
                 "cpusets, and " in reason and "give it a cpuset" in reason for reason in status["reasons"])
 
         wait(explained, lambda: node.sandbox(vm.sandbox))

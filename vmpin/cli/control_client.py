@@ -127,7 +127,7 @@ def read_status(config: Config, wide: bool = False, pods: bool = False) -> Docum
     from vmpin.reconcile import one_pass
     from vmpin.status import collector
     quiet_log(config)
-    return collector.document(one_pass.inspect(config)[0], None, wide=wide, pods=pods)
+    return collector.document(one_pass.inspect(config)[0], wide=wide, pods=pods)
 
 
 def quiet_log(config: Config) -> None:

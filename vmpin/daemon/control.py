@@ -15,6 +15,7 @@ from vmpin.errors import VmpinError, WatcherError
 from vmpin.feature import SocketRequest, WatcherPart, added_members, present, status_of
 from vmpin.host.sockets import Stream
 from vmpin.status import collector
+from vmpin.status.collector import WatcherStatus
 
 if TYPE_CHECKING:
     from vmpin.daemon.watcher import Watcher
@@ -87,13 +88,13 @@ class Control:
         """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes
         take 20 MB as objects, and 3 MB as text."""
         self._watcher.reconciler.refresh()
-        nri, proc_events = self._watcher.feeds()
         parts = self._watcher.parts
-        found = collector.document(self._watcher.view, os.getpid(), only, nri, request.get("wide") is True,
-                                  self._watcher.guests.data, proc_events, request.get("pods") is True, _encoded,
-                                  partial(added_members, parts), status_of(parts))
-        entries: list[bytes] = found.pop("sandboxes")  # type: ignore[assignment]
-        return b"".join((_encoded(found)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
+        watcher = WatcherStatus(os.getpid(), *self._watcher.feeds(), self._watcher.guests.data,
+                                partial(added_members, parts), status_of(parts))
+        document = collector.document(self._watcher.view, watcher, only, request.get("wide") is True,
+                                      request.get("pods") is True, _encoded)
+        entries: list[bytes] = document.pop("sandboxes")  # type: ignore[assignment]
+        return b"".join((_encoded(document)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
     def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
         watcher, reconciler, view = self._watcher, self._watcher.reconciler, self._watcher.view

@@ -1,6 +1,5 @@
-"""The status document of a node, from the view of the reconciler's state and the current masks in the kernel.
-
-Reads only."""
+"""The JSON documents of a node, from the view of the reconciler's state and the masks in the kernel: its status, and
+what plan, reconcile, unpin and verify print. Reads only."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
@@ -42,21 +41,26 @@ from vmpin.vmm.virtual_machine import Vm
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData
 
-def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = None,
-             nri: dict[str, object] | None = None, wide: bool = False,
-             guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None,
-             proc_events: dict[str, object] | None = None, pods: bool = False,
-             entry: Callable[[dict[str, object]], object] = lambda data: data,
-             members: Callable[[SandboxId], Mapping[str, object]] = lambda sandbox: {},
-             of_features: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:
-    """The status document. `only` leaves other sandboxes out, but not the collisions with them.
-    :param nri: the state of the connection to the runtime, from the watcher.
-    :param guest: the reports from guests, from the watcher.
-    :param proc_events: the proc-events feed's part of the document; None if it is off.
+class WatcherStatus(NamedTuple):
+    """What a running watcher adds to the status document: the states of its feeds (None: switched off), the guests'
+    reports, and what features add to a sandbox's entry (`members`) and to the document."""
+
+    pid: int
+    nri: dict[str, object] | None = None
+    proc_events: dict[str, object] | None = None
+    guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None
+    members: Callable[[SandboxId], Mapping[str, object]] = lambda sandbox: {}
+    of_features: Mapping[str, object] = MappingProxyType({})
+
+
+def document(view: NodeView, watcher: WatcherStatus | None = None, only: SandboxId | None = None, wide: bool = False,
+             pods: bool = False, entry: Callable[[dict[str, object]], object] = lambda data: data,
+             ) -> dict[str, object]:
+    """The status document.
+    :param watcher: None where none runs. :param only: leaves other sandboxes out, but not the collisions with them.
     :param wide: also read the VMMs' cgroups, which costs a tenth of a millisecond each.
-    :param entry: converts each sandbox's entry at once. (All entries of a large node together are large.)
     :param pods: also name the pods and containers of the node, including runc's.
-    :param members: what features of the watcher add to a sandbox's entry. :param of_features: and to the document."""
+    :param entry: converts each sandbox's entry at once: all entries of a large node together take much memory."""
     sandboxes = []
     hook = view.counters.last_hook_at
     last = None if hook is None else when(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + hook)
@@ -65,18 +69,21 @@ def document(view: NodeView, watcher_pid: int | None, only: SandboxId | None = N
     for sandbox, vm, threads in visited(view, listing):
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
-            fields = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest(sandbox.id))
-            sandboxes.append(entry({**fields, **members(sandbox.id)}))
-    return {"version": VERSION, "time": when(time.time()), "watcher": watcher_pid,
+            guest, more = (None, {}) if watcher is None else (watcher.guest(sandbox.id), watcher.members(sandbox.id))
+            sandboxes.append(entry({
+                **sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest), **more}))
+    return {"version": VERSION, "time": when(time.time()), "watcher": None if watcher is None else watcher.pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership,
                               with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt),
                               _owners(view), _disagreements(view), _impostors(view), view.unknown_owners.values()),
-            "sources": {"nri": nri, "kubelet": _kubelet(view), "new_threads": proc_events,
+            "sources": {"nri": None if watcher is None else watcher.nri, "kubelet": _kubelet(view),
+                        "new_threads": None if watcher is None else watcher.proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
                                   "disputed": view.counters.disputed, "last": last},
                         "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
-            "features": dict(of_features), "sandboxes": sandboxes, **({"pods": _pods(view)} if pods else {})}
+            "features": {} if watcher is None else dict(watcher.of_features), "sandboxes": sandboxes,
+            **({"pods": _pods(view)} if pods else {})}
 
 
 def shown(view: NodeView) -> list[SandboxState]:
@@ -87,7 +94,7 @@ def shown(view: NodeView) -> list[SandboxState]:
 
 
 def _kubelet(view: NodeView) -> dict[str, object] | None:
-    """None where nothing of the kubelet's was met; all but `trouble` and `bad` is of its last good checkpoint."""
+    """None where no kubelet was found; all but `trouble` and `bad` is of its last good checkpoint."""
     kubelet, file = view.kubelet, view.checkpoint
     if kubelet is None and not file.trouble and view.pod_resources is None:
         return None
@@ -117,9 +124,9 @@ def _impostors(view: NodeView) -> list[dict[str, object]]:
 
 def _why_absent(view: NodeView, sandbox: SandboxId) -> str:
     """Why a sandbox has no VMM; a process of an unprivileged user may pose as it."""
-    posing = [impostor for impostor in view.impostors if impostor.sandbox == sandbox]
-    if posing:
-        return f"{NOT_RUNNING}; process {posing[0].thread.tid} of user {posing[0].uid} poses as it, and is ignored"
+    for impostor in view.impostors:
+        if impostor.sandbox == sandbox:
+            return f"{NOT_RUNNING}; process {impostor.thread.tid} of user {impostor.uid} poses as it, and is ignored"
     return NOT_RUNNING
 
 
@@ -137,7 +144,7 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
     for sandbox, claim in view.ownership.claims.items():
         state = view.sandboxes.get(sandbox)
         for container, _ in claim.exclusive:
-            if state is None:  # only the kubelet's checkpoint has it, by its pod's uid
+            if state is None:  # known by the kubelet's checkpoint alone, by its pod's uid
                 owners[sandbox, container] = {"kind": "unseen", "pod": pod_data(pods.get(sandbox)),
                                               "name": container, "init": None, "cgroup": None}
                 continue
@@ -153,7 +160,7 @@ def _owners(view: NodeView) -> dict[tuple[SandboxId, ContainerId], dict[str, obj
 
 def visited(view: NodeView,
             listing: Iterable[SandboxState]) -> Iterator[tuple[SandboxState, Vm | None, list[ThreadStatus]]]:
-    """Yield each sandbox of a listing that is still there at its turn, as it is then, with its VM and the threads."""
+    """Yield each sandbox of a listing that still exists at its turn, as it is then, with its VM and its threads."""
     masks: dict[frozenset[int], CpuSet] = {}
     for listed in listing:
         sandbox = view.sandboxes.get(listed.id)
@@ -165,12 +172,11 @@ def visited(view: NodeView,
 def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> list[ThreadStatus]:
     """A VM's threads with their current masks. :param masks: cache of equal sets, filled here for the next VM."""
     placement = view.placements.get(vm.sandbox)
-    get = os.sched_getaffinity
     limits: dict[Path, CpuSet] = {}
     threads = []
     for thread in vm.threads():
         try:
-            mask = frozenset(get(thread.id.tid))
+            mask = frozenset(os.sched_getaffinity(thread.id.tid))
         except ProcessLookupError:
             continue
         actual = masks.get(mask)
@@ -183,23 +189,21 @@ def threads_of(view: NodeView, vm: Vm, masks: dict[frozenset[int], CpuSet]) -> l
 
 
 def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> CpuSet | None:
-    """Return the CPUs of a thread's cpuset cgroup, None where they are unknown. :param limits: what was read, by
-    cgroup."""
+    """Return the CPUs of a thread's cpuset cgroup, None where they are unknown. :param limits: cache, by cgroup."""
     path = cgroups.cpuset_path(thread.pid, thread.id.tid)
-    if path is not None and path not in limits:
-        cgroup = cgroups.cpuset_of(thread.pid, thread.id.tid)
-        if cgroup is None:
-            return None
-        limits[cgroup.path] = cgroup.effective
-        return cgroup.effective
-    return None if path is None else limits.get(path)
+    if path is None or path in limits:
+        return None if path is None else limits[path]
+    cgroup = cgroups.cpuset_of(thread.pid, thread.id.tid)
+    if cgroup is None:
+        return None
+    limits[cgroup.path] = cgroup.effective
+    return cgroup.effective
 
 
-def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus],
-             wide: bool, guest: GuestData | None) -> dict[str, object]:
+def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus], wide: bool,
+                  guest: GuestData | None) -> dict[str, object]:
     """The document's entry of one sandbox. :param wide: also read the VMM's cgroup."""
-    vmm = None if vm is None else {"type": vm.type.name, "pid": vm.vmm.pid,
-                                       "starttime": vm.vmm.id.starttime}
+    vmm = None if vm is None else {"type": vm.type.name, "pid": vm.vmm.pid, "starttime": vm.vmm.id.starttime}
     # One reason for all threads that their cgroup refuses.
     notes = view.refusals(sandbox.id, {seen.thread.id for seen in threads if seen.barred})
     kata = view.kata(sandbox.id)
@@ -208,25 +212,19 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
     history = view.drift(sandbox.id)
     account = view.ledger.sandboxes.get(sandbox.id)
     newborns = view.newborn_counts.get(sandbox.id)
+    more: dict[str, Any] = {}
+    for members in present(feature.members for feature in features()):
+        more |= members(view, vm)
     return sandbox_data(sandbox, view.node, view.placements.get(sandbox.id), vmm,
                         "none" if vm is None else vm.found_by, threads, notes, view.rulings,
                         {container: text for (of, container), text in view.disagreements.items() if of == sandbox.id},
                         guest, view.unmanaged.get(sandbox.id, ""), boottime.wall_offset(),
                         rivals=view.contested.get(sandbox.id, ()),
-                        absent=_why_absent(view, sandbox.id) if vm is None else "",
-                        **_of_features(view, vm),
+                        absent=_why_absent(view, sandbox.id) if vm is None else "", **more,
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         new_threads=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),
                         proof=account.data() if wide and account is not None else None)
-
-
-def _of_features(view: NodeView, vm: Vm | None) -> dict[str, Any]:
-    """The members that features add."""
-    members: dict[str, Any] = {}
-    for members_of in present(feature.members for feature in features()):
-        members |= members_of(view, vm)
-    return members
 
 
 def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
@@ -235,7 +233,7 @@ def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
 
 
 def proved(view: NodeView, proof: Proof, only: SandboxId | None = None) -> dict[str, object]:
-    """Where threads ran, for `vmpin verify --since`. `only` leaves other sandboxes out."""
+    """Where threads ran, for `vmpin verify --since`. :param only: leaves other sandboxes out."""
     sandboxes = []
     for sandbox, account in proof.sandboxes.items():
         if only in (None, sandbox):
@@ -250,7 +248,7 @@ def proved(view: NodeView, proof: Proof, only: SandboxId | None = None) -> dict[
 
 
 def when(seconds: float) -> str:
-    """CLOCK_REALTIME, as RFC 3339."""
+    """Seconds of CLOCK_REALTIME, as RFC 3339."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
@@ -281,11 +279,12 @@ def _restored_as(result: Result) -> str:
     """Return the key of `counts` for a thread."""
     if result.outcome in (Outcome.REFUSED, Outcome.GONE):
         return result.outcome.value
-    known, same = not isinstance(result.operation, FreeThread), result.got == result.operation.was
-    if known:
-        left = "already_trimmed" if result.outcome is Outcome.TRIMMED else "already_original"
-        return left if same else "restored"
-    return "already_free" if same else "unknown"
+    same = result.got == result.operation.was
+    if isinstance(result.operation, FreeThread):
+        return "already_free" if same else "unknown"
+    if not same:
+        return "restored"
+    return "already_trimmed" if result.outcome is Outcome.TRIMMED else "already_original"
 
 
 def _original(operation: SetAffinity) -> dict[str, object]:

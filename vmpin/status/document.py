@@ -1,7 +1,6 @@
-"""The status document as data: the basis of `vmpin status`, `explain` and `verify`.
+"""The entries of the status document, and the verdict on each sandbox: no verdict is better than its threads' masks.
 
-Pure. Every `actual` in it is a mask read from the kernel just now, and no verdict is better than the threads'
-masks."""
+Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ _NO_RULINGS = Rulings()
 
 
 class ThreadStatus(NamedTuple):
-    """A thread with its wanted and its actual mask (None: it ended meanwhile).
-
-    `limit` is the set of its cpuset cgroup, None if unknown; it is read only if the mask is not the wanted one."""
+    """A thread with its wanted mask (None: left alone) and its mask in the kernel (None: it has ended). `limit` are
+    the CPUs of its cpuset cgroup, None if unknown; they are read only if the mask is not the wanted one."""
 
     thread: VmThread
     wanted: CpuSet | None
@@ -42,8 +40,8 @@ class ThreadStatus(NamedTuple):
 
     @property
     def less(self) -> bool:
-        """True if its cpuset cgroup lacks a part of the wanted mask, and the thread has the other part. A smaller
-        mask was set by another program."""
+        """True if its cpuset cgroup has only a part of the wanted mask, and the thread has all of that part. (Another
+        program set a smaller mask than that.)"""
         if not self.actual or self.wanted is None or self.limit is None or self.ok:
             return False
         return self.actual == self.wanted & self.limit or self.barred
@@ -76,17 +74,16 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
                  unmanaged: str = "", wall_offset: int = 0, rivals: Sequence[int] = (),
                  absent: str = NOT_RUNNING, **more: object) -> dict[str, object]:
     """The entry of one sandbox.
-    :param vmm: {type, pid}, None if it does not run.
-    :param notes: reasons beside the placement's own.
+    :param vmm: {type, pid}, None if it does not run. :param notes: reasons beside the placement's own.
     :param disagreements: by container, the difference between its sources.
     :param guest: the reports from its guest, for the sandbox and by container; None if nothing is sent to it.
     :param unmanaged: why it is left as it is, "" where it is not.
     :param wall_offset: nanoseconds from CLOCK_BOOTTIME to the wall clock.
     :param rivals: the pids of VMMs that name it with equal evidence, the placed one first.
     :param absent: why it has no VMM. :param more: further members."""
-    odd = disagreements or {}
+    differing = disagreements or {}
     disagreeing = [f"the sources disagree on the CPUs of container {container}: {text}"
-                   for container, text in odd.items()]
+                   for container, text in differing.items()]
     verdict, reasons = judge(state, placement, vmm, threads, [*notes, *disagreeing], unmanaged, absent)
     if rivals:
         verdict = Verdict.DEGRADED
@@ -99,7 +96,8 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
         containers.append({
             **_container(state, container, rulings, wall_offset),
             "shared_with": _shared_with(container, live), "vcpus": None if vcpus is None else str(CpuSet(vcpus)),
-            "guest": None if guest is None else guest[1].get(container.id), "disagreement": odd.get(container.id)})
+            "guest": None if guest is None else guest[1].get(container.id),
+            "disagreement": differing.get(container.id)})
     return {"id": state.id, "guest": None if guest is None else guest[0], "runtime": state.runtime,
             "handler": state.handler, "vmm": vmm, "pod": pod_data(state.pod),
             "mask": None if placement is None else str(placement.mask), "verdict": str(verdict), "reasons": reasons,
@@ -114,15 +112,14 @@ def _container(state: SandboxState, container: Container, rulings: Rulings, wall
     report = record.reports.get(record.source)
     reports = {source.label: {"cpus": str(cpuset_report.cpuset), "since": _when(cpuset_report.time, wall_offset)}
                for source, cpuset_report in record.reports.items()}
-    return {
-        "id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
-        "own_cpus": str(container.own_cpus) if exclusive else None,
-        "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
-        "exclusive_by": container.ruled_by if exclusive else None,
-        "state": str(container.state), "pause": container.pause,
-        "source": container.ruled_by if report is None and container.cpuset else record.source.label,
-        "since": None if report is None else _when(report.time, wall_offset), "cpusets_by_source": reports,
-        "kubelet": _text(cpus)}
+    return {"id": container.id, "name": container.name, "cpuset": _text(container.cpuset),
+            "own_cpus": str(container.own_cpus) if exclusive else None,
+            "stale_cpuset": _text(container.stale_cpuset), "exclusive": exclusive,
+            "exclusive_by": container.ruled_by if exclusive else None,
+            "state": str(container.state), "pause": container.pause,
+            "source": container.ruled_by if report is None and container.cpuset else record.source.label,
+            "since": None if report is None else _when(report.time, wall_offset), "cpusets_by_source": reports,
+            "kubelet": _text(cpus)}
 
 
 def _shared_with(container: Container, others: Iterable[Container]) -> list[str]:
@@ -138,7 +135,7 @@ def _text(cpus: CpuSet | None) -> str | None:
 
 
 def _when(moment: int, wall_offset: int) -> str | None:
-    """The wall clock's time of a moment (ns), as RFC 3339 with milliseconds; None for a report without a time."""
+    """The wall clock's time of a moment of CLOCK_BOOTTIME (ns), as RFC 3339 with milliseconds; None for 0: no time."""
     if not moment:
         return None
     nanoseconds = moment + wall_offset
@@ -186,10 +183,10 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
 
 def _until_then(threads: int, wrong: Sequence[ThreadStatus]) -> str:
     """The threads that a waiting placement has not reached yet, as a text."""
-    part = sum(bool(seen.actual and seen.wanted and seen.actual <= seen.wanted) for seen in wrong)
-    stuck = len(wrong) - part
-    texts = [f"{stuck} of {number_of(threads, 'thread is not moved')}"] * bool(stuck)
-    texts += [f"{part} of {number_of(threads, 'thread has a part of the CPUs only')}"] * bool(part)
+    partly = sum(bool(seen.actual and seen.wanted and seen.actual <= seen.wanted) for seen in wrong)
+    unmoved = len(wrong) - partly
+    texts = [f"{unmoved} of {number_of(threads, 'thread is not moved')}"] * bool(unmoved)
+    texts += [f"{partly} of {number_of(threads, 'thread has only a part of the CPUs')}"] * bool(partly)
     return ", and ".join(texts)
 
 
@@ -197,8 +194,8 @@ def _barred(state: SandboxState, threads: int, barred: Sequence[ThreadStatus]) -
     """Why threads cannot leave their cgroup's CPUs, with the remedy if there is one."""
     limit = union(seen.limit for seen in barred if seen.limit is not None)
     wanted = union(seen.wanted for seen in barred if seen.wanted is not None)
-    why = (f"{len(barred)} of {number_of(threads, 'thread belongs')} on {wanted}, and their cpuset cgroup has {limit} "
-           "only")
+    why = (f"{len(barred)} of {number_of(threads, 'thread belongs')} on {wanted}, but their cpuset cgroup has only "
+           f"{limit}")
     without = [container.name or container.id for container in state.live()
                if is_counted(container) and not container.cpuset]
     if not without or not any(container.cpuset for container in state.live() if is_counted(container)):
@@ -213,14 +210,15 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               disagreements: Sequence[Mapping[str, object]] = (),
               impostors: Iterable[Mapping[str, object]] = (),
               unknown: Iterable[UnknownOwner] = ()) -> dict[str, object]:
-    """The entry of the node. `owners` adds details of owners of CPUs; `disagreements` include runc's pods;
-    `impostors` are processes of users that pose as a sandbox's; `unknown` are pods with exclusive CPUs of which no
-    container is known."""
-    more = owners or {}
+    """The entry of the node.
+    :param owners: details of owners of CPUs. :param disagreements: those of runc's pods, too.
+    :param impostors: processes of users that pose as a sandbox's.
+    :param unknown: pods with exclusive CPUs of which no container is known."""
+    details = owners or {}
     return {"online": str(node.online), "shared_pool": str(own.pool), "pool_known": node.shared_pool is not None,
             "exclusive": str(own.exclusive), "housekeeping": str(node.housekeeping),
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
-                        **more.get((sandbox, container), {})}
+                        **details.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
             "unknown_owners": [{"pod": owner.pod, "cpus": str(owner.cpus), "here": owner.here, "what": owner.what}
                                for owner in unknown],
@@ -230,17 +228,16 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
 
 def with_doubts(collisions: Collection[Collision], unknown: Mapping[str, UnknownOwner],
                 doubt: Callable[[], str]) -> list[Collision]:
-    """The collisions, sorted; those with pods of which no container is known, and those that rest on a checkpoint that
-    may be out of date, say so.
-    :param unknown: those pods by uid.
-    :param doubt: returns why the checkpoint may be out of date, "" for nothing; called only if there is a collision.
-    """
-    trouble = doubt() if collisions else ""
+    """Sort collisions, and add to their texts that a checkpoint may be out of date, or that no container of a pod is
+    known.
+    :param unknown: pods of which no container is known, by uid.
+    :param doubt: returns why the checkpoint may be out of date, "" for nothing; called only for a collision."""
+    outdated = doubt() if collisions else ""
     doubted = []
     for collision in collisions:
         owner = next((unknown[sandbox] for sandbox in collision.sandboxes if sandbox in unknown), None)
-        why = trouble if owner is None else (
-            f"of pod {printable(owner.pod)} no container is known: {owner._replace(doubt=trouble).where}")
+        why = outdated if owner is None else (
+            f"of pod {printable(owner.pod)} no container is known: {owner._replace(doubt=outdated).where}")
         doubted.append(collision._replace(what=f"{collision.what} ({why})") if why else collision)
     return sorted(doubted)
 

@@ -14,22 +14,18 @@ from vmpin.feature import features, present
 def container_sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: str) -> list[str]:
     """The sentences of one container of a sandbox: its CPUs, and the threads that back them.
     :param container: its id."""
-    (found,) = (each for each in sandbox["containers"] if each["id"] == container)
-    vcpus = CpuSet.parse(found["vcpus"] or "")
+    (entry,) = (entry for entry in sandbox["containers"] if entry["id"] == container)
+    vcpus = CpuSet.parse(entry["vcpus"] or "")
     threads = [thread for thread in sandbox["threads"] if thread["vcpu"] is not None and thread["vcpu"] in vcpus]
-    return [*_container(document, sandbox, found), *_threads(document, {**sandbox, "threads": threads})]
+    return [*_container(document, sandbox, entry), *_threads(document, {**sandbox, "threads": threads})]
 
 
 def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[str]:
     """The sentences of one sandbox: VM, containers, mask, threads, problems, and those of features."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
-            *_trouble(document, sandbox), *_of_features(sandbox)]
-
-
-def _of_features(sandbox: Mapping[str, Any]) -> Iterable[str]:
-    for sentences_of in present(feature.sentences for feature in features()):
-        yield from sentences_of(sandbox)
+            *_collisions(document, sandbox),
+            *(text for added in present(feature.sentences for feature in features()) for text in added(sandbox))]
 
 
 def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:
@@ -46,8 +42,7 @@ def _sandbox(sandbox: Mapping[str, Any], watched: bool) -> Iterable[str]:
     if method:
         yield f"Its vCPU threads were identified {method}."
     else:
-        later = " yet" if sandbox["verdict"] == "waiting" else ""
-        yield f"Its vCPU threads could not be identified{later}."
+        yield "Its vCPU threads could not be identified" + (" yet." if sandbox["verdict"] == "waiting" else ".")
     if watched:
         yield _guest(sandbox["guest"])
     yield f"Its verdict is {sandbox['verdict']}" + (
@@ -112,14 +107,10 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
                   if container["shared_with"] else "")
         own = "" if container["own_cpus"] == container["cpuset"] else f"of which {container['own_cpus']} are "
         kind = "shared" if not container["exclusive"] else (
-            f"{own}exclusive{others} ({_why_exclusive(container['exclusive_by'])})")
+            f"{own}exclusive{others} ({_WHY_EXCLUSIVE.get(by := container['exclusive_by'], f'{by} assigns them')})")
         yield f"Container {name} has CPUs {container['cpuset']}, {kind}, {_reported_by(container)}{vcpus}."
     if container["disagreement"]:
         yield f"Its sources have disagreed for longer than a resync: {container['disagreement']}."
-
-
-def _why_exclusive(authority: str) -> str:
-    return _WHY_EXCLUSIVE.get(authority, f"{authority} assigns them")
 
 
 _WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "its annotation declares them so",
@@ -143,7 +134,7 @@ def _name(container: Mapping[str, Any]) -> str:
 
 def _names(ids: Iterable[str], containers: Iterable[Mapping[str, Any]]) -> str:
     names = {container["id"]: _name(container) for container in containers}
-    return ", ".join(names.get(each, each) for each in ids)
+    return ", ".join(names.get(id, id) for id in ids)
 
 
 def _vcpus(text: str) -> str:
@@ -186,10 +177,9 @@ def _why(thread: Mapping[str, Any], sandbox: Mapping[str, Any], policy: Mapping[
               and thread["vcpu"] in CpuSet.parse(container["vcpus"]) and thread["wanted"]]
     for container in backed:
         if CpuSet.parse(thread["wanted"]) <= CpuSet.parse(container["own_cpus"] or ""):
-            one = len(CpuSet.parse(thread["wanted"])) == 1
             others = " and others of its pod" if container["shared_with"] else ""
-            them = "that CPU, which is" if one else "those CPUs, which are"
-            return f"it backs {them} exclusive to container {_name(container)}{others}"
+            cpus = "that CPU, which is" if len(CpuSet.parse(thread["wanted"])) == 1 else "those CPUs, which are"
+            return f"it backs {cpus} exclusive to container {_name(container)}{others}"
     if policy["vcpus"] == "union":
         return "policy vcpus: union lets every vCPU use the sandbox mask"
     return "it backs no exclusive CPU, so it floats on these CPUs"
@@ -202,7 +192,7 @@ def _but(thread: Mapping[str, Any]) -> str:
     return f"; but its mask in the kernel is {thread['actual'] or 'empty'}{limit}"
 
 
-def _trouble(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
+def _collisions(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
     for collision in document["node"]["collisions"]:
         if sandbox["id"] in collision["sandboxes"]:
             yield f"Collision on CPU {collision['cpu']}: {collision['what']}."

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: Of `watch.resync_seconds` so many may pass, and at least so many seconds: a failing source is started again after
-#: half a minute at the latest.
+#: The watcher is alive until this many `watch.resync_seconds`, and at least this many seconds, have passed since its
+#: last resync: a failing source is started again after half a minute at the latest.
 RESYNCS, AT_LEAST = 3.0, 60.0
 
 

@@ -46,11 +46,10 @@ class Meant(NamedTuple):
 
 
 def meant(text: str, namespace: str, among: Iterable[NamedSandbox]) -> list[Meant]:
-    """Everything that the text may mean. A whole name or id comes before the beginning of an id. The beginning of a
-    pod's name means none: of a pod that has ended, it could be another one's that then is unpinned.
+    """Everything that the text may mean: a whole name or id, else the beginning of an id. The beginning of a pod's
+    name means nothing: once that pod has ended, another pod of that beginning would be unpinned in its place.
 
-    :param namespace: of the pod; "" for any.
-    """
+    :param namespace: of the pod; "" for any."""
     sandboxes = [sandbox for sandbox in among if not namespace or sandbox.namespace == namespace]
     for whole in True, False:
         for search in _by_name, _container_by_id:
@@ -64,8 +63,7 @@ def the_one_meant(text: str, namespace: str, among: Iterable[NamedSandbox], noun
     """The only sandbox or container that the text may mean.
 
     :param noun: for the error: what the text should name. :param listing: the command that lists them.
-    :raises UsageError: for none, and for several, which are listed.
-    """
+    :raises UsageError: for none, and for several, which are listed."""
     candidates = list(among)
     matches = meant(text, namespace, candidates)
     if len(matches) == 1:
@@ -105,12 +103,11 @@ def _container_by_id(text: str, sandboxes: Sequence[NamedSandbox], whole: bool) 
 
 
 def offered(text: str, namespace: str, among: Iterable[NamedSandbox], containers: bool = False) -> list[str]:
-    """Return the unambiguous arguments that begin with `text`: the shortest name of each sandbox, and with
-    `containers` those of a pod whose name and slash were typed. Ids stand in for names that are missing or shared, and
-    follow where no name begins so.
+    """Return the unambiguous arguments that begin with `text`: the shortest name of each sandbox, or its id where the
+    name is missing or another's, too; all other ids if no name begins so. With `containers` also the containers of a
+    pod whose name and slash were typed.
 
-    :param namespace: of the pod; "" for any.
-    """
+    :param namespace: of the pod; "" for any."""
     within = [sandbox for sandbox in among if not namespace or sandbox.namespace == namespace]
     uses = Counter(name for sandbox in within
                    for name in (*{sandbox.id, *_names_of(sandbox)}, *_containers_of(sandbox)))

@@ -51,15 +51,16 @@ class SandboxCount(NamedTuple):
 
 @dataclass
 class Headcount:
-    """The counts of the node. Each sandbox is counted at one moment, the node's own figures after all of them."""
+    """The sandboxes and threads of the node by verdict, role and place, from the masks in the kernel: as in a status
+    document, at less cost. Each sandbox is counted at one moment, the node's collisions after all of them."""
 
     sandboxes: dict[SandboxId, SandboxCount] = field(default_factory=dict)
-    collisions: int = 0  #: As status lists them.
-    #: How many of these each sandbox takes part in, with a VM or without: as an owner, or by its threads or cpuset.
+    collisions: int = 0  #: As many as status lists.
+    #: The number of these by each sandbox that takes part, with a VM or without: as owner, by its threads or cpuset.
     collided: Counter[SandboxId] = field(default_factory=Counter)
 
     def take(self, view: NodeView) -> Iterator[None]:
-        """Count one sandbox a step."""
+        """Count one sandbox a step, so that the caller can do other work in between."""
         collisions: list[Collision] = []
         listing = shown(view)
         yield
@@ -117,7 +118,7 @@ class ScrapeData(NamedTuple):
 
 
 class NodeCollector(Collector):
-    """A custom collector of prometheus_client's. `facts` is set before each collection."""
+    """A collector of prometheus_client. `facts` is set before each collection."""
 
     def __init__(self) -> None:
         self.facts: ScrapeData | None = None
@@ -144,12 +145,11 @@ class NodeCollector(Collector):
 
 
 def text_of(family: Metric) -> bytes:
-    """One family in the text format, so that not all need be written in one go."""
+    """One family in the text format, so that writing can pause between families."""
     return generate_latest(SimpleNamespace(collect=lambda: [family]))  # in place of a registry
 
 
 def _state(facts: ScrapeData) -> Iterator[Metric]:
-    """The current state."""
     view, count = facts.view, facts.headcount
     verdicts, threads = count.verdicts(), count.threads()
     yield _gauge("vmpin_sandboxes", "VM sandboxes, by verdict as in vmpin status.",
@@ -261,14 +261,14 @@ def _sandboxes(facts: ScrapeData) -> Iterator[Metric]:
             ("pins_refused", "Masks that the kernel refused", counters.refused_by)):
         yield _counter(f"vmpin_sandbox_{name}_total", f"{text}, of each sandbox with any.",
                        {names: counted[sandbox] for sandbox, names in pod_labels(counted, facts.view).items()}, *POD)
-    odd = Counter(sandbox for sandbox, _ in facts.view.disagreements)
+    disagreements = Counter(sandbox for sandbox, _ in facts.view.disagreements)
     yield _gauge("vmpin_sandbox_disagreements", "As vmpin_disagreements, of each sandbox with any.",
-                 {names: odd[sandbox] for sandbox, names in pod_labels(odd, facts.view).items()}, *POD)
+                 {names: disagreements[sandbox] for sandbox, names in pod_labels(disagreements, facts.view).items()},
+                 *POD)
 
 
 def _guest_states(counts: Counter[str]) -> Counter[str]:
-    """Count guests by state; a state that is none of GUEST_STATES counts as the last, as a guest may report any text.
-    """
+    """Count guests by state; any other text that a guest reports counts as the last of GUEST_STATES."""
     states: Counter[str] = Counter()
     for state, number in counts.items():
         states[state if state in GUEST_STATES else GUEST_STATES[-1]] += number
@@ -276,7 +276,7 @@ def _guest_states(counts: Counter[str]) -> Counter[str]:
 
 
 def pod_labels(sandboxes: Iterable[SandboxId], view: NodeView) -> dict[SandboxId, tuple[str, str, str]]:
-    """The labels of those that are still there."""
+    """The labels of those sandboxes that still exist."""
     return {sandbox: _names(sandbox, view.sandboxes[sandbox].pod) for sandbox in sandboxes
             if sandbox in view.sandboxes}
 

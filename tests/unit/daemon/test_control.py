@@ -15,6 +15,7 @@ from vmpin.daemon.control import Control
 from vmpin.domain.model import SandboxId
 from vmpin.feature import WatcherPart
 from vmpin.status import collector
+from vmpin.status.collector import WatcherStatus
 
 pytest_plugins = ["given_unit"]
 
@@ -50,7 +51,7 @@ def test_the_status_is_the_document(machine: Machine, request_: dict[str, bool])
     machine.vmm("a")
     machine.resync()
     found = answer(machine, op="status", **request_)
-    whole = json.loads(json.dumps(collector.document(machine.reconciler.view, os.getpid(),
+    whole = json.loads(json.dumps(collector.document(machine.reconciler.view, WatcherStatus(os.getpid()),
                                                     wide=request_.get("wide", False),
                                                     pods=request_.get("pods", False))))
     assert [entry["id"] for entry in found["sandboxes"]] == [sandbox("a")]

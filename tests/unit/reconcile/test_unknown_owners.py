@@ -147,7 +147,7 @@ def test_an_unknown_owner_is_logged_again_once_no_kubelet_runs(tmp_path: Path,
 
 
 def node_of(machine: Machine) -> dict[str, Any]:
-    found = collector.document(machine.reconciler.view, None)["node"]
+    found = collector.document(machine.reconciler.view)["node"]
     assert isinstance(found, dict)
     return found
 

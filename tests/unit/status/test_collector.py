@@ -11,13 +11,14 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod
 from vmpin.status import collector
+from vmpin.status.collector import WatcherStatus
 from vmpin.status.document import ThreadStatus
 
 pytest_plugins = ["given_unit"]
 
 
 def entries(machine: Machine, **more: object) -> dict[str, dict[str, object]]:
-    found = collector.document(machine.reconciler.view, None, **more)  # type: ignore[arg-type]
+    found = collector.document(machine.reconciler.view, **more)  # type: ignore[arg-type]
     sandboxes = found["sandboxes"]
     assert isinstance(sandboxes, list)
     return {entry["id"]: entry for entry in sandboxes}
@@ -67,7 +68,7 @@ def test_a_sandbox_of_runc_is_no_vm_and_is_shown_among_the_pods_alone(machine: M
         SandboxSeen(runc, "nri", Pod("shop", "web", "u-1"), handler="runc"),
         ContainerSeen(runc, Container(ContainerId("c1"), "app", CpuSet((0,))), Source.NRI, 1)])
     assert set(entries(machine)) == {sandbox("a")}
-    pods = collector.document(machine.reconciler.view, None, pods=True)["pods"]
+    pods = collector.document(machine.reconciler.view, pods=True)["pods"]
     assert isinstance(pods, list)
     assert {"sandbox": runc, "pod": {"namespace": "shop", "name": "web", "uid": "u-1"}, "containers": [
         {"id": "c1", "name": "app", "pause": False}]} in pods
@@ -77,7 +78,7 @@ def test_what_feeds_and_guests_report_is_shown_as_it_is_given(machine: Machine) 
     machine.vmm("a")
     machine.resync()
     given: dict[str, object] = {"state": "connected to containerd"}
-    found = collector.document(machine.reconciler.view, 7, nri=given, proc_events={"state": "connected"},
+    found = collector.document(machine.reconciler.view, WatcherStatus(7, given, {"state": "connected"}),
                                entry=lambda data: data["id"])
     sources = found["sources"]
     assert isinstance(sources, dict)
@@ -106,7 +107,7 @@ def test_a_users_process_that_poses_as_a_vmm_is_shown_and_takes_no_vms_place(mac
     need_root()
     posing = machine.vmm("a", user=61234)
     machine.resync()
-    found = collector.document(machine.reconciler.view, None)
+    found = collector.document(machine.reconciler.view)
     assert {"pid": posing.pid, "uid": 61234, "sandbox": sandbox("a")} in found["node"]["impostors"]  # type: ignore[index]
     assert entries(machine) == {}
     assert os.sched_getaffinity(posing.pid) == set(machine.both)

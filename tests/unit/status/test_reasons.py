@@ -47,7 +47,7 @@ def reasons(threads: list[ThreadStatus], **containers: str | None) -> list[str]:
     ("0-1", None, "are misplaced"),
     ("6", "0-7", "are misplaced"),
     # The cgroup has none of them; what the thread has instead has to be the cgroup's.
-    ("6", "6-7", "belong on 0-3, and their cpuset cgroup has 6-7 only"),
+    ("6", "6-7", "belong on 0-3, but their cpuset cgroup has only 6-7"),
     ("5-6", "6-7", "are misplaced"),
     ("", "0-1", "are misplaced"),
 ])
@@ -59,7 +59,7 @@ def test_the_cgroup_is_named_only_where_it_says_so(actual: str, limit: str | Non
 
 def test_each_kind_is_counted_for_itself() -> None:
     found = reasons([seen("0-1", "0", "0,4"), seen("0-1", "4", "4-5"), seen("0-1", "1", "0-1"), seen("0-1", "0-1")])
-    assert found == ["1 of 4 threads belong on 0-1, and their cpuset cgroup has 4-5 only",
+    assert found == ["1 of 4 threads belong on 0-1, but their cpuset cgroup has only 4-5",
                      "1 of 4 threads have fewer CPUs than decided: their cpuset cgroup has no others",
                      "1 of 4 threads are misplaced"]
 
@@ -68,7 +68,7 @@ def test_threads_that_have_a_part_of_their_cpus_are_not_called_unmoved() -> None
     """A cgroup that the kubelet has yet to rewrite lets them on the CPUs that it has."""
     waits = PINNED._replace(waiting="waits for the kubelet")
     part, stuck, right = seen("0-1", "1", tid=10), seen("0-1", "4", tid=11), seen("0-1", "0-1", tid=12)
-    for threads, text in (([part, right], "1 of 2 threads have a part of the CPUs only"),
+    for threads, text in (([part, right], "1 of 2 threads have only a part of the CPUs"),
                           ([stuck, right], "1 of 2 threads are not moved"),
                           ([part, stuck, right], "1 of 3 threads are not moved, and 1 of 3 threads have a part of the "
                                                  "CPUs only")):
@@ -79,10 +79,10 @@ def test_a_container_without_a_cpuset_beside_an_exclusive_one_is_named_with_the_
     """Kata's sandbox cgroup is the union of the cpusets that there are: on cgroup v2 the whole VMM is in it."""
     threads = [seen("0-1", "4-5", "4-5"), seen("0-1", "4-5", "4-5"), seen("4", "4"), seen("5", "5")]
     (why,) = reasons(threads, main="4-5", side=None)
-    assert why == ("2 of 4 threads belong on 0-1, and their cpuset cgroup has 4-5 only: that is the union of its "
+    assert why == ("2 of 4 threads belong on 0-1, but their cpuset cgroup has only 4-5: that is the union of its "
                    "containers' cpusets, and side has none; give it a cpuset (under the kubelet's static policy "
                    "shared containers have one)")
     # With cpusets of all, or of none, it is something else.
     for containers in ({"main": "4-5", "side": "0-1"}, {"side": None}):
         (why,) = reasons(threads, **containers)
-        assert why == "2 of 4 threads belong on 0-1, and their cpuset cgroup has 4-5 only"
+        assert why == "2 of 4 threads belong on 0-1, but their cpuset cgroup has only 4-5"
