@@ -153,7 +153,7 @@ def test_it_leaves_the_directory_it_ran_in_though_another_is_configured(node: No
         assert node.watcher is not None
         node.configure(paths={"run": str(other)}, watch={"status_group": "root"})
         node.watcher.send_signal(signal.SIGHUP)
-        node.wait_for_log("are used after a restart only")
+        node.wait_for_log("take a restart")
         node.wait_for_log("configuration loaded again")
         assert node.stop() == 0
         assert by_tid(vm.pid) == before

@@ -292,7 +292,7 @@ def test_sampling_can_be_switched_off_and_on(sampled: Node, cpus: tuple[str, str
         sampled.wait_for_all(vm.pid, cpus[0])
         done = sampled.cli("verify", "--since", "1h")
         assert done.returncode == 2
-        assert "it is not sampled where threads run\n  set proof.sample_seconds" in done.stderr
+        assert "the watcher does not sample where threads run\n  set proof.sample_seconds" in done.stderr
         assert sampled.cli("verify").returncode == 0
         assert sampled.data("status", vm.sandbox)["sandboxes"][0]["proof"] is None
         sampled.configure(proof={"sample_seconds": 0.1})

@@ -260,7 +260,7 @@ def test_a_run_directory_that_cannot_be_made_is_tried_again(node: Node, cpus: tu
         node.wait_for_all(vm.pid, cpus[0])
         node.run.rename(node.top / "away")
         node.run.write_text("in the way")
-        node.wait_for_log("run directory cannot be made again")
+        node.wait_for_log("run directory cannot be created again")
         os.sched_setaffinity(vm.pid, {int(cpus[1])})
         node.wait_for_all(vm.pid, cpus[0])
         assert not node.ended()
@@ -287,7 +287,7 @@ def test_of_two_watchers_in_one_directory_the_one_whose_lock_was_removed_ends(no
     finally:
         first.kill()
         first.wait()
-    assert "the run directory was removed, and is another watcher's now" in node.log()
+    assert "the run directory was removed, and another watcher has it now" in node.log()
     # It has touched nothing of the other's.
     assert node.status()["watcher"] == getattr(node.watcher, "pid", None)
     assert node.hook("createRuntime", node.state(node.id("a"), "web", node.bundle("web", "0"))) == b"ok\n"

@@ -1,4 +1,4 @@
-"""The control socket's requests and answers, one JSON object each: what the command line asks of a running watcher."""
+"""The requests of the control and the status socket: JSON objects that the command line sends to the watcher."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 _OTHER_VERSION = "are vmpin and its watcher the same version?"
 
-#: Bytes of a request, but of one that says otherwise (`SocketRequest.largest`).
+#: The most bytes of a request, but for one of a feature that may have more (`SocketRequest.largest`).
 MAX_REQUEST = 65536
-#: What changes nothing, and is answered to members of watch.status_group.
+#: Operations that change nothing: members of watch.status_group may ask for them.
 READING = ("status", "proof")
 
 
 class Control:
-    """Each operation is one of the command line's, or of a feature's.
-    :param reading: whether it answers what changes nothing and no more, for root too, but takes what features have
-        handed over on the status socket (`SocketRequest.handed`)."""
+    """The operations of the core and of features.
+    :param reading: the status socket: refuse operations that change something, also to root, but for those of features
+        that come there alone (`SocketRequest.handed`)."""
 
     def __init__(self, watcher: Watcher, reading: bool = False) -> None:
         self._watcher = watcher
@@ -40,7 +40,7 @@ class Control:
                              for name, request in part.requests.items()}
 
     async def answer(self, raw: bytes, uid: int) -> bytes | Stream:
-        """Answer one request: a JSON object with `op`, and with `sandbox` where it is about a single one."""
+        """Answer one request: `op`, `sandbox` where it is about a single one, and what the operation needs."""
         try:
             if large := len(raw) > MAX_REQUEST:
                 for admit in present(request.admit for request in self._of_features.values()
@@ -49,7 +49,7 @@ class Control:
             request = load_json(raw)
             operation = request["op"]
             of_feature = self._of_features.get(operation)
-            self._admit(operation, of_feature, uid)
+            self._permit(operation, of_feature, uid)
             if of_feature is not None and of_feature.admit is not None and not (large and of_feature.largest):
                 of_feature.admit()
             name = request.get("sandbox")
@@ -70,12 +70,10 @@ class Control:
             answer = {"error": str(err), "hint": err.hint}
         return _encoded(answer) + b"\n"
 
-    def _admit(self, operation: str, of_feature: SocketRequest | None, uid: int) -> None:
-        """Check who asks, and where. :raises WatcherError: where this socket, or this user, gets no such answer."""
+    def _permit(self, operation: str, of_feature: SocketRequest | None, uid: int) -> None:
+        """Check the socket and the user. :raises WatcherError: if that socket or user gets no answer."""
         handed = of_feature is not None and of_feature.handed
-        if handed and self._reading:
-            return
-        if operation in READING or (of_feature is not None and of_feature.reading):
+        if (handed and self._reading) or operation in READING or (of_feature is not None and of_feature.reading):
             return
         if self._reading:
             raise WatcherError(f"{operation}: not answered on this socket", "ask root on the control socket")
@@ -85,8 +83,8 @@ class Control:
             raise WatcherError(f"{operation}: not answered on this socket", "send it to the status socket")
 
     def _status(self, request: dict[str, object], only: SandboxId | None) -> bytes:
-        """The document as JSON. Each sandbox's entry is encoded as soon as it is made: those of a thousand sandboxes
-        take 20 MB as objects, and 3 MB as text."""
+        """The document as JSON. Each sandbox's entry is encoded at once: those of a thousand sandboxes take 20 MB as
+        objects, and 3 MB as text."""
         self._watcher.reconciler.refresh()
         parts = self._watcher.parts
         watcher = WatcherStatus(os.getpid(), *self._watcher.feeds(), self._watcher.guests.data,
@@ -103,13 +101,13 @@ class Control:
         if operation == "proof":
             sampler = watcher.sampling.sampler
             if sampler is None:
-                raise WatcherError("it is not sampled where threads run", "set proof.sample_seconds")
+                raise WatcherError("the watcher does not sample where threads run", "set proof.sample_seconds")
             since = real(request["since"], 1e9)
             if since is None:
                 raise ValueError("since")
             return collector.proved(view, sampler.since(time.time() - since), only)
         if watcher.stopping and operation in ("reconcile", "unpin"):
-            raise WatcherError(f"{operation}: the watcher is about to end", "ask again when it has ended")
+            raise WatcherError(f"{operation}: the watcher is about to end", "repeat the command when it has ended")
         if operation == "plan":
             return collector.planned(view, reconciler.resync(act=False))
         if operation == "reconcile":

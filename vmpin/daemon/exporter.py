@@ -1,8 +1,10 @@
-"""Answers scrapes and probes: /metrics, /healthz (liveness), /readyz (readiness), over TCP or a unix socket.
+"""Answers scrapes and probes over HTTP: /metrics, /healthz (liveness), /readyz (readiness), on TCP or a unix socket.
 
-It runs in the watcher's own loop: what is shown is read where it is changed, no thread waits for another, and a loop
-that hangs answers no probe. The work is done in short turns, and once a second at most however often it is asked
-for."""
+It runs in the watcher's own loop: no thread reads what another changes, and a loop that hangs answers no probe. The
+work is done in short turns, and once a second at most however many requests come. Clients are not trusted: the head of
+a request is bounded in size and time, and connections are bounded in number and accepted at a bounded rate, so that a
+flood costs the loop some hundredths of a CPU; the kernel's backlog holds the others. RFC 9112, one GET or HEAD a
+connection; no TLS, no keep-alive, no bodies."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestReport
-    from vmpin.status.prometheus import Headcount, NodeCollector
+    from vmpin.status.prometheus import NodeCollector
 
 logger = logging.getLogger(__name__)
 
@@ -54,21 +56,21 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket; `host` is an IP address. :raises OSError: it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Not create_server: it overrides net.ipv6.bindv6only, one way or the other.
-    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
-async def serve(made: socket.socket, handler: Handler, timeouts: Timeouts = TIMEOUTS,
+async def serve(listener: socket.socket, handler: Handler, timeouts: Timeouts = TIMEOUTS,
                 most: int = MAX_CONNECTIONS) -> None:
-    """Answer until cancelled, `most` connections at a time. `made` is the caller's to close."""
-    places, acceptor = asyncio.Semaphore(most), Acceptor(made, timeouts.no_descriptors)
+    """Answer until cancelled, `most` connections at a time. The caller closes the listener."""
+    places, acceptor = asyncio.Semaphore(most), Acceptor(listener, timeouts.no_descriptors)
     async with asyncio.TaskGroup() as tasks:
         while True:
             await places.acquire()
@@ -78,7 +80,7 @@ async def serve(made: socket.socket, handler: Handler, timeouts: Timeouts = TIME
 
 
 async def _attend(connection: socket.socket, handler: Handler, timeouts: Timeouts) -> None:
-    """Answer one request, and close the connection. No error of it ends the others."""
+    """Answer one request, and close the connection. No error in it ends the other connections."""
     loop = asyncio.get_running_loop()
     with connection, contextlib.suppress(Exception):
         async with asyncio.timeout(timeouts.http_request):
@@ -93,7 +95,7 @@ async def _attend(connection: socket.socket, handler: Handler, timeouts: Timeout
 
 
 async def _drain(connection: socket.socket) -> None:
-    """Read the rest of the request: at unread bytes the kernel resets the connection, with the reply."""
+    """Read the rest of the request: with bytes unread the kernel resets the connection, and the reply is lost."""
     loop = asyncio.get_running_loop()
     for _ in range(MAX_HEAD // 1024):
         if not await loop.sock_recv(connection, 4096):
@@ -101,7 +103,7 @@ async def _drain(connection: socket.socket) -> None:
 
 
 async def _head(connection: socket.socket) -> bytes:
-    """The request up to its empty line, or more than MAX_HEAD bytes; empty when the client closed before."""
+    """The request up to its empty line, or more than MAX_HEAD bytes; empty if the client closed before that."""
     loop = asyncio.get_running_loop()
     head = b""
     while len(head) <= MAX_HEAD:
@@ -115,20 +117,20 @@ async def _head(connection: socket.socket) -> bytes:
 
 
 async def _answer(head: bytes, handler: Handler) -> bytes:
-    found = path_of(head)
-    if isinstance(found, HttpReply):
-        return render(found)
+    path = path_of(head)
+    if isinstance(path, HttpReply):
+        return render(path)
     try:
-        reply = await handler(found)
+        reply = await handler(path)
     except Exception as err:
-        logger.error("%s cannot be answered: %r", found, err)
-        logger.debug("%s", found, exc_info=True)
+        logger.error("%s cannot be answered: %r", path, err)
+        logger.debug("%s", path, exc_info=True)
         reply = _refuse(HTTPStatus.INTERNAL_SERVER_ERROR)
     return render(reply, with_body=head.startswith(b"GET "))
 
 
 def path_of(head: bytes) -> str | HttpReply:
-    """The path that is asked for, without the query, or what is answered to a head that is none of ours."""
+    """The path that a request is for, without the query; or the refusal of a head that is too long or not HTTP."""
     if len(head) > MAX_HEAD:
         return _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
     fields = head.partition(b"\n")[0].split(b" ")
@@ -144,7 +146,6 @@ def _refuse(status: HTTPStatus) -> HttpReply:
 
 
 def render(reply: HttpReply, with_body: bool = True) -> bytes:
-    """A reply as it goes over the wire."""
     more = "Allow: GET, HEAD\r\n" if reply.status is HTTPStatus.METHOD_NOT_ALLOWED else ""
     head = (f"HTTP/1.1 {reply.status.value} {reply.status.phrase}\r\nContent-Type: {reply.type}\r\n"
             f"Content-Length: {len(reply.body)}\r\n{more}Cache-Control: no-store\r\nConnection: close\r\n\r\n")
@@ -152,9 +153,9 @@ def render(reply: HttpReply, with_body: bool = True) -> bytes:
 
 
 class ExportedWatcher(Protocol):
-    """What is shown of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts` counts each
-    task's failures, `counters` gets the loop's lag; `guest` returns a guest's report, None where no map is sent to
-    it."""
+    """What the exporter reads of a watcher. `resynced` is the time of its last resync (time.monotonic()), `restarts`
+    counts each task's failures; `guest` returns a guest's report, None where it is sent no map. `counters` gets the
+    loop's lag."""
 
     view: NodeView
     resynced: float
@@ -168,7 +169,7 @@ class ExportedWatcher(Protocol):
 
 
 class Exporter:
-    """`run` is one of the watcher's tasks, made only where `metrics.address` is set."""
+    """`run` is one of the watcher's tasks, where `metrics.address` is set."""
 
     def __init__(self, watcher: ExportedWatcher, timeouts: Timeouts = TIMEOUTS) -> None:
         self._watcher = watcher
@@ -176,7 +177,7 @@ class Exporter:
         self._collector: NodeCollector | None = None
         self._scraping = asyncio.Lock()
         self._page = b""
-        self._made = float("-inf")
+        self._written = float("-inf")  #: When the page was, by time.monotonic().
 
     async def run(self) -> None:
         """Serve metrics until cancelled. :raises ConfigError, OSError: when it cannot listen there."""
@@ -184,15 +185,15 @@ class Exporter:
         address = config.metrics.address
         assert address is not None
         await asyncio.to_thread(importlib.import_module, "vmpin.status.prometheus")
-        made = _listen(address, config.watch.status_group)
+        listener = _listen(address, config.watch.status_group)
         own = None if address.path is None else sockets.identity(address.path)
         lag = asyncio.create_task(measure_lag(self._watcher.counters.loop_lag, self._timeouts.loop_lag))
         try:
             logger.info("metrics at %s", address)
-            await serve(made, self.answer, self._timeouts)
+            await serve(listener, self.answer, self._timeouts)
         finally:
             lag.cancel()
-            made.close()
+            listener.close()
             if address.path is not None:
                 sockets.unlink_own(address.path, own)
 
@@ -212,47 +213,42 @@ class Exporter:
         return health.alive(time.monotonic() - self._watcher.resynced, self._watcher.view.config.watch.resync_seconds)
 
     async def metrics(self) -> bytes:
-        """Return all metrics as text. Requests that come while it is made get the same text."""
+        """Return all metrics as text. Requests that come while it is written get the same text."""
         async with self._scraping:
-            if time.monotonic() - self._made < self._timeouts.scrape_age:
+            if time.monotonic() - self._written < self._timeouts.scrape_age:
                 return self._page
-            from vmpin.status.prometheus import Headcount
+            from vmpin.status.prometheus import Headcount, NodeCollector, ScrapeData, text_of
 
+            watcher, turn = self._watcher, self._timeouts.scrape_turn
             count = Headcount()
-            await in_turns(count.take(self._watcher.view), self._timeouts.scrape_turn)
-            self._page = await self._write(count)
-            self._made = time.monotonic()
+            await in_turns(count.take(watcher.view), turn)
+            collector = self._collector = self._collector or NodeCollector()
+            collector.facts = ScrapeData(
+                watcher.view, count, tuple(watcher.source_health()), self._guests(), watcher.restarts,
+                time.time() - time.monotonic() + watcher.resynced, len(asyncio.all_tasks()),
+                watcher.view.config.metrics.per_sandbox, watcher.parts.values())
+            families = list(collector.collect())  # at one moment; only writing is done in turns
+            self._page = b"".join(await in_turns(map(text_of, families), turn))
+            self._written = time.monotonic()
             return self._page
 
-    async def _write(self, count: Headcount) -> bytes:
-        from vmpin.status.prometheus import NodeCollector, ScrapeData, text_of
-
-        watcher = self._watcher
-        collector = self._collector = self._collector or NodeCollector()
-        collector.facts = ScrapeData(watcher.view, count, tuple(watcher.source_health()), self._guests(),
-                                     watcher.restarts, time.time() - time.monotonic() + watcher.resynced,
-                                     len(asyncio.all_tasks()), watcher.view.config.metrics.per_sandbox,
-                                     watcher.parts.values())
-        families = list(collector.collect())  # at one moment; only the writing takes its time
-        return b"".join(await in_turns(map(text_of, families), self._timeouts.scrape_turn))
-
     def _guests(self) -> dict[SandboxId, Counter[str]]:
-        """Containers by the state of the map that their guest was sent, of each sandbox with a map."""
-        found: dict[SandboxId, Counter[str]] = {}
+        """Containers by their state in the guest, of each sandbox whose guest is sent a map."""
+        states: dict[SandboxId, Counter[str]] = {}
         for sandbox, placement in self._watcher.view.placements.items():
             report = self._watcher.guest(sandbox)
             if report is not None:
-                found[sandbox] = Counter(report.of(container).state for container in placement.containers)
-        return found
+                states[sandbox] = Counter(report.of(container).state for container in placement.containers)
+        return states
 
 
-async def measure_lag(found: Histogram, period: float) -> None:
-    """Measure how much later than due this task goes on, as hooks and requests are answered. Until cancelled."""
+async def measure_lag(lag: Histogram, period: float) -> None:
+    """Measure how much later than due this task goes on: so late are hooks and requests answered. Until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + period
         await asyncio.sleep(period)
-        found.observe(loop.time() - due)
+        lag.observe(loop.time() - due)
 
 
 def _probe_reply(checks: list[SourceHealth]) -> HttpReply:

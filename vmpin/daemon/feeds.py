@@ -1,6 +1,6 @@
 """Feeds of the watcher: the container runtime (NRI), the kubelet's PodResources API, and inotify; and their health.
 
-A feed turns what comes from a thread or a descriptor into one call in the event loop for all that has come."""
+A feed calls into the event loop once for all that has come from a thread or a descriptor."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ _STARTED_BY_RUNTIME = "NRI_PLUGIN_SOCKET"
 
 
 def wants_nri(config: Config) -> bool:
-    """Whether to be an NRI plugin; one that the runtime itself started has to be."""
+    """Whether to be an NRI plugin; a watcher that the runtime started as one has to be."""
     return config.watch.nri != "off" or _STARTED_BY_RUNTIME in os.environ
 
 
 class NriFeed:
-    """The NRI plugin, from the moment that there is a runtime to connect to.
+    """The NRI plugin, once there is a runtime to connect to. Its thread puts events into a queue and wakes the loop.
 
-    The plugin's thread puts events into its queue and wakes the loop, which takes all that wait in one call.
     :param take: called in the loop with all events that waited, and when the first of them came (time.perf_counter()).
     :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
     :param decider: gives out CPUs, in the plugin's thread; None: nothing does."""
@@ -73,9 +72,9 @@ class NriFeed:
             if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        given = (nri.from_environment(self._new_queue(loop), on_end, decider=self._decider) if started_by_runtime
-                 else None)
-        self.plugin = given or self._connecting(loop, "vmpin")
+        started = (nri.from_environment(self._new_queue(loop), on_end, decider=self._decider) if started_by_runtime
+                   else None)
+        self.plugin = started or self._connecting(loop, "vmpin")
         plugins = [self.plugin]
         self.state = "waits for the runtime's list"
         self.plugin.start()
@@ -110,7 +109,7 @@ class NriFeed:
             self.plugin.reconnect()
 
     def request_list_for(self, purpose: str, pause: float, why: Exception) -> None:
-        """The same for a purpose that can wait: once in `pause` seconds, and with `why` in the log."""
+        """Request a list for a purpose that can wait: once in `pause` seconds, with `why` in the log."""
         now = time.monotonic()
         if now >= self._requested.get(purpose, float("-inf")) + pause:
             self._requested[purpose] = now
@@ -122,7 +121,7 @@ class NriFeed:
         return set[SandboxId]().union(*(queue.sandboxes() for queue in self._queues))
 
     def _new_queue(self, loop: asyncio.AbstractEventLoop) -> NriQueue:
-        # The loop is woken for each event: the first call takes all, and the others find nothing.
+        # The loop is woken for each event; the first call takes all.
         self._queues.append(NriQueue(lambda: loop.call_soon_threadsafe(self._drain)))
         return self._queues[-1]
 
@@ -147,12 +146,12 @@ def pod_resources_socket(config: Config) -> Path:
 async def poll_pod_resources(config: Config, answered: Callable[[Mapping[tuple[str, str, str], CpuSet] | None], None],
                              timeouts: Timeouts) -> None:
     """Ask the kubelet which CPUs it gave which container, as a second source beside its checkpoint. Until cancelled.
-    :param answered: called in the loop with the answer; None when the kubelet cannot be asked."""
+    :param answered: called in the loop with the answer, None without one."""
     kubelet, logged = pod_resources_socket(config), ""
     while True:
         answer = None
         if kubelet.exists():
-            from vmpin.sources import pod_resources  # gRPC: nothing that a node without a kubelet should load
+            from vmpin.sources import pod_resources  # gRPC, which a node without a kubelet does not load
 
             try:
                 answer = await asyncio.to_thread(pod_resources.list_cpus, kubelet, timeouts.pod_resources)
@@ -181,26 +180,26 @@ class FileFeed:
 
     async def run(self) -> None:
         """Report until cancelled. :raises OSError: when the kernel has no more inotify instances or watches."""
-        # Here, as it loads ctypes, which a hardened service may be refused the memory for.
+        # Here, as it loads ctypes, for which a hardened service may not get the memory.
         from vmpin.host import inotify
 
         loop = asyncio.get_running_loop()
         self._mask = inotify.IN_MODIFY | inotify.IN_MOVED_TO | inotify.IN_DELETE
-        self._inotify = made = inotify.Inotify()
+        self._inotify = watch = inotify.Inotify()
         self.watch(self._wanted)
-        loop.add_reader(made.fd, self._read, made)
+        loop.add_reader(watch.fd, self._read, watch)
         try:
             await asyncio.Event().wait()
         finally:
-            loop.remove_reader(made.fd)
-            made.close()
+            loop.remove_reader(watch.fd)
+            watch.close()
             self._inotify, self._watched = None, {}
             if self._due is not None:
                 self._due.cancel()
-                self._due = None  # else nothing is reported any more after a restart
+                self._due = None  # else nothing would be reported after a restart
 
     def watch(self, paths: Iterable[Path]) -> None:
-        """Watch these paths, and no others any more. One that does not exist is left out until the next call."""
+        """Watch these paths alone. One that does not exist is left out until the next call."""
         wanted = self._wanted = set(paths)
         if self._inotify is None:
             return
@@ -211,16 +210,16 @@ class FileFeed:
             if number is not None:
                 self._watched[path] = number
 
-    def _read(self, made: Inotify) -> None:
-        events = made.read()
-        of = {number: path for path, number in self._watched.items()}
+    def _read(self, watch: Inotify) -> None:
+        events = watch.read()
+        paths = {number: path for path, number in self._watched.items()}
         for event in events:
             if event.overflow:
                 self._written |= self._watched.keys()
-            elif event.wd in of:
-                self._written.add(of[event.wd])
+            elif event.wd in paths:
+                self._written.add(paths[event.wd])
             if event.ended:
-                self._watched.pop(of.get(event.wd, Path()), None)
+                self._watched.pop(paths.get(event.wd, Path()), None)
         if self._written and self._due is None:
             loop, now = asyncio.get_running_loop(), time.perf_counter()
             self._due = loop.call_later(self._timeouts.file_calm, self._report, now)
@@ -231,20 +230,18 @@ class FileFeed:
         self._changed(written, since)
 
 
-NEEDED = {"hook", "control", "resync", "recheck"}  #: Tasks of the watcher's without which it is not ready.
+NEEDED = {"hook", "control", "resync", "recheck"}  #: The watcher is not ready without these tasks.
 
 
 def source_health(view: NodeView, nri: NriFeed | None, proc_events: ProcEventsFeed | None,
                   tasks: Iterable[str], failing: Mapping[str, str]) -> Iterator[SourceHealth]:
-    """The health of each source. A source that this node does not have is left out.
-    :param failing: the tasks that wait to be started again, with why."""
+    """The health of each source that this node has. :param failing: tasks that wait for their restart, with why."""
     config = view.config
     for name in tasks:
         if name in failing:
             yield SourceHealth(name, False, name in NEEDED, failing[name])
         elif name == "nri" and nri is not None:
-            wanted = config.watch.nri == "on" or nri.plugin is not None or config.paths.nri.exists()
-            if wanted:
+            if config.watch.nri == "on" or nri.plugin is not None or config.paths.nri.exists():
                 yield SourceHealth(name, view.nri_listed, True, nri.state)
         elif name == "new_threads" and proc_events is not None:
             yield proc_events.source_health()

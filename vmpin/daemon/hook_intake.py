@@ -1,4 +1,4 @@
-"""Hook messages: spooled, answered, then processed. What removes them from the spool is state_saving."""
+"""Hook messages: spooled, answered, then processed. `StateSaving` removes them from the spool."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class HookIntake:
         self._spool, self.saving, self._processed = spool, saving, processed
 
     async def receive(self, raw: bytes, uid: int) -> bytes:
-        """Spool a hook's message, and process it after the answer. :returns: the answer; a hook spools the message
-        itself at any other than ok."""
+        """Spool a hook's message, and process it after the answer.
+        :returns: the answer; at any other than ok the hook spools the message itself."""
         if uid not in (0, os.geteuid()):
             logger.warning("hook message refused: from uid=%d", uid)
             return b"refused: not root\n"
@@ -52,8 +52,8 @@ class HookIntake:
 
     @log.operation()
     def _process(self, hook: HookState, name: str | None, arrived: float) -> bool:
-        """Apply a message. :returns: False when that has to be tried again: the next resync takes it from the spool.
-        :param name: of its file in the spool, None when it could not be spooled."""
+        """Apply a message. :param name: of its file in the spool, None when it could not be spooled.
+        :returns: False if that failed: the next resync takes the message from the spool again."""
         sandboxes = take_hook(self._node_state, hook)
         if sandboxes is None:
             return False
@@ -64,7 +64,7 @@ class HookIntake:
         return True
 
     def take_spool(self) -> None:
-        """Process the messages that lie in the spool."""
+        """Process the messages in the spool."""
         names = take_spool(self._node_state, self._spool, set(self.saving.kept))
         if names:
             self.saving.kept += names

@@ -30,7 +30,9 @@ class Recheck(NamedTuple):
 
 
 class RecheckSchedule:
-    """The rechecks of all sandboxes. :param pauses: seconds before each recheck."""
+    """When sandboxes are reconciled again after a report on them: soon, then ever more seldom. A VMM creates its vCPU
+    threads, and hotplugs more, in the moments after the runtime called.
+    :param pauses: seconds before each recheck."""
 
     def __init__(self, pauses: tuple[float, ...] = TIMEOUTS.rechecks) -> None:
         self._pauses = pauses
@@ -66,9 +68,8 @@ class RecheckSchedule:
         while True:
             self._changed.clear()
             now = time.monotonic()
-            found = [sandbox for sandbox, recheck in self.pending.items() if recheck.due <= now]
-            if found:
-                return found
+            if due := [sandbox for sandbox, recheck in self.pending.items() if recheck.due <= now]:
+                return due
             first = min((recheck.due for recheck in self.pending.values()), default=None)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if first is None else first - now):
@@ -91,24 +92,22 @@ logger = logging.getLogger(__name__)
 
 
 class Passes:
-    """:param saving: saves the state afterwards. :param proc_events: None if process events are not used.
-    :param touched: called after each pass."""
+    """:param saving: saves the state after a pass. :param proc_events: None if process events are not used.
+    :param passed: called after each pass."""
 
     def __init__(self, reconciler: Reconciler, guests: GuestManager, saving: StateSaving,
-                 proc_events: ProcEventsFeed | None, touched: Callable[[], None], timeouts: Timeouts) -> None:
+                 proc_events: ProcEventsFeed | None, passed: Callable[[], None], timeouts: Timeouts) -> None:
         self._reconciler, self._view = reconciler, reconciler.view
         self._node_state = reconciler.node_state
-        self._guests, self._saving = guests, saving
-        self._proc_events = proc_events
-        self._touched = touched
-        self._timeouts = timeouts
+        self._guests, self._saving, self._proc_events = guests, saving, proc_events
+        self._passed, self._timeouts = passed, timeouts
         self.rechecks = RecheckSchedule(timeouts.rechecks)
         self._queries: set[asyncio.Task[None]] = set()
 
     @log.operation()
     def run(self, sandboxes: Iterable[SandboxId], why: str, since: float | None = None, scan: bool = True) -> None:
-        """Reconcile some sandboxes.
-        :param since: when the event came that the pass is made for, by time.perf_counter().
+        """Reconcile sandboxes.
+        :param since: when the event came that causes the pass (time.perf_counter()).
         :param scan: as for `Reconciler.reconcile`."""
         self.record(self._reconciler.reconcile(sandboxes, scan=scan), why, since)
 
@@ -118,7 +117,7 @@ class Passes:
         self.rechecks.restart(sandboxes)
 
     def record(self, report: PassReport, why: str, since: float | None = None) -> None:
-        """Count a pass, and have the guests and the rechecks follow it."""
+        """Count a pass, and have guests and rechecks follow it."""
         counters = self._node_state.counters
         counters.passes[why] += 1
         counters.pass_seconds.observe(report.seconds)
@@ -127,7 +126,7 @@ class Passes:
         if self._proc_events is not None:
             self._proc_events.after_pass(report, everything=why in ("resync", "request"))
         self._guests.update(self._view)
-        self._touched()
+        self._passed()
         self.rechecks.begin({result.operation.sandbox for result in report.results
                              if result.outcome is Outcome.WAITING})
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms, report.count(Outcome.DONE),
@@ -147,21 +146,21 @@ class Passes:
                         self.report_unidentified(vm)
 
     def report_unidentified(self, vm: Vm) -> None:
-        """Log that a VM's vCPU threads were not identified in time. One thread is a VMM that has not made its vCPUs
-        yet: it starts slowly, which is no fault."""
+        """Log that a VM's vCPU threads were not identified in time. A VMM of one thread starts slowly, and has not
+        created its vCPUs yet: no fault."""
         logger.log(logging.WARNING if len(vm.vmm.stats) > 1 else logging.DEBUG,
                    "vCPU threads not identified sandbox=%s: after %.1f s (vCPUs: %d, threads: %d)", vm.sandbox,
                    sum(self._timeouts.rechecks), len(vm.vcpus), len(vm.vmm.stats))
 
     def ask_qmp(self) -> None:
-        """Query QEMUs whose threads have no names; what they answer is placed in a pass of its own."""
+        """Query QEMUs whose threads have no names; a pass of its own places what each answers."""
         for vm in self._node_state.needing_qmp():
             task = asyncio.create_task(self._query(vm))
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)
 
     async def _query(self, vm: Vm) -> None:
-        from vmpin.vmm import qmp  # what is imported at the top the first pass waits for
+        from vmpin.vmm import qmp  # here, as the first pass waits for imports at the top
 
         if await qmp.ask(vm) and self._view.vms.get(vm.sandbox) is vm:
             self.run([vm.sandbox], "qmp")

@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration is loaded again, and used where it is valid, but for keys that take a restart."""
+"""Loads the configuration again at SIGHUP, and keeps the values of keys that take a restart."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ FIXED = ("watch.nri", "watch.kubelet", "watch.births", "metrics.address")
 
 
 def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
-    """Load the configuration again, and open the sockets to another `watch.status_group`. :returns: what is used from
-    now on; None where it stays as it was, after an error in the log."""
+    """Load the configuration again, and open the sockets to a new `watch.status_group`.
+    :returns: the configuration to use from now on; None after an error, which is logged: the old one stays."""
     try:
         loaded = load()
         refuse_empty(old, loaded)
         config = keep_fixed(old, loaded)
         _open_sockets(old, config)
     except (ConfigError, OSError) as err:
-        logger.error("configuration not loaded: %s: the last one stays in use", err)
+        logger.error("configuration not loaded: %s; the previous one stays in use", err)
         return None
     if later := changes(config, loaded):
-        logger.warning("changed %s are used after a restart only: %s", " and ".join((
-            ", ".join(("paths", *_fixed_sections(), *FIXED[:-1])), FIXED[-1])), "; ".join(later))
+        logger.warning("changes of %s and %s take a restart: %s",
+                       ", ".join(("paths", *_fixed_sections(), *FIXED[:-1])), FIXED[-1], "; ".join(later))
     changed = "; ".join(changes(old, config)) or "nothing changed"
-    # At whichever of the two levels shows it.
+    # Log it at whichever of the two levels shows it.
     if quiet := not logger.isEnabledFor(logging.INFO):
         log.set_level(config.log.level)
     logger.info("configuration loaded again: %s", changed)
@@ -56,12 +56,11 @@ def _open_sockets(old: Config, new: Config) -> None:
 
 
 def refuse_empty(old: Config, new: Config) -> None:
-    """Refuse a file without keys after one with keys. An editor, or a ConfigMap that is being replaced, shows an empty
-    file or none for a moment; the defaults would move every thread of the node.
-    :raises ConfigError: when the file set keys before and sets none now."""
+    """Refuse a file that set keys before and sets none now: while an editor or a ConfigMap replaces it, it is empty or
+    absent for a moment, and the defaults would move every thread of the node. :raises ConfigError: then."""
     before = {origin for origin in old.origin.values() if _is_file(origin)}
     if before and not any(map(_is_file, new.origin.values())):
-        raise ConfigError(f"{', '.join(sorted(before))}: sets no key any more: it is empty, cut off or gone",
+        raise ConfigError(f"{', '.join(sorted(before))}: no longer sets any key: it is empty, truncated or missing",
                           "to go back to the defaults, restart the watcher")
 
 
@@ -84,7 +83,7 @@ def _fixed_sections() -> tuple[str, ...]:
 
 
 def keep_fixed(old: Config, new: Config) -> Config:
-    """`new`, but with `old`'s values of the keys that take a restart: what is bound, open or written to stays."""
+    """Take `old`'s values of the keys that take a restart: open sockets and files stay."""
     sections = ("paths", *_fixed_sections())
     fixed = {key: value for key, value in old.values.items() if key.partition(".")[0] in sections or key in FIXED}
     return with_values({**new.values, **fixed}, new.origin)

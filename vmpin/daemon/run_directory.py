@@ -1,6 +1,6 @@
-"""The watcher's run directory while it runs: the lock and the sockets in it are the watcher's own, or are made again.
+"""The watcher's run directory while it runs: its lock and sockets, which are created again where they were removed.
 
-The directory may be removed (a clean-up of /run, `rm -rf`): the lock that is held then locks nothing any more, another
+A clean-up of /run or `rm -rf` may remove the directory: the lock that is held then locks nothing any more, another
 watcher may start, and no hook and no command finds the sockets."""
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ logger = logging.getLogger(__name__)
 
 
 class Listener:
-    """One listening socket of the run directory, and which file it is; none until `open`."""
+    """One listening socket of the run directory, and the identity of its file; closed until `open`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._made: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._own: Identity | None = None
-        self._failed = OSError(errno.ENOTCONN, "is not open")
+        self._failure = OSError(errno.ENOTCONN, "is not open")
 
     def in_place(self) -> bool:
         """Whether the file at its path is this socket."""
         return self._own is not None and self._own == identity(self.path)
 
     def open(self, group: str) -> None:
-        """Listen. The socket before is closed first: a client that has it open is refused at once.
+        """Listen. The socket before is closed first, so that its clients are refused at once.
         :raises OSError, ConfigError: when it cannot listen there; then `in_place` is False."""
         self._close()
-        self._made = self._own = None
+        self._socket = self._own = None
         try:
             if not self.path.parent.exists():
                 self.path.parent.mkdir()
                 self.path.parent.chmod(0o755)  # whatever the umask: the socket has its own mode
-            self._made = listen(self.path, group)
+            self._socket = listen(self.path, group)
         except OSError as err:
-            self._failed = err
+            self._failure = err
             raise
         self._own = identity(self.path)
 
     def dup(self) -> socket.socket:
         """Duplicate the descriptor, for the task that serves it. :raises OSError: why there is no socket."""
-        if self._made is None:
-            raise self._failed
-        return self._made.dup()
+        if self._socket is None:
+            raise self._failure
+        return self._socket.dup()
 
     def _close(self) -> None:
-        if self._made is not None:
-            self._made.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def remove(self) -> None:
         """Stop listening, and remove the file unless it is another's."""
@@ -66,19 +66,17 @@ class Listener:
 
 
 class RunDirectory:
-    """Its sockets listen from `open` on; the lock is held by then, and until it is closed.
-    :param renewed: called when something was made again: then the state is to be saved again."""
+    """The lock is held from before `open` until after `close`.
+    :param renewed: called when a part was created again: then the state is to be saved again."""
 
     def __init__(self, config: Config, lock: Lock, renewed: Callable[[], None] = lambda: None) -> None:
-        self._config = config
-        self._lock = lock
-        self._on_renewed = renewed
+        self._config, self._lock, self._on_renewed = config, lock, renewed
         self.hook, self.control = Listener(config.paths.hook_socket), Listener(config.paths.control_socket)
         self.status = Listener(config.paths.status_socket)
         self._renewed = asyncio.Event()
-        #: Another process holds the lock: the directory is that one's, and this watcher ends.
+        #: Set when another process holds the lock: the directory is its own then, and this watcher ends.
         self.ousted: LockHeldError | None = None
-        self._unmade = ""  #: Why it could not be made again the last time, "" if it could.
+        self._failure = ""  #: Why `renew` failed the last time, "" if it did not.
 
     def open(self) -> None:
         """Listen on all sockets. :raises OSError, ConfigError: when it cannot listen on one."""
@@ -90,29 +88,29 @@ class RunDirectory:
         return (self.hook, ""), (self.control, group), (self.status, group)
 
     def keep(self, config: Config) -> bool:
-        """`renew`, with failures in the log, each once. :returns: False when another process holds the lock."""
+        """`renew`, with each new failure in the log. :returns: False when another process holds the lock."""
         if self.ousted is not None:
             return False
         try:
             self.renew(config)
-            self._unmade = ""
+            self._failure = ""
         except LockHeldError as err:
-            logger.error("the run directory was removed, and is another watcher's now: %s", err)
+            logger.error("the run directory was removed, and another watcher has it now: %s", err)
             self.ousted = err
-        except (OSError, ConfigError, WatcherError) as err:  # what runs is kept in place meanwhile
-            if self._unmade != str(err):
-                logger.error("run directory cannot be made again: %s: %s; tried at every resync",
+        except (OSError, ConfigError, WatcherError) as err:  # the threads are kept in place meanwhile
+            if self._failure != str(err):
+                logger.error("run directory cannot be created again: %s: %s; retried at every resync",
                              config.paths.run, err)
-            self._unmade = str(err)
+            self._failure = str(err)
         return self.ousted is None
 
     def renew(self, config: Config) -> bool:
-        """Make again what was removed: the lock first, then each socket, whether or not the other one can be made.
+        """Create again what was removed: the lock first, then each socket, whether or not another one fails.
         :returns: whether anything had been removed.
-        :raises LockHeldError: when another process holds the lock by now, whose directory it is then.
-        :raises WatcherError, OSError, ConfigError: why something was not made again."""
+        :raises LockHeldError: when another process holds the lock, whose directory it is then.
+        :raises WatcherError, OSError, ConfigError: the first failure."""
         held, run = self._lock.held(), config.paths.run
-        lost = [each for each in self._wanted(config) if not held or not each[0].in_place()]
+        lost = [(listener, group) for listener, group in self._wanted(config) if not held or not listener.in_place()]
         if not lost:
             return False
         if not held:
@@ -127,7 +125,7 @@ class RunDirectory:
             except (OSError, ConfigError) as err:
                 failures.append(err)
         if len(failures) < len(lost) or not held:
-            logger.error("run directory removed or replaced: %s: its lock and sockets are made again", run)
+            logger.error("run directory was removed or replaced: %s: its lock and sockets are created again", run)
             renewed, self._renewed = self._renewed, asyncio.Event()
             renewed.set()
             self._on_renewed()
@@ -136,7 +134,7 @@ class RunDirectory:
         return True
 
     def restarted(self, source: Source) -> Source:
-        """`source`, which is ended and started again whenever something was made again."""
+        """`source`, which is started again whenever a part of the directory was created again."""
 
         async def run() -> None:
             while True:
@@ -155,7 +153,7 @@ class RunDirectory:
         return run
 
     def close(self) -> None:
-        """Remove the sockets, but none of another watcher's. The status socket's directory stays: a container has it
-        mounted, and would not see another one of that name."""
+        """Remove the sockets, but none of another watcher. The status socket's directory stays: a container that has
+        mounted it would not see a new one of that name."""
         for listener in (self.hook, self.control, self.status):
             listener.remove()

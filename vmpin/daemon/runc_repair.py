@@ -2,8 +2,8 @@
 
 It makes the CRI call UpdateContainerResources; where no CRI runtime answers, it uses NRI: the plugin reconnects, and
 the updates go into the answer to the runtime's Synchronize. It never uses NRI's UpdateContainers, which hangs runtimes
-(sources.nri.session.NriSession.register). A failed call is not repeated here: the next resync finds the container
-unchanged, with the CPUs it is to have by then."""
+(sources.nri.session.NriSession.register). After a failed call the next resync tries again, with the CPUs that the
+container should have by then."""
 
 from __future__ import annotations
 
@@ -29,31 +29,25 @@ logger = logging.getLogger(__name__)
 
 
 class RuncRepair:
-    """Repairs in one task at a time, and counts them in `counters.repairs`.
-    :param read_back: reads the cgroups of containers again (`Reconciler.read_cgroups`).
-    :param plugin: the NRI plugin, None while there is none."""
+    """Repairs in one task at a time, and counts in `counters.repairs`.
+    :param read_back: reads the cgroups of containers again. :param plugin: the NRI plugin, None without one."""
 
     def __init__(self, view: NodeView, counters: Counters, read_back: Callable[[Container[ContainerId]], None],
                  plugin: Callable[[], NriPlugin | None], timeouts: Timeouts = TIMEOUTS) -> None:
-        self._view = view
-        self._counters = counters
-        self._read_back = read_back
-        self._plugin = plugin
-        self._timeouts = timeouts
+        self._view, self._counters, self._read_back = view, counters, read_back
+        self._plugin, self._timeouts = plugin, timeouts
         self._repairs = RuncDriftRepairs(timeouts.runc_repair_pause)
         self._task: asyncio.Task[None] | None = None
-        self._reported = ""
-        self._asked: set[ContainerId] = set()  #: The containers that a list was asked for.
-        self._listed: dict[ContainerId, CpuSet | None] = {}  #: What the list had of them.
+        self._warning = ""  #: The last one that was logged.
+        self._unconfirmed: set[ContainerId] = set()  #: The containers for which the runtime's list was requested.
+        self._listed: dict[ContainerId, CpuSet | None] = {}  #: Their CPUs in that list.
 
     def begin(self) -> None:
-        """Called after a resync. Begin the repairs that are due, unless earlier ones are still under way. Returns at
-        once."""
+        """Begin the repairs that are due after a resync, unless earlier ones are under way. Returns at once."""
         view, busy = self._view, self._task is not None and not self._task.done()
         if not (view.config.policy.runc_repair and view.nri_listed) or busy or view.rulings.written:
             return  # the authority that writes cpusets repairs them, too
-        due = self._due()
-        if due:
+        if due := self._due():
             self._task = asyncio.create_task(self._repair(due))
             self._task.add_done_callback(_ended)
 
@@ -79,7 +73,7 @@ class RuncRepair:
             try:
                 await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
             except cri.NoRuntime as err:
-                self._report(str(err))
+                self._warn(str(err))
                 break
             except SourceError as err:
                 failure = err
@@ -96,8 +90,8 @@ class RuncRepair:
             self._by_nri(left)
 
     def _confirmed(self, due: Mapping[ContainerId, CpuSet]) -> dict[ContainerId, CpuSet]:
-        """The containers to repair now. For one that no authority lists, a list is requested from
-        the runtime first: other CPUs than it reported may be another plugin's, which NRI reports to no plugin."""
+        """The containers to repair now. One that no authority lists may have its CPUs from another NRI plugin, which
+        NRI does not report: the runtime's list is requested first."""
         view = self._view
         listed = {container for sandbox in view.sandboxes.values()
                   for container in due.keys() & sandbox.containers.keys()
@@ -107,15 +101,15 @@ class RuncRepair:
                 if container in listed or self._listed.pop(container, None) == cpus}
         plugin = self._plugin()
         if len(sure) < len(due) and plugin is not None and plugin.can_reconnect:
-            self._asked = due.keys() - sure.keys()
+            self._unconfirmed = due.keys() - sure.keys()
             plugin.reconnect()
         return sure
 
     def _by_nri(self, due: Mapping[ContainerId, CpuSet]) -> None:
         plugin = self._plugin()
         if plugin is None or not plugin.can_reconnect:
-            self._report("no CRI socket (paths.cri), and no second NRI connection, as the runtime started this "
-                         "plugin: runc containers are not repaired")
+            self._warn("no CRI socket (paths.cri), and no second NRI connection, as the runtime started this plugin: "
+                       "runc containers are not repaired")
             return
         updates = {}
         for sandbox in self._view.sandboxes.values():
@@ -127,19 +121,20 @@ class RuncRepair:
         plugin.reconnect(updates)
 
     def take(self, events: Iterable[NriEvent]) -> None:
-        """Process the runtime's events. CPUs that the answer to a list gave back are written to the cgroups after it:
-        the files' own events, or the next resync, read them."""
+        """Process the runtime's events. The runtime writes what the answer to a list gave back after this: the files'
+        own events, or the next resync, read it."""
         for event in events:
             if isinstance(event, Synced):
                 self._listed = {container.id: container.cpus for container in event.containers
-                                if container.id in self._asked}
-                self._asked = set()
+                                if container.id in self._unconfirmed}
+                self._unconfirmed = set()
                 self._counters.repairs["done"] += len(event.updated)
 
-    def _report(self, text: str) -> None:
-        if text != self._reported:
+    def _warn(self, text: str) -> None:
+        """Log a warning once until another one comes."""
+        if text != self._warning:
             logger.warning("runc_repair: %s", text)
-        self._reported = text
+        self._warning = text
 
 
 def _ended(task: asyncio.Task[None]) -> None:

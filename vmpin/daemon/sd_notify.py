@@ -13,7 +13,7 @@ def notify(message: str) -> None:
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return
-    import socket  # few are asked for this, and the first pass of a watcher does not wait for it
+    import socket  # here, as the first pass of a watcher waits for imports at the top
 
     address = "\0" + path[1:] if path.startswith("@") else path
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to:

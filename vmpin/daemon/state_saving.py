@@ -1,5 +1,4 @@
-"""The state file, and after it the spool: a message leaves the spool once the state file has what it changed, so that
-no kill loses one."""
+"""Writes the state file, then removes the spooled messages whose changes it has: no kill loses a message."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ from vmpin.sources.spool import Spool
 
 
 class StateSaving:
-    """Writes the node state's file, and mutates the spool.
-    :param kept: spooled messages that were processed and the state file does not hold yet.
-    :param lost: called when the lock is not this watcher's: the owner of the state file has to be found first."""
+    """Mutates the spool. :param kept: messages in the spool that were processed, and that the state file lacks yet.
+    :param lost: called when this watcher does not hold the lock: find the state file's owner first."""
 
     def __init__(self, node_state: NodeState, spool: Spool, kept: list[str], lock: Lock, lost: Callable[[], None],
                  timeouts: Timeouts) -> None:
@@ -25,17 +23,17 @@ class StateSaving:
         self._due = asyncio.Event()
 
     def prepare_again(self) -> None:
-        """The run directory was made again: the spool's directory and the state file must exist again as well."""
+        """Create the spool's directory and the state file again, after the run directory was."""
         self._spool.prepare()
         self._node_state.save_again()
 
     def save_soon(self, only_if_unsaved: bool = False) -> None:
-        """Have the state file written a moment later. :param only_if_unsaved: only where it is behind the state."""
+        """Have the state file written a moment later. :param only_if_unsaved: only if the state has changed since."""
         if not only_if_unsaved or self._node_state.unsaved:
             self._due.set()
 
     async def run(self) -> None:
-        """Write the state file whenever that is due, until cancelled."""
+        """Write the state file whenever it is due, until cancelled."""
         while True:
             await self._due.wait()
             await asyncio.sleep(self._pause)
@@ -43,7 +41,7 @@ class StateSaving:
             self.save()
 
     def save(self) -> None:
-        """Bring the state file up to date, and remove the spooled messages that it holds."""
+        """Write the state file if the state has changed, and remove the messages that it has from the spool."""
         if not self._lock.held():
             self._lost()
             return

@@ -35,19 +35,19 @@ class SupervisedTasks:
         self._tasks = {name: group.create_task(self._supervise(name, source)) for name, source in sources.items()}
 
     def cancel(self, *names: str) -> None:
-        """Cancel tasks, each once: a second time would interrupt the clean-up that is under way."""
+        """Cancel tasks, each once: a second time would interrupt the task's clean-up."""
         for name in names:
             self._tasks[name].cancel()
 
     async def _supervise(self, name: str, source: Source) -> None:
-        """Run a source's task, and start it again when it fails. Not by host.retry: what fails here is a defect or a
-        local resource, and tenacity would be loaded at the first such error in the daemon's loop."""
+        """Run a source's task, and start it again when it ends. Not by host.retry, which would load tenacity in the
+        daemon's loop at the first error."""
         pause = self._timeouts.restart
         while True:
             started = time.monotonic()
             try:
                 await source()
-            except Exception as err:  # whatever it is, the other tasks go on
+            except Exception as err:  # the other tasks go on
                 self.restarts[name] += 1
                 self.failing[name] = repr(err)
                 if time.monotonic() - started > RECOVERED:

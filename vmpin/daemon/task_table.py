@@ -21,7 +21,7 @@ MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
 
 
 def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
-    """Each is made again when it ends. :param directory: open; its listeners are served."""
+    """The tasks by name; each is started again when it ends. :param directory: open; its listeners are served."""
     def listening(listener: Listener, limit: int, answer: Handler, line: bool,
                   admitted: Admission = lambda peer: True) -> Source:
         return directory.restarted(

@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher:
-    """Made and run once per process, with the lock held, upon a reconciler that made its first pass.
+    """Runs once per process, with the lock held, and with a reconciler that has made its first pass.
     :param load: loads the configuration again, at SIGHUP.
-    :param kept: spooled messages that the reconciler has processed and the state file does not hold yet.
-    :param changed: whether the configuration's file has changed, asked at each resync with `watch.reload` change."""
+    :param kept: messages in the spool that the reconciler has processed, and that the state file lacks yet.
+    :param changed: True if the configuration's file has changed, called at each resync with `watch.reload` change."""
 
     def __init__(self, load: Callable[[], Config], reconciler: Reconciler, spool: Spool, kept: list[str], lock: Lock,
                  timeouts: Timeouts = TIMEOUTS, changed: Callable[[], bool] = lambda: False) -> None:
@@ -65,7 +65,7 @@ class Watcher:
         self._tasks = SupervisedTasks(timeouts)
         self.restarts, self.counters = self._tasks.restarts, node_state.counters
         self.saving = StateSaving(node_state, spool, kept, lock, self._resync.set, timeouts)
-        #: What features do in it, by the feature's name; none of those that are switched off.
+        #: What features do in this watcher, by the feature's name, without those that are switched off.
         self.parts: Mapping[str, WatcherPart] = {
             feature.name: part for feature in features()
             if feature.watch is not None and (part := feature.watch(self)) is not None}
@@ -93,7 +93,8 @@ class Watcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))  # cli/watch
+        # `vmpin watch` has blocked them until here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         directory = RunDirectory(self.view.config, self._lock, self.saving.prepare_again)
         directory.open()
         if self.nri is not None:
@@ -102,7 +103,7 @@ class Watcher:
             begin()
         self.hooks.take_spool()
         if self.saving.kept:
-            self._resync.set()  # what came since the first pass does not wait for the clock
+            self._resync.set()  # now, for the messages since the first pass
         self.saving.save()
         self._watch_files()
         self.guests.update(self.view)
@@ -114,7 +115,7 @@ class Watcher:
                 logger.info("watching vms=%d run=%s", len(self.view.vms), self.view.config.paths.run)
                 self.about = About()
                 self.passes.ask_qmp()
-                # However long resyncs are apart: from then on no VM waits for the runtime's list.
+                # However long resyncs are apart, no VM waits for the runtime's list longer than this.
                 loop.call_later(AWAITED_FOR, self._resync.set)
                 await self._stop.wait()
                 unpinned = await self._end_tasks(directory)
@@ -140,8 +141,8 @@ class Watcher:
             after_pass()
 
     async def _end_tasks(self, directory: RunDirectory) -> bool:
-        """End the tasks, the guests' last: with `watch.on_exit` unpin they are given their masks back, too.
-        :returns: whether the original masks are restored."""
+        """End the tasks, those of guests last: with `watch.on_exit` unpin they first restore the guests' masks.
+        :returns: True if the original masks are restored."""
         directory.keep(self.view.config)
         sd_notify.notify("STOPPING=1")
         self._repair.stop()
@@ -175,7 +176,7 @@ class Watcher:
             match event:
                 case Synced():
                     self.node_state.nri_connected(True)
-                    self._resync.set()  # containers that are not listed any more may have left something behind
+                    self._resync.set()  # containers that are no longer listed may have left files and masks behind
                 case Disconnected():
                     self.node_state.nri_connected(False)
         for before_events in present(part.before_events for part in self.parts.values()):
@@ -187,7 +188,7 @@ class Watcher:
             self.nri.request_list()
         if not touched:
             return
-        # Only a beginning brings threads that are not there yet.
+        # Only these bring threads that no pass has seen.
         begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
                  if isinstance(event, PodEvent | ContainerEvent) and event.verb in (Verb.RUN_POD, Verb.POST_START)}
         # A VM gets vCPUs and another cgroup cpuset before a container of it is started.
@@ -203,14 +204,14 @@ class Watcher:
 
     @log.operation()
     def _on_files(self, written: set[Path], since: float) -> None:
-        """The kubelet's checkpoint, or cpuset cgroups: a pass reads them for their sandboxes."""
+        """Make a pass for the sandboxes of written files: the kubelet's checkpoint, cpuset cgroups."""
         touched = self.node_state.read_written(written)
         self._relist.written(self.node_state.without_kata(touched))
         self.passes.run(touched, "files", since, scan=False)
         self.saving.save_soon()
 
     def _watch_files(self) -> None:
-        """Watch the kubelet's directory, and the cpusets of the containers and VMs that are followed."""
+        """Watch the kubelet's directory, and the cpusets of containers and VMs."""
         config = self.view.config
         kubelet = [config.paths.kubelet] if config.watch.kubelet else []
         self.files.watch([*kubelet, *self.node_state.cpuset_files()])
@@ -246,7 +247,7 @@ class Watcher:
             self.node_state.forks_reported(self.proc_events is not None and self.proc_events.connected)
             with log.operation():
                 self.passes.record(self.reconciler.resync(full=self._full), "resync")
-            self._full = False  # now: what was asked for is not lost with a pass that fails
+            self._full = False  # after the pass: one that fails leaves the request
             self.resynced = time.monotonic()
             self.saving.save_soon(only_if_unsaved=True)
             self.passes.ask_qmp()
@@ -261,22 +262,21 @@ class Watcher:
 
     @property
     def stopping(self) -> bool:
-        """Whether it is about to end."""
         return self._stop.is_set()
 
     def source_health(self) -> Iterable[SourceHealth]:
-        """The sources as they are now, for metrics and probes."""
+        """The health of the sources now, for metrics and probes."""
         return (*source_health(self.view, self.nri, self.proc_events, self._tasks.names, self._tasks.failing),
                 *(source for health in present(part.health for part in self.parts.values()) for source in health()))
 
     def feeds(self) -> tuple[dict[str, object] | None, dict[str, object] | None]:
-        """The NRI feed's and the proc-events feed's parts of the status; None for one that is switched off."""
+        """The states of the NRI feed and the proc-events feed, for the status; None for one that is switched off."""
         return (None if self.nri is None else self.nri.data(),
                 None if self.proc_events is None else self.proc_events.data())
 
     @log.operation()
     def refresh_everything(self) -> PassReport:
-        """Make a full resync at once, on an operator's request: unrelated processes are inspected again, too."""
+        """Make a full resync at once, on an operator's request: it inspects every process again."""
         self.hooks.take_spool()
         report = self.reconciler.resync(full=True)
         self.guests.retry_now()

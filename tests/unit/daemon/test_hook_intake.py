@@ -186,7 +186,7 @@ def test_a_run_directory_that_cannot_be_made_again_ends_no_resync(place: Place, 
     config.paths.control_socket.mkdir()
     for _ in range(2):
         assert directory.keep(config)
-    assert len([record for record in caplog.records if "cannot be made again" in record.message]) == 1
+    assert len([record for record in caplog.records if "cannot be created again" in record.message]) == 1
     config.paths.control_socket.rmdir()
     assert directory.keep(config)
     assert renewed == [True]

@@ -41,7 +41,7 @@ def test_a_file_that_set_keys_and_sets_none_now_is_refused(file: Path, text: str
     old = load(file, "watch: {only: 'a*'}", VMPIN_LOG_LEVEL="debug")
     with pytest.raises(ConfigError) as caught:
         reloading.refuse_empty(old, load(file, text, VMPIN_LOG_LEVEL="debug"))
-    assert str(caught.value) == f"{file}: sets no key any more: it is empty, cut off or gone"
+    assert str(caught.value) == f"{file}: no longer sets any key: it is empty, truncated or missing"
     assert "restart" in caught.value.hint
 
 

@@ -93,7 +93,7 @@ class Drifted:
     def confirm(self) -> None:
         """The runtime has listed all, upon the first look."""
         # No public way in: the first look would repair what is confirmed here.
-        self.repair._asked = set(self.listed)
+        self.repair._unconfirmed = set(self.listed)
         self.repair.take([Synced((), tuple(self.listed.values()), 3, runtime=7)])
 
     @property

@@ -70,8 +70,8 @@ def test_threads_that_have_a_part_of_their_cpus_are_not_called_unmoved() -> None
     part, stuck, right = seen("0-1", "1", tid=10), seen("0-1", "4", tid=11), seen("0-1", "0-1", tid=12)
     for threads, text in (([part, right], "1 of 2 threads have only a part of the CPUs"),
                           ([stuck, right], "1 of 2 threads are not moved"),
-                          ([part, stuck, right], "1 of 3 threads are not moved, and 1 of 3 threads have a part of the "
-                                                 "CPUs only")):
+                          ([part, stuck, right], "1 of 3 threads are not moved, and 1 of 3 threads have only a part "
+                                                 "of the CPUs")):
         assert judge(state(), waits, {}, threads) == (Verdict.WAITING, [f"waits for the kubelet: until then {text}"])
 
 
