@@ -316,6 +316,18 @@ def test_a_live_change_moves_as_little_as_possible() -> None:
     assert "gone" in node.refusal
 
 
+def test_a_vms_container_from_the_pool_gets_no_cpu_that_another_one_has_yet_to_lose() -> None:
+    """It becomes the oldest with CPUs of its own, which takes the spare set over; on the pool it had no cpuset."""
+    node = Played()
+    vm: dict[str, Any] = {"sandbox": SandboxId("vm"), "vm": True, "vm_vcpus": 1}
+    node.create("old", **vm, time_ns=1)
+    assert node.create("new", 1, EXCLUSIVE, **vm, time_ns=2) == "1-2"
+    node.call(on_update, a_container("old", 1, **vm))
+    assert node.updates == (SideUpdate(ContainerId("new"), cpus("1-3")),)
+    node.call(set_policy, ContainerId("old"), {"policy": "exclusive"})
+    assert [(container, str(added)) for container, added in node.updates] == [("new", "1"), ("old", "2-3")]
+
+
 def test_of_sets_as_good_the_one_that_keeps_most_of_the_present_cpus_is_moved_to() -> None:
     caches = [CpuSet((n, n + 1)) for n in range(0, 10, 2)]
     node = Played(AllocationOptions(AllocationMode.ON), MACHINE.build(CpuSet(range(10)), caches=caches))

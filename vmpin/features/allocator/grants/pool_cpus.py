@@ -1,7 +1,8 @@
-"""The pool, and the cpuset that each container is to have; the updates that lead there, those that take away first.
+"""The pool, the cpuset that each container is to have, and the updates that lead there: those that take CPUs away come
+first.
 
 The pool is what is no container's own. Shared containers are on `ledger.shared`: the pool without its headroom, so
-that one exclusive container is often no reason to update hundreds of shared ones.
+that one more exclusive container seldom requires updates of hundreds of shared ones.
 """
 
 from __future__ import annotations
@@ -31,21 +32,20 @@ def with_shared_cpus(machine: Topology, ledger: Ledger, options: AllocationOptio
     """The ledger with `shared` within the pool, and at most `pool_headroom` CPUs smaller. It changes only where CPUs
     of it are no longer in the pool, or where the headroom has become too large."""
     whole = pool(machine, ledger, options)
-    apart = whole - ledger.shared
-    if ledger.shared and ledger.shared <= whole and len(apart) <= options.pool_headroom:
+    if ledger.shared and ledger.shared <= whole and len(whole - ledger.shared) <= options.pool_headroom:
         return ledger
-    open_ = whole - options.reserved - union(grant.cpus | grant.spare for grant in ledger.grants.values())
-    most = min(options.pool_headroom, len(open_), len(whole) - 1)
-    if most <= 0:
+    free = whole - options.reserved - union(grant.cpus | grant.spare for grant in ledger.grants.values())
+    size = min(options.pool_headroom, len(free), len(whole) - 1)
+    if size <= 0:
         return ledger._replace(shared=whole)
-    headroom = best_cpus(machine, open_, CpuQuery(most, options.align, False, options.smt))
+    headroom = best_cpus(machine, free, CpuQuery(size, options.align, False, options.smt))
     return ledger._replace(shared=whole if isinstance(headroom, Refusal) else whole - headroom.cpus)
 
 
 def target(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet:
-    """The cpuset that the container is to have, of CPUs that are online. Empty: vmpin sets none. Kata makes a VM as
-    large as the cpusets of containers without a limit, so these get none, and those on the pool none either, unless
-    they have had CPUs of their own before: a runtime cannot take a cpuset away."""
+    """The cpuset that the container is to have, of online CPUs. Empty: vmpin sets none. Kata makes a VM as large as
+    the cpusets of its containers without a limit, so these get none. Nor do a VM's containers on the pool, unless they
+    had CPUs of their own before: a runtime cannot take a cpuset away."""
     if grant.left_alone or not grant.live or (grant.vm and not grant.amount.limit):
         return EMPTY
     match grant.policy:
@@ -73,8 +73,8 @@ def group_cpus(ledger: Ledger, group: str, options: AllocationOptions) -> CpuSet
 
 
 def due(machine: Topology, ledger: Ledger, options: AllocationOptions) -> list[tuple[Grant, CpuSet]]:
-    """The containers whose cpuset is not what it is to be, with what it is to be. One without a cpuset that was not
-    created by vmpin's answer is among them; the runtime applies updates to all that are created or running."""
+    """The containers whose cpuset is not the one they are to have, with that one. The runtime applies updates to all
+    that are created or running, also to those that have no cpuset, as vmpin did not answer at their creation."""
     wanted = ((grant, target(machine, ledger, grant, options))
               for grant in sorted(ledger.grants.values(), key=age) if grant.live and not grant.left_alone)
     return [(grant, cpus) for grant, cpus in wanted if cpus and cpus != grant.written]
@@ -82,28 +82,29 @@ def due(machine: Topology, ledger: Ledger, options: AllocationOptions) -> list[t
 
 def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
               call: ContainerId | None = None) -> list[SideUpdate]:
-    """The updates for containers that have to lose CPUs, or whose own CPUs have changed, and for the call's container,
-    whose is the last. CPUs that a container is yet to lose are added to no other but the call's, and to one of the
-    pool that would have none else: in every prefix of the updates no container gets a CPU that is another's own."""
+    """The updates for containers that have to lose CPUs, or whose own CPUs have changed; the one for the call's
+    container is the last. In every prefix of the updates no container gets a CPU that is another's own: CPUs that a
+    container is yet to lose are added only to the call's, and to a container of the pool that would have no others."""
     return _shrinking(machine, due(machine, ledger, options), call)
 
 
 def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: ContainerId | None) -> list[SideUpdate]:
     leaving = [(grant.container, grant.written - cpus) for grant, cpus in wanted if grant.policy not in _SHARED]
-    found = []
+    ordered = []
     for grant, cpus in wanted:
-        had = grant.written or machine.online
-        loses, called = not had <= cpus, grant.container == call
-        if not loses and not called and grant.policy in _SHARED:
+        shared, called = grant.policy in _SHARED, grant.container == call
+        # A container without a cpuset is on all CPUs; but for one that is to have its own, they count as added.
+        loses = not (grant.written or machine.online) <= cpus
+        before = grant.written or (machine.online if shared else EMPTY)
+        if not loses and not called and shared:
             continue
         if not called:
-            others = union(left for container, left in leaving if container != grant.container) - had
-            # One of the pool has to leave what becomes another's own, also where nothing else is left to it yet.
-            cpus = cpus - others or (cpus if grant.policy in _SHARED else EMPTY)
+            others = union(left for container, left in leaving if container != grant.container) - before
+            # One on the pool has to leave what becomes another's own, also where nothing else is left to it yet.
+            cpus = cpus - others or (cpus if shared else EMPTY)
         if cpus and cpus != grant.written:
-            order = (called, grant.policy not in _SHARED, not loses, age(grant))
-            found.append((order, SideUpdate(grant.container, cpus)))
-    return [update for _, update in sorted(found)]
+            ordered.append(((called, not shared, not loses, age(grant)), SideUpdate(grant.container, cpus)))
+    return [update for _, update in sorted(ordered)]
 
 
 def all_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
@@ -117,7 +118,7 @@ def all_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -
 
 
 def with_written(ledger: Ledger, container: ContainerId, cpus: CpuSet | None) -> Ledger:
-    """The ledger with the cpuset that the runtime has for a container: read back from its cgroup, or answered."""
+    """The ledger with the cpuset that the runtime has for a container: read back from its cgroup, or in an answer."""
     grant = ledger.grants.get(container)
     if grant is None or grant.written == (cpus or EMPTY):
         return ledger
