@@ -26,7 +26,7 @@ from vmpin.features.allocator.grants.decisions import (
 )
 from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.live_change import follow_annotations, set_policy
-from vmpin.features.allocator.grants.placing import vcpus_of
+from vmpin.features.allocator.grants.placing import kata_vcpus
 from vmpin.features.allocator.grants.pool_cpus import pool, with_written
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
 from vmpin.features.allocator.texts.grant_data import from_data, to_data
@@ -143,7 +143,7 @@ class ModelNode:
             if not own:
                 assert not spare
             elif {grant.wish.spare for grant in grants} == {"match"}:
-                assert len(own | spare) == max(len(own), min(vcpus_of(grants), len(own | whole)))
+                assert len(own | spare) == max(len(own), min(kata_vcpus(grants), len(own | whole)))
             if carriers and carriers[0].own_spare:
                 assert len(spare) == carriers[0].vm_overhead
                 assert spare.isdisjoint(whole)

@@ -20,9 +20,8 @@ from vmpin.domain.topology import Topology
 from vmpin.feature import WatcherPart
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.grants.live_change import PAUSE
 from vmpin.features.allocator.ledger_file import LedgerFile
-from vmpin.features.allocator.live_annotations import LiveAnnotations
+from vmpin.features.allocator.live_annotations import PAUSE, LiveAnnotations
 from vmpin.features.cluster.kube import untrusted_pod
 from vmpin.features.cluster.kube.asked_annotations import encoded_member
 from vmpin.features.cluster.reporter_requests import ReporterRequests

@@ -10,8 +10,8 @@ from absurd_numbers import Parser, check_bound, reads
 from vmpin.cpuset import MAX_CPU
 from vmpin.domain.model import SandboxId
 from vmpin.features.allocator.grants.cpu_request import CpuWish
-from vmpin.features.allocator.texts.annotations import changed
-from vmpin.features.allocator.vm_size import vcpus_of
+from vmpin.features.allocator.texts.annotations import with_changes
+from vmpin.features.allocator.vm_size import vm_size_of
 from vmpin.host.procfs import Procfs
 from vmpin.sources.nri.nri_events import NriPod
 from vmpin.vmm.vmm_type import MAX_VCPUS
@@ -20,11 +20,11 @@ from vmpin.vmm.vmm_type import MAX_VCPUS
 def annotated(text: str) -> Iterable[int | None]:
     pod = NriPod(SandboxId("a"), "p", "n", "u", "kata", 0,
                  {"io.katacontainers.config.hypervisor.default_vcpus": text}, "")
-    return vcpus_of(pod, Procfs("/nowhere"), lambda handler: 1)[1:]
+    return vm_size_of(pod, Procfs("/nowhere"), lambda handler: 1)[1:]
 
 
 def spare(text: str) -> Iterable[int]:
-    found = changed(CpuWish(), {"spare": text}).spare or ""
+    found = with_changes(CpuWish(), {"spare": text}).spare or ""
     return [int(found)] if found.isdigit() else []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from vmpin.domain.model import SandboxId
 from vmpin.domain.runtime_call import VmSize
-from vmpin.features.allocator.vm_size import vcpus_of
+from vmpin.features.allocator.vm_size import vm_size_of
 from vmpin.host.procfs import Procfs
 from vmpin.sources.nri.nri_events import NriPod
 
@@ -27,12 +27,12 @@ def test_the_size_of_a_pods_vm(argv: list[str], annotations: dict[str, str], exp
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "kata", 77, annotations, "")
-    assert vcpus_of(pod, Procfs(tmp_path), {"kata": 7}.__getitem__) == expected
+    assert vm_size_of(pod, Procfs(tmp_path), {"kata": 7}.__getitem__) == expected
 
 
 def test_a_pod_of_another_handler_is_no_vm(tmp_path: Path) -> None:
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "runc", 0, ANNOTATED, "")
-    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 1) == VmSize()
+    assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 1) == VmSize()
 
 
 DRAGONBALL = ["/opt/kata/runtime-rs/bin/containerd-shim-kata-v2", "-id", "pod1", "-namespace", "k8s.io"]
@@ -48,10 +48,10 @@ def test_a_pod_is_a_vm_by_its_process_under_any_handlers_name(handler: str, argv
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", handler, 77, {}, "")
-    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3).vm
+    assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 3).vm
     (tmp_path / "77" / "status").write_text("Name:\tx\nNSpid:\t77\t1\n")
-    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3) == VmSize(), "a container's first process"
-    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3, {"pod1": True}.__contains__).vm, "it is known for one"
+    assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 3) == VmSize(), "a container's first process"
+    assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 3, {"pod1": True}.__contains__).vm, "it is known for one"
 
 
 @pytest.mark.parametrize("argv", [["/pause"], ["containerd-shim-runc-v2", "-id", "pod1"],
@@ -60,7 +60,7 @@ def test_another_process_makes_no_vm_of_a_pod(argv: list[str], tmp_path: Path) -
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
     pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "vm", 77, {}, "")
-    assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 3) == VmSize()
+    assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 3) == VmSize()
 
 
 def test_runtime_rs_static_sizing_adds_a_part_of_a_vcpu_to_the_limits(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_runtime_rs_static_sizing_adds_a_part_of_a_vcpu_to_the_limits(tmp_path: 
                            (["qemu-system-x86_64", "-name", "sandbox-1", "-smp", "3"], VmSize(True, 3, 3))):
         (tmp_path / "77" / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
         pod = NriPod(SandboxId("pod1"), "default", "web", "u-1", "kata", 77, ANNOTATED, "")
-        assert vcpus_of(pod, Procfs(tmp_path), lambda handler: 1, overhead={"kata": 200}.get) == expected
+        assert vm_size_of(pod, Procfs(tmp_path), lambda handler: 1, overhead={"kata": 200}.get) == expected

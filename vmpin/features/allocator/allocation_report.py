@@ -17,7 +17,6 @@ from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import (
     Alignment,
     CpuCost,
-    CpuPolicy,
     CpuQuery,
     CpuWish,
     FoundCpus,
@@ -26,6 +25,7 @@ from vmpin.features.allocator.grants.cpu_request import (
 from vmpin.features.allocator.grants.eligibility import allowed_cpus, query_of
 from vmpin.features.allocator.grants.ledger import Grant, Ledger, age
 from vmpin.features.allocator.search.best_set import best_cpus, best_part, largest, runner_up
+from vmpin.features.allocator.texts.grant_data import wish_texts
 
 #: Of the JSON document.
 VERSION = 1
@@ -73,7 +73,7 @@ def allocatable_cpus(view: AllocatorView) -> CpuSet:
 
 def free_cpus(view: AllocatorView) -> CpuSet:
     """The CPUs that a container may still get as its own."""
-    return allocatable_cpus(view) - view.ledger.held() - view.ledger.others_own()
+    return allocatable_cpus(view) - view.ledger.held() - view.ledger.foreign_cpus()
 
 
 def brief(view: AllocatorView) -> dict[str, str]:
@@ -106,17 +106,7 @@ def _grant(grant: Grant) -> dict[str, Any]:
             "state": str(grant.state), "cpus": str(grant.cpus), "spare": str(grant.spare), "node": grant.node,
             "cpuset": str(grant.written), "left_alone": grant.left_alone,
             "request": grant.amount.request / 1000, "limit": grant.amount.limit / 1000 or None,
-            "asked": _asked(grant.wish), "near": str(grant.near), "since": _time(grant.since_ns)}
-
-
-def _asked(wish: CpuWish) -> dict[str, str]:
-    """Return what the annotations ask for, by the keys' short names; {} where they ask for nothing."""
-    found = {"policy": str(wish.policy or ""), "kind": "" if wish.kind == "any" else str(wish.kind),
-             "align": f"{wish.align or ''}{'!' if wish.align and wish.align_required else ''}",
-             "smt": str(wish.smt or ""), "near": wish.near, "spare": "" if wish.spare == "match" else wish.spare}
-    if wish.policy is CpuPolicy.GROUP:
-        found["policy"] = f"group:{wish.group}"
-    return {key: text for key, text in found.items() if text}
+            "asked": wish_texts(grant.wish), "near": str(grant.near), "since": _time(grant.since_ns)}
 
 
 def _time(time_ns: int) -> str:
@@ -193,7 +183,7 @@ def explanations(view: AllocatorView, name: str) -> list[str]:
 
 def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
     name = f"container {grant.name} of {grant.namespace}/{grant.pod}"
-    asked = _asked_text(_asked(grant.wish), str(grant.near))
+    asked = _asked_text(wish_texts(grant.wish), str(grant.near))
     if grant.left_alone:
         has = (f"the cpuset {grant.written}, which another program gave it" if grant.written else
                "no cpuset, and vmpin sets none")

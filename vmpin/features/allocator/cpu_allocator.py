@@ -38,11 +38,11 @@ _NEAR = "cpu-near.vmpin.io"
 
 class CpuAllocator:
     """With `allocate.mode` observe it works everything out, and answers nothing.
-    :param vcpus_of: whether a pod is a VM, and of which size, from NRI's pod.
+    :param vm_size_of: whether a pod is a VM, and of which size, from NRI's pod.
     :param device_nodes: the NUMA nodes of devices, by name."""
 
     def __init__(self, machine: Topology, options: AllocationOptions, file: LedgerFile,
-                 vcpus_of: Callable[[NriPod], VmSize],
+                 vm_size_of: Callable[[NriPod], VmSize],
                  device_nodes: Callable[[Collection[str]], Mapping[str, int]] = lambda names: {}) -> None:
         self._lock = threading.Lock()
         self._machine, self._options, self._file = machine, options, file
@@ -50,7 +50,7 @@ class CpuAllocator:
         #: Since the watcher started: refusals by kind, and changes of the CPUs that shared containers are on.
         self.refusals: Counter[str] = Counter()
         self.pool_changes = 0
-        self._vcpus_of, self._device_nodes = vcpus_of, device_nodes
+        self._vm_size_of, self._device_nodes = vm_size_of, device_nodes
         #: None until the runtime's first list, where there is no file.
         self._ledger: Ledger | None = file.load() if self._acts else None
         self._listed = False  #: Whether the runtime has listed what runs.
@@ -63,7 +63,7 @@ class CpuAllocator:
 
     def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None = None) -> CpuAnswer:
         """Decide on CREATE, UPDATE or STOP. What is granted is in the file before this returns."""
-        container = _sized(container, VmSize() if pod is None else self._vcpus_of(pod))
+        container = _sized(container, VmSize() if pod is None else self._vm_size_of(pod))
         with self._lock:
             ledger = self._current()
             if ledger is None:
@@ -81,7 +81,7 @@ class CpuAllocator:
 
     def synchronize(self, listed: Listed, pods: Sequence[NriPod] = ()) -> CpuAnswer:
         """Take in the runtime's list, with which the ledger begins, or is corrected."""
-        sizes = {pod.id: self._vcpus_of(pod) for pod in pods}
+        sizes = {pod.id: self._vm_size_of(pod) for pod in pods}
         listed = listed._replace(containers=tuple(_sized(container, sizes.get(container.sandbox, VmSize()))
                                                   for container in listed.containers))
         with self._lock:

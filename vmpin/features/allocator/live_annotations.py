@@ -1,4 +1,4 @@
-"""Has the allocator follow annotations that were changed while containers run (`allocate.live_annotations`).
+"""Annotations that change while containers run (`allocate.live_annotations`): when the allocator decides on which.
 
 Keeps the annotations that the reporter handed over last, until it is silent for too long, and has the allocator decide
 on one container at a time, with pauses: neither a reporter that sends without end nor many pods that change at once
@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.grants.ledger import Answer
-from vmpin.features.allocator.grants.live_change import changed_containers, next_change
+from vmpin.features.allocator.grants.live_change import changed_containers
 
 #: Refusals that are kept; the oldest is forgotten.
 MAX_REFUSED = 64
-#: After a decision, the loop's other work has so many times the time that it took.
+#: Seconds between two decisions on one container, at the least. What is handed over meanwhile is replaced by what is
+#: handed over later.
+PAUSE = 10.0
+#: A pause after each decision: as many times as long as the decision took, for the loop's other work.
 REST = 4.0
+#: Seconds for which the time of a decision is kept.
+_KEPT = 600.0
 
 
 class LiveAnnotations:
@@ -48,7 +53,7 @@ class LiveAnnotations:
         return [{"uid": uid, "container": name, "why": why} for (uid, name), why in self._refused.items()]
 
     def touch(self) -> None:
-        """Called after the runtime's events, as a container may have begun to run."""
+        """Called after the runtime's events: a container may have started."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -65,17 +70,16 @@ class LiveAnnotations:
                     await self._wake.wait()
 
     def step(self) -> bool:
-        """Decide on the container that is next, if one is due. :returns: whether one was."""
-        found = self._next()
-        if found is None or found[1]:
+        """Decide on the next container, if its decision is due. :returns: whether it was."""
+        container, wait = self._next() or (None, 0.0)
+        if container is None or wait:
             return False
-        container, now = found[0], self._now()
+        now = self._now()
         answer = self._allocator.follow(container, self._handed)
         if answer is None:
             return False
         self._note(answer, container)
-        self._decided = {each: when for each, when in self._decided.items() if when > now - 600.0}
-        self._decided[container] = now
+        self._decided = {key: time for key, time in self._decided.items() if time > now - _KEPT} | {container: now}
         self._after()
         return True
 
@@ -87,9 +91,9 @@ class LiveAnnotations:
             self._refused = dict([*self._refused.items(), (key, answer.refusal)][-MAX_REFUSED:])
 
     def pause(self) -> float | None:
-        """The seconds until a container that was decided on just now may be decided on again; None: none waits."""
-        found = self._next()
-        return found[1] if found is not None and found[1] else None
+        """Return the seconds until the next container's decision is due; None: it is due now, or none is waiting."""
+        _, wait = self._next() or (None, 0.0)
+        return wait or None
 
     def _next(self) -> tuple[ContainerId, float] | None:
         if self._now() - self._taken >= self._timeouts.handed_kept:
@@ -97,3 +101,12 @@ class LiveAnnotations:
         ledger = self._allocator.ledger() if self._handed else None
         return None if ledger is None else next_change(changed_containers(ledger, self._handed), self._decided,
                                                        self._now())
+
+
+def next_change(changed: Iterable[ContainerId], decided: Mapping[ContainerId, float],
+                now: float) -> tuple[ContainerId, float] | None:
+    """The container to decide on next, and in how many seconds: of several the one whose last decision is the oldest,
+    so that none waits for others for ever. :param decided: the times of containers' last decisions."""
+    never = float("-inf")
+    first = min(changed, key=lambda container: (decided.get(container, never), container), default=None)
+    return None if first is None else (first, max(0.0, decided.get(first, never) + PAUSE - now))

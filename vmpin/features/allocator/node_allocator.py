@@ -20,7 +20,7 @@ from vmpin.features.allocator.grants.allocation_options import AllocationMode
 from vmpin.features.allocator.grants.ledger import Answer, Grant
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.ledger_file import LedgerFile, ledger_authority
-from vmpin.features.allocator.vm_size import vcpus_of
+from vmpin.features.allocator.vm_size import vm_size_of
 from vmpin.host.daemons import programs
 from vmpin.host.files import Files
 from vmpin.host.sysfs import Sysfs
@@ -56,7 +56,7 @@ class NodeAllocator:
         self.allocator = CpuAllocator(
             allocator_topology(self._sysfs), settings.options,
             LedgerFile(ledger_path(view.config), view.boot_id),
-            partial(vcpus_of, proc=view.proc, configured=kata.of, known=view.has_vm,
+            partial(vm_size_of, proc=view.proc, configured=kata.of, known=view.has_vm,
                     overhead=kata.overhead),
             partial(device_nodes, self._sysfs))
         self.updates = PoolUpdates(view, self.allocator, node_state.read_cgroups, runtime, timeouts)

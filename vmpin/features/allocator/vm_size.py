@@ -27,7 +27,7 @@ from vmpin.vmm.vmm_type import MAX_VCPUS
 _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
 
 
-def vcpus_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
+def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
              known: Callable[[SandboxId], bool] = lambda sandbox: False,
              overhead: Callable[[str], int | None] = lambda handler: None) -> VmSize:
     """Whether a pod is a VM, and of which size. Reads /proc of one process.

@@ -20,14 +20,13 @@ from vmpin.features.allocator.grants.allocation_options import (
 from vmpin.features.allocator.grants.decisions import due_updates, on_create, on_start
 from vmpin.features.allocator.grants.ledger import Answer, Grant, Ledger
 from vmpin.features.allocator.grants.live_change import (
-    PAUSE,
     changed_containers,
     follow_annotations,
-    next_change,
     set_policy,
 )
 from vmpin.features.allocator.grants.pool_cpus import applied
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
+from vmpin.features.allocator.live_annotations import PAUSE, next_change
 from vmpin.features.allocator.texts.annotations import asking_digest, asks
 from vmpin.features.allocator.texts.grant_data import from_data, to_data
 
@@ -228,7 +227,7 @@ def test_only_annotations_that_ask_for_cpus_count_and_in_any_order(annotations: 
 
 
 def test_every_key_that_an_annotation_is_read_by_crosses() -> None:
-    """A key that `asked` reads, and that does not cross, would be taken for one that was removed."""
+    """A key that `annotated_wish` reads, and that does not cross, would be taken for one that was removed."""
     class Read(dict[str, str]):
         def __init__(self) -> None:
             self.keys_read: set[str] = set()
@@ -237,10 +236,10 @@ def test_every_key_that_an_annotation_is_read_by_crosses() -> None:
             self.keys_read.add(str(key))
             return False
 
-    from vmpin.features.allocator.texts.annotations import asked
+    from vmpin.features.allocator.texts.annotations import annotated_wish
 
     read = Read()
-    asked(read, "main", frozenset(HonouredKeys))
+    annotated_wish(read, "main", frozenset(HonouredKeys))
     assert len(read.keys_read) > 30
     assert {key for key in read.keys_read if not asks(key)} == set()
 

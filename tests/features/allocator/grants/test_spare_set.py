@@ -7,7 +7,7 @@ import pytest
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
 from vmpin.features.allocator.grants.ledger import CpuAmount, Grant
-from vmpin.features.allocator.grants.placing import vcpus_of
+from vmpin.features.allocator.grants.placing import kata_vcpus
 
 
 @pytest.mark.parametrize(("limits", "vcpus", "part", "most", "expected"), [
@@ -20,4 +20,4 @@ def test_limits_and_a_part_of_a_vcpu_are_rounded_up_once(
     grants = [Grant(ContainerId(f"c{number}"), SandboxId("pod"), "", "", "", "", CpuWish(), CpuPolicy.NONE,
                     amount=CpuAmount(limit=limit), vm=True, vm_vcpus=vcpus, vm_part=part, vm_most=most)
               for number, limit in enumerate(limits)]
-    assert vcpus_of(grants) == expected
+    assert kata_vcpus(grants) == expected

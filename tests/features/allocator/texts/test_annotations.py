@@ -17,8 +17,8 @@ from vmpin.features.allocator.grants.allocation_options import (
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, Refusal, SmtUse
 from vmpin.features.allocator.grants.eligibility import PolicyRuling, amount_after, amount_of, ruling
 from vmpin.features.allocator.grants.ledger import CpuAmount
-from vmpin.features.allocator.texts.annotation_values import AnnotationError
-from vmpin.features.allocator.texts.annotations import AskedCpus, asked, changed
+from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, AnnotationError
+from vmpin.features.allocator.texts.annotations import annotated_wish, with_changes
 from vmpin.features.allocator.texts.grant_data import wish_data, wish_of
 
 ALL = frozenset(HonouredKeys)
@@ -27,7 +27,7 @@ NRI = "resource-policy.nri.io"
 
 
 def wish(annotations: dict[str, str], container: str = "app") -> CpuWish:
-    return asked(annotations, container, ALL).wish
+    return annotated_wish(annotations, container, ALL).wish
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), [
@@ -59,7 +59,7 @@ def wish(annotations: dict[str, str], container: str = "app") -> CpuWish:
 ])
 def test_each_value_is_read_written_and_read_again(key: str, value: str, expected: CpuWish) -> None:
     assert wish({f"{key}.vmpin.io": value}) == expected
-    assert changed(CpuWish(), {key.removeprefix("cpu-"): value.strip()}) == expected
+    assert with_changes(CpuWish(), {key.removeprefix("cpu-"): value.strip()}) == expected
     assert wish_of(json.loads(json.dumps(wish_data(expected)))) == expected
 
 
@@ -101,7 +101,7 @@ def test_text_of_a_pod_s_author_is_shown_escaped_and_short(value: str, message: 
         wish({"cpu-near.vmpin.io": value})
     assert str(caught.value) == message
     with pytest.raises(AnnotationError):
-        changed(CpuWish(), {"near": value})
+        with_changes(CpuWish(), {"near": value})
 
 
 def test_a_value_may_end_in_a_line_break() -> None:
@@ -142,7 +142,7 @@ def test_the_container_s_own_key_comes_before_the_pod_s() -> None:
 def test_the_keys_of_peers(annotations: dict[str, str], expected: CpuWish) -> None:
     assert wish(annotations) == expected
     own = {key: value for key, value in annotations.items() if "vmpin" in key}
-    assert asked(annotations, "app", frozenset()) == asked(own, "app", frozenset())
+    assert annotated_wish(annotations, "app", frozenset()) == annotated_wish(own, "app", frozenset())
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -158,7 +158,7 @@ def test_a_value_that_the_peer_passes_over_is_passed_over_with_a_note(key: str, 
     """crane pkg/ensurance/cm/cpumanager/util.go (GetPodCPUPolicy, GetPodTopologyResult), crane-scheduler
     pkg/plugins/noderesourcetopology/helper.go (IsPodAwareOfTopology), nri-plugins
     cmd/plugins/topology-aware/policy/pod-preferences.go: the pod starts as if the key were not there."""
-    found = asked({key: value}, "app", ALL)
+    found = annotated_wish({key: value}, "app", ALL)
     assert found.wish == CpuWish()
     assert len(found.notes) == 1
     assert found.notes[0].startswith(f"{key}=")
@@ -177,7 +177,7 @@ def test_a_balloon_that_no_group_can_be_named_as_is_an_error_as_an_unknown_ballo
     '[{"name":"node1","type":"Node","resources":{"capacity":{"memory":"4Gi"}}}]', "[]"])
 def test_zones_without_cpus_and_of_other_types_do_not_count(zones: str) -> None:
     """crane pkg/ensurance/cm/cpumanager/cpu_manager.go, fromZoneListToTopologyResult."""
-    assert asked({f"{CRANE}/topology-result": zones}, "app", ALL) == AskedCpus(CpuWish(), "crane")
+    assert annotated_wish({f"{CRANE}/topology-result": zones}, "app", ALL) == AnnotatedWish(CpuWish(), "crane")
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("t", True), ("TRUE", True), ("True", True),
@@ -193,7 +193,7 @@ def test_two_keys_are_only_true_as_this_word(value: str) -> None:
     """crane pkg/utils/cpuset.go (PodExcludeReservedCPUs), nri-plugins pkg/resmgr/cache/container.go
     (PreserveCpuResources): all other values are as if the key were not there."""
     assert wish({f"{CRANE}/exclude-reserved-cpus": value}) == CpuWish()
-    assert not asked({f"cpu.preserve.{NRI}": value}, "app", ALL).left_alone
+    assert not annotated_wish({f"cpu.preserve.{NRI}": value}, "app", ALL).left_alone
 
 
 def test_cmk_mutates_for_three_words() -> None:
@@ -234,8 +234,8 @@ def test_the_balloons_that_are_built_in(name: str, policy: CpuPolicy) -> None:
 
 
 def test_preserve_of_nri_plugins_leaves_the_container_alone() -> None:
-    assert asked({f"cpu.preserve.{NRI}": "true"}, "app", ALL).left_alone
-    assert not asked({f"cpu.preserve.{NRI}": "true", "cpu-policy.vmpin.io": "none"}, "app", ALL).left_alone
+    assert annotated_wish({f"cpu.preserve.{NRI}": "true"}, "app", ALL).left_alone
+    assert not annotated_wish({f"cpu.preserve.{NRI}": "true", "cpu-policy.vmpin.io": "none"}, "app", ALL).left_alone
 
 
 @pytest.mark.parametrize(("changes", "match"), [
@@ -243,7 +243,7 @@ def test_preserve_of_nri_plugins_leaves_the_container_alone() -> None:
     ({"cpu-smt.vmpin.io": "x"}, r"cpu-smt\.vmpin\.io=x")])
 def test_a_change_names_what_is_wrong(changes: dict[str, str], match: str) -> None:
     with pytest.raises(AnnotationError, match=match):
-        changed(CpuWish(), changes)
+        with_changes(CpuWish(), changes)
 
 
 @pytest.mark.parametrize(("shares", "quota", "period", "expected"), [
@@ -297,7 +297,7 @@ TWO = CpuAmount(2000, 2000, 2)
     (CpuWish(CpuPolicy.NONE, kind=CpuKind.ISOLATED), "web", CpuAmount(), PolicyRuling(CpuPolicy.NONE)),
 ])
 def test_what_a_container_may_have(asks: CpuWish, namespace: str, amount: CpuAmount, expected: PolicyRuling) -> None:
-    assert ruling(MACHINE, AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS) == expected
+    assert ruling(MACHINE, AnnotatedWish(asks, "vmpin"), namespace, False, amount, OPTIONS) == expected
 
 
 @pytest.mark.parametrize(("asks", "namespace", "amount", "words"), [
@@ -311,10 +311,10 @@ def test_what_a_container_may_have(asks: CpuWish, namespace: str, amount: CpuAmo
     (CpuWish(CpuPolicy.GROUP, "gone"), "web", TWO, ["group:gone", "allocate.groups", "0,9", "none is online"]),
 ])
 def test_what_a_container_may_not_have(asks: CpuWish, namespace: str, amount: CpuAmount, words: list[str]) -> None:
-    why = ruling(MACHINE, AskedCpus(asks, "vmpin"), namespace, False, amount, OPTIONS)
+    why = ruling(MACHINE, AnnotatedWish(asks, "vmpin"), namespace, False, amount, OPTIONS)
     assert isinstance(why, Refusal)
     assert all(word in why.reason for word in words), why
-    peer = ruling(MACHINE, AskedCpus(asks, "crane"), namespace, False, amount, OPTIONS)
+    peer = ruling(MACHINE, AnnotatedWish(asks, "crane"), namespace, False, amount, OPTIONS)
     assert isinstance(peer, PolicyRuling)
     assert peer == PolicyRuling(CpuPolicy.NONE, note=f"crane: {why.reason}")
 
@@ -328,5 +328,5 @@ def test_what_a_container_may_not_have(asks: CpuWish, namespace: str, amount: Cp
 ])
 def test_without_an_annotation_the_default_counts(default: DefaultPolicy, guaranteed: bool, amount: CpuAmount,
                                                   expected: CpuPolicy) -> None:
-    found = ruling(MACHINE, AskedCpus(), "web", guaranteed, amount, OPTIONS._replace(default=default))
+    found = ruling(MACHINE, AnnotatedWish(), "web", guaranteed, amount, OPTIONS._replace(default=default))
     assert found == PolicyRuling(expected)

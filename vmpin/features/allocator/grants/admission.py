@@ -1,4 +1,5 @@
-"""What the decisions have in common: letting a container in, another request, the end of one, and refusals."""
+"""The parts that decisions have in common: a new container's grant, a changed request, the end of a container, and
+refusals."""
 
 from __future__ import annotations
 
@@ -9,24 +10,24 @@ from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy, Refusal, RefusalKind
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish, Refusal, RefusalKind
 from vmpin.features.allocator.grants.eligibility import (
     amount_after,
-    amount_of,
     as_required,
     brings_cpus,
     decided_by,
     near_nodes,
+    requested_amount,
     ruling,
     whole_cpus_needed,
 )
 from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger, RefusedRequest
 from vmpin.features.allocator.grants.placing import balanced, numa_node, placed, rebalanced, resized
 from vmpin.features.allocator.grants.pool_cpus import with_written
-from vmpin.features.allocator.texts.annotation_values import AnnotationError, shown
-from vmpin.features.allocator.texts.annotations import AskedCpus, asked, asking_digest
+from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, AnnotationError, shown
+from vmpin.features.allocator.texts.annotations import annotated_wish, asking_digest
 
-#: Devices without a node that a line of the log names.
+#: Devices without a NUMA node that a line of the log names.
 _SHOWN = 8
 _MISSED = "created while vmpin was away: it is on the pool"
 
@@ -34,47 +35,49 @@ _MISSED = "created while vmpin was away: it is on the pool"
 def admitted(machine: Topology, ledger: Ledger, container: RequestedContainer,
              options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger with the grant of a new container, and lines for the log. :returns: why it is refused."""
-    grant = _plain_grant(machine, container)
+    grant = plain_grant(machine, container)
     if container.cpuset:
         return _granted(machine, ledger, grant._replace(left_alone=True, written=container.cpuset), options,
                         (f"{about(grant)} has the cpuset {container.cpuset} of another plugin: left alone",))
     try:
-        found = as_required(asked(container.pod_annotations, container.name, options.honour), options)
+        annotated = as_required(annotated_wish(container.pod_annotations, container.name, options.honour), options)
     except AnnotationError as err:
         return Refusal(RefusalKind.REQUEST, str(err))
-    made = _asked_for(machine, ledger, grant, found, container, options)
-    if found.second is None or (not isinstance(made, Refusal) and made[0].grants[grant.container].policy is not
-                                CpuPolicy.NONE):
-        return made
-    why = f": {made.reason}" if isinstance(made, Refusal) else ""
-    found = found._replace(wish=found.second, notes=(*found.notes, f"what it prefers cannot be had{why}"))
-    return _asked_for(machine, ledger, grant, found, container, options)
+    first = _as_annotated(machine, ledger, grant, annotated, container, options)
+    if annotated.second is None or (not isinstance(first, Refusal) and first[0].grants[grant.container].policy is not
+                                    CpuPolicy.NONE):
+        return first
+    why = f": {first.reason}" if isinstance(first, Refusal) else ""
+    second = annotated._replace(wish=annotated.second,
+                                notes=(*annotated.notes, f"what it prefers cannot be had{why}"))
+    return _as_annotated(machine, ledger, grant, second, container, options)
 
 
-def _plain_grant(machine: Topology, container: RequestedContainer) -> Grant:
-    """The grant of a new container that asks for nothing: it is on the pool."""
+def plain_grant(machine: Topology, container: RequestedContainer) -> Grant:
+    """The grant of a container that is on the pool."""
     return Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
-                 container.pod_uid, AskedCpus().wish, CpuPolicy.NONE,
-                 amount=amount_of(container.shares, container.quota, container.period, container.guaranteed),
+                 container.pod_uid, CpuWish(), CpuPolicy.NONE, amount=requested_amount(container),
                  vm=container.vm, vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most,
                  vm_part=container.vm_part, vm_overhead=container.vm_overhead, since_ns=container.time_ns,
-                 devices=CpuSet(machine.devices[one] for one in container.devices if one in machine.devices),
+                 devices=CpuSet(machine.devices[name] for name in container.devices if name in machine.devices),
                  guaranteed=container.guaranteed, annotated=asking_digest(container.pod_annotations, container.name))
 
 
-def _asked_for(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus, container: RequestedContainer,
-               options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
+def _as_annotated(machine: Topology, ledger: Ledger, grant: Grant, annotated: AnnotatedWish,
+                  container: RequestedContainer, options: AllocationOptions
+                  ) -> tuple[Ledger, tuple[str, ...]] | Refusal:
     """The ledger with the grant that the annotations ask for, or the default."""
-    ruled = ruling(machine, found, grant.namespace, container.guaranteed, grant.amount, options)
+    ruled = ruling(machine, annotated, grant.namespace, container.guaranteed, grant.amount, options)
     if isinstance(ruled, Refusal):
         return ruled
-    notes = tuple(f"{about(grant)}: {note}" for note in found.notes)
-    notes += (f"{about(grant)} is left alone, as {found.by} would",) if found.left_alone else ()
-    notes += (f"{about(grant)} is on the pool: {ruled.note}",) if ruled.note else ()
-    grant = grant._replace(wish=found.wish, policy=ruled.policy, group=ruled.group, left_alone=found.left_alone,
-                           near=near_nodes(machine, found.wish, grant.devices))
-    notes += near_notes(machine, grant, container.devices)
-    return _granted(machine, ledger, grant, options, notes)
+    notes = [f"{about(grant)}: {note}" for note in annotated.notes]
+    if annotated.left_alone:
+        notes.append(f"{about(grant)} is left alone, as {annotated.by} would")
+    if ruled.note:
+        notes.append(f"{about(grant)} is on the pool: {ruled.note}")
+    grant = grant._replace(wish=annotated.wish, policy=ruled.policy, group=ruled.group,
+                           left_alone=annotated.left_alone, near=near_nodes(machine, annotated.wish, grant.devices))
+    return _granted(machine, ledger, grant, options, (*notes, *near_notes(machine, grant, container.devices)))
 
 
 def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions,
@@ -97,22 +100,22 @@ def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
 
 
 def near_notes(machine: Topology, grant: Grant, devices: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what `cpu-near` was resolved to, for the log."""
-    asked = f"{about(grant)}: cpu-near.vmpin.io={shown(grant.wish.near)}"
+    """The NUMA nodes that `cpu-near` names, for the log. :param devices: the container's own: paths by name."""
+    near = f"{about(grant)}: cpu-near.vmpin.io={shown(grant.wish.near)}"
     if grant.wish.near != "devices":
-        return (f"{asked} is in no known NUMA node",) if grant.wish.near and not grant.near else ()
-    found = [f"{shown(path)} ({name}) node {machine.devices[name]}" for name, path in devices.items()
-             if name in machine.devices]
+        return (f"{near} is in no known NUMA node",) if grant.wish.near and not grant.near else ()
+    places = [f"{shown(path)} ({name}) node {machine.devices[name]}" for name, path in devices.items()
+              if name in machine.devices]
     others = [shown(path) for name, path in devices.items() if name not in machine.devices]
     if others:
-        found.append(f"ignored, without a NUMA node: {', '.join(others[:_SHOWN])}"
-                     + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""))
-    return (f"{asked}: {'; '.join(found) or 'the container has no devices'}",)
+        places.append(f"ignored, without a NUMA node: {', '.join(others[:_SHOWN])}"
+                      + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""))
+    return (f"{near}: {'; '.join(places) or 'the container has no devices'}",)
 
 
 def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer,
                 options: AllocationOptions) -> tuple[Ledger, tuple[str, ...]] | Refusal:
-    """The ledger once a container of it requests what the call has. :returns: why that is refused."""
+    """The ledger with the request that a call has for a container of it. :returns: why that is refused."""
     grant = ledger.grants[container.id]
     amount = amount_after(grant.amount, container.shares, container.quota, container.period, container.guaranteed)
     if amount == grant.amount:
@@ -138,26 +141,28 @@ def overtaken(ledger: Ledger, grant: Grant) -> bool:
 
 
 def missed(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
-    """A container that was created without vmpin: its grant. A refusal stops nothing any more: it is reported, and
-    the container is on the pool, so that it does not run on CPUs that are another's own."""
-    found = admitted(machine, ledger, container, options)
-    notes: tuple[str, ...] = ()
-    if isinstance(found, Refusal):
-        answer = refused(ledger, container, found._replace(reason=f"{found.reason} ({_MISSED})"))
-        notes = answer.notes
-        grant = _plain_grant(machine, container)._replace(left_alone=bool(container.cpuset),
-                                                          written=container.cpuset or EMPTY)
-        found = rebalanced(machine, answer.ledger.with_grants(grant), options), ()
-    after, more = found
-    state = GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING
-    return Answer(after.with_grants(after.grants[container.id]._replace(state=state)), notes=(*notes, *more))
+    """Grant CPUs to a container that was created without vmpin. A refusal cannot stop it: it is reported, and the
+    container is on the pool, so that it does not run on CPUs that are another's own."""
+    outcome = admitted(machine, ledger, container, options)
+    if isinstance(outcome, Refusal):
+        answer = refused(ledger, container, outcome._replace(reason=f"{outcome.reason} ({_MISSED})"))
+        grant = plain_grant(machine, container)._replace(left_alone=bool(container.cpuset),
+                                                         written=container.cpuset or EMPTY)
+        outcome = rebalanced(machine, answer.ledger.with_grants(grant), options), answer.notes
+    after, notes = outcome
+    return Answer(after.with_grants(after.grants[container.id]._replace(state=listed_state(container))), notes=notes)
+
+
+def listed_state(container: RequestedContainer) -> GrantState:
+    """The state of a live container's grant, as the runtime lists the container."""
+    return GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING
 
 
 def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId], options: AllocationOptions,
             undo: bool = True) -> Ledger:
-    """The ledger once these containers have stopped. The pod keeps their CPUs; a stopped container whose CPUs other
-    ones of the pod have as well leaves no trace, so that a container that restarts for ever does not fill it.
-    :param undo: one that never ran leaves none either: its creation has failed."""
+    """The ledger once these containers have stopped. The pod keeps their CPUs. The grant of one whose CPUs others of
+    the pod have as well is dropped, so that a container that restarts for ever does not fill the ledger.
+    :param undo: drop also the grant of one that never ran: its creation has failed."""
     for container in containers:
         grant = ledger.grants.get(container)
         if grant is None:
@@ -170,7 +175,7 @@ def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId]
 
 
 def _pruned(ledger: Ledger, stopped: Grant) -> Ledger:
-    """The ledger without those lapsed grants of a pod whose CPUs others of the pod have that have run."""
+    """The ledger without those lapsed grants of a pod whose CPUs its other containers have, which have run."""
     for old in ledger.of_sandbox(stopped.sandbox):
         others = union(other.cpus for other in ledger.of_sandbox(old.sandbox)
                        if other is not old and (other.group, other.policy) == (old.group, old.policy)
@@ -181,7 +186,7 @@ def _pruned(ledger: Ledger, stopped: Grant) -> Ledger:
 
 
 def refused(ledger: Ledger, container: RequestedContainer, why: Refusal) -> Answer:
-    """The answer to what cannot be: the grants as before."""
+    """The answer that refuses a container: the grants stay as before."""
     name = shown(container.name or container.id)
     entry = RefusedRequest(name, container.namespace, container.pod, why.reason, container.time_ns, why.kind)
     return Answer(ledger.with_refusal(entry), refusal=f"vmpin: {why.reason}",
@@ -189,7 +194,7 @@ def refused(ledger: Ledger, container: RequestedContainer, why: Refusal) -> Answ
 
 
 def observed(answer: Answer, before: Ledger, options: AllocationOptions) -> Answer:
-    """The answer; in mode observe, one that changes nothing: the cpusets are as the runtime has them."""
+    """The answer as it is sent: in mode observe it changes nothing, and the cpusets stay as the runtime has them."""
     if options.mode is AllocationMode.ON:
         return answer
     ledger = answer.ledger

@@ -1,7 +1,7 @@
 """The decision on each call of the runtime about one container or pod: Create, Start, Update, Stop, Remove, the end.
 
-Pure: an answer has the ledger as it is then, to be kept before the answer is sent. In mode observe the ledger has what
-would be given, and answers change nothing.
+An answer has the ledger that is to be kept before the answer is sent. In mode observe the ledger has what would be
+given, and answers change nothing.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, 
 
 
 def on_start(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
-    """A container runs: `container.cpuset` is its cgroup's, None where it was not read. One that was not seen at
-    Create gets its grant now, and its cpuset with the next updates."""
+    """A container runs: `container.cpuset` is its cgroup's, None where it was not read. Without a call of Create, it
+    gets its grant now, and its cpuset with the next updates."""
     grant = ledger.grants.get(container.id)
     if grant is not None and overtaken(ledger, grant):
         ledger, grant = ledger.without([container.id]), None
@@ -72,15 +72,15 @@ def on_start(machine: Topology, ledger: Ledger, container: RequestedContainer, o
 
 def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
     """The runtime is about to change a container's resources: `container` has those of the request. More or fewer
-    whole CPUs grow or shrink its own ones in place. A cpuset in the request that is not what the container is to have,
-    of another program or of an update of vmpin's that is too old, is replaced in the answer."""
+    whole CPUs grow or shrink its own ones in place. A cpuset that the container is not to have, of another program or
+    of an update of vmpin's that is too old, is replaced in the answer."""
     grant = ledger.grants.get(container.id)
     if grant is None or not grant.live:
         return Answer(ledger)
-    found = with_amount(machine, ledger, container, options)
-    if isinstance(found, Refusal):
-        return observed(refused(ledger, container, found), ledger, options)
-    after, notes = found
+    outcome = with_amount(machine, ledger, container, options)
+    if isinstance(outcome, Refusal):
+        return observed(refused(ledger, container, outcome), ledger, options)
+    after, notes = outcome
     if container.cpuset:
         # The runtime writes the request's cpuset unless the answer has another.
         wanted = target(machine, after, after.grants[container.id], options)
@@ -97,14 +97,14 @@ def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, 
 
 def on_stop(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
     """A container has stopped. Its pod keeps its CPUs, unless it never ran: then its creation is undone. The answer
-    has what shared containers may have back since before."""
+    also gives shared containers the CPUs that came back earlier."""
     after = stopped(machine, ledger, [container], options)
     updates = all_updates(machine, after, options)
     return observed(Answer(applied(after, updates), None, updates), ledger, options)
 
 
 def on_remove(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
-    """A container is gone: as a stop that may have been missed."""
+    """A container is gone: its stop may have been missed."""
     return observed(Answer(stopped(machine, ledger, [container], options)), ledger, options)
 
 
@@ -115,7 +115,7 @@ def on_pod_end(machine: Topology, ledger: Ledger, sandbox: SandboxId, options: A
 
 
 def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
-    """Return what is to be written by CRI, in order: CPUs that containers are still to lose, then those they get back.
+    """Return the updates to make by CRI, in order: CPUs that containers are still to lose, then those they get back.
     `with_written` records each that was done."""
     if options.mode is not AllocationMode.ON:
         return ()
@@ -123,17 +123,17 @@ def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -
 
 
 def _never_started(ledger: Ledger, container: RequestedContainer) -> list[ContainerId]:
-    """Return the pod's containers of the same name that were created before and have not started. containerd reports
-    no end of one whose process it could not make (its program is not there); the kubelet then makes the next one, and
-    removes the old one later."""
+    """Return the pod's containers of the same name that were created before and have not started. containerd does not
+    report the end of one whose process it could not start (its program is missing); the kubelet then creates the next
+    one, and removes the old one later."""
     return [grant.container for grant in ledger.of_sandbox(container.sandbox)
             if grant.name == container.name and grant.state is GrantState.RESERVED and grant.container != container.id]
 
 
 def _adjustment(machine: Topology, ledger: Ledger, grant: Grant, container: RequestedContainer,
                 options: AllocationOptions) -> Adjustment:
-    """Return what a new container is given. It has the grant's annotation in any case: else one that the pod's author
-    wrote would be there."""
+    """Return what a new container is given; always with the grant's annotation, which replaces one by the pod's
+    author."""
     cpus = target(machine, ledger, grant, options)
     annotations = {GRANT_KEY: annotation_of(grant)}
     mems = None if container.mems else mems_of(machine, grant, cpus, options)

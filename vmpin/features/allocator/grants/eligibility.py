@@ -1,4 +1,4 @@
-"""What a container may have: whole CPUs, privileged namespaces, groups, the default, and the query for the search.
+"""What a container may have: its policy by annotation or default, the CPUs in question, and the query for the search.
 
 A pod's author cannot take what the scheduler did not count: CPUs of a container's own need request = limit in whole
 CPUs, in any QoS class.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions, DefaultPolicy
 from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuQuery, CpuWish, Refusal, RefusalKind
 from vmpin.features.allocator.grants.ledger import CpuAmount, Grant
-from vmpin.features.allocator.texts.annotation_values import nodes_near
-from vmpin.features.allocator.texts.annotations import AskedCpus
+from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, nodes_near
 
 #: The policies by which a container gets CPUs of its own.
 OWN = frozenset({CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED, CpuPolicy.GROUP})
@@ -24,17 +24,23 @@ _POLICY = "cpu-policy.vmpin.io"
 
 
 class PolicyRuling(NamedTuple):
-    """`group` is NAMESPACE/NAME, or NAME of a configured group. `note` is for the log, "" for none."""
+    """The policy that a container gets. `group` is NAMESPACE/NAME, or NAME of a configured group. `note` is for the
+    log, "" for none."""
 
     policy: CpuPolicy
     group: str = ""
     note: str = ""
 
 
+def requested_amount(container: RequestedContainer) -> CpuAmount:
+    """Return the CPU request and limit of a container, by what the runtime has for it."""
+    return amount_of(container.shares, container.quota, container.period, container.guaranteed)
+
+
 def amount_of(shares: int | None, quota: int | None, period: int | None, guaranteed: bool = False) -> CpuAmount:
-    """Return the CPU request and limit that the kubelet made these of. It writes shares = request * 1024, rounded
-    down, and quota = limit * period. Whole CPUs are exact; other requests are within a thousandth of a CPU. A
-    request beyond 256 CPUs shows as 256.
+    """Return the CPU request and limit from which the kubelet computed these: shares = request * 1024, rounded down,
+    and quota = limit * period. Whole CPUs are exact; other requests are within a thousandth of a CPU. A request beyond
+    256 CPUs shows as 256.
     :param guaranteed: the pod is of that class, so that every request in it is its limit."""
     period = period or 100_000
     request = -(-(shares or 0) * 1000 // 1024)
@@ -61,32 +67,31 @@ def amount_after(before: CpuAmount, shares: int | None, quota: int | None, perio
     return CpuAmount(before.request, alone.limit, alone.limit // 1000 if whole else 0)
 
 
-def ruling(machine: Topology, asked: AskedCpus, namespace: str, guaranteed: bool, amount: CpuAmount,
+def ruling(machine: Topology, annotated: AnnotatedWish, namespace: str, guaranteed: bool, amount: CpuAmount,
            options: AllocationOptions) -> PolicyRuling | Refusal:
     """The policy of a container. :returns: why it is refused, where vmpin's own key asks for what it cannot have. What
-    a peer's key asks for in vain leaves it on the pool, as that peer would; so does a default."""
-    wish = asked.wish
+    a peer's key or the default asks for in vain leaves it on the pool, as that peer would."""
+    wish = annotated.wish
     if wish.policy is None:
-        wanted = options.default is DefaultPolicy.EXCLUSIVE or (
-            options.default is DefaultPolicy.GUARANTEED and guaranteed)
-        given = wish._replace(policy=CpuPolicy.EXCLUSIVE)
-        why = _against(machine, given, namespace, amount, options)
-        if wanted and amount.size and why:
-            return PolicyRuling(CpuPolicy.NONE, note=why)
-        return PolicyRuling(CpuPolicy.EXCLUSIVE if wanted and amount.size else CpuPolicy.NONE)
-    why = _against(machine, wish, namespace, amount, options)
+        exclusive = amount.size and (options.default is DefaultPolicy.EXCLUSIVE or (
+            options.default is DefaultPolicy.GUARANTEED and guaranteed))
+        if not exclusive:
+            return PolicyRuling(CpuPolicy.NONE)
+        why = _objection(machine, wish._replace(policy=CpuPolicy.EXCLUSIVE), namespace, amount, options)
+        return PolicyRuling(CpuPolicy.NONE, note=why) if why else PolicyRuling(CpuPolicy.EXCLUSIVE)
+    why = _objection(machine, wish, namespace, amount, options)
     if why:
-        if asked.by == "vmpin":
+        if annotated.by == "vmpin":
             return Refusal(RefusalKind.REQUEST, why)
-        return PolicyRuling(CpuPolicy.NONE, note=f"{asked.by}: {why}")
+        return PolicyRuling(CpuPolicy.NONE, note=f"{annotated.by}: {why}")
     return PolicyRuling(wish.policy, group_of(wish, namespace, options))
 
 
-def as_required(asked: AskedCpus, options: AllocationOptions) -> AskedCpus:
+def as_required(annotated: AnnotatedWish, options: AllocationOptions) -> AnnotatedWish:
     """Return the wish without a peer's preference that loosens the alignment which the configuration requires."""
-    if not (asked.peer_align and options.align_required and asked.wish.align is options.align):
-        return asked
-    return asked._replace(wish=asked.wish._replace(align=None))
+    if not (annotated.peer_align and options.align_required and annotated.wish.align is options.align):
+        return annotated
+    return annotated._replace(wish=annotated.wish._replace(align=None))
 
 
 def group_of(wish: CpuWish, namespace: str, options: AllocationOptions) -> str:
@@ -100,32 +105,32 @@ def brings_cpus(policy: CpuPolicy, group: str, options: AllocationOptions) -> bo
     return policy in OWN and not (policy is CpuPolicy.GROUP and group in options.groups and options.groups[group].cpus)
 
 
-def _against(machine: Topology, wish: CpuWish, namespace: str, amount: CpuAmount,
-             options: AllocationOptions) -> str:
-    """Why a container cannot have the policy that it asks for; "" where it can."""
+def _objection(machine: Topology, wish: CpuWish, namespace: str, amount: CpuAmount,
+               options: AllocationOptions) -> str:
+    """Why a container cannot have the policy of its wish; "" where it can."""
     assert wish.policy is not None
     privileged = namespace in options.privileged_namespaces
-    asked = f"{_POLICY}={wish.policy}" + (f":{wish.group}" if wish.group else "")
+    key = f"{_POLICY}={wish.policy}" + (f":{wish.group}" if wish.group else "")
     only = f"only namespaces in allocate.privileged_namespaces may, and {namespace} is none of them"
     if wish.policy is CpuPolicy.INFRA and not privileged:
-        return f"{asked}: {only}"
+        return f"{key}: {only}"
     if wish.policy is CpuPolicy.GROUP and wish.group in options.groups:
         allowed = options.groups[wish.group].namespaces
         if allowed and namespace not in allowed:
-            return f"{asked}: the group is for the namespaces {', '.join(sorted(allowed))}, not for {namespace}"
+            return f"{key}: the group is for the namespaces {', '.join(sorted(allowed))}, not for {namespace}"
     if not brings_cpus(wish.policy, group_of(wish, namespace, options), options):
         why = _no_cpu_online(machine, wish, options)
-        return f"{asked}: {why}" if why else ""
+        return f"{key}: {why}" if why else ""
     if wish.kind is CpuKind.ISOLATED and not privileged:
         return f"cpu-kind.vmpin.io=isolated: {only}"
     if wish.kind is CpuKind.ISOLATED and wish.policy is CpuPolicy.FIXED:
-        return f"{asked}: cpu-kind.vmpin.io=isolated are never in the pool, where fixed CPUs stay"
-    return "" if amount.size else whole_cpus_needed(asked, amount)
+        return f"{key}: cpu-kind.vmpin.io=isolated are never in the pool, where fixed CPUs stay"
+    return "" if amount.size else whole_cpus_needed(key, amount)
 
 
 def _no_cpu_online(machine: Topology, wish: CpuWish, options: AllocationOptions) -> str:
-    """Why the set that the configuration has for such containers is empty: without a cpuset, they would run on the
-    CPUs of all others. "" where it is not."""
+    """Why the set that the configuration has for such containers is empty; "" where it is not. Without a cpuset, they
+    would run on the CPUs of all others."""
     if wish.policy is CpuPolicy.INFRA and options.reserved.isdisjoint(machine.online):
         return (f"of allocate.reserved={options.reserved} no CPU is online" if options.reserved else
                 "allocate.reserved has no CPU")
@@ -135,16 +140,16 @@ def _no_cpu_online(machine: Topology, wish: CpuWish, options: AllocationOptions)
     return ""
 
 
-def whole_cpus_needed(asked: str, amount: CpuAmount) -> str:
-    """The reason where the request is not the limit in whole CPUs. :param asked: the key that asks for them."""
+def whole_cpus_needed(key: str, amount: CpuAmount) -> str:
+    """The reason where the request is not the limit in whole CPUs. :param key: the key that asks for them."""
     limit = f"{amount.limit / 1000:g}" if amount.limit else "none"
-    return (f"{asked} needs request = limit in whole CPUs: the request is {amount.request / 1000:g}, the limit "
+    return (f"{key} needs request = limit in whole CPUs: the request is {amount.request / 1000:g}, the limit "
             f"{limit}")
 
 
 def decided_by(grant: Grant, options: AllocationOptions) -> str:
     """The key and the value that gave a container its policy: an annotation, or the configuration's default, which
-    may have been another one when the container was created."""
+    may have been another at the container's creation."""
     if grant.wish.policy is not None:
         return f"{_POLICY}={grant.policy}" + (f":{grant.wish.group}" if grant.wish.group else "")
     default = options.default is not DefaultPolicy.NONE
@@ -152,7 +157,7 @@ def decided_by(grant: Grant, options: AllocationOptions) -> str:
 
 
 def allowed_cpus(machine: Topology, wish: CpuWish, options: AllocationOptions) -> CpuSet | Refusal:
-    """The CPUs that such a container may have at all, held or not. :returns: why there are none."""
+    """The CPUs that a container may have at all, held or not. :returns: why there are none."""
     fixed = configured_groups(options)
     if wish.kind is CpuKind.ISOLATED:
         cpus = machine.online & machine.isolated - options.reserved - fixed
@@ -168,11 +173,8 @@ def allowed_cpus(machine: Topology, wish: CpuWish, options: AllocationOptions) -
 
 
 def configured_groups(options: AllocationOptions) -> CpuSet:
-    """The fixed sets of all groups: nothing else gets them."""
-    cpus = CpuSet()
-    for rule in options.groups.values():
-        cpus |= rule.cpus
-    return cpus - options.reserved
+    """The fixed sets of all groups: only their members get them."""
+    return union(rule.cpus for rule in options.groups.values()) - options.reserved
 
 
 def query_of(grant: Grant, size: int, options: AllocationOptions, keep: CpuSet) -> CpuQuery:
@@ -183,17 +185,17 @@ def query_of(grant: Grant, size: int, options: AllocationOptions, keep: CpuSet) 
 
 
 def align_required(wish: CpuWish, options: AllocationOptions) -> bool:
-    """True where CPUs of a container's own that do not lie as asked are refused."""
+    """True where CPUs of a container's own are refused unless they are aligned."""
     return options.align_required if wish.align is None else wish.align_required
 
 
 def near_nodes(machine: Topology, wish: CpuWish, devices: CpuSet) -> CpuSet:
-    """The NUMA nodes that `near` names. A device that is not in machine.devices leaves the choice free.
+    """The NUMA nodes that `near` names; none for a device that is not in machine.devices.
     :param devices: the nodes of the container's own devices."""
     if wish.near.startswith("nodes:"):
-        found = nodes_near(wish.near, "cpu-near.vmpin.io")
+        nodes = nodes_near(wish.near, "cpu-near.vmpin.io")
     elif wish.near == "devices":
-        found = devices
+        nodes = devices
     else:
-        found = CpuSet((machine.devices[wish.near],) if wish.near in machine.devices else ())
-    return found & CpuSet(machine.nodes)
+        nodes = CpuSet((machine.devices[wish.near],) if wish.near in machine.devices else ())
+    return nodes & CpuSet(machine.nodes)

@@ -126,7 +126,7 @@ class Ledger(NamedTuple):
     def out_of_pool(self) -> CpuSet:
         return union(grant.out_of_pool for grant in self.grants.values())
 
-    def others_own(self) -> CpuSet:
+    def foreign_cpus(self) -> CpuSet:
         """Return the CPUs to which another program has restricted containers that are left alone. They stay in the
         pool, and become exclusive to no container. Where a container may use all shared CPUs, that is no restriction.
         """

@@ -1,12 +1,14 @@
-"""Another policy for a container that runs, with the least movement; and giving the pool up, when vmpin stops
-allocating.
+"""Other CPUs for a container that runs, by `vmpin set` or by changed annotations, with the least movement; and giving
+the pool up, when vmpin stops allocating.
 
-Pure: an answer is the plan, and for a dry run it is not kept.
+Annotations that change are text of the pods' authors, by way of a process without rights on the node. So they decide
+nothing but what annotations decide at a container's creation: names, namespace, size and QoS class are the ledger's,
+and pods are found by the uid that the runtime has for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId
@@ -29,26 +31,26 @@ from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Le
 from vmpin.features.allocator.grants.placing import balanced, numa_node, room_for
 from vmpin.features.allocator.grants.pool_cpus import all_updates
 from vmpin.features.allocator.search.best_set import best_cpus
-from vmpin.features.allocator.texts.annotation_values import AnnotationError
-from vmpin.features.allocator.texts.annotations import AskedCpus, asked, asking_digest, changed
+from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, AnnotationError
+from vmpin.features.allocator.texts.annotations import annotated_wish, asking_digest, with_changes
 
 
 def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, changes: Mapping[str, str],
                options: AllocationOptions) -> Answer:
-    """Change what a container asks for, under the checks of Create: `changes` are values of annotations by their
-    keys' names (policy, cpu-policy, cpu-policy.vmpin.io). The updates are those to make by CRI, in this order;
-    `with_written` records each that was done."""
+    """Change what a container asks for, under the checks of Create. The updates are those to make by CRI, in this
+    order; `with_written` records each that was done.
+    :param changes: values of annotations by their keys' names (policy, cpu-policy, cpu-policy.vmpin.io)."""
     grant = ledger.grants.get(container)
     if grant is None or not grant.live:
         return Answer(ledger, refusal=f"vmpin: no running container {container} is in the ledger")
     if grant.left_alone:
         return Answer(ledger, refusal=f"vmpin: {about(grant)} has a cpuset that vmpin does not set")
     try:
-        wish = changed(grant.wish, changes)
+        wish = with_changes(grant.wish, changes)
     except AnnotationError as err:
         return Answer(ledger, refusal=f"vmpin: {err}")
-    asked = AskedCpus(wish._replace(policy=wish.policy or grant.policy), "vmpin")
-    ruled = ruling(machine, asked, grant.namespace, True, grant.amount, options)
+    annotated = AnnotatedWish(wish._replace(policy=wish.policy or grant.policy), "vmpin")
+    ruled = ruling(machine, annotated, grant.namespace, True, grant.amount, options)
     if isinstance(ruled, Refusal):
         return Answer(ledger, refusal=f"vmpin: {ruled.reason}")
     answer = with_wish(machine, ledger, grant, wish, ruled, options)
@@ -57,7 +59,7 @@ def set_policy(machine: Topology, ledger: Ledger, container: ContainerId, change
 
 def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ruled: PolicyRuling,
               options: AllocationOptions) -> Answer | Refusal:
-    """Carry out a wish that a running container may have, with the least movement."""
+    """Grant a wish that a running container may have, with the least movement."""
     near = grant.near if wish.near == grant.wish.near else near_nodes(machine, wish, grant.devices)
     other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None, near=near)
     cpus: CpuSet | Refusal = EMPTY
@@ -74,17 +76,8 @@ def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ru
     return observed(Answer(after, None, all_updates(machine, after, options), "", (note, *notes)), ledger, options)
 
 
-def release_pool(machine: Topology, ledger: Ledger) -> tuple[tuple[SideUpdate, ...], tuple[str, ...]]:
-    """Switch off: return the updates that put shared containers on all online CPUs, and the names of the containers
-    that keep CPUs of their own until they end."""
-    live = [grant for grant in ledger.grants.values() if grant.live and not grant.left_alone]
-    updates = [SideUpdate(grant.container, machine.online) for grant in live
-               if grant.policy not in OWN and grant.written and grant.written != machine.online]
-    return tuple(sorted(updates)), tuple(sorted(about(grant) for grant in live if grant.cpus))
-
-
 def _fits(machine: Topology, grant: Grant, other: Grant, options: AllocationOptions) -> bool:
-    """Whether the present CPUs do for a changed wish: nothing that chooses CPUs has changed, and they may be had."""
+    """True where the present CPUs fit a changed wish: its change affects no choice of CPUs, and they are allowed."""
     same = grant.wish._replace(policy=other.wish.policy, spare=other.wish.spare) == other.wish
     allowed = allowed_cpus(machine, other.wish, options)
     return (same and grant.group == other.group and len(grant.cpus) == other.amount.size
@@ -103,38 +96,24 @@ def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
     free = room.free | room.lapsed
     allowed = room_for(machine, ledger.without([grant.container]), grant, options)
     own = grant.cpus & allowed.free & machine.online if not isinstance(allowed, Refusal) else EMPTY
-    found = best_cpus(machine, free | own, query._replace(present=own))
-    return found if isinstance(found, Refusal) else found.cpus - group
-
-
-#: Seconds between two decisions on one container, at the least. What is handed over meanwhile is replaced by what is
-#: handed over later.
-PAUSE = 10.0
-_REFUSED = "a changed annotation: the container stays as it is"
+    best = best_cpus(machine, free | own, query._replace(present=own))
+    return best if isinstance(best, Refusal) else best.cpus - group
 
 
 def changed_containers(ledger: Ledger, handed: Mapping[str, Mapping[str, str]]) -> list[ContainerId]:
-    """The running containers whose annotations are others than those that were decided on last.
-    :param handed: the annotations of pods, by uid; a pod that is not there has those that it had."""
+    """The running containers whose annotations are not those that their grant follows.
+    :param handed: the annotations of pods, by uid, as the reporter handed them over; those of other pods are as
+    before."""
     return [grant.container for grant in ledger.grants.values()
             if grant.state is GrantState.RUNNING and grant.pod_uid and grant.pod_uid in handed
             and asking_digest(handed[grant.pod_uid], grant.name) != grant.annotated]
 
 
-def next_change(changed: Iterable[ContainerId], decided: Mapping[ContainerId, float],
-                now: float) -> tuple[ContainerId, float] | None:
-    """The container that is decided on next, and in how many seconds: of several the one whose last decision is the
-    oldest, so that none is kept waiting by others. :param decided: when containers were decided on last."""
-    never = float("-inf")
-    first = min(changed, key=lambda container: (decided.get(container, never), container), default=None)
-    return None if first is None else (first, max(0.0, decided.get(first, never) + PAUSE - now))
-
-
 def follow_annotations(machine: Topology, ledger: Ledger, container: ContainerId, annotations: Mapping[str, str],
                        options: AllocationOptions, time_ns: int) -> Answer:
-    """Decide on a container's changed annotations, as at its creation. Whatever comes of it, the ledger of the answer
-    has their digest, so that the same text is decided on once; a refusal leaves all else as it is. Without annotations
-    the container gets what `allocate.default` sets."""
+    """Decide on a container's changed annotations, as at its creation. The ledger of the answer has their digest, so
+    that the same text is decided on once; a refusal leaves all else as it is. Without annotations the container gets
+    what `allocate.default` sets."""
     grant = ledger.grants.get(container)
     if grant is None or grant.state is not GrantState.RUNNING:
         return Answer(ledger)
@@ -143,41 +122,51 @@ def follow_annotations(machine: Topology, ledger: Ledger, container: ContainerId
         return Answer(ledger)
     grant = grant._replace(annotated=digest)
     ledger = ledger.with_grants(grant)
-    answer = _answer(machine, ledger, grant, annotations, options)
+    answer = _followed(machine, ledger, grant, annotations, options)
     if isinstance(answer, Answer):
         return answer
     request = RequestedContainer(grant.container, grant.sandbox, grant.name, grant.namespace, grant.pod,
                                  time_ns=time_ns)
-    return refused(ledger, request, answer._replace(reason=f"{answer.reason} ({_REFUSED})"))
+    return refused(ledger, request, answer._replace(
+        reason=f"{answer.reason} (a changed annotation: the container stays as it is)"))
 
 
-def _answer(machine: Topology, ledger: Ledger, grant: Grant, annotations: Mapping[str, str],
-            options: AllocationOptions) -> Answer | Refusal:
+def _followed(machine: Topology, ledger: Ledger, grant: Grant, annotations: Mapping[str, str],
+              options: AllocationOptions) -> Answer | Refusal:
     try:
-        found = as_required(asked(annotations, grant.name, options.honour), options)
+        annotated = as_required(annotated_wish(annotations, grant.name, options.honour), options)
     except AnnotationError as err:
         return Refusal(RefusalKind.REQUEST, str(err))
     if grant.left_alone:
         return Refusal(RefusalKind.REQUEST, f"{about(grant)} has a cpuset that vmpin does not set")
-    if found.left_alone:
+    if annotated.left_alone:
         return Refusal(RefusalKind.REQUEST, "a cpuset can be left alone from a container's creation on")
-    answer = _decided(machine, ledger, grant, found, options)
-    if isinstance(answer, Refusal) and found.second is not None:
-        answer = _decided(machine, ledger, grant, found._replace(wish=found.second), options)
+    answer = _as_annotated(machine, ledger, grant, annotated, options)
+    if isinstance(answer, Refusal) and annotated.second is not None:
+        answer = _as_annotated(machine, ledger, grant, annotated._replace(wish=annotated.second), options)
     if isinstance(answer, Refusal):
         return answer
     return answer._replace(notes=(*(f"{note}: its annotations were changed" for note in answer.notes),
-                                  *(f"{about(grant)}: {note}" for note in found.notes)))
+                                  *(f"{about(grant)}: {note}" for note in annotated.notes)))
 
 
-def _decided(machine: Topology, ledger: Ledger, grant: Grant, found: AskedCpus,
-             options: AllocationOptions) -> Answer | Refusal:
-    ruled = ruling(machine, found, grant.namespace, grant.guaranteed, grant.amount, options)
+def _as_annotated(machine: Topology, ledger: Ledger, grant: Grant, annotated: AnnotatedWish,
+                  options: AllocationOptions) -> Answer | Refusal:
+    ruled = ruling(machine, annotated, grant.namespace, grant.guaranteed, grant.amount, options)
     if isinstance(ruled, Refusal):
         return ruled
-    if ruled.note and found.wish.policy is not None:
-        # A peer's key, in vain: what runs is not moved for it.
+    if ruled.note and annotated.wish.policy is not None:
+        # A peer's key, in vain: a running container is not moved for it.
         return Refusal(RefusalKind.REQUEST, ruled.note)
-    if (found.wish, ruled.policy, ruled.group) == (grant.wish, grant.policy, grant.group):
+    if (annotated.wish, ruled.policy, ruled.group) == (grant.wish, grant.policy, grant.group):
         return Answer(ledger)
-    return with_wish(machine, ledger, grant, found.wish, ruled, options)
+    return with_wish(machine, ledger, grant, annotated.wish, ruled, options)
+
+
+def release_pool(machine: Topology, ledger: Ledger) -> tuple[tuple[SideUpdate, ...], tuple[str, ...]]:
+    """Return the updates that put shared containers on all online CPUs, once vmpin stops allocating; and the names of
+    the containers that keep CPUs of their own until they end."""
+    live = [grant for grant in ledger.grants.values() if grant.live and not grant.left_alone]
+    updates = [SideUpdate(grant.container, machine.online) for grant in live
+               if grant.policy not in OWN and grant.written and grant.written != machine.online]
+    return tuple(sorted(updates)), tuple(sorted(about(grant) for grant in live if grant.cpus))

@@ -2,7 +2,8 @@
 online.
 
 With a ledger, its grants count: what the runtime has is recorded, what has gone is given back, and what was missed
-gets its CPUs. Without one, it is rebuilt (adopting). Nothing that has its CPUs is moved.
+gets its CPUs. Without one, it is rebuilt from the containers' annotations and cpusets. Nothing that has its CPUs is
+moved.
 """
 
 from __future__ import annotations
@@ -16,208 +17,47 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.grants.admission import about, missed, observed, overtaken, refused, stopped, with_amount
+from vmpin.features.allocator.grants.admission import (
+    about,
+    listed_state,
+    missed,
+    observed,
+    overtaken,
+    plain_grant,
+    refused,
+    stopped,
+    with_amount,
+)
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, Refusal
-from vmpin.features.allocator.grants.eligibility import OWN, amount_of, brings_cpus, configured_groups, ruling
-from vmpin.features.allocator.grants.ledger import Answer, CpuAmount, Grant, GrantState, Ledger
+from vmpin.features.allocator.grants.eligibility import OWN, brings_cpus, configured_groups, requested_amount, ruling
+from vmpin.features.allocator.grants.ledger import Answer, CpuAmount, Grant, Ledger
 from vmpin.features.allocator.grants.placing import numa_node, rebalanced
 from vmpin.features.allocator.grants.pool_cpus import all_updates, applied, pool
-from vmpin.features.allocator.texts.annotation_values import AnnotationError
-from vmpin.features.allocator.texts.annotations import AskedCpus, asked, asking_digest
+from vmpin.features.allocator.texts.annotation_values import AnnotatedWish, AnnotationError
+from vmpin.features.allocator.texts.annotations import annotated_wish
 from vmpin.features.allocator.texts.grant_data import GRANT_KEY, AnnotatedGrant, read_annotation
-
-
-class _Claim(NamedTuple):
-    """A container with a cpuset, and what its annotation has about it."""
-
-    container: RequestedContainer
-    annotated: AnnotatedGrant
-    cpuset: CpuSet
-    amount: CpuAmount  #: What it requests now.
-
-    @property
-    def created(self) -> bool:
-        """It has not started."""
-        return self.container.state is ContainerState.CREATED
-
-    @property
-    def exact(self) -> bool:
-        """It has the CPUs that it was created with."""
-        return self.annotated.cpus | self.annotated.spare == self.cpuset
-
-    @property
-    def resized(self) -> bool:
-        """It requests another number of CPUs than it was created with, or has other CPUs."""
-        return not self.exact or len(self.annotated.cpus) not in (0, self.amount.size)
-
-
-def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer], options: AllocationOptions,
-             notes: list[str], lost: bool = False) -> tuple[Ledger, list[RequestedContainer]]:
-    """The ledger with the grants of containers that are not in it, as far as annotation and cpuset prove them; and the
-    containers that have no cpuset, or one of another plugin. :param lost: there was no ledger."""
-    claims, others = [], []
-    for container in unknown:
-        try:
-            text = container.annotations.get(GRANT_KEY)
-            annotated = None if text is None or not container.cpuset else read_annotation(text)
-        except AnnotationError as err:
-            notes.append(f"{container.namespace}/{container.pod}/{container.name}: {err}")
-            annotated = None
-        if annotated is None and lost and GRANT_KEY not in container.annotations:
-            annotated = _given_when_listed(machine, container, options)
-        if annotated is None or container.cpuset is None or annotated.left_alone:
-            others.append(container)
-        else:
-            amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
-            claims.append(_Claim(container, annotated, container.cpuset, amount))
-    # Sure to be no container's own: a shared container runs there.
-    pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
-    for claim in _by_precedence(claims):
-        grant = _grant_of(machine, ledger, claim, options, pooled)
-        if isinstance(grant, str):
-            notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
-                         f"{claim.cpuset}, which is not adopted: {grant}")
-            others.append(claim.container)
-        else:
-            ledger = ledger.with_grants(grant if _leaves_a_pool(machine, ledger, grant, options) else _pooled(grant))
-    return ledger, others
-
-
-def _by_precedence(claims: Iterable[_Claim]) -> list[_Claim]:
-    """Claims in the order in which they are adopted: where two are for the same CPU, the later one is left alone, and
-    its other CPUs may become another pod's. So those of containers that run come first. Of one pod and name the newest
-    comes first: its CPUs are those of its predecessors, of which one that could not be started is still listed. Then
-    those whose annotation, cpuset and request agree; only then those that were resized."""
-    newest_first = sorted(claims, key=lambda claim: (claim.created, -claim.annotated.since_ns, claim.container.id))
-    names = Counter[tuple[SandboxId, str]]()
-    ranked = []
-    for claim in newest_first:
-        name = claim.container.sandbox, claim.container.name
-        ranked.append((claim.created, names[name], claim.resized, claim.annotated.since_ns, claim.container.id,
-                       claim))
-        names[name] += 1
-    return [claim for *_, claim in sorted(ranked, key=lambda each: each[:-1])]
-
-
-def _given_when_listed(machine: Topology, container: RequestedContainer,
-                       options: AllocationOptions) -> AnnotatedGrant | None:
-    """Return what a container without our annotation was given with the runtime's list, or None.
-    It was created while vmpin was away. This is assumed where it asks for CPUs of its own and its cpuset has as many.
-    Where another plugin gave it those, no other container gets them either."""
-    amount = amount_of(container.shares, container.quota, container.period, container.guaranteed)
-    try:
-        found = asked(container.pod_annotations, container.name, options.honour)
-    except AnnotationError:
-        return None
-    ruled = ruling(machine, found, container.namespace, container.guaranteed, amount, options)
-    if (isinstance(ruled, Refusal) or ruled.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED) or found.left_alone
-            or container.vm or container.cpuset is None or len(container.cpuset) != amount.size):
-        return None
-    return AnnotatedGrant(found.wish, ruled.policy, container.cpuset, EMPTY, False, container.time_ns, False, EMPTY,
-                          EMPTY)
-
-
-def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
-              pooled: CpuSet) -> Grant | str:
-    """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :returns: why it proves
-    none."""
-    container, annotated, cpuset, amount = claim
-    asked = AskedCpus(annotated.wish._replace(policy=annotated.policy), "vmpin")
-    ruled = ruling(machine, asked, container.namespace, container.guaranteed, amount, options)
-    if isinstance(ruled, Refusal):
-        return ruled.reason
-    nodes = CpuSet(machine.nodes)
-    grant = Grant(container.id, container.sandbox, container.name, container.namespace, container.pod,
-                  container.pod_uid, annotated.wish, ruled.policy, ruled.group, _state(container), amount,
-                  written=cpuset, vm=container.vm, vm_vcpus=container.vm_vcpus or 0, vm_most=container.vm_most,
-                  vm_part=container.vm_part, vm_overhead=container.vm_overhead, since_ns=annotated.since_ns,
-                  near=annotated.near & nodes, devices=annotated.devices & nodes, guaranteed=container.guaranteed,
-                  annotated=asking_digest(container.pod_annotations, container.name))
-    if grant.policy is CpuPolicy.NUMA:
-        around = [node for node, cpus in machine.nodes.items() if cpuset <= cpus]
-        return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))
-    if not brings_cpus(grant.policy, grant.group, options):
-        return grant
-    if claim.exact and claim.resized and amount.size:
-        # As it was before: the request is taken in as that of any container that is known (synchronizing).
-        size = len(annotated.cpus)
-        grant = grant._replace(amount=CpuAmount(1000 * size, 1000 * size, size))
-    taken = union(other.held for other in ledger.grants.values())
-    never = _never(machine, grant, options)
-    cpus = _own_part(grant, claim, taken | never, pooled)
-    wrong = _against(machine, grant, cpus, taken, never)
-    if wrong:
-        return wrong
-    spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
-    own_spare = bool(annotated.own_spare and spare and spare.isdisjoint(taken) and len(spare) <= grant.vm_overhead)
-    return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
-
-
-def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> bool:
-    """False where the pool would have no CPU, online or not: it is on the pool then, as no container is given the last
-    one."""
-    whole = machine._replace(online=machine.all_cpus)
-    return not grant.out_of_pool or bool(pool(whole, ledger.with_grants(grant), options))
-
-
-def _pooled(grant: Grant) -> Grant:
-    return grant._replace(policy=CpuPolicy.NONE, group="", cpus=EMPTY, spare=EMPTY, own_spare=False)
-
-
-def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, pooled: CpuSet) -> CpuSet:
-    """The container's own CPUs in its cpuset, where a VM has spare ones besides and a group has those of its other
-    members: those that no shared container is on first; of these the annotation's, then those that are no other
-    grant's. :param taken: CPUs that cannot be."""
-    if not grant.vm and grant.policy is not CpuPolicy.GROUP:
-        return claim.cpuset
-    named = claim.annotated.cpus & claim.cpuset
-    order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
-    if grant.policy is not CpuPolicy.FIXED:  # those stay in the pool
-        order.sort(key=pooled.__contains__)
-    return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
-
-
-def _never(machine: Topology, grant: Grant, options: AllocationOptions) -> CpuSet:
-    """The CPUs that become no container's own, or not by such a wish."""
-    isolated = EMPTY if grant.wish.kind is CpuKind.ISOLATED else machine.isolated
-    return options.reserved | configured_groups(options) | isolated
-
-
-def _against(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, never: CpuSet) -> str:
-    """Why these cannot be the container's own CPUs; "" where they can."""
-    if len(cpus) != grant.amount.size:
-        return f"its request is {number_of(grant.amount.size, 'CPU')}, and those would be {len(cpus)}"
-    if not cpus.isdisjoint(taken):
-        return f"the CPUs {cpus & taken} are another container's"
-    if not cpus.isdisjoint(never):
-        return f"the CPUs {cpus & never} are reserved, isolated or of a group"
-    if not cpus <= machine.all_cpus:
-        return f"this machine has no CPUs {cpus - machine.all_cpus}"
-    return ""
-
-
-def _state(container: RequestedContainer) -> GrantState:
-    return GrantState.RESERVED if container.state is ContainerState.CREATED else GrantState.RUNNING
 
 
 def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, options: AllocationOptions) -> Answer:
     """The ledger as the runtime's list has it. `ledger` None: it is lost. The answer has all updates that are due."""
     before = ledger or Ledger()
     notes: list[str] = []
-    live = {one.id: one for one in listed.containers if one.state is not ContainerState.STOPPED}
+    live = {container.id: container for container in listed.containers
+            if container.state is not ContainerState.STOPPED}
     after = _without_the_gone(machine, before, listed, live, options)
     after = after.without([key for key, grant in after.grants.items() if key in live and overtaken(after, grant)])
-    granted = [one for one in sorted(live.values(), key=_age) if one.id in after.grants]
-    others = [one for one in sorted(live.values(), key=_age) if one.id not in after.grants]
-    after, unknown = adopted(machine, after, others, options, notes, ledger is None)
-    granted += [one for one in others if one.id in after.grants]  # a resize may have been missed, too
+    by_age = sorted(live.values(), key=_age)
+    known = [container for container in by_age if container.id in after.grants]
+    others = [container for container in by_age if container.id not in after.grants]
+    after, unproven = adopted(machine, after, others, options, notes, ledger is None)
+    known += [container for container in others if container.id in after.grants]  # a resize may have been missed, too
     after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
-    # Those that are left alone first: what they run on is given to no other.
-    after = _with_missed(machine, after, (one for one in unknown if one.cpuset), options, notes)
-    for container in granted:
+    # Containers that are left alone come first: no other gets the CPUs that they run on.
+    after = _with_missed(machine, after, (container for container in unproven if container.cpuset), options, notes)
+    for container in known:
         after = _as_listed(machine, after, container, options, notes)
-    after = _with_missed(machine, after, (one for one in unknown if not one.cpuset), options, notes)
+    after = _with_missed(machine, after, (container for container in unproven if not container.cpuset), options, notes)
     updates = all_updates(machine, after, options)
     return observed(Answer(applied(after, updates), None, updates, "", tuple(notes)), after, options)
 
@@ -243,16 +83,16 @@ def _with_missed(machine: Topology, ledger: Ledger, containers: Iterable[Request
 
 
 def _age(container: RequestedContainer) -> tuple[bool, int, ContainerId]:
-    """The sort key: what runs comes before what was created."""
+    """The sort key: running containers come before created ones."""
     return (container.state is ContainerState.CREATED, container.time_ns, container.id)
 
 
 def _without_the_gone(machine: Topology, ledger: Ledger, listed: Listed,
                       live: Mapping[ContainerId, RequestedContainer], options: AllocationOptions) -> Ledger:
-    """Pods that are not listed have ended; containers that are not listed have stopped: a runtime does not list exited
-    ones (containerd: internal/cri/nri/nri_api_linux.go). One that is being created meanwhile is not listed either, so
-    the pod keeps reserved CPUs as well."""
-    pods = listed.sandboxes | {one.sandbox for one in live.values()}
+    """The ledger without pods that are not listed; containers that are not listed have stopped: a runtime does not
+    list exited ones (containerd: internal/cri/nri/nri_api_linux.go). A container that is being created is not listed
+    either, so the pod keeps reserved CPUs as well."""
+    pods = listed.sandboxes | {container.sandbox for container in live.values()}
     ledger = ledger.without([key for key, grant in ledger.grants.items() if grant.sandbox not in pods])
     gone = [key for key, grant in sorted(ledger.grants.items()) if grant.live and key not in live]
     return stopped(machine, ledger, gone, options, undo=False)
@@ -262,24 +102,192 @@ def _as_listed(machine: Topology, ledger: Ledger, container: RequestedContainer,
                notes: list[str]) -> Ledger:
     """The ledger with the state, the cpuset and the request that the runtime has for a known container."""
     grant = ledger.grants[container.id]
-    state = GrantState.RUNNING if container.state is ContainerState.RUNNING else GrantState.RESERVED
     current = (container.cpuset or EMPTY) == grant.written
-    ledger = ledger.with_grants(grant._replace(state=state, written=container.cpuset or EMPTY,
+    ledger = ledger.with_grants(grant._replace(state=listed_state(container), written=container.cpuset or EMPTY,
                                                guaranteed=container.guaranteed))
     if not current:
         # An old list: after its own restart, CRI-O lists the resources of creation.
         return ledger
-    found = with_amount(machine, ledger, container, options)
-    if isinstance(found, Refusal):
-        answer = refused(ledger, container, found)
+    outcome = with_amount(machine, ledger, container, options)
+    if isinstance(outcome, Refusal):
+        answer = refused(ledger, container, outcome)
         notes += answer.notes
         return answer.ledger
-    notes += found[1]
-    return found[0]
+    after, lines = outcome
+    notes += lines
+    return after
 
 
 def _shared_as_listed(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
-    """The ledger with the shared CPUs that containers on the pool have: its loss is no reason to change them."""
+    """The ledger with the shared CPUs that containers on the pool have: a lost ledger is no reason to change them."""
     listed = union(grant.written for grant in ledger.grants.values()
                    if grant.policy is CpuPolicy.NONE and not grant.left_alone)
     return ledger._replace(shared=listed & pool(machine, ledger, options))
+
+
+class _Claim(NamedTuple):
+    """A container with a cpuset, and the grant in its annotation."""
+
+    container: RequestedContainer
+    annotated: AnnotatedGrant
+    cpuset: CpuSet
+    amount: CpuAmount  #: Its present request.
+
+    @property
+    def created(self) -> bool:
+        """True for a container that has not started."""
+        return self.container.state is ContainerState.CREATED
+
+    @property
+    def exact(self) -> bool:
+        """True where it has the CPUs that it was created with."""
+        return self.annotated.cpus | self.annotated.spare == self.cpuset
+
+    @property
+    def resized(self) -> bool:
+        """True where it requests another number of CPUs than it was created with, or has other CPUs."""
+        return not self.exact or len(self.annotated.cpus) not in (0, self.amount.size)
+
+
+def adopted(machine: Topology, ledger: Ledger, unknown: list[RequestedContainer], options: AllocationOptions,
+            notes: list[str], lost: bool = False) -> tuple[Ledger, list[RequestedContainer]]:
+    """The ledger with the grants of containers that are not in it, as far as annotation and cpuset prove them; and the
+    other containers: they have no cpuset, or one of another plugin.
+
+    A container's annotation shows what its cpuset means, and the cpuset, which the runtime lists, proves the CPUs. A
+    pod's author may have written the annotation: so its claim is adopted only within the rules, and only where no
+    other grant has the CPUs. :param lost: there was no ledger."""
+    claims, others = [], []
+    for container in unknown:
+        try:
+            text = container.annotations.get(GRANT_KEY)
+            annotated = None if text is None or not container.cpuset else read_annotation(text)
+        except AnnotationError as err:
+            notes.append(f"{container.namespace}/{container.pod}/{container.name}: {err}")
+            annotated = None
+        if annotated is None and lost and GRANT_KEY not in container.annotations:
+            annotated = _given_when_listed(machine, container, options)
+        if annotated is None or container.cpuset is None or annotated.left_alone:
+            others.append(container)
+        else:
+            claims.append(_Claim(container, annotated, container.cpuset, requested_amount(container)))
+    # Certainly no container's own: a shared container runs on them.
+    pooled = union(claim.cpuset for claim in claims if claim.annotated.policy not in OWN)
+    for claim in _by_precedence(claims):
+        grant = _grant_of(machine, ledger, claim, options, pooled)
+        if isinstance(grant, str):
+            notes.append(f"{claim.container.namespace}/{claim.container.pod}/{claim.container.name} has the cpuset "
+                         f"{claim.cpuset}, which is not adopted: {grant}")
+            others.append(claim.container)
+        elif _leaves_a_pool(machine, ledger, grant, options):
+            ledger = ledger.with_grants(grant)
+        else:
+            ledger = ledger.with_grants(grant._replace(policy=CpuPolicy.NONE, group="", cpus=EMPTY, spare=EMPTY,
+                                                       own_spare=False))
+    return ledger, others
+
+
+def _by_precedence(claims: Iterable[_Claim]) -> list[_Claim]:
+    """Claims in the order of their adoption. Where two are for one CPU, the later one is left alone, and its other
+    CPUs may become another pod's. So those of running containers come first. Of one pod and name the newest comes
+    first: its CPUs are those of its predecessors, of which one that could not be started is still listed. Then those
+    whose annotation, cpuset and request agree; those that were resized come last."""
+    newest_first = sorted(claims, key=lambda claim: (claim.created, -claim.annotated.since_ns, claim.container.id))
+    names = Counter[tuple[SandboxId, str]]()
+    ranks = {}
+    for claim in newest_first:
+        name = claim.container.sandbox, claim.container.name
+        ranks[claim.container.id] = (claim.created, names[name], claim.resized, claim.annotated.since_ns,
+                                     claim.container.id)
+        names[name] += 1
+    return sorted(newest_first, key=lambda claim: ranks[claim.container.id])
+
+
+def _given_when_listed(machine: Topology, container: RequestedContainer,
+                       options: AllocationOptions) -> AnnotatedGrant | None:
+    """The grant of a container without our annotation: it was created while vmpin was away, and got its CPUs with the
+    answer to the runtime's list. This is assumed where it asks for CPUs of its own and its cpuset has as many; None
+    elsewhere. Where another plugin gave it those, no other container gets them either."""
+    try:
+        annotated = annotated_wish(container.pod_annotations, container.name, options.honour)
+    except AnnotationError:
+        return None
+    amount = requested_amount(container)
+    ruled = ruling(machine, annotated, container.namespace, container.guaranteed, amount, options)
+    if (isinstance(ruled, Refusal) or ruled.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED)
+            or annotated.left_alone or container.vm or container.cpuset is None
+            or len(container.cpuset) != amount.size):
+        return None
+    return AnnotatedGrant(annotated.wish, ruled.policy, container.cpuset, since_ns=container.time_ns)
+
+
+def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
+              pooled: CpuSet) -> Grant | str:
+    """The grant that a claim proves. :param pooled: CPUs that shared containers are on. :returns: why it proves
+    none."""
+    container, annotated, cpuset, amount = claim
+    wish = AnnotatedWish(annotated.wish._replace(policy=annotated.policy), "vmpin")
+    ruled = ruling(machine, wish, container.namespace, container.guaranteed, amount, options)
+    if isinstance(ruled, Refusal):
+        return ruled.reason
+    nodes = CpuSet(machine.nodes)
+    grant = plain_grant(machine, container)._replace(
+        wish=annotated.wish, policy=ruled.policy, group=ruled.group, state=listed_state(container), written=cpuset,
+        since_ns=annotated.since_ns, near=annotated.near & nodes, devices=annotated.devices & nodes)
+    if grant.policy is CpuPolicy.NUMA:
+        around = [node for node, cpus in machine.nodes.items() if cpuset <= cpus]
+        return grant._replace(node=min(around) if around else numa_node(machine, ledger, grant, options))
+    if not brings_cpus(grant.policy, grant.group, options):
+        return grant
+    if claim.exact and claim.resized and amount.size:
+        # As before the resize: its request is taken in as that of any known container (`_as_listed`).
+        size = len(annotated.cpus)
+        grant = grant._replace(amount=CpuAmount(1000 * size, 1000 * size, size))
+    taken = union(other.held for other in ledger.grants.values())
+    never = _never(machine, grant, options)
+    cpus = _own_part(grant, claim, taken | never, pooled)
+    why = _contradiction(machine, grant, cpus, taken, never)
+    if why:
+        return why
+    spare = cpuset - cpus if grant.vm and grant.policy is not CpuPolicy.GROUP else EMPTY
+    own_spare = bool(annotated.own_spare and spare and spare.isdisjoint(taken) and len(spare) <= grant.vm_overhead)
+    return grant._replace(cpus=cpus, spare=spare, own_spare=own_spare)
+
+
+def _leaves_a_pool(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> bool:
+    """False where the pool would have no CPU, online or not: the container is on the pool then, as none is given the
+    last one."""
+    whole = machine._replace(online=machine.all_cpus)
+    return not grant.out_of_pool or bool(pool(whole, ledger.with_grants(grant), options))
+
+
+def _own_part(grant: Grant, claim: _Claim, taken: CpuSet, pooled: CpuSet) -> CpuSet:
+    """The container's own CPUs in its cpuset; a VM's has spare CPUs besides, and a group's those of other members.
+    Those that no shared container is on come first; of these the annotation's, then those of no other grant.
+    :param taken: CPUs that cannot be its own."""
+    if not grant.vm and grant.policy is not CpuPolicy.GROUP:
+        return claim.cpuset
+    named = claim.annotated.cpus & claim.cpuset
+    order = [*named, *(claim.cpuset - named - taken - claim.annotated.spare), *(claim.cpuset - named - taken)]
+    if grant.policy is not CpuPolicy.FIXED:  # those stay in the pool
+        order.sort(key=pooled.__contains__)
+    return CpuSet(list(dict.fromkeys(order))[: grant.amount.size])
+
+
+def _never(machine: Topology, grant: Grant, options: AllocationOptions) -> CpuSet:
+    """The CPUs that become no container's own, or not by such a wish."""
+    isolated = EMPTY if grant.wish.kind is CpuKind.ISOLATED else machine.isolated
+    return options.reserved | configured_groups(options) | isolated
+
+
+def _contradiction(machine: Topology, grant: Grant, cpus: CpuSet, taken: CpuSet, never: CpuSet) -> str:
+    """Why these cannot be the container's own CPUs; "" where they can."""
+    if len(cpus) != grant.amount.size:
+        return f"its request is {number_of(grant.amount.size, 'CPU')}, and those would be {len(cpus)}"
+    if not cpus.isdisjoint(taken):
+        return f"the CPUs {cpus & taken} are another container's"
+    if not cpus.isdisjoint(never):
+        return f"the CPUs {cpus & never} are reserved, isolated or of a group"
+    if not cpus <= machine.all_cpus:
+        return f"this machine has no CPUs {cpus - machine.all_cpus}"
+    return ""

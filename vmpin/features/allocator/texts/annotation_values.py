@@ -1,11 +1,14 @@
-"""What reading annotations needs, of vmpin's keys and of peers' alike: NRI's effective form, and the error."""
+"""Values of annotations, vmpin's and peers' alike: which counts for a container, their checks, and the wish that they
+make."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.features.allocator.grants.cpu_request import CpuWish
 
 #: Characters of a value: enough for a list of many NUMA nodes.
 _LONGEST = 256
@@ -23,15 +26,27 @@ class AnnotationError(ValueError):
         self.value = value
 
 
+class AnnotatedWish(NamedTuple):
+    """The wish of a container's annotations. `by`: whose key gave the policy, "vmpin" or a peer; "" without one.
+    `left_alone`: no cpuset at all, as by cpu.preserve of nri-plugins. `notes`: ignored values of peers' keys, for the
+    log."""
+
+    wish: CpuWish = CpuWish()
+    by: str = ""
+    left_alone: bool = False
+    notes: tuple[str, ...] = ()
+    second: CpuWish | None = None  #: It counts where `wish` cannot be had: a peer's key only prefers that.
+    peer_align: bool = False  #: The wish's alignment is a peer's.
+
+
 def shown(text: str) -> str:
-    """Return a text for a message: escaped where it is not printable, and cut where it is long. It is text of a pod's
-    author."""
-    escaped = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:_SHOWN + 1])
+    """Return text of a pod's author for a message: escaped where it is not printable, and cut where it is long."""
+    escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:_SHOWN + 1])
     return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}…"
 
 
 def checked_text(key: str, value: str) -> str:
-    """The value. :raises AnnotationError: where it is too long for any key, or has characters that are no text."""
+    """The value. :raises AnnotationError: where it is too long for any key, or is not printable."""
     if len(value) > _LONGEST:
         raise AnnotationError(key, value, f"it has {len(value)} characters, more than {_LONGEST}")
     if not value.isprintable():
@@ -41,8 +56,8 @@ def checked_text(key: str, value: str) -> str:
 
 def effective(annotations: Mapping[str, str], key: str, container: str) -> Iterator[tuple[str, str]]:
     """The annotation that counts for the container, with its whole key; none where none does."""
-    if (found := scoped(annotations, key, container)) is not None:
-        yield found[1], found[2].strip(" \t\r\n")
+    if (annotation := scoped(annotations, key, container)) is not None:
+        yield annotation[1], annotation[2].strip(" \t\r\n")
 
 
 def scoped(annotations: Mapping[str, str], key: str, container: str) -> tuple[int, str, str] | None:
@@ -55,14 +70,14 @@ def scoped(annotations: Mapping[str, str], key: str, container: str) -> tuple[in
 
 
 def nodes_near(near: str, key: str) -> CpuSet:
-    """The numbers of the NUMA nodes in "nodes:LIST". :raises AnnotationError: for a list that is none, or empty."""
+    """The numbers of the NUMA nodes in "nodes:LIST". :raises AnnotationError: for an invalid or empty list."""
     try:
-        found = CpuSet.parse(near.removeprefix("nodes:"))
+        nodes = CpuSet.parse(near.removeprefix("nodes:"))
     except CpuSetError as err:
         raise AnnotationError(key, near, err.why) from None
-    if not found:
+    if not nodes:
         raise AnnotationError(key, near, "nodes: has a list of NUMA nodes, as nodes:0,1")
-    return found
+    return nodes
 
 
 def group_name(key: str, name: str, value: str) -> str:

@@ -1,8 +1,7 @@
-"""What the annotations of a pod ask for a container: vmpin's own six keys.
+"""The annotations of a pod that ask for CPUs of a container: vmpin's own six keys, and those of peers beside them.
 
 Each key counts in NRI's effective form: KEY/container.NAME for one container, KEY/pod and KEY for all of the pod, the
-first that is there. They are text of the pod's author: every value is checked, and an error names the key and the
-value.
+first that exists. They are text of the pod's author: every value is checked, and an error names the key and the value.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from vmpin.bounded import parse_whole
 from vmpin.features.allocator.grants.allocation_options import HonouredKeys
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuKind, CpuPolicy, CpuWish, SmtUse
 from vmpin.features.allocator.texts.annotation_values import (
+    AnnotatedWish,
     AnnotationError,
     checked_text,
     effective,
@@ -31,42 +31,29 @@ DOMAIN = "vmpin.io"
 #: A PCI address with its domain, or a name that the kernel allows for a network device (dev_valid_name).
 _DEVICE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(?!\.{1,2}$)[^\s/:]{1,15}")
 _MOST_SPARE = 512
+_DIGEST_BYTES = 12
 
 _Choice = TypeVar("_Choice", bound=enum.StrEnum)
 
 
-class AskedCpus(NamedTuple):
-    """What annotations ask for. `by`: whose key gave the policy, "vmpin" or a peer; "" where none did. `left_alone`:
-    no cpuset at all, as by cpu.preserve of nri-plugins. `notes`: values of peers' keys that were passed over."""
-
-    wish: CpuWish = CpuWish()
-    by: str = ""
-    left_alone: bool = False
-    notes: tuple[str, ...] = ()
-    second: CpuWish | None = None  #: What counts where `wish` cannot be: a peer's key only prefers it.
-    peer_align: bool = False  #: The wish's alignment is a peer's.
-
-
-def asked(annotations: Mapping[str, str], container: str, honour: frozenset[HonouredKeys]) -> AskedCpus:
+def annotated_wish(annotations: Mapping[str, str], container: str, honour: frozenset[HonouredKeys]) -> AnnotatedWish:
     """Return what a pod's annotations ask for its container. vmpin's keys come before those of peers.
-    :raises AnnotationError: for a value of vmpin's keys that cannot be used, and a balloon that no group can be."""
-    found = AskedCpus()
+    :raises AnnotationError: for an invalid value of vmpin's keys, and a balloon that no group can be named as."""
+    annotated = AnnotatedWish()
     for name, read in PEERS.items():
-        if name in honour:
-            ruled = read(annotations, container)
-            if ruled is not None:
-                found = AskedCpus(ruled.wish, name, ruled.left_alone, ruled.notes, ruled.second)
-                break
+        if name in honour and (peer := read(annotations, container)) is not None:
+            annotated = peer._replace(by=name)
+            break
     own = {short: (key, value) for short in KEYS
            for key, value in effective(annotations, f"{short}.{DOMAIN}", container)}
     for short, (key, value) in own.items():
-        found = found._replace(wish=_with(found.wish, short, key, value),
-                               second=found.second and _with(found.second, short, key, value))
-    found = found._replace(peer_align=found.wish.align is not None and "cpu-align" not in own)
-    return found._replace(by="vmpin", left_alone=False, second=None) if "cpu-policy" in own else found
+        annotated = annotated._replace(wish=_with(annotated.wish, short, key, value),
+                                       second=annotated.second and _with(annotated.second, short, key, value))
+    annotated = annotated._replace(peer_align=annotated.wish.align is not None and "cpu-align" not in own)
+    return annotated._replace(by="vmpin", left_alone=False, second=None) if "cpu-policy" in own else annotated
 
 
-def changed(wish: CpuWish, changes: Mapping[str, str]) -> CpuWish:
+def with_changes(wish: CpuWish, changes: Mapping[str, str]) -> CpuWish:
     """The wish with other values, by the keys' short names or whole names: policy, cpu-policy, cpu-policy.vmpin.io.
     :raises AnnotationError: for a name or a value that cannot be used."""
     for name in sorted(changes):
@@ -132,23 +119,20 @@ def _spare(wish: CpuWish, key: str, value: str) -> CpuWish:
 KEYS: Mapping[str, Callable[[CpuWish, str, str], CpuWish]] = {
     "cpu-policy": _policy, "cpu-align": _align, "cpu-smt": _smt, "cpu-kind": _kind, "cpu-near": _near,
     "cpu-spare": _spare}
-
-
 _OWN = tuple(f"{short}.{DOMAIN}" for short in KEYS)
-_DIGEST_BYTES = 12
 
 
 def asks(key: str) -> bool:
-    """Whether an annotation of this key may ask for CPUs: vmpin's own, and those of peers, honoured or not."""
+    """True for a key that may ask for CPUs: vmpin's own, and those of peers, honoured or not."""
     return key in POD_KEYS or key.partition("/")[0] in (*_OWN, *EFFECTIVE_KEYS)
 
 
 def asking_digest(annotations: Mapping[str, str], container: str) -> str:
     """A digest of all that a pod's annotations ask for one of its containers, "" where they ask for nothing. Other
-    annotations, and those of other containers, do not count. It has the same length however long the texts are."""
+    annotations, and those of other containers, do not count. Its length does not depend on theirs."""
     counting: dict[str, object] = {key: value for key in _OWN for _, value in effective(annotations, key, container)}
-    # Of these the scope counts, too.
-    counting |= {key: (found[0], found[2]) for key in EFFECTIVE_KEYS if (found := scoped(annotations, key, container))}
+    # A peer may rank keys by their scope (nri-plugins).
+    counting |= {key: (value[0], value[2]) for key in EFFECTIVE_KEYS if (value := scoped(annotations, key, container))}
     counting |= {key: annotations[key] for key in POD_KEYS if key in annotations}
     if not counting:
         return ""

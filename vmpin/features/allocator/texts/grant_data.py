@@ -1,6 +1,10 @@
-"""A wish as JSON data and back, for the ledger's file and the annotation of a grant.
+"""Grants as JSON data and back: a wish, the annotation in which a container carries its grant, and the ledger.
 
-Only what differs from the default is there.
+A pod's author may write the annotation, too. So it gives no CPUs: where the ledger is lost, it shows how to read the
+cpuset that the runtime lists, which no pod can write (grants.synchronizing).
+
+The ledger is checked as a whole: data that it never makes is an error that names the place, the key and the value, and
+its file is then set aside.
 """
 
 from __future__ import annotations
@@ -15,22 +19,43 @@ from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish, RefusalKind
 from vmpin.features.allocator.grants.ledger import MAX_REFUSED, CpuAmount, Grant, GrantState, Ledger, RefusedRequest
 from vmpin.features.allocator.texts.annotation_values import AnnotationError
-from vmpin.features.allocator.texts.annotations import changed
+from vmpin.features.allocator.texts.annotations import with_changes
 
-_KEYS = ("policy", "align", "smt", "kind", "near", "spare")
+_WISH_KEYS = ("policy", "align", "smt", "kind", "near", "spare")
+
+GRANT_KEY: Final = "grant.vmpin.io"
+_ANNOTATION_VERSION = 1
+_LONGEST = 4096
+_LISTS = ("cpus", "spare", "near", "devices")
+
+VERSION: Final = 1
+_Given = TypeVar("_Given")
+_Read = TypeVar("_Read")
+_SETS = ("cpus", "spare", "written", "near", "devices")
+#: The other members of a grant, with the type of each.
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("container", "sandbox", "name", "namespace", "pod", "pod_uid", "group", "annotated"), str),
+    **dict.fromkeys(("own_spare", "left_alone", "vm", "guaranteed"), bool),
+    **dict.fromkeys(("vm_vcpus", "vm_most", "vm_part", "vm_overhead", "since_ns"), int)}
+_ALWAYS = frozenset({"container", "sandbox", "policy", "state"})
+_PLAIN = Grant(ContainerId(""), SandboxId(""), "", "", "", "", CpuWish(), CpuPolicy.NONE)
+
+
+def wish_texts(wish: CpuWish) -> dict[str, str]:
+    """Return a wish by the keys' short names, with values as annotations have them: those that are not the default."""
+    texts: dict[str, str] = {}
+    if wish.policy is not None:
+        texts["policy"] = f"group:{wish.group}" if wish.policy is CpuPolicy.GROUP else str(wish.policy)
+    if wish.align is not None:
+        texts["align"] = f"{wish.align}!" if wish.align_required else str(wish.align)
+    plain = CpuWish()
+    return texts | {key: str(value) for key in ("smt", "kind", "near", "spare")
+                    if (value := getattr(wish, key)) != getattr(plain, key)}
 
 
 def wish_data(wish: CpuWish) -> dict[str, object]:
-    """Return a wish by the keys' short names, with values as annotations have them."""
-    found: dict[str, object] = {}
-    if wish.policy is not None:
-        found["policy"] = f"group:{wish.group}" if wish.policy is CpuPolicy.GROUP else str(wish.policy)
-    if wish.align is not None:
-        found["align"] = f"{wish.align}!" if wish.align_required else str(wish.align)
-    others = {"smt": wish.smt, "kind": wish.kind, "near": wish.near, "spare": wish.spare}
-    plain = CpuWish()._asdict()
-    found |= {key: str(value) for key, value in others.items() if value != plain[key]}
-    return {**found, "exclude_reserved": True} if wish.exclude_reserved else found
+    """Return what of a wish is not the default."""
+    return {**wish_texts(wish), **({"exclude_reserved": True} if wish.exclude_reserved else {})}
 
 
 def wish_of(data: object) -> CpuWish:
@@ -38,7 +63,7 @@ def wish_of(data: object) -> CpuWish:
     the value."""
     if not isinstance(data, Mapping):
         raise ValueError(f"a wish is an object, not {data!r:.80}")
-    unknown = data.keys() - {*_KEYS, "exclude_reserved"}
+    unknown = data.keys() - {*_WISH_KEYS, "exclude_reserved"}
     if unknown:
         raise ValueError(f"a wish has the unknown key {min(map(str, unknown))!r:.80}")
     excluded = data.get("exclude_reserved", False)
@@ -46,32 +71,26 @@ def wish_of(data: object) -> CpuWish:
     for key, value in [*texts.items(), ("exclude_reserved", excluded)]:
         if not isinstance(value, bool if key == "exclude_reserved" else str):
             raise ValueError(f"{key}={value!r:.80} of a wish has the wrong type")
-    return changed(CpuWish(), texts)._replace(exclude_reserved=excluded)
-
-
-GRANT_KEY: Final = "grant.vmpin.io"
-_VERSION = 1
-_LONGEST = 4096
-_LISTS = ("cpus", "spare", "near", "devices")
+    return with_changes(CpuWish(), texts)._replace(exclude_reserved=excluded)
 
 
 class AnnotatedGrant(NamedTuple):
-    """What the annotation has of a grant."""
+    """A grant, as far as its annotation has it."""
 
     wish: CpuWish
     policy: CpuPolicy
     cpus: CpuSet
-    spare: CpuSet
-    own_spare: bool
-    since_ns: int
-    left_alone: bool
-    near: CpuSet
-    devices: CpuSet
+    spare: CpuSet = EMPTY
+    own_spare: bool = False
+    since_ns: int = 0
+    left_alone: bool = False
+    near: CpuSet = EMPTY
+    devices: CpuSet = EMPTY
 
 
 def annotation_of(grant: Grant) -> str:
-    data: dict[str, object] = {"v": _VERSION, "policy": grant.policy, "since": grant.since_ns}
-    data |= {key: str(found) for key in _LISTS if (found := getattr(grant, key))}
+    data: dict[str, object] = {"v": _ANNOTATION_VERSION, "policy": grant.policy, "since": grant.since_ns}
+    data |= {key: str(cpus) for key in _LISTS if (cpus := getattr(grant, key))}
     data |= {key: True for key, value in (("own", grant.own_spare), ("alone", grant.left_alone)) if value}
     wish = wish_data(grant.wish)
     return json.dumps({**data, "wish": wish} if wish else data, separators=(",", ":"))
@@ -83,8 +102,8 @@ def read_annotation(text: str) -> AnnotatedGrant:
         if len(text) > _LONGEST:
             raise ValueError(f"it is {len(text)} characters long")
         data = load_json(text)
-        if not isinstance(data, dict) or data.get("v") != _VERSION:
-            raise ValueError(f"it is no object with \"v\":{_VERSION}")
+        if not isinstance(data, dict) or data.get("v") != _ANNOTATION_VERSION:
+            raise ValueError(f"it is no object with \"v\":{_ANNOTATION_VERSION}")
         keys = {"v", "policy", "since", *_LISTS, "own", "alone", "wish"}
         if data.keys() - keys:
             raise ValueError(f"it has the unknown key {min(data.keys() - keys)!r:.80}")
@@ -92,7 +111,7 @@ def read_annotation(text: str) -> AnnotatedGrant:
         if type(since) is not int or not 0 <= since < 1 << 63:
             raise ValueError("\"since\" is no time in nanoseconds")
         texts = [data.get(key, "") for key in _LISTS]
-        if not all(isinstance(one, str) for one in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError("\"cpus\", \"spare\", \"near\" and \"devices\" are lists of numbers")
         cpus, spare, near, devices = map(CpuSet.parse, texts)
         return AnnotatedGrant(wish_of(data.get("wish", {})), CpuPolicy(str(data.get("policy"))), cpus, spare,
@@ -101,23 +120,12 @@ def read_annotation(text: str) -> AnnotatedGrant:
         raise AnnotationError(GRANT_KEY, text, f"{err}" or "it is nested too deep") from None
 
 
-VERSION: Final = 1
-_Given = TypeVar("_Given")
-_Read = TypeVar("_Read")
-_SETS = ("cpus", "spare", "written", "near", "devices")
-_TEXTS = ("container", "sandbox", "name", "namespace", "pod", "pod_uid", "group", "annotated")
-_FLAGS = ("own_spare", "left_alone", "vm", "guaranteed")
-_NUMBERS = ("vm_vcpus", "vm_most", "vm_part", "vm_overhead", "since_ns")
-_ALWAYS = frozenset({"container", "sandbox", "policy", "state"})
-_PLAIN = Grant(ContainerId(""), SandboxId(""), "", "", "", "", wish_of({}), CpuPolicy.NONE)
-
-
 class LedgerError(ValueError):
     """Data that is no ledger. The message names the place, the key and the value."""
 
 
 def to_data(ledger: Ledger) -> dict[str, object]:
-    """Return JSON data. Equal ledgers make equal data: grants are sorted, and what is as by default is left out."""
+    """Return JSON data. Equal ledgers make equal data: grants are sorted, and defaults are left out."""
     return {"version": VERSION, "shared": str(ledger.shared),
             "grants": [_grant_data(ledger.grants[key]) for key in sorted(ledger.grants)],
             "refused": [refused._asdict() for refused in ledger.refused]}
@@ -163,37 +171,36 @@ def _refuse_overlaps(grants: Mapping[ContainerId, Grant]) -> None:
 
 
 def _grant_data(grant: Grant) -> dict[str, object]:
-    found: dict[str, object] = {}
+    data: dict[str, object] = {}
     for key, value, plain in zip(Grant._fields, grant, _PLAIN, strict=True):
-        # Most are the default itself. It is written with each answer: comparing takes longer.
+        # Most are the default itself, and the ledger is written with each answer: comparing takes longer.
         if (value is not plain and value != plain) or key in _ALWAYS:
-            found[key] = str(value) if key in _SETS else value
-    if "amount" in found:
-        found["amount"] = list(grant.amount)
-    return {**found, "wish": wish_data(grant.wish)} if "wish" in found else found
+            data[key] = str(value) if key in _SETS else value
+    if "amount" in data:
+        data["amount"] = list(grant.amount)
+    return {**data, "wish": wish_data(grant.wish)} if "wish" in data else data
 
 
 def _grant(place: str, entry: object) -> Grant:
     data = _object(place, entry, set(Grant._fields))
-    found: dict[str, Any] = {}
-    kinds = [*((key, str) for key in _TEXTS), *((key, bool) for key in _FLAGS), *((key, int) for key in _NUMBERS)]
-    for key, kind in kinds:
+    members: dict[str, Any] = {}
+    for key, kind in _KINDS.items():
         value = data.get(key, getattr(_PLAIN, key))
         if type(value) is not kind or (isinstance(value, int) and value < 0):
             raise LedgerError(f"{place}: {key}={value!r:.80} has the wrong type")
-        found[key] = value
+        members[key] = value
     for key in ("container", "sandbox"):
-        if not found[key]:
+        if not members[key]:
             raise LedgerError(f"{place}: {key} is missing")
-    found |= {key: _cpus(place, key, data.get(key, "")) for key in _SETS}
-    found["policy"] = _read(place, "policy", CpuPolicy, str(data.get("policy")))
-    found["state"] = _read(place, "state", GrantState, str(data.get("state")))
-    found["wish"] = _read(place, "wish", wish_of, data.get("wish", {}))
-    found["amount"] = _amount(place, data.get("amount", [0, 0, 0]))
+    members |= {key: _cpus(place, key, data.get(key, "")) for key in _SETS}
+    members["policy"] = _read(place, "policy", CpuPolicy, str(data.get("policy")))
+    members["state"] = _read(place, "state", GrantState, str(data.get("state")))
+    members["wish"] = _read(place, "wish", wish_of, data.get("wish", {}))
+    members["amount"] = _amount(place, data.get("amount", [0, 0, 0]))
     node = data.get("node")
     if node is not None and (type(node) is not int or node < 0):
         raise LedgerError(f"{place}: node={node!r:.80} is no NUMA node")
-    return Grant(**found, node=node)
+    return Grant(**members, node=node)
 
 
 def _read(place: str, key: str, read: Callable[[_Given], _Read], value: _Given) -> _Read:
@@ -204,20 +211,17 @@ def _read(place: str, key: str, read: Callable[[_Given], _Read], value: _Given) 
 
 
 def _amount(place: str, value: object) -> CpuAmount:
-    if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int and one >= 0 for one in value):
+    if (not isinstance(value, list) or len(value) != 3
+            or not all(type(number) is int and number >= 0 for number in value)):
         raise LedgerError(f"{place}: amount={value!r:.80} is no list of three numbers")
     return CpuAmount(*value)
 
 
 def _refused(place: str, entry: object) -> RefusedRequest:
     data = _object(place, entry, set(RefusedRequest._fields))
-    data = {"kind": RefusalKind.REQUEST, **data}  # ledgers of older versions have none
     if not all(type(data.get(key)) is (int if key == "time_ns" else str) for key in RefusedRequest._fields[:-1]):
         raise LedgerError(f"{place}: {dict(data)!r:.200} lacks a text or its time")
-    try:
-        return RefusedRequest(**{**data, "kind": RefusalKind(data["kind"])})
-    except ValueError as err:
-        raise LedgerError(f"{place}: kind: {err}") from None
+    return RefusedRequest(**{**data, "kind": _read(place, "kind", RefusalKind, str(data.get("kind")))})
 
 
 def _cpus(place: str, key: str, value: object) -> CpuSet:
