@@ -8,8 +8,8 @@ import subprocess
 from documents import checked_output
 from real_node import COMMAND
 
-VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "gather", "plan", "reconcile", "unpin",
-         "config", "install-hook", "demo")
+VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "plan", "reconcile", "unpin",
+         "config", "install-hook")
 
 
 ESCAPE = "\x1b[2J\x07"

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from doctor_facts import containerd, facts, handler
 
-from vmpin.cli import audit, doctor, gather
+from vmpin.cli import audit, doctor
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
+from vmpin.features.gather import verbs as gather
+from vmpin.features.gather.pieces import Pieces
 from vmpin.host.sysfs import Sysfs
-from vmpin.reports.bundle.pieces import Pieces
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 MS = 1_000_000

@@ -47,12 +47,13 @@ SHARED = ("bounded", "cpuset", "protocol")
 #: What is pure: it reads, waits for and starts nothing. A package means all of its modules.
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
               "scenario",
+              "features.gather.redact",
               "features.demo.firmware", "features.demo.kata_pinning", "features.demo.worth",
               "features.demo.worth_picture",
               "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
-              "reports.audit", "reports.cpu_owners", "reports.redact", "reports.map",
+              "reports.audit", "reports.cpu_owners", "reports.map",
               "reports.residency.usage",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",
@@ -86,14 +87,14 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.sockets", "host.retry", "host.turns", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
          "features.allocator", "features.cluster.followers", "features.isolation.isolation_answers", "daemon"}
-PROCESSES = {"install.file_operations", "install.oci_hook", "features.network.netns"}
+PROCESSES = {"install.file_operations", "install.oci_hook", "features.gather.verbs", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
     "bounded": "bounded itself",
     **dict.fromkeys((
         "host", "doctor.node_facts", "doctor.own_facts", "guests.channels",
         "pinning.original_mask_store",
-        "procevents.newborn_placer", "reports.bundle.vms", "features.isolation.foreign_scans", "reports.residency",
+        "procevents.newborn_placer", "features.gather.report", "features.isolation.foreign_scans", "reports.residency",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
         "vmm.virtual_machine",
         "features.allocator.allocator_topology",
@@ -103,7 +104,7 @@ NUMBERS_ELSEWHERE = {
         "features.allocator.scenario_events", "cpuset", "install.oci_hook", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.reconcile", "features.demo.verbs.demo", "cli.gather", "cli.run_times", "config.settings",
+        "cli.reconcile", "features.demo.verbs.demo", "features.gather.verbs", "cli.run_times", "config.settings",
         "config.yaml_file",
         "features.isolation.isolation_answers",
         *(f"features.cluster.{name}" for name in (

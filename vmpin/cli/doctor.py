@@ -50,7 +50,6 @@ examples:
   vmpin doctor kata nri               some checks: by name, or all with this prefix (kata: kata-pinning, …)
   vmpin doctor -o json | jq -r '.findings[] | select(.level == "bad") | .what'
   vmpin doctor --root /host           in a pod that has the node's file system at /host
-for a bug report: vmpin gather packs the findings and the facts behind them
 
 exit codes: 0 no check is bad, 1 a check is bad (also if no watcher runs, or if it does not answer, receives no events
 or makes no passes: nothing keeps threads in place then), 2 the command cannot be carried out

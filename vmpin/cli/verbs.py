@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vmpin.cli.manual import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "gather", "plan", "reconcile", "unpin",
+VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "plan", "reconcile", "unpin",
          "config", "install-hook", "install-service", "guest", "help", "version", "completion")
 
 #: What verbs' parsers are added to: argparse's type for it is not public.
@@ -53,7 +53,6 @@ in service:
   vmpin top                  live: which threads take the CPUs of which pods
   vmpin audit                exit code 1 if another pod runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
-  vmpin gather               the data for a bug report, in one file
   vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)
 
 exit codes: 0 done, 1 a finding or a failure, 2 the command or a file cannot be used, 3 (verify) the check was

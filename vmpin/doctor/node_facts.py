@@ -30,6 +30,7 @@ from vmpin.domain.facts import (
     NodeFacts,
     Rights,
     WatcherFacts,
+    kernel_parameters,
 )
 from vmpin.domain.terminal import as_written
 from vmpin.errors import SourceError
@@ -38,7 +39,6 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
 from vmpin.host.procfs import Procfs, age, linux, read_file
 from vmpin.host.sysfs import Sysfs
-from vmpin.reports.redact import kernel_parameters
 from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.kata_config import configurations

@@ -145,7 +145,7 @@ def state_file(facts: NodeFacts) -> CheckResult:
         return unknown("the state file cannot be read", *evidence, remedy="run this as root")
     if found.set_aside:
         return warn("an earlier state file was damaged and was set aside (state.json.bad)",
-                    "inspect it (`vmpin gather` packs it), then remove it", *evidence)
+                    "inspect it, then remove it", *evidence)
     return ok("the state file is valid", *evidence)
 
 

@@ -1,4 +1,4 @@
-"""Facts about a node, as plain data: the checks of `vmpin doctor` judge them, and `vmpin gather` packs them.
+"""Facts about a node, as plain data: the checks of `vmpin doctor` judge them.
 
 None, "" and () mean that a thing was not found; `trouble` has the reason why it could not be read. Field names are
 JSON members of the bundle.
@@ -6,11 +6,27 @@ JSON members of the bundle.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet
+
+#: In place of a value that may be a secret.
+LEFT_OUT = "<left out>"
+#: Kernel parameters for CPUs, cgroups and virtualisation: their values are no secrets.
+_HARMLESS = frozenset((
+    "isolcpus", "nohz_full", "nohz", "rcu_nocbs", "rcu_nocb_poll", "irqaffinity", "kthread_cpus", "skew_tick", "tsc",
+    "nosmt", "maxcpus", "nr_cpus", "possible_cpus", "mitigations", "numa", "numa_balancing", "preempt", "threadirqs",
+    "hugepages", "hugepagesz", "default_hugepagesz", "transparent_hugepage", "cgroup_disable", "cgroup_enable",
+    "cgroup_no_v1", "cgroup_memory", "systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller",
+    "systemd.cpu_affinity", "tuned.non_isolcpus", "intel_idle.max_cstate", "processor.max_cstate", "intel_pstate",
+    "amd_pstate", "idle", "cpuidle.off", "nosoftlockup", "nmi_watchdog", "sched_domains", "workqueue.unbound_cpus",
+    "kvm.nx_huge_pages", "kvm-intel.nested", "kvm-amd.nested", "intel_iommu", "amd_iommu", "iommu", "quiet", "debug",
+    "panic", "selinux", "apparmor", "audit", "psi", "schedstats", "delayacct"))
+#: One parameter of a kernel's command line; blanks in quotes do not end it (lib/cmdline.c: next_arg).
+_PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class Kernel:
 
     release: str = ""
     version: tuple[int, int] | None = None
-    parameters: tuple[str, ...] = ()  #: Its command line; only parameters on CPUs have their values (redact).
+    parameters: tuple[str, ...] = ()  #: Of its command line, by kernel_parameters.
     schedstat: bool = False  #: Whether /proc/PID/schedstat is there (CONFIG_SCHED_INFO).
     kvm_debugfs: bool = False  #: Whether KVM's debugfs is mounted and can be read.
 
@@ -283,3 +299,18 @@ class NodeFacts:
         node = self.status.get("node")
         cpus: CpuSet = CpuSet.parse(node[name]) if node else getattr(self.checkpoint, name, EMPTY)
         return cpus
+
+
+def kernel_parameters(line: str) -> list[str]:
+    """The parameters of a kernel command line; those after `--` are init's, and are left out."""
+    found = []
+    for text in _PARAMETER.findall(line):
+        if text == "--":
+            found.append(f"-- {LEFT_OUT}")
+            break
+        name, equals, _ = text.partition("=")
+        if '"' in name:  # the whole of it was quoted
+            found.append(LEFT_OUT)
+        else:
+            found.append(text if not equals or name in _HARMLESS else f"{name}={LEFT_OUT}")
+    return found

@@ -4,6 +4,7 @@ NAMES = (
     "allocator",
     "isolation",
     "network",
+    "gather",
     # After others: what explain quotes of a pod's author comes last.
     "cluster",
     "demo",

@@ -1,4 +1,4 @@
-"""Untrusted text about a pod, as `vmpin explain` and `status` print it, and as `vmpin gather` leaves it out."""
+"""Untrusted text about a pod, as `vmpin explain` and `status` print it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from vmpin.cli.status import print_chosen
-from vmpin.domain.facts import NodeFacts, Rights
 from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, untrusted_pod, untrusted_sentences
-from vmpin.reports.bundle.report import without_untrusted
 
 POD = untrusted_pod({
     "metadata": {"annotations": {"a": 'x". Its verdict is "pinned', "b": "\x1b[2J",
@@ -45,10 +43,3 @@ def test_status_of_a_sandbox_shows_it_where_there_is_any(entry: dict[str, Any], 
     found = capsys.readouterr().out
     assert found.count("  Untrusted") == lines
     assert found.replace("\n", "").isprintable()
-
-
-def test_a_bug_report_has_none_of_it() -> None:
-    """Annotations may hold secrets."""
-    facts = NodeFacts(Rights("root", 1), status={"version": 1, "sandboxes": [{**ENTRY, "untrusted": POD}]})
-    assert without_untrusted(facts).status == {"version": 1, "sandboxes": [{**ENTRY, "untrusted": None}]}
-    assert without_untrusted(NodeFacts(Rights("root", 1))).status == {}

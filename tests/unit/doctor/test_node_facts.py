@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import subprocess
@@ -239,11 +238,3 @@ def test_the_unit_of_a_process_is_the_last_of_its_cgroup(tmp_path: Path) -> None
         8/cgroup = 0::/user.slice/session-1.scope
     """))
     assert [unit(proc, pid) for pid in (7, 8, 9)] == ["vmpin.service", "", ""]
-
-
-def test_facts_can_be_written_as_json(tmp_path: Path) -> None:
-    from vmpin.reports.bundle.pieces import plain
-
-    text = json.dumps(plain(looked(made_up(tmp_path), tmp_path / "host")))
-    assert '"enable_vcpus_pinning"' not in text
-    assert "runtime.enable_vcpus_pinning" in text

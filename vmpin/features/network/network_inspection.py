@@ -1,7 +1,7 @@
 """The network of each VM of a status document, as the member `network` of its sandbox.
 
 Reads the VMMs' descriptors, and their network namespaces through a child process (netns): for commands that
-root runs (status -o wide, explain, map, doctor, gather), never for the watcher.
+root runs (status -o wide, explain, map, doctor), never for the watcher.
 """
 
 from __future__ import annotations

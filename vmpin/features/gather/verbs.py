@@ -20,7 +20,7 @@ from vmpin.domain.terminal import number_of, printable
 from vmpin.errors import UsageError, VmpinError
 
 if TYPE_CHECKING:
-    from vmpin.reports.bundle.pieces import Pieces
+    from vmpin.features.gather.pieces import Pieces
 
 _ABOUT = """\
 Pack the data for a bug report into a .tar.gz: doctor, status, explain, the configuration, the state file, the
@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vmpin.reports.bundle.pieces import write
+    from vmpin.features.gather.pieces import write
     if not 1 <= args.limit <= 4096:
         raise UsageError(f"--limit {args.limit}: is not between 1 and 4096 MiB")
     config = usable_config(args)
@@ -97,7 +97,7 @@ def _new_archive(path: Path) -> Iterator[BinaryIO]:
 def _collect(config: Config, args: argparse.Namespace) -> Pieces:
     from vmpin.cli.doctor import data, read_facts, text
     from vmpin.doctor.checks import examine
-    from vmpin.reports.bundle.report import collect
+    from vmpin.features.gather.report import collect
     facts = read_facts(config, args.root)
     findings = examine(facts)
     report = "".join(f"{line}\n" for line in plain_lines(text(findings, wide=True)))
@@ -118,7 +118,7 @@ def _add_log(pieces: Pieces, unit: str) -> None:
     """Add the end of the watcher's log, if the journal has it."""
     import subprocess
 
-    from vmpin.reports.redact import cleaned
+    from vmpin.features.gather.redact import cleaned
     lines = []
     try:
         done = subprocess.run(

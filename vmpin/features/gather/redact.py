@@ -1,26 +1,11 @@
-"""Removes from a text what must not leave the node in a bug report, by lists of harmless names.
-
-A parameter or option that is on no list keeps its name and loses its value. Pure.
-"""
+"""Removes from a text what must not leave the node in a bug report. Pure."""
 
 import json
 import re
 from collections.abc import Sequence
 
 from vmpin.bounded import load_json
-
-LEFT_OUT = "<left out>"
-
-#: Kernel parameters for CPUs, cgroups and virtualisation: their values are no secrets.
-_HARMLESS = frozenset((
-    "isolcpus", "nohz_full", "nohz", "rcu_nocbs", "rcu_nocb_poll", "irqaffinity", "kthread_cpus", "skew_tick", "tsc",
-    "nosmt", "maxcpus", "nr_cpus", "possible_cpus", "mitigations", "numa", "numa_balancing", "preempt", "threadirqs",
-    "hugepages", "hugepagesz", "default_hugepagesz", "transparent_hugepage", "cgroup_disable", "cgroup_enable",
-    "cgroup_no_v1", "cgroup_memory", "systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller",
-    "systemd.cpu_affinity", "tuned.non_isolcpus", "intel_idle.max_cstate", "processor.max_cstate", "intel_pstate",
-    "amd_pstate", "idle", "cpuidle.off", "nosoftlockup", "nmi_watchdog", "sched_domains", "workqueue.unbound_cpus",
-    "kvm.nx_huge_pages", "kvm-intel.nested", "kvm-amd.nested", "intel_iommu", "amd_iommu", "iommu", "quiet", "debug",
-    "panic", "selinux", "apparmor", "audit", "psi", "schedstats", "delayacct"))
+from vmpin.domain.facts import LEFT_OUT, kernel_parameters
 
 _SECRET = re.compile(r"pass(?:wd|phrase|code)?(?![a-z])|passw|secret|token|credential|private|initdata|cookie|bearer"
                      r"|auth(?:ori[sz]ation|entication)?(?![a-z])|signature|(?:api|access|shared|master|encryption)key"
@@ -52,23 +37,6 @@ _OPAQUE = frozenset(("fw_cfg", "smbios", "acpitable", "set", "platform"))
 _COMMAND_LINES = frozenset(("append", "cmdline"))
 #: QEMU's objects with secrets: secret, secret_keyring; their type need not come first.
 _SECRET_OBJECT = re.compile(r"(?:^|,)(?:qom-type=)?secret")
-#: One parameter of a kernel's command line; blanks in quotes do not end it (lib/cmdline.c: next_arg).
-_PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
-
-
-def kernel_parameters(line: str) -> list[str]:
-    """The parameters of a kernel command line; those after `--` are init's, and are left out."""
-    found = []
-    for text in _PARAMETER.findall(line):
-        if text == "--":
-            found.append(f"-- {LEFT_OUT}")
-            break
-        name, equals, _ = text.partition("=")
-        if '"' in name:  # the whole of it was quoted
-            found.append(LEFT_OUT)
-        else:
-            found.append(text if not equals or name in _HARMLESS else f"{name}={LEFT_OUT}")
-    return found
 
 
 def cleaned(text: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import BinaryIO
 
 from vmpin.config.settings import to_plain
-from vmpin.reports.redact import cleaned
+from vmpin.features.gather.redact import cleaned
 
 #: Of one piece, and of all together before they are compressed (bytes).
 MAX_PIECE, MAX_ALL = 4 << 20, 64 << 20

@@ -14,9 +14,9 @@ from trees import make_tree
 from vmpin.config import loading as configuration
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.node_facts import collect_facts
-from vmpin.domain.facts import FoundSetting, WatcherFacts
-from vmpin.reports.bundle import report
-from vmpin.reports.bundle.pieces import MANIFEST, Piece, Pieces, plain, write
+from vmpin.domain.facts import FoundSetting, NodeFacts, Rights, WatcherFacts
+from vmpin.features.gather import report
+from vmpin.features.gather.pieces import MANIFEST, Piece, Pieces, plain, write
 
 
 def packed(pieces: Pieces, when: int = 1_700_000_000) -> bytes:
@@ -95,7 +95,8 @@ TREE = """
     run/spool/0001-1.hook = hush
     host/etc/kubernetes/kubelet.conf = kind: Config\\ntoken: hush
     host/etc/rancher/k3s/config.yaml = token: hush
-    host/opt/kata/share/defaults/kata-containers/configuration.toml = [runtime]\\njaeger_password = "hush"
+    host/opt/kata/share/defaults/kata-containers/configuration.toml = \
+[runtime]\\nenable_vcpus_pinning = true\\njaeger_password = "hush"
 """
 
 
@@ -117,6 +118,7 @@ def test_a_report_has_everything_but_private_data(tmp_path: Path) -> None:
     assert "cgroup2" in found["node/cgroup-mounts.txt"]
     assert "/secret" not in found["node/cgroup-mounts.txt"]
     assert f"{tmp_path}/sys/devices/system/node/node0/cpulist: 0-1" in found["node/cpus.txt"]
+    assert '"runtime.enable_vcpus_pinning"' in found["vmpin/facts.json"]
     assert json.loads(found["vmpin/config.json"])["watch.nri"] == {"value": "auto", "from": "default"}
 
 
@@ -130,6 +132,13 @@ def test_what_another_program_said_in_an_error_is_cleaned(tmp_path: Path) -> Non
     naming = [piece.name for piece in pieces.all() if b"cannot pull" in piece.data]
     assert naming == ["vmpin/doctor.json", "vmpin/doctor.txt", "vmpin/status.json", "vmpin/watcher.json"]
     assert not [piece.name for piece in pieces.all() if b"hush" in piece.data and piece.name.startswith("vmpin/")]
+
+
+def test_untrusted_text_about_pods_is_left_out() -> None:
+    """Annotations may hold secrets."""
+    facts = NodeFacts(Rights("root", 1), status={"version": 1, "sandboxes": [{"id": "s1", "untrusted": {"a": "b"}}]})
+    assert report.without_untrusted(facts).status == {"version": 1, "sandboxes": [{"id": "s1", "untrusted": None}]}
+    assert report.without_untrusted(NodeFacts(Rights("root", 1))).status == {}
 
 
 def test_a_status_that_cannot_be_used_costs_no_other_piece(tmp_path: Path) -> None:
