@@ -151,7 +151,8 @@ class Bundle:
 
     def message(self) -> bytes:
         """What the hook sends to the watcher."""
-        return b"vmpin-hook/1 stage=createRuntime time=%d\n" % time.time_ns() + self.state()
+        times = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return b"vmpin-hook/1 stage=createRuntime time=%d boot=%d\n" % times + self.state()
 
 
 class Watcher:

@@ -23,7 +23,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +35,7 @@ from process_masks import seen
 from runtime_bundle import Bundle, cri, remove_cgroup, stripped_text
 from waiting import PATIENCE, wait
 
+from vmpin.host import boottime
 from vmpin.install import oci_hook
 from vmpin.install.oci_hook import DEFAULT_STAGES, HookOptions
 
@@ -215,9 +215,9 @@ class Node:
             oci_hook.install(self.top / "hooks.d", self.options())
         return script
 
-    def message(self, stage: str, state: object, when: int | None = None) -> bytes:
+    def message(self, stage: str, state: object) -> bytes:
         raw = state if isinstance(state, bytes) else json.dumps(state).encode()
-        return b"vmpin-hook/1 stage=%s time=%d\n" % (stage.encode(), when or time.time_ns()) + raw
+        return b"vmpin-hook/1 stage=%s boot=%d\n" % (stage.encode(), boottime.now()) + raw
 
     def send(self, raw: bytes) -> bytes:
         return talk(self.run / "hook.sock", raw)

@@ -157,7 +157,7 @@ def test_without_proc_events_it_logs_that_once_and_polls(node: Node, cpus: tuple
         assert 1 <= found["outside"] <= len(vm.tids())  # what was born after its creator was placed is not
         assert found["outside_ms"]["max"] > 0
         state = node.status()["sources"]["new_threads"]["state"]
-        assert state.startswith("not reported: it takes the machine's own network namespace, which cannot be entered")
+        assert state.startswith("not reported: it needs the machine's own network namespace, which cannot be entered")
         node.resyncs()
     assert node.log().count("proc connector unavailable") == 1
 

@@ -177,10 +177,10 @@ def test_of_two_vmms_that_claim_one_sandbox_the_elder_has_it(node: Node, cpus: t
             before = by_tid(double.pid)
             node.container(elder.sandbox, "web", cpus[1])
             node.wait_for_all(elder.pid, cpus[1])
-            node.wait_for_log(f"second VMM left alone sandbox={elder.sandbox} pid={double.pid}")
+            node.wait_for_log(f"second VMM ignored sandbox={elder.sandbox} pid={double.pid}")
             node.resyncs(2)
             assert by_tid(double.pid) == before
-            assert node.log().count("second VMM left alone") == 1
+            assert node.log().count("second VMM ignored") == 1
             os.kill(elder.pid, signal.SIGKILL)
             wait_for(node, {elder.sandbox: ("vmm", double.pid)})
             node.wait_for_all(double.pid, cpus[1])

@@ -137,7 +137,7 @@ def test_garbage_affects_its_sender_alone(node: Node, cpus: tuple[str, str]) -> 
                 (node.message("createRuntime", {**good, "bundle": "/a/../../etc"}), b"refused: "),
                 (node.message("createRuntime", {**good, "bundle": "relative"}), b"refused: "),
                 (node.message("poweroff", good), b"refused: "),
-                (b"vmpin-hook/1 stage=poststop time=-1\n{}", b"refused: ")):
+                (b"vmpin-hook/1 stage=poststop boot=-1\n{}", b"refused: ")):
             assert node.send(raw).startswith(answer), raw[:60]
         assert node.send(node.message("createRuntime", b'{"id": "' + b"x" * (10 << 20) + b'"}')) in (
             b"", b"refused: more than 4198400 bytes\n")

@@ -92,8 +92,8 @@ def books(text: str) -> Iterable[float]:
 
 
 def hook(text: str) -> Iterable[int | None]:
-    found = parse_message(f"vmpin-hook/1 stage=createRuntime time={text} boot={text}\n{{}}".encode())
-    return found.time, found.boot
+    found = parse_message(f"vmpin-hook/1 stage=createRuntime boot={text}\n{{}}".encode())
+    return [found.time]
 
 
 def whole_of(value: object) -> Iterable[float | None]:

@@ -52,7 +52,7 @@ def test_a_hooks_message_to_its_masks(machine: Machine, crowd: Path) -> None:
     (bundle / "config.json").write_text(json.dumps({"linux": {"resources": {"cpu": {"cpus": str(machine.other)}}}}))
     state = {"id": "c1", "pid": 0, "bundle": str(bundle), "annotations": {
         "io.kubernetes.cri.sandbox-id": sandbox("a"), "io.kubernetes.cri.container-type": "container"}}
-    message, walk = b"vmpin-hook/1 stage=createRuntime time=1\n" + json.dumps(state).encode(), Walk()
+    message, walk = b"vmpin-hook/1 stage=createRuntime boot=1\n" + json.dumps(state).encode(), Walk()
 
     async def received() -> None:
         with Lock(config.paths.lock_file) as lock:

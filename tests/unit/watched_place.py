@@ -79,4 +79,4 @@ class Place:
         (bundle / "config.json").write_text(json.dumps({"linux": {"resources": {"cpu": {"cpus": cpus}}}}))
         state = {"id": container, "pid": 0, "bundle": str(bundle), "annotations": {
             "io.kubernetes.cri.sandbox-id": "pod", "io.kubernetes.cri.container-type": "container"}}
-        return b"vmpin-hook/1 stage=createRuntime time=1\n" + json.dumps(state).encode()
+        return b"vmpin-hook/1 stage=createRuntime boot=1\n" + json.dumps(state).encode()

@@ -100,7 +100,7 @@ def _initial(proc: Procfs, process: str, kind: str) -> bool | None:
 
 def available(rights: Rights) -> ConnectorFacts:
     """The proc connector's availability for this process, which has these rights."""
-    lacks = [f"it takes the machine's own {name} namespace" for name, own in
+    lacks = [f"it needs the machine's own {name} namespace" for name, own in
              (("pid", rights.pid_ns), ("user", rights.user_ns)) if own is False]
     if rights.capabilities is not None and "CAP_NET_ADMIN" not in rights.capabilities:
         lacks.append("CAP_NET_ADMIN is missing")

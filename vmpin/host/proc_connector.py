@@ -33,7 +33,8 @@ _ALL = 1 << 15  #: More events than the buffer holds.
 #: Longer than any event.
 _READ = 512
 _KINDS = FORK | EXEC | COMM
-_PATIENCE = 2.0  #: Seconds to wait for the event of a thread of our own. It usually arrives within a millisecond.
+#: Seconds to wait for the event of a new thread of this process. It usually arrives within a millisecond.
+_PATIENCE = 2.0
 #: The first Linux that filters event kinds per listener (drivers/connector/cn_proc.c).
 _CHOOSES = (6, 6)
 _CAP_NET_ADMIN = 12
@@ -43,8 +44,8 @@ _INITIAL = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}  #: include/linux/proc_ns.h: 
 
 class ProcConnector:
     """A subscription to the proc connector. `filtered`: whether the kernel filters by kind of event (since Linux 6.6).
-    :param release: the running kernel's release. :param patience: seconds within which the kernel must report a thread
-        of our own.
+    :param release: the running kernel's release. :param patience: seconds within which the kernel must report a new
+        thread of this process.
     :param network: path of the initial network namespace, the only one that receives events. It is entered if this
         process is in another one.
     :raises SourceError: no events can be received, with the reason. May take seconds."""
@@ -187,10 +188,10 @@ class ProcConnector:
             if self._receives():
                 return
         raise SourceError("proc connector", lacking_rights(self._proc)
-                          or "the kernel does not report a thread of our own")
+                          or "the kernel does not report a new thread of this process")
 
     def _receives(self) -> bool:
-        """Whether the creation of a thread of our own is reported. The kernel does not report a refused subscription
+        """Whether a new thread of this process is reported. The kernel does not report a refused subscription
         (cn_proc_mcast_ctl)."""
         own, late = os.getpid(), False
         threading.Thread(target=time.sleep, args=(0,)).start()
@@ -204,8 +205,8 @@ class ProcConnector:
 
     def _unavailable(self, err: OSError) -> SourceError:
         missing = err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)
-        return SourceError("proc connector", "the kernel has none (CONFIG_PROC_EVENTS), or this service may not have "
-                           "its sockets" if missing else lacking_rights(self._proc) or str(err.strerror))
+        return SourceError("proc connector", "the kernel has no proc connector (CONFIG_PROC_EVENTS), or this service "
+                           "may not open its sockets" if missing else lacking_rights(self._proc) or str(err.strerror))
 
 
 def _attach(to: socket.socket, filter: bytes) -> None:
@@ -219,7 +220,7 @@ def lacking_rights(proc: Procfs, *namespaces: str) -> str:
     """Describe the rights that this process lacks for the connector; "" if none is known to be missing.
     :param namespaces: kinds of namespaces to name in addition to those found in /proc/self/ns."""
     kinds = [*_foreign_namespaces(proc), *namespaces]
-    lacks = [f"it takes the machine's own {' and '.join(kinds)} namespace"] if kinds else []
+    lacks = [f"it needs the machine's own {' and '.join(kinds)} namespace"] if kinds else []
     for line in (read_file(f"{proc.root}/self/status", 8192) or b"").splitlines():
         if line.startswith(b"CapEff:") and not int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1:
             lacks.insert(0, "CAP_NET_ADMIN is missing")

@@ -98,7 +98,7 @@ class KataDefaultVcpus:
         if config is None:
             return _Vcpus()
         if config.trouble:
-            logger.warning("%s: default_vcpus is taken from what could be read", config.trouble)
+            logger.warning("%s: default_vcpus is taken from the part that could be read", config.trouble)
         # runtime-rs accepts fractions and rounds up.
         value = math.ceil(_number(config, "default_vcpus") or 0)
         default = min(value, self._cpus) if value > 0 else self._cpus if value < 0 else DEFAULT

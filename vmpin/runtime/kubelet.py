@@ -52,7 +52,7 @@ def _contents(document: dict[str, object], where: str) -> CpuManagerState:
     lists = CpuLists()
     policy = document.get("policyname")
     if not isinstance(policy, str) or not valid_id(policy):
-        raise SourceError(where, f"policyName {_short(policy)} is none")
+        raise SourceError(where, f"policyName {_short(policy)} is no policy's name")
     default = _cpus(lists, document.get("defaultcpuset", ""), f"{where}: defaultCpuSet")
     entries: dict[tuple[str, str], CpuSet] = {}
     pods: dict[str, CpuSet] = {}

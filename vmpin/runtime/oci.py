@@ -29,17 +29,16 @@ STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "pos
 
 
 class HookMessage(NamedTuple):
-    """A hook's message: the stage for which the hook was registered, its time, and the raw state from the runtime.
-    `time` is CLOCK_REALTIME, `boot` CLOCK_BOOTTIME, in ns; `boot` is None if the message has none."""
+    """A hook's message: the stage for which the hook was registered, its time (CLOCK_BOOTTIME, ns), and the raw state
+    from the runtime."""
 
     stage: str
     time: int
     state: bytes
-    boot: int | None = None
 
 
 class HookState(NamedTuple):
-    """A parsed state with the times of its message (as in HookMessage). `pid` depends on the runtime: the container's
+    """A parsed state with the time of its message (CLOCK_BOOTTIME, ns). `pid` depends on the runtime: the container's
     process, the VMM, a thread of the shim, or 0."""
 
     stage: str
@@ -53,7 +52,6 @@ class HookState(NamedTuple):
     #: Keys of the other family that contradict it. They are from the pod's author and are ignored.
     foreign: tuple[str, ...] = ()
     time: int = 0
-    boot: int | None = None
 
     @property
     def stopped(self) -> bool:
@@ -74,14 +72,12 @@ def parse_message(raw: bytes) -> HookMessage:
     stage = fields.get("stage", "")
     if stage not in STAGES:
         raise SourceError("hook message", f"unknown stage {stage[:40]!r}")
-    times = {}
-    for name, text in (("time", fields.get("time", "")), ("boot", fields.get("boot", "0"))):
-        if (number := parse_whole(text, _MAX_TIME)) is None:
-            raise SourceError("hook message", f"{name} {text[:40]!r} is no number of nanoseconds")
-        times[name] = number
+    boot = fields.get("boot", "")
+    if (time := parse_whole(boot, _MAX_TIME)) is None:
+        raise SourceError("hook message", f"boot {boot[:40]!r} is no number of nanoseconds")
     if len(state) > MAX_STATE:
         raise SourceError("hook message", f"the state is {len(state)} bytes long, at most {MAX_STATE} are read")
-    return HookMessage(stage, times["time"], state, times["boot"] if "boot" in fields else None)
+    return HookMessage(stage, time, state)
 
 
 def parse_state(message: HookMessage) -> HookState:
@@ -101,7 +97,7 @@ def parse_state(message: HookMessage) -> HookState:
     dialect = dialect_of(str(bundle))
     container, sandbox, pause = _identity(where, state_id, str(bundle), annotations, dialect)
     return HookState(message.stage, ContainerId(container), SandboxId(sandbox), pid, str(bundle),
-                     annotations, pause, dialect, tuple(foreign(annotations, dialect)), message.time, message.boot)
+                     annotations, pause, dialect, tuple(foreign(annotations, dialect)), message.time)
 
 
 def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, str],
@@ -112,7 +108,7 @@ def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, 
     kind, named = annotations.get(dialect.kind), annotations.get(dialect.sandbox)
     theirs = annotations.get(other(dialect).sandbox)
     if named is not None and not valid_id(named):
-        raise SourceError(where, f"sandbox id {named[:80]!r} of {state_id} is none")
+        raise SourceError(where, f"sandbox id {named[:80]!r} of {state_id} is no valid id")
     if named is not None and theirs not in (None, named):
         raise SourceError(where, f"the annotations of {state_id} name two sandboxes: {dialect.sandbox} {named}, and "
                                  f"{other(dialect).sandbox} {plain(str(theirs), 80)}")

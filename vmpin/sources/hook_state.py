@@ -50,7 +50,7 @@ def events_of(hook: HookState, state: DesiredState, proc: Procfs, exclusive_anno
 
 def began_at(hook: HookState) -> int:
     """When the hook began, in ns of CLOCK_BOOTTIME, however old the message is; now, for a time in the future."""
-    return boottime.of_wall(hook.time) if hook.boot is None else min(hook.boot, boottime.now())
+    return min(hook.time, boottime.now())
 
 
 def _membership(hook: HookState, state: DesiredState) -> _Membership:

@@ -10,7 +10,7 @@ from vmpin.host.procfs import Procfs, Stat, seconds_since_boot
 from vmpin.vmm.recognition import ClaimedVmm, Impostor, VmmProcess, recognize
 
 _ENDED = frozenset("ZXx")  #: States of a process that has ended (proc_pid_stat(5)).
-_SLACK = 1.0  #: Seconds: start times count in clock ticks, and an older hook gives the wall clock's time.
+_SLACK = 1.0  #: Seconds: start times count in clock ticks.
 
 
 class PidOwner(NamedTuple):

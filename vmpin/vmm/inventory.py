@@ -141,7 +141,7 @@ class VmInventory:
         for pid in running:
             if pid != best[0] and (sandbox, pid) not in self._duplicates:
                 self._duplicates.add((sandbox, pid))
-                logger.warning("second VMM left alone sandbox=%s pid=%d: pid=%d is %s", sandbox, pid, best[0],
+                logger.warning("second VMM ignored sandbox=%s pid=%d: pid=%d is %s", sandbox, pid, best[0],
                                "the elder, and all other evidence is equal" if pid in best else "its VMM: uid, "
                                "shim, cgroup and network namespace, or Kata's state, show it")
 

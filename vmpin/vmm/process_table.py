@@ -147,7 +147,7 @@ class ProcessTable:
         if impostor.uid not in self._warned and len(self._warned) < MAX_IMPOSTORS:
             self._warned.add(impostor.uid)  # once per user, who can create a thousand per second
             logger.warning("process ignored pid=%d uid=%d sandbox=%s: an unprivileged user's process has the command "
-                           "line of a sandbox's VM, and neither a shim nor Kata's state shows it",
+                           "line of a sandbox's VM, and neither a shim nor Kata's state confirms it",
                            pid, impostor.uid, impostor.sandbox)
 
     def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:

@@ -157,8 +157,10 @@ class _NodeCpus(NamedTuple):
         return all(place[level] == number for level, number in self.places.items())
 
 
-def _nodes(numa: Iterable[str]) -> list[_NodeCpus]:
-    """Parse `-numa node,cpus=` and `-numa cpu,node-id=` options, plain or JSON; invalid ones are left out."""
+@lru_cache(maxsize=256)
+def _nodes(numa: tuple[str, ...]) -> tuple[_NodeCpus, ...]:
+    """Parse `-numa node,cpus=` and `-numa cpu,node-id=` options, plain or JSON; invalid ones are left out. Cached for
+    the vCPUs that are plugged in one by one."""
     entries: list[_NodeCpus] = []
     nodes = 0  # without nodeid= they are numbered in order
     for value in numa:
@@ -175,7 +177,7 @@ def _nodes(numa: Iterable[str]) -> list[_NodeCpus]:
             levels = {key: place for key, place in places.items() if key in _LEVELS and place is not None}
             if number is not None and len(levels) == len(places):
                 entries.append(_NodeCpus(number, EMPTY, levels))
-    return entries[:_MAX_NODES * 8]
+    return tuple(entries[:_MAX_NODES * 8])
 
 
 def _numa_pairs(value: str) -> list[tuple[str, str]]:

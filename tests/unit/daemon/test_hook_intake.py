@@ -32,7 +32,7 @@ def raw(tmp_path: Path) -> bytes:
     (tmp_path / "c1/config.json").write_text(json.dumps({"linux": {"resources": {"cpu": {"cpus": "1"}}}}))
     state = {"id": "c1", "pid": 0, "bundle": str(tmp_path / "c1"), "annotations": {
         "io.kubernetes.cri.sandbox-id": "pod", "io.kubernetes.cri.container-type": "container"}}
-    return b"vmpin-hook/1 stage=createRuntime time=1\n" + json.dumps(state).encode()
+    return b"vmpin-hook/1 stage=createRuntime boot=1\n" + json.dumps(state).encode()
 
 
 @pytest.fixture

@@ -63,19 +63,16 @@ class Node:
         assert self.node_state.save()
         self.begin()
 
-    def message(self, stage: str, cpus: str = "2", old: bool = False) -> bytes:
-        """What a hook sends now.
-
-        :param old: by a hook of before it sent CLOCK_BOOTTIME.
-        """
+    def message(self, stage: str, cpus: str = "2") -> bytes:
+        """What a hook sends now."""
         (self.top / "bundle/config.json").write_text(json.dumps({"linux": {"resources": {"cpu": {"cpus": cpus}}}}))
-        boot = "" if old else f" boot={boottime.now()}"
         state = {"id": MAIN, "pid": 0, "bundle": str(self.top / "bundle"), "annotations": {
             "io.kubernetes.cri.sandbox-id": POD, "io.kubernetes.cri.container-type": "container"}}
-        return f"vmpin-hook/1 stage={stage} time={time.time_ns()}{boot}\n".encode() + json.dumps(state).encode()
+        head = f"vmpin-hook/1 stage={stage} time={time.time_ns()} boot={boottime.now()}\n"
+        return head.encode() + json.dumps(state).encode()
 
-    def hook(self, stage: str, cpus: str = "2", old: bool = False) -> None:
-        assert take_hook(self.reconciler.node_state, parse_hook(self.message(stage, cpus, old))) == {POD}
+    def hook(self, stage: str, cpus: str = "2") -> None:
+        assert take_hook(self.reconciler.node_state, parse_hook(self.message(stage, cpus))) == {POD}
 
     def keep(self, raw: bytes, when: int) -> None:
         assert self.spool.keep(raw, when)
@@ -143,14 +140,13 @@ def test_the_later_report_counts_and_an_end_is_an_end(node: Node, clock: Clock, 
 
 
 @STEPS
-@pytest.mark.parametrize("old", [False, True], ids=["hook", "older hook"])
-def test_hooks_are_taken_on_either_side_of_a_step(node: Node, clock: Clock, step: int, old: bool) -> None:
-    node.hook("createRuntime", "2", old)
+def test_hooks_are_taken_on_either_side_of_a_step(node: Node, clock: Clock, step: int) -> None:
+    node.hook("createRuntime", "2")
     clock.step(step)
-    node.hook("poststart", "3", old)
+    node.hook("poststart", "3")
     assert node.cpus() == "3"
     clock.step(step)
-    node.hook("poststop", old=old)
+    node.hook("poststop")
     assert not node.lives()
 
 
@@ -173,20 +169,6 @@ def test_what_was_spooled_before_and_after_a_step_is_taken_in_order(node: Node, 
     clock.step(step)
     node.keep(node.message("poststop"), boottime.now())
     take_spool(node.reconciler.node_state, node.spool, set())
-    assert not node.lives()
-
-
-@STEPS
-def test_an_end_that_an_older_hook_spooled_over_a_step_is_not_lost(node: Node, clock: Clock, step: int) -> None:
-    """Where the step ahead makes it look older than the beginning, the missing bundle ends the container."""
-    node.hook("createRuntime", old=True)
-    stopped = node.message("poststop", old=True)
-    for path in (node.top / "bundle/config.json", node.top / "bundle"):
-        path.unlink() if path.is_file() else path.rmdir()
-    clock.step(step)
-    node.keep(stopped, boottime.now())
-    take_spool(node.reconciler.node_state, node.spool, set())
-    node.read()
     assert not node.lives()
 
 
@@ -234,9 +216,8 @@ def test_a_file_of_the_future_does_not_raise_the_dead(node: Node, clock: Clock) 
 
 
 def test_reports_with_the_time_of_a_wrong_clock_are_not_ahead_of_later_ones(node: Node) -> None:
-    """A message that a hook sent with a clock that was a year ahead, by an older hook."""
-    state = node.message("createRuntime", "2", old=True).partition(b"\n")[2]
-    raw = b"vmpin-hook/1 stage=createRuntime time=%d\n" % (2 * time.time_ns()) + state
+    state = node.message("createRuntime", "2").partition(b"\n")[2]
+    raw = b"vmpin-hook/1 stage=createRuntime boot=%d\n" % (2 * time.time_ns()) + state
     assert take_hook(node.reconciler.node_state, parse_hook(raw))
     node.node_state.apply_events([SandboxSeen(POD, "nri"), ContainerSeen(
         POD, Container(MAIN, "main", CpuSet([3])), Source.NRI, boottime.now())])

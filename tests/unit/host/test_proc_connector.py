@@ -194,11 +194,11 @@ def tried(*wrap: str, network: str | Path = "/nonexistent") -> str:
 @pytest.mark.usefixtures("connector")
 def test_in_namespaces_of_its_own_the_error_names_the_one_at_fault() -> None:
     """Although a listener is there whose events it would get, too."""
-    assert tried("unshare", "--pid", "--fork") == "it takes the machine's own pid namespace"
-    assert tried("unshare", "--pid", "--fork", "--mount-proc") == "it takes the machine's own pid namespace"
+    assert tried("unshare", "--pid", "--fork") == "it needs the machine's own pid namespace"
+    assert tried("unshare", "--pid", "--fork", "--mount-proc") == "it needs the machine's own pid namespace"
     assert tried("unshare", "--net").startswith(
-        "it takes the machine's own network namespace, which cannot be entered from here: ")
-    assert tried("unshare", "--user", "--map-root-user") == "it takes the machine's own user namespace"
+        "it needs the machine's own network namespace, which cannot be entered from here: ")
+    assert tried("unshare", "--user", "--map-root-user") == "it needs the machine's own user namespace"
 
 
 @pytest.mark.usefixtures("connector")
@@ -214,8 +214,8 @@ def test_what_is_missing_is_reported(tmp_path: Path) -> None:
     (namespaces / "pid").symlink_to("pid:[4026532000]")
     (tmp_path / "self" / "status").write_text("Name:\tvmpin\nCapEff:\t0000000000800000\n")
     bare = Procfs(tmp_path)
-    assert lacking_rights(bare) == "CAP_NET_ADMIN is missing, it takes the machine's own pid namespace"
-    assert lacking_rights(bare, "network") == ("CAP_NET_ADMIN is missing, it takes the machine's own pid and network "
+    assert lacking_rights(bare) == "CAP_NET_ADMIN is missing, it needs the machine's own pid namespace"
+    assert lacking_rights(bare, "network") == ("CAP_NET_ADMIN is missing, it needs the machine's own pid and network "
                                         "namespace")
     (tmp_path / "self" / "status").write_text("CapEff:\t000001ffffffffff\n")
     (namespaces / "pid").unlink()

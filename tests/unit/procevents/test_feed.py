@@ -343,10 +343,10 @@ async def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
     caplog.set_level(logging.WARNING)
     task = asyncio.create_task(received.feed.run())
     await until(lambda: asked > 3)
-    assert received.feed.data()["state"] == "not reported: it takes the machine's own pid namespace"
+    assert received.feed.data()["state"] == "not reported: it needs the machine's own pid namespace"
     assert (received.feed.source_health().up, received.lost) == (False, lost)
     (line,) = caplog.messages
-    assert line == ("proc connector unavailable (it takes the machine's own pid namespace): new threads are placed"
+    assert line == ("proc connector unavailable (it needs the machine's own pid namespace): new threads are placed"
                     " at the next resync")
     received.reconciler.node_state.proc = real
     await until(lambda: received.feed.source_health().up)

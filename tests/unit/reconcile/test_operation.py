@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -41,7 +40,7 @@ def created(machine: Machine, name: str, cpus: str) -> bytes:
     (bundle / "config.json").write_text(json.dumps({"linux": {"resources": {"cpu": {"cpus": cpus}}}}))
     state = {"id": f"main-{name}", "pid": 0, "bundle": str(bundle), "annotations": {
         "io.kubernetes.cri.sandbox-id": sandbox(name), "io.kubernetes.cri.container-type": "container"}}
-    head = f"vmpin-hook/1 stage=createRuntime time={time.time_ns()} boot={boottime.now()}\n"
+    head = f"vmpin-hook/1 stage=createRuntime boot={boottime.now()}\n"
     return head.encode() + json.dumps(state).encode()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen
+from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.oci import HookMessage, bundle_gone, parse_state
 from vmpin.sources.hook_state import events_of
@@ -23,7 +24,7 @@ PROC = Procfs()
 def seen(pid: int, bundle: Path, age: float = 0.0) -> ContainerSeen:
     """What a createRuntime message says that was written so many seconds ago."""
     state = {"ociVersion": "1.0.2", "id": "c1", "status": "created", "pid": pid, "bundle": str(bundle)}
-    message = HookMessage("createRuntime", int((time.time() - age) * 1e9), json.dumps(state).encode())
+    message = HookMessage("createRuntime", max(0, boottime.now() - int(age * 1e9)), json.dumps(state).encode())
     (found,) = (event for event in events_of(parse_state(message), DesiredState(), PROC, "")
                 if isinstance(event, ContainerSeen))
     return found

@@ -225,7 +225,7 @@ def test_of_two_vmms_the_one_with_evidence_is_the_sandboxs(
     claims = {SandboxId(SID): VmmClaim(200)} if evidence == "claim" else {}
     found = inventory(tmp_path, claims, rounds=2)
     assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (200, {})
-    assert caplog.text.count("second VMM left alone") == 1
+    assert caplog.text.count("second VMM ignored") == 1
 
 
 def test_two_vmms_with_equal_evidence_are_contested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +233,7 @@ def test_two_vmms_with_equal_evidence_are_contested(tmp_path: Path, caplog: pyte
         process(tmp_path, pid, QEMU, start=pid)
     found = inventory(tmp_path, rounds=3)
     assert (found.vms[SandboxId(SID)].vmm.pid, found.contested) == (100, {SandboxId(SID): (100, 200)})
-    assert caplog.text.count("second VMM left alone") == 1
+    assert caplog.text.count("second VMM ignored") == 1
     (tmp_path / "100" / "stat").unlink()
     (tmp_path / "100" / "task" / "100" / "stat").unlink()
     (tmp_path / "100" / "cmdline").write_text("")
