@@ -69,7 +69,8 @@ class Authorities:
 
     def rulings(self, state: DesiredState) -> Rulings:
         """Return the rulings in force, down to the first complete one. Where that names no pool, the next authority's
-        is used."""
+        is used. Where the shared pool is known, some program decides on CPUs already, and ownership is not observed.
+        """
         if self._rulings is None or any(authority.follows_containers for authority in self._by_rank):
             self._rulings = self._decided(state)
         return self._rulings
@@ -78,6 +79,8 @@ class Authorities:
         rulings: list[Ruling] = []
         complete, pool = False, None
         for authority in self._by_rank:
+            if authority.rank is Rank.OBSERVED and (complete or pool is not None):
+                break
             assignments = authority.assignments(state)
             if assignments is None:
                 continue

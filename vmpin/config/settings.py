@@ -33,6 +33,7 @@ class PathSettings(NamedTuple):
     kata_go: Path = setting("/run/vc", values.path, "state of Kata's Go runtime")
     kata_rs: Path = setting("/run/kata", values.path, "state of Kata's runtime-rs")
     kubelet: Path = setting("/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint")
+    cdi: Path = setting("/var/run/cdi", values.path, "CDI specs of devices: the CPUs of DRA claims")
     nri: Path = setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
     cri: Path | None = setting("", values.path_or_unset, "socket of the container runtime for CRI calls, used by "
                                 "policy.runc_repair and to give out CPUs; unset: containerd's and CRI-O's own, if "
@@ -107,6 +108,10 @@ class PolicySettings(NamedTuple):
     exclusive_annotation: str = setting("", values.token,
                                          "annotation that declares whether a container's CPUs are exclusive (true or "
                                          "false); unset: none is read, as a pod's author could claim CPUs that way")
+    observed_ownership: str = setting(
+        "auto", values.one_of("auto", "off"),
+        "auto: where no program reports which CPUs are exclusive and no shared pool is configured, a container owns "
+        "the CPUs that no other pod's container may use (needs NRI); off: it owns none")
     runc_repair: bool = setting(False, values.flag, "whether the runtime is asked (CRI) to give a runc container "
                                  "back the CPUs that the kubelet gave it, when its cgroup has others")
 

@@ -211,10 +211,10 @@ class Watcher:
         self.saving.save_soon()
 
     def _watch_files(self) -> None:
-        """Watch the kubelet's directory, and the cpusets of containers and VMs."""
+        """Watch the directories of the kubelet and of CDI specs, and the cpusets of containers and VMs."""
         config = self.view.config
         kubelet = [config.paths.kubelet] if config.watch.kubelet else []
-        self.files.watch([*kubelet, *self.node_state.cpuset_files()])
+        self.files.watch([*kubelet, config.paths.cdi, *self.node_state.cpuset_files()])
 
     @log.operation()
     def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:

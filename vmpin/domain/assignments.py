@@ -113,6 +113,12 @@ class Rulings(NamedTuple):
         return self.by_rank[-1] if self.by_rank and self.by_rank[-1].assignments.complete else None
 
     @property
+    def authorities(self) -> tuple[str, ...]:
+        """The names of the authorities that rule, the strongest first; without `pool` where no pool is known."""
+        return tuple(ruling.authority for ruling in self.by_rank
+                     if ruling.authority != "pool" or self.pool is not None)
+
+    @property
     def written(self) -> bool:
         """Whether one of the authorities writes cpusets itself."""
         return any(ruling.assignments.writes for ruling in self.by_rank)
@@ -147,6 +153,6 @@ class Rulings(NamedTuple):
 _WRITERS = {"kubelet": "the kubelet", "dra": "the DRA driver"}
 
 
-def writer_of(container: Container) -> str:
-    """Return the name of the program that has to rewrite a stale cpuset."""
-    return _WRITERS.get(container.ruled_by, "the runtime")
+def writer_of(authority: str) -> str:
+    """Return the program that has to rewrite a stale cpuset under an authority."""
+    return _WRITERS.get(authority, "the runtime")

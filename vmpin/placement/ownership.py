@@ -88,7 +88,7 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
         pending = pending or container.creating or container.requested_cpuset is not None
         if container.stale_cpuset:
             stale.append((container.id, container.stale_cpuset & node.online))
-            writer = writer_of(container)
+            writer = writer_of(container.ruled_by)
         if is_exclusive(container):
             exclusive.append((container.id, container.own_cpus & node.online))
             if container.spare & node.online:

@@ -175,7 +175,7 @@ def _waiting(request: PlacementRequest, own: Ownership, allowed: CpuSet) -> str:
         return ""
     cpusets = ", ".join(f"{container.name or container.id} from {container.stale_cpuset} to "
                         f"{container.own_cpus or own.pool}" for container in stale)
-    return f"waits for {writer_of(stale[0])} to rewrite the cpuset of {cpusets}"
+    return f"waits for {writer_of(stale[0].ruled_by)} to rewrite the cpuset of {cpusets}"
 
 
 def _containers(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuPlacement],

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.authorities.authority import Authorities, Authority
+from vmpin.authorities.dra_authority import ClaimFiles, DraAuthority
 from vmpin.authorities.kubelet_authority import KubeletAuthority
 from vmpin.authorities.kubelet_checkpoint import KubeletCheckpoint
+from vmpin.authorities.observed_authority import ObservedAuthority
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters, NewbornCounts
@@ -95,7 +97,13 @@ class NodeState:
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
         self._kubelet = KubeletAuthority(self.checkpoint, config.watch.kubelet)
-        self.authorities = Authorities(config.node.shared_pool, [self._kubelet])
+        self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
+        topology = self.sysfs.topology()
+        self._online = topology.online
+        self._dra = DraAuthority(ClaimFiles(config.paths.cdi, config.paths.kubelet, logger.warning))
+        self._observed = ObservedAuthority(lambda: self._online)
+        self._observed.follows_containers = self._every_container_known()
+        self.authorities = Authorities(config.node.shared_pool, [self._kubelet, self._dra, self._observed])
         for authority_of in present(feature.authority for feature in features()):
             if (authority := authority_of(config, self.boot_id)) is not None:
                 self.authorities.put(authority)
@@ -106,9 +114,8 @@ class NodeState:
         finder = next(present(feature.nic_finder for feature in features()), None)
         self.nic_nodes = NicNodes(
             None if finder is None else partial(finder, self.proc, str(config.paths.sys)))
-        self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
         self.placement_cache = PlacementCache(
-            config, self.sysfs.topology(), self.authorities, self.state, saved.previous,
+            config, topology, self.authorities, self.state, saved.previous,
             self.nic_nodes.numa_node, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
@@ -331,11 +338,22 @@ class NodeState:
         self.sources.nri = listed
         if listed and self.first_list.came():
             self.placement_cache.dirty.update(self.state.sandboxes)
+        self.observe_ownership()
 
     def put_authority(self, authority: Authority) -> None:
         """Take in what decides on CPUs, too, or decides otherwise than before; it replaces the one of its name."""
         self.authorities.put(authority)
         self.placement_cache.follow_authorities(self.state)
+
+    def _every_container_known(self) -> bool:
+        """Whether ownership may follow from the cpusets of all containers."""
+        return self.config.policy.observed_ownership == "auto" and self.first_list.complete
+
+    def observe_ownership(self) -> None:
+        """Have ownership follow from the cpusets of all containers from the next pass on, or not any more."""
+        if self._observed.follows_containers != self._every_container_known():
+            self._observed.follows_containers = not self._observed.follows_containers
+            self.authorities.put(self._observed)
 
     def forks_reported(self, reported: bool) -> None:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
@@ -354,16 +372,18 @@ class NodeState:
         :param unread: the sandboxes of reports that wait to be read."""
         self.drift_tracker.unread = unread
 
-    def read_kubelet(self) -> None:
-        """Read the checkpoint: the kubelet writes it before it has the container created."""
+    def read_assignments(self) -> None:
+        """Read the checkpoint and the claims: both are written before the runtime creates the container."""
+        if self._dra.read():
+            self.put_authority(self._dra)
         if self.config.watch.kubelet and self._kubelet.read(used=True):
             self.changed = True
             self.put_authority(self._kubelet)
 
     def read_node(self) -> None:
-        """Read the checkpoint, and which CPUs are online and isolated; the topology is kept where it cannot be
+        """Read checkpoint and claims, and which CPUs are online and isolated; the topology is kept where it cannot be
         read."""
-        self.read_kubelet()
+        self.read_assignments()
         before = self.node.topology
         try:
             if (self.sysfs.online() == before.online
@@ -376,6 +396,7 @@ class NodeState:
         for name in ("online", "isolated", "nohz_full"):
             if (old := getattr(before, name)) != (new := getattr(topology, name)):
                 logger.info("%s CPUs changed from %s to %s", name, old or "none", new or "none")
+        self._online = topology.online
         self.placement_cache.renew(self.config, topology, self.state)
 
     def reconfigure(self, config: Config) -> None:
@@ -387,6 +408,7 @@ class NodeState:
         self._kubelet.read(config.watch.kubelet)
         self.authorities.put(self._kubelet)
         self.authorities.use_pool(config.node.shared_pool)
+        self.observe_ownership()
         self.placement_cache.renew(config, self.node.topology, self.state)
 
     def needing_qmp(self) -> list[Vm]:

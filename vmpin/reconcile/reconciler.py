@@ -79,6 +79,7 @@ class Reconciler:
         node_state.read_node()
         if node_state.first_list.overdue():
             node_state.placement_cache.dirty.update(node_state.sandboxes)
+            node_state.observe_ownership()
         node_state.sources.online = node_state.node.online
         node_state.sources.read()
         self._scan(full)
@@ -105,7 +106,7 @@ class Reconciler:
         node_state = self.node_state
         started = time.perf_counter()
         wanted = set(sandboxes)
-        node_state.read_kubelet()
+        node_state.read_assignments()
         if node_state.sources.unsettled or any(map(node_state.pinner.doubts, wanted)):
             node_state.sources.read()
             node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))

@@ -209,14 +209,16 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None,
               disagreements: Sequence[Mapping[str, object]] = (),
               impostors: Iterable[Mapping[str, object]] = (),
-              unknown: Iterable[UnknownOwner] = ()) -> dict[str, object]:
+              unknown: Iterable[UnknownOwner] = (), authorities: Sequence[str] = ()) -> dict[str, object]:
     """The entry of the node.
     :param owners: details of owners of CPUs. :param disagreements: those of runc's pods, too.
     :param impostors: processes of users that pose as a sandbox's.
-    :param unknown: pods with exclusive CPUs of which no container is known."""
+    :param unknown: pods with exclusive CPUs of which no container is known.
+    :param authorities: those that decide who owns which CPU, the strongest first."""
     details = owners or {}
     return {"online": str(node.online), "shared_pool": str(own.pool), "pool_known": node.shared_pool is not None,
             "exclusive": str(own.exclusive), "housekeeping": str(node.housekeeping),
+            "authorities": list(authorities),
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                         **details.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],

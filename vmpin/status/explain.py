@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vmpin.cpuset import CpuSet, union
+from vmpin.domain.assignments import writer_of
 from vmpin.feature import features, present
 
 
@@ -94,10 +95,12 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
     vcpus = "" if container["vcpus"] is None else (
         f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
     if container["stale_cpuset"]:
-        now = (f"the kubelet's checkpoint lists {container['own_cpus']} for it" if container["exclusive"]
+        rules = next(iter(document["node"]["authorities"]), "")
+        now = (f"{_LISTED_BY.get(rules, 'the kubelet lists')} {container['own_cpus']} for it"
+               if container["exclusive"]
                else f"without other pods' exclusive CPUs it has {container['cpuset']}" if container["cpuset"] else
                f"other pods own all of these CPUs, so it belongs on the shared pool ({pool or 'none'})")
-        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, because the kubelet has not "
+        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, because {writer_of(rules)} has not "
                f"rewritten it yet: {now}{vcpus}.")
     elif container["cpuset"] is None:
         where = "the shared pool" if document["node"]["pool_known"] else "the CPUs without an owner"
@@ -114,7 +117,9 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
 
 
 _WHY_EXCLUSIVE = {"kubelet": "the kubelet's checkpoint assigns them", "declared": "its annotation declares them so",
-                  "ledger": "vmpin gave them to it", "pool": "none of them is in the shared pool"}
+                  "ledger": "vmpin gave them to it", "pool": "none of them is in the shared pool",
+                  "dra": "a DRA claim assigns them", "observed": "no container of another pod may use them"}
+_LISTED_BY = {"kubelet": "the kubelet's checkpoint lists", "dra": "its DRA claim has"}
 _REPORTED_BY = {"bundle": "as reported at its creation", "cgroup": "as read from its cgroup",
                 "kata": "as read from Kata's state", "nri": "as the runtime reported over NRI",
                 "kubelet": "as the kubelet's checkpoint lists them"}

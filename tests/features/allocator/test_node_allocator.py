@@ -51,7 +51,7 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
     reconciler = on_a_node(tmp_path)
     (tmp_path / "kubelet/cpu_manager_state").write_text(json.dumps({"policyName": "static",
                                                                     "defaultCpuSet": str(CPUS)}))
-    reconciler.node_state.read_kubelet()
+    reconciler.node_state.read_assignments()
     made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
     assert (made.allocator.suspended, caplog.messages) == ("", [])
     made.check()

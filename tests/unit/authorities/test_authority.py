@@ -9,8 +9,9 @@ import pytest
 from ruled import authorities, ruled
 
 from vmpin.authorities.authority import Authorities, GivenAuthority
+from vmpin.authorities.observed_authority import ObservedAuthority
 from vmpin.config import loading as settings
-from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.assignments import Assignments, Owner, Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
@@ -50,19 +51,11 @@ def claims(listed: Mapping[Owner, str], complete: bool = True, pool: CpuSet | No
                                                        complete))
 
 
-class Observed:
-    """CPUs that no other pod's container may use are their container's own."""
-
-    name, rank, follows_containers = "observed", Rank.OBSERVED, True
-
-    def assignments(self, state: DesiredState) -> Assignments | None:
-        cpusets = {container.id: container.cpuset for sandbox in state.sandboxes.values()
-                   for container in sandbox.live()}
-        if None in cpusets.values():
-            return Assignments(complete=True)  # a container without a cpuset may use all
-        return Assignments({("", container): (cpuset or EMPTY) - union(
-            theirs or EMPTY for other, theirs in cpusets.items() if other != container)
-            for container, cpuset in cpusets.items()}, complete=True)
+def observed() -> ObservedAuthority:
+    """CPUs that no other pod's container may use are their container's own; every container is known."""
+    authority = ObservedAuthority(lambda: EIGHT)
+    authority.follows_containers = True
+    return authority
 
 
 class OnNode:
@@ -123,7 +116,7 @@ def test_the_strongest_authority_that_lists_a_container_or_is_complete_decides(
 
 def test_an_authority_is_replaced_by_one_of_its_name_whatever_the_order_they_come_in() -> None:
     on_node = authorities(None)
-    on_node.put(Observed())
+    on_node.put(observed())
     on_node.put(claims({}, complete=False))
     on_node.put(GivenAuthority("kubelet", Rank.KUBELET, Assignments(complete=False)))
     on_node.put(claims({("", "web"): "1"}, complete=False))
@@ -173,7 +166,7 @@ def test_a_pod_as_a_whole_has_cpus_from_any_authority() -> None:
 
 def test_an_authority_may_follow_from_the_cpusets_of_all_containers() -> None:
     """Observed: it needs no list, and errs towards sharing."""
-    node = OnNode(authorities(None, Observed()))
+    node = OnNode(authorities(None, observed()))
     web, batch = pod("web", "2-4"), pod("batch", "0-1,4-7")
     node.place(state_of(web, batch))
     assert (node.shown(web)["exclusive_by"], node.shown(web)["own_cpus"]) == ("observed", "2-3")

@@ -330,7 +330,7 @@ def shown(world: World, uid: str, threads: list[ThreadStatus]) -> tuple[dict[str
     state = world.state().sandboxes[SandboxId(f"sandbox-{uid}")]
     found: dict[str, Any] = sandbox_data(state, world.node(), world.place().get(uid), {"type": "qemu", "pid": 1},
                                          "names", threads, rulings=ruled(world.kubelet))
-    node = node_data(world.node(), world.own(), [])
+    node = node_data(world.node(), world.own(), [], authorities=ruled(world.kubelet).authorities)
     text = sentences({"watcher": None, "node": node, "policy": Policy().as_text()}, found)
     return found, "\n".join(text)
 

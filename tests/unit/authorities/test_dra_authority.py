@@ -1,0 +1,164 @@
+"""The authority of DRA claims: CPUs by the driver's CDI specs, pods by the kubelet, containers by their cpusets."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+from ruled import ruled
+
+from vmpin.authorities.authority import GivenAuthority
+from vmpin.authorities.dra_authority import ClaimFiles, DraAuthority, assignments_of
+from vmpin.cpuset import CpuSet
+from vmpin.domain.assignments import Rank
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
+from vmpin.domain.events import Source
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
+from vmpin.placement.rulings import effective_containers
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def pod(name: str, **cpusets: str | None) -> SandboxState:
+    """A pod with these containers, whose ids are their names."""
+    return SandboxState(SandboxId(f"sandbox-{name}"), "nri", Pod("default", name, f"uid-{name}"), {
+        ContainerId(key): ContainerRecord(
+            Container(ContainerId(key), key, None if text is None else cpus(text)), Source.NRI, 1)
+        for key, text in cpusets.items()})
+
+
+def state_of(*pods: SandboxState) -> DesiredState:
+    return DesiredState({sandbox.id: sandbox for sandbox in pods})
+
+
+CLAIMS = {"c1": cpus("2-3"), "c2": cpus("4-5")}
+PODS = {"c1": frozenset({"uid-web"}), "c2": frozenset({"uid-db"})}
+
+
+@pytest.mark.parametrize(("pods", "sandboxes", "exclusive", "pool"), [
+    (PODS, [pod("web", main="2-3"), pod("db", db="4-5"), pod("batch", job="0-1,6-7")],
+     {("", "main"): "2-3", ("", "db"): "4-5"}, "0-1,6-7"),
+    (None, [pod("web", main="2-3"), pod("db", db="4-5"), pod("batch", job="0-1,6-7")],
+     {("", "main"): "2-3", ("", "db"): "4-5"}, "0-1,6-7"),
+    # A container of the pod without a claim shares; an edited cpuset is rewritten to the claim's.
+    (PODS, [pod("web", main="2", helper="0-1")], {("", "main"): "2-3", ("uid-db", ""): "4-5"}, "0-1"),
+    # A claim prepared before its pod runs, and one whose container has ended.
+    (PODS, [], {("uid-web", ""): "2-3", ("uid-db", ""): "4-5"}, None),
+    (None, [], {("claim-c1", ""): "2-3", ("claim-c2", ""): "4-5"}, None),
+    # Both claims in one container, and one claim in two containers.
+    ({"c1": PODS["c1"], "c2": PODS["c1"]}, [pod("web", main="2-5")], {("", "main"): "2-5"}, None),
+    (PODS, [pod("web", main="2-3", second="2-3"), pod("db", db="4-5")],
+     {("", "main"): "2-3", ("", "second"): "2-3", ("", "db"): "4-5"}, None),
+    # Another pod's cpuset does not make it an owner: it is stale.
+    (PODS, [pod("batch", job="2-3")], {("uid-web", ""): "2-3", ("uid-db", ""): "4-5"}, None),
+    (None, [pod("batch", job="0-7")], {("claim-c1", ""): "2-3", ("claim-c2", ""): "4-5"}, "0-1,6-7"),
+    # A kubelet that does not list the claim (any more): nobody's container has it.
+    ({}, [pod("web", main="2-3")], {("claim-c1", ""): "2-3", ("claim-c2", ""): "4-5"}, None),
+])
+def test_the_claims_of_a_node_decide(pods: dict[str, frozenset[str]] | None, sandboxes: list[SandboxState],
+                                     exclusive: dict[tuple[str, str], str], pool: str | None) -> None:
+    assignments = assignments_of(CLAIMS, pods, state_of(*sandboxes))
+    assert assignments is not None
+    assert {owner: str(own) for owner, own in assignments.exclusive.items()} == exclusive
+    assert (assignments.pool and str(assignments.pool), assignments.complete) == (pool, True)
+
+
+def test_without_claims_it_does_not_rule() -> None:
+    assert assignments_of({}, PODS, state_of(pod("web", main="2-3"))) is None
+
+
+class Files:
+    """The files of claims, in a directory of the test."""
+
+    def __init__(self, path: Path) -> None:
+        self.cdi, self.kubelet = path / "cdi", path / "kubelet"
+        self.warnings: list[str] = []
+        self.read = ClaimFiles(self.cdi, self.kubelet, self.warnings.append)
+        self.kubelet.mkdir()
+
+    def prepare(self, claim: str, cpuset: str) -> None:
+        """As the driver does: a file beside, renamed."""
+        self.cdi.mkdir(exist_ok=True)
+        self.write_spec(claim, json.dumps({"kind": "dra.k8s.io/cpu", "devices": [
+            {"name": f"claim-{claim}", "containerEdits": {"env": [f"DRA_CPUSET_{claim}={cpuset}"]}}]}))
+
+    def write_spec(self, claim: str, text: str) -> None:
+        (self.cdi / "new").write_text(text)
+        (self.cdi / "new").rename(self.spec(claim))
+
+    def spec(self, claim: str) -> Path:
+        return self.cdi / f"dra.k8s.io-cpu_claim-{claim}.json"
+
+    def list_pods(self, pods: dict[str, list[str]]) -> None:
+        data = json.dumps({"ClaimInfoStateList": [{"ClaimUID": claim, "PodUIDs": {uid: {} for uid in uids}}
+                                                  for claim, uids in pods.items()]})
+        (self.kubelet / "new").write_text(json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())}))
+        (self.kubelet / "new").rename(self.kubelet / "dra_manager_state")
+
+
+def test_claims_come_and_go_with_the_drivers_files(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    assert not files.read.read()  # no directory
+    files.prepare("c1", "2-3")
+    assert files.read.read()
+    assert (files.read.claims, files.read.pods) == ({"c1": cpus("2-3")}, None)
+    files.list_pods({"c1": ["uid-web"]})
+    assert files.read.read()
+    assert files.read.pods == {"c1": frozenset({"uid-web"})}
+    assert not files.read.read()
+    files.prepare("c2", "4")
+    (files.cdi / "vendor.com-gpu.json").write_text("{")  # another driver's
+    assert files.read.read()
+    assert files.read.claims == {"c1": cpus("2-3"), "c2": cpus("4")}
+    files.spec("c1").unlink()
+    files.spec("c2").unlink()
+    assert files.read.read()
+    assert (files.read.claims, files.warnings) == ({}, [])
+
+
+def test_a_bad_file_leaves_its_claim_as_it_was_and_is_reported_once(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.prepare("c1", "2-3")
+    files.prepare("c2", "4-5")
+    files.list_pods({"c1": ["uid-web"]})
+    files.read.read()
+    files.write_spec("c1", "{")
+    (files.kubelet / "dra_manager_state").write_text("{}")
+    files.spec("c2").unlink()
+    os.mkfifo(files.spec("c3"))
+    for _ in range(3):
+        files.read.read()
+    assert files.read.claims == {"c1": cpus("2-3")}
+    assert files.read.pods == {"c1": frozenset({"uid-web"})}
+    assert [warning.partition(":")[0].rpartition("/")[2] for warning in files.warnings] == [
+        "dra.k8s.io-cpu_claim-c1.json", "dra.k8s.io-cpu_claim-c3.json", "dra_manager_state"]
+
+
+def test_an_unchanged_decision_is_the_same_object(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.prepare("c1", "2-3")
+    files.read.read()
+    authority = DraAuthority(files.read)
+    first = authority.assignments(state_of(pod("web", main="2-3")))
+    assert first is not None
+    assert authority.assignments(state_of(pod("web", main="2-3"), pod("none"))) is first
+
+
+def test_a_container_with_a_claim_owns_it_and_others_lose_it(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.prepare("c1", "2-3")
+    files.list_pods({"c1": ["uid-web"]})
+    files.read.read()
+    web, batch = pod("web", main="2-3", helper="0-1,4-7"), pod("batch", job="0-7")
+    assignments = DraAuthority(files.read).assignments(state_of(web, batch))
+    rulings = ruled(None, GivenAuthority("dra", Rank.DRA, assignments))
+    main, helper = effective_containers(web, rulings)
+    assert (main.exclusive, str(main.own_cpus), main.ruled_by) == (True, "2-3", "dra")
+    assert (helper.exclusive, str(helper.cpuset)) == (False, "0-1,4-7")
+    (job,) = effective_containers(batch, rulings)
+    assert (str(job.cpuset), str(job.stale_cpuset)) == ("0-1,4-7", "0-7")

@@ -1,0 +1,175 @@
+"""The authority `dra`: it rules where dra-driver-cpu has prepared claims, by its CDI specs, on every container.
+
+A claim's CPUs belong to the pod for which the kubelet prepared it, and there to the container whose cpuset the driver
+set to them. All other containers share the driver's shared CPUs. A claim that no container uses yet, or any more, is
+its pod's until it is unprepared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.assignments import Assignments, Owner, Rank
+from vmpin.domain.desired_state import DesiredState
+from vmpin.errors import SourceError
+from vmpin.host.files import Stamp, lasting_stamp, read_regular, stamp
+from vmpin.runtime.dra import (
+    CHECKPOINT,
+    MAX_CHECKPOINT_BYTES,
+    MAX_SPEC_BYTES,
+    SPEC_PREFIX,
+    parse_claim_pods,
+    parse_spec,
+)
+
+#: Claims of one node that are read.
+MAX_CLAIMS = 4096
+
+#: The CPUs of each claim, by claim uid.
+Claims = Mapping[str, CpuSet]
+#: The pods (uids) of each claim; None where the kubelet's checkpoint cannot be read.
+ClaimPods = Mapping[str, frozenset[str]] | None
+
+
+def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assignments | None:
+    """Return what the claims decide; None without claims. Where the claims' pods are not known, a container has the
+    claims whose CPUs its cpuset has, if it has no other CPUs: the driver never adds shared ones."""
+    if not claims:
+        return None
+    claimed = union(claims.values())
+    exclusive: dict[Owner, CpuSet] = {}
+    shared, used = EMPTY, set[str]()
+    for sandbox in state.sandboxes.values():
+        uid = "" if sandbox.pod is None else sandbox.pod.uid
+        of_pod = [claim for claim in claims if pods is None or uid in pods.get(claim, ())]
+        for container in sandbox.live():
+            cpuset = container.cpuset or EMPTY
+            mine = [claim for claim in of_pod if not cpuset.isdisjoint(claims[claim])]
+            if mine and (pods is not None or cpuset <= claimed):
+                exclusive["", container.id] = union(claims[claim] for claim in mine)
+                used.update(mine)
+            else:
+                shared |= cpuset - claimed
+    for claim in claims.keys() - used:
+        owners = () if pods is None else pods.get(claim, ())
+        for owner in owners or (f"claim-{claim}",):
+            exclusive[owner, ""] = exclusive.get((owner, ""), EMPTY) | claims[claim]
+    return Assignments(exclusive, shared or None, complete=True)
+
+
+class ClaimFiles:
+    """The claims in the directory `cdi` (/var/run/cdi), and their pods in `kubelet`'s checkpoint (/var/lib/kubelet).
+    A file that cannot be used leaves its contents before it in force.
+    :param warn: called with a line for each trouble, not again until there was none meanwhile."""
+
+    def __init__(self, cdi: Path, kubelet: Path, warn: Callable[[str], None]) -> None:
+        self.cdi, self.checkpoint = cdi, kubelet / CHECKPOINT
+        self.warn = warn
+        self.claims: Claims = {}
+        self.pods: ClaimPods = None
+        self._directory: Stamp | None = None
+        self._specs: dict[str, tuple[Stamp, Claims]] = {}
+        self._checkpoint: Stamp | None = None
+        self._warned: dict[str, str] = {}
+
+    def read(self) -> bool:
+        """Read what has changed. :returns: whether claims or pods are others. Without claims, which is the common
+        case, this is one stat."""
+        before = self.claims, self.pods
+        self._read_specs()
+        if self.claims:
+            self._read_checkpoint()
+        return before != (self.claims, self.pods)
+
+    def _read_specs(self) -> None:
+        try:
+            info = os.stat(self.cdi)
+            if stamp(info) == self._directory:
+                return
+            names = sorted(name for name in os.listdir(self.cdi) if name.startswith(SPEC_PREFIX))[:MAX_CLAIMS]
+        except (FileNotFoundError, NotADirectoryError):
+            names, info = [], None
+        except OSError as err:
+            self._note(str(self.cdi), f"{self.cdi}: {err.strerror}: the claims before are used")
+            return
+        # A directory has a new stamp with each file that is created, removed or replaced, as the driver does it.
+        self._directory = None if info is None else lasting_stamp(info)
+        self._specs = {name: spec for name in names if (spec := self._spec(name)) is not None}
+        self._note(str(self.cdi))
+        claims = {claim: cpus for _, spec in self._specs.values() for claim, cpus in spec.items() if cpus}
+        if claims != self.claims:
+            self.claims = claims
+
+    def _spec(self, name: str) -> tuple[Stamp, Claims] | None:
+        path, before = self.cdi / name, self._specs.get(name)
+        try:
+            if before is not None and stamp(os.stat(path, follow_symlinks=False)) == before[0]:
+                return before
+            raw, info = read_regular(path, MAX_SPEC_BYTES)
+            spec = lasting_stamp(info), parse_spec(raw, str(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, SourceError) as err:
+            self._note(name, f"{path}: {err.strerror}" if isinstance(err, OSError) else str(err))
+            return before
+        self._note(name)
+        return spec
+
+    def _read_checkpoint(self) -> None:
+        path = str(self.checkpoint)
+        try:
+            if stamp(os.stat(path, follow_symlinks=False)) == self._checkpoint:
+                return
+            raw, info = read_regular(path, MAX_CHECKPOINT_BYTES)
+            self._checkpoint = lasting_stamp(info)
+            pods = parse_claim_pods(raw, path)
+        except FileNotFoundError:
+            self._checkpoint = self.pods = None
+            return
+        except (OSError, SourceError) as err:
+            self._note(path, f"{path}: {err.strerror}" if isinstance(err, OSError) else str(err))
+            return
+        self._note(path)
+        if pods != self.pods:
+            self.pods = pods
+
+    def _note(self, subject: str, trouble: str = "") -> None:
+        """Warn of a new trouble with a file; none ends the one before."""
+        if trouble and self._warned.get(subject) != trouble:
+            self.warn(trouble)
+        self._warned[subject] = trouble
+
+
+class DraAuthority:
+    """:param files: the node's claims."""
+
+    name = "dra"
+    rank = Rank.DRA
+
+    def __init__(self, files: ClaimFiles) -> None:
+        self.files = files
+        #: Whether there are claims: without any it does not rule.
+        self.follows_containers = False
+        self.read()
+        self._input: tuple[DesiredState, Claims, ClaimPods] | None = None
+        self._assignments: Assignments | None = None
+
+    def read(self) -> bool:
+        """Read the claims that have changed. :returns: whether they are others."""
+        changed = self.files.read()
+        self.follows_containers = bool(self.files.claims)
+        return changed
+
+    def assignments(self, state: DesiredState) -> Assignments | None:
+        """Return the decision of the claims as they were read last."""
+        files = self.files
+        if self._input is None or any(now is not before for now, before in zip(
+                (state, files.claims, files.pods), self._input, strict=True)):
+            self._input = state, files.claims, files.pods
+            assignments = assignments_of(files.claims, files.pods, state)
+            if assignments != self._assignments:
+                self._assignments = assignments
+        return self._assignments

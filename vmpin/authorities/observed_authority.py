@@ -1,0 +1,98 @@
+"""The authority `observed`: where no other rules, a container owns the CPUs that no other pod's container may use.
+
+It needs no configuration, and follows any program that sets the cpusets of all containers (a balloons or
+topology-aware policy, koordinator). It errs towards sharing: one container without a cpuset may use every CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.domain.assignments import Assignments, Owner, Rank
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
+from vmpin.domain.model import ContainerId
+
+#: A CPU that its owner lost to a newcomer is shared for at least so long (s), however soon the newcomer ends: a
+#: container that is created and removed each second must not move another pod's vCPUs each second.
+SHARED_FOR = 10.0
+
+
+def counted(sandbox: SandboxState) -> list[ContainerRecord]:
+    """Return the containers of a sandbox that may run, or are about to. A container whose creation is only requested
+    does not count: another plugin may yet give it a cpuset, and nothing runs in it before the runtime reports it."""
+    return [record for record in sandbox.containers.values()
+            if not record.stopped and not record.requested and not record.container.pause]
+
+
+def usable_cpus(record: ContainerRecord, online: CpuSet) -> CpuSet:
+    """Return the online CPUs that a container may use: all of them without a cpuset, and during an update also those
+    that it is to have."""
+    container = record.container
+    if not container.cpuset:
+        return online
+    return (container.cpuset | (container.requested_cpuset or EMPTY)) & online
+
+
+def shared_cpus(sandboxes: Iterable[SandboxState], online: CpuSet) -> CpuSet:
+    """Return the CPUs that containers of two pods may use."""
+    used = shared = EMPTY
+    for sandbox in sandboxes:
+        cpus = union(usable_cpus(record, online) for record in counted(sandbox))
+        shared |= used & cpus
+        used |= cpus
+    return shared
+
+
+def owned_cpus(sandboxes: Iterable[SandboxState], online: CpuSet, shared: CpuSet) -> dict[ContainerId, CpuSet]:
+    """Return the CPUs of each container's cpuset that are not shared with another pod. A container whose cpuset does
+    not restrict it owns none."""
+    owned = {}
+    for sandbox in sandboxes:
+        for record in counted(sandbox):
+            cpus = (record.container.cpuset or EMPTY) & online
+            if cpus != online and (own := cpus - shared):
+                owned[record.container.id] = own
+    return owned
+
+
+class ObservedAuthority:
+    """:param online: the online CPUs now. :param clock: monotonic seconds."""
+
+    name = "observed"
+    rank = Rank.OBSERVED
+
+    def __init__(self, online: Callable[[], CpuSet], clock: Callable[[], float] = time.monotonic) -> None:
+        self._online, self._clock = online, clock
+        #: Whether it rules: it is switched on, and every container of the node is known, as the runtime has listed
+        #: them (NRI).
+        self.follows_containers = False
+        #: The CPUs that were lost to another pod, and when they were last seen shared (s).
+        self._lost: dict[int, float] = {}
+        self._input: tuple[DesiredState, CpuSet] | None = None
+        self._assignments = Assignments()
+
+    def assignments(self, state: DesiredState) -> Assignments | None:
+        """Return the containers' own CPUs; None while it does not rule."""
+        if not self.follows_containers:
+            return None
+        now, online = self._clock(), self._online()
+        if self._input is not None and self._input[0] is state and self._input[1] == online and not self._expired(now):
+            return self._assignments
+        self._input = state, online
+        shared = shared_cpus(state.sandboxes.values(), online)
+        # A CPU is lost when it was owned and is shared now; it stays shared while it is, and a while longer.
+        for cpu in shared & (self._assignments.owned | CpuSet(self._lost)):
+            self._lost[cpu] = now
+        self._lost = {cpu: since for cpu, since in self._lost.items() if now < since + SHARED_FOR}
+        owned: dict[Owner, CpuSet] = {
+            ("", container): cpus for container, cpus in
+            owned_cpus(state.sandboxes.values(), online, shared | CpuSet(self._lost)).items()}
+        if owned != self._assignments.exclusive:
+            self._assignments = Assignments(owned)
+        return self._assignments
+
+    def _expired(self, now: float) -> bool:
+        """Whether a lost CPU may be its container's own again."""
+        return any(now >= since + SHARED_FOR for since in self._lost.values())
