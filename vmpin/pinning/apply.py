@@ -3,6 +3,7 @@
 import enum
 import logging
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from vmpin.cpuset import CpuSet
@@ -49,6 +50,12 @@ class Result(NamedTuple):
         if self.got is None or self.outcome is Outcome.REFUSED or not self.got <= self.operation.cpus:
             return None
         return self.got
+
+
+@lru_cache(maxsize=1024)
+def shared_cpuset(mask: frozenset[int]) -> CpuSet:
+    """Convert a mask; equal masks give the same object, because thousands of threads share a few different masks."""
+    return CpuSet(mask)
 
 
 def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:

@@ -48,13 +48,11 @@ class DriftEvidence:
     :param pinned_by_kata: returns whether Kata also pins a sandbox's vCPUs, by Kata's state."""
 
     def __init__(self, proc: Procfs, sysfs: Sysfs, cgroups: Cgroups, counters: Counters,
-                 drifted: Callable[[], Counter[str]], root: str | Path = "/",
-                 vms: Mapping[SandboxId, Vm] | None = None,
-                 pinned_by_kata: Callable[[SandboxId], bool] = lambda _: False) -> None:
+                 drifted: Callable[[], Counter[str]], root: str | Path, vms: Mapping[SandboxId, Vm],
+                 pinned_by_kata: Callable[[SandboxId], bool]) -> None:
         self.proc, self.sysfs, self.cgroups, self.root = proc, sysfs, cgroups, root
         self.counters, self._drifted = counters, drifted
-        self._vms = {} if vms is None else vms
-        self._pinned_by_kata = pinned_by_kata
+        self._vms, self._pinned_by_kata = vms, pinned_by_kata
         self.remembers = remembers_masks(os.uname().release)
         self.histories: dict[SandboxId, History] = {}
         self._written: set[SandboxId] = set()

@@ -7,7 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vmpin.cpuset import CpuSet
@@ -15,7 +14,7 @@ from vmpin.domain.contention import Contention, ContentionRules, OnContention
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.terminal import number_of
-from vmpin.pinning.apply import Outcome, Result
+from vmpin.pinning.apply import Outcome, Result, shared_cpuset
 from vmpin.pinning.plan import SetAffinity
 
 if TYPE_CHECKING:
@@ -48,13 +47,12 @@ class _Drift:
 
 class DriftTracker:
     """The drift of all VMs.
-    :param explain: called with the repairs of a pass; counts them and returns their causes.
-    :param now: a monotonic clock in seconds, for the rests of threads in contention."""
+    :param explain: called with the repairs of a pass; counts them and returns their causes."""
 
-    def __init__(self, explain: Explain = lambda _: {}, rules: ContentionRules | None = None,
-                 now: Callable[[], float] = time.monotonic) -> None:
-        self.now = now
-        self.contention = Contention(rules or ContentionRules())
+    def __init__(self, explain: Explain, rules: ContentionRules) -> None:
+        #: The clock of the rests of threads in contention (seconds).
+        self.now: Callable[[], float] = time.monotonic
+        self.contention = Contention(rules)
         #: How often contention began; once for all threads of a sandbox.
         self.contended = 0
         self.contended_by: Counter[SandboxId] = Counter()  #: The same by sandbox, for sandboxes that still exist.
@@ -210,12 +208,7 @@ def _away(drift: _Drift, placement: Placement, operations: Iterable[SetAffinity]
             continue
         shown = held.get(thread.id.tid)
         if shown is not None and shown != actual.frozen():
-            masks[thread.id] = _cpuset(shown)
+            masks[thread.id] = shared_cpuset(shown)
         elif thread.id in drift.away:  # recorded by a pass that did not set masks
             masks[thread.id] = drift.away[thread.id]
     return masks
-
-
-@lru_cache(maxsize=1024)
-def _cpuset(mask: frozenset[int]) -> CpuSet:
-    return CpuSet(mask)

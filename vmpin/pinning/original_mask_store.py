@@ -27,12 +27,12 @@ class OriginalMaskStore:
     """Original masks by sandbox (`masks`).
     :param saved: the masks in the state file.
     :param lost: whether vmpin may have set masks since the machine booted without a record of the original ones.
-    `learns`: whether the masks of new processes are recorded as original; False while vmpin only restores masks."""
+    `records`: whether the masks of new processes are recorded as original; False while vmpin only restores masks."""
 
     def __init__(self, proc: Procfs, saved: Mapping[SandboxId, OriginalMasks], lost: bool = False) -> None:
         self.proc = proc
         self.masks = dict(saved)
-        self.learns = True
+        self.records = True
         #: Processes started at or before this time (clock ticks since boot) may have masks set by vmpin; -1: none.
         self._lost_until = boottime.now() * os.sysconf("SC_CLK_TCK") // 10**9 if lost else -1
         #: Processes whose masks were restored since: their masks are not vmpin's.
@@ -49,48 +49,57 @@ class OriginalMaskStore:
             del self.masks[sandbox]
         return bool(ended)
 
-    def unknown(self, main: ThreadId) -> bool:
+    def is_unknown(self, main: ThreadId) -> bool:
         """Whether a process without a record may have a mask that vmpin set."""
         return main.starttime <= self._lost_until and main not in self._restored
 
-    def doubt(self, sandbox: SandboxId, mains: Iterable[ThreadId]) -> OriginalMasks | None:
+    def to_restore(self, sandbox: SandboxId, mains: Iterable[ThreadId]) -> OriginalMasks | None:
         """Return a sandbox's original masks, after recording as unknown those of `mains` that cannot be known; None if
         there is nothing to restore."""
-        for main in filter(self.unknown, mains):
+        for main in filter(self.is_unknown, mains):
             before = self.masks.get(sandbox, OriginalMasks())
-            doubted = before.with_unknown(main)
-            if doubted is not before:
-                self.masks[sandbox] = doubted
-                self.unsaved = True
+            self._replace(sandbox, before, before.with_unknown(main))
         return self.masks.get(sandbox)
 
-    def restored(self, sandbox: SandboxId) -> None:
+    def _replace(self, sandbox: SandboxId, before: OriginalMasks, masks: OriginalMasks) -> bool:
+        """Keep a sandbox's masks. :returns: whether they differ from those before."""
+        if masks is before:
+            return False
+        self.masks[sandbox] = masks
+        self.unsaved = True
+        return True
+
+    def forget_restored(self, sandbox: SandboxId) -> None:
         """Forget a sandbox's masks after they were restored."""
         self._restored |= self.masks.pop(sandbox).processes.keys()
 
-    def remember(self, vm: Vm, observed: Iterable[Observed]) -> None:
+    def record(self, vm: Vm, observed: Iterable[Observed]) -> None:
         """Record the current masks of a VM's new processes as original."""
         before = self.masks.get(vm.sandbox, OriginalMasks())
         mains = [*(process.id for process in vm.processes()), *(thread.id for thread in vm.kernel_threads)]
         if len(mains) == len(before.processes) and all(main in before.processes for main in mains):
             return
-        kept = before.only(mains)
-        met: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in mains if main not in kept.processes}
+        masks = before.only(mains)
+        new: dict[int, list[tuple[VmThread, CpuSet]]] = {main.tid: [] for main in mains if main not in masks.processes}
         for seen in observed:
-            if (mine := met.get(seen.thread.pid)) is not None:  # a kernel thread is its own process
-                mine.append((seen.thread, seen.actual))
+            if (threads := new.get(seen.thread.pid)) is not None:  # a kernel thread is its own process
+                threads.append((seen.thread, seen.actual))
         for main in mains:
-            if masks := met.get(main.tid):
-                inherited = self._inherited(before, main)
-                if inherited:
-                    kept = kept.remember(main, [(thread, inherited) for thread, _ in masks])
-                elif inherited is not None or self.unknown(main):
-                    kept = kept.with_unknown(main)
-                elif self.learns:
-                    kept = kept.remember(main, masks)
-        if kept is not before:
-            self.masks[vm.sandbox] = kept
-            self.unsaved = True
+            if not (threads := new.get(main.tid)):
+                continue
+            original = self._original(before, main)
+            if original:
+                masks = masks.with_process(main, [(thread, original) for thread, _ in threads])
+            elif original is not None:
+                masks = masks.with_unknown(main)
+            elif self.records:
+                masks = masks.with_process(main, threads)
+        self._replace(vm.sandbox, before, masks)
+
+    def _original(self, before: OriginalMasks, main: ThreadId) -> CpuSet | None:
+        """The original mask of a new process that may have one of vmpin's, EMPTY if unknown; None for its mask now."""
+        inherited = self._inherited(before, main)
+        return EMPTY if inherited is None and self.is_unknown(main) else inherited
 
     def _inherited(self, before: OriginalMasks, process: ThreadId) -> CpuSet | None:
         """The original mask of a process whose parent had a mask set by vmpin: the parent's original mask, EMPTY if
@@ -108,18 +117,15 @@ class OriginalMaskStore:
                 return before.of_parent(main)
         return before.of_parent(max(ended, key=lambda main: main.starttime)) if ended else None
 
-    def learn(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> CpuSet | None:
+    def record_early(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> CpuSet | None:
         """Record the original mask of a process that is placed before its VM is known. :returns: the recorded mask,
         EMPTY if it is unknown; None if one was recorded before."""
         before = self.masks.get(sandbox, OriginalMasks())
-        original = self._inherited(before, main.id)
+        original = self._original(before, main.id)
         if original is None:
-            original = EMPTY if self.unknown(main.id) else mask
-        learned = before.remember(main.id, [(main, original)]) if original else before.with_unknown(main.id)
-        if learned is before:
-            return None
-        self.masks[sandbox] = learned
-        return original
+            original = mask
+        masks = before.with_process(main.id, [(main, original)]) if original else before.with_unknown(main.id)
+        return original if self._replace(sandbox, before, masks) else None
 
 
 logger = logging.getLogger(__name__)
@@ -142,28 +148,26 @@ class FreeThread(SetAffinity):
 class Restoration:
     """Restores masks from `originals`, and removes restored ones from it.
     :param listings: how often threads are listed at most.
-    :param cgroups: for the CPUs that a thread's cgroup allows; None: this machine's."""
+    :param cgroups: for the CPUs that a thread's cgroup allows."""
 
-    def __init__(self, proc: Procfs, originals: OriginalMaskStore, listings: int = LISTINGS,
-                 cgroups: Cgroups | None = None) -> None:
-        self.proc, self.cgroups = proc, cgroups or Cgroups(proc=proc)
-        self.listings = listings
-        self.originals = originals
+    def __init__(self, proc: Procfs, cgroups: Cgroups, originals: OriginalMaskStore, listings: int = LISTINGS) -> None:
+        self.proc, self.cgroups = proc, cgroups
+        self.originals, self.listings = originals, listings
 
     def restore(self, sandbox: SandboxId, threads: Callable[[], Threads], topology: Topology) -> list[Result]:
         """Restore the original masks of a sandbox's threads, and forget them unless one was refused.
         :param threads: lists the current threads, each with its process. It is called until there are no new threads:
             a thread created meanwhile may have inherited a mask that was not restored yet."""
         results: list[Result] = []
-        met: set[ThreadId] = set()
+        seen: set[ThreadId] = set()
         for turn in range(self.listings):
             listed = list(threads())
-            masks = self.originals.doubt(sandbox, {main for _, main in listed})
+            masks = self.originals.to_restore(sandbox, {main for _, main in listed})
             if masks is None:
                 return []
             listed = self._with_astray(masks, listed)
-            new = [(thread, main) for thread, main in listed if thread.id not in met]
-            met.update(thread.id for thread, _ in new)
+            new = [(thread, main) for thread, main in listed if thread.id not in seen]
+            seen.update(thread.id for thread, _ in new)
             operations = ordered(_restoring(sandbox, masks, new, topology))
             results += carry_out(self.proc, operations)
             # Threads created since the last listing have the right mask already, and so will their own new threads.
@@ -173,7 +177,7 @@ class Restoration:
             logger.warning("not all masks restored sandbox=%s: it creates threads faster; unpin it again", sandbox)
             return results
         if not any(result.outcome is Outcome.REFUSED for result in results):
-            self.originals.restored(sandbox)
+            self.originals.forget_restored(sandbox)
         return results
 
     def plan(self, sandbox: SandboxId, threads: Threads, topology: Topology) -> tuple[SetAffinity, ...]:
@@ -181,7 +185,7 @@ class Restoration:
         :param threads: the current threads, each with its process."""
         listed = list(threads)
         masks = self.originals.masks.get(sandbox, OriginalMasks())
-        for main in filter(self.originals.unknown, {main for _, main in listed}):
+        for main in filter(self.originals.is_unknown, {main for _, main in listed}):
             masks = masks.with_unknown(main)
         listed = self._with_astray(masks, listed)
         return ordered(operation for operation in _restoring(sandbox, masks, listed, topology)

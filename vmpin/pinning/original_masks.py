@@ -32,7 +32,7 @@ class OriginalMasks(NamedTuple):
         masks = self.processes.get(main)
         return None if masks is None else masks.others.get(thread.id, masks.main)
 
-    def remember(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> OriginalMasks:
+    def with_process(self, main: ThreadId, masks: Sequence[tuple[VmThread, CpuSet]]) -> OriginalMasks:
         """Return a copy with the masks of a new process; `self` if the process is recorded already."""
         if main in self.processes:
             return self

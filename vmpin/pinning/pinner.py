@@ -8,7 +8,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
-from functools import lru_cache
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, named
@@ -16,7 +15,7 @@ from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.terminal import number_of
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.pinning.apply import Outcome, Result, carry_out
+from vmpin.pinning.apply import Outcome, Result, carry_out, shared_cpuset
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
@@ -58,11 +57,9 @@ class Pinner:
     """Sets the masks of all VMs' threads. Only `restoration` sets others, when it restores original masks."""
 
     def __init__(self, proc: Procfs, cgroups: Cgroups, originals: OriginalMaskStore,
-                 drift_tracker: DriftTracker | None = None) -> None:
-        self.proc = proc
-        self.cgroups = cgroups
-        self.originals = originals
-        self.drift_tracker = drift_tracker or DriftTracker()
+                 drift_tracker: DriftTracker) -> None:
+        self.proc, self.cgroups = proc, cgroups
+        self.originals, self.drift_tracker = originals, drift_tracker
         #: Seconds for which a cgroup may refuse or trim a mask before it is a fault. When a container's process has
         #: ended, the runtime writes the sandbox's cgroup before it reports the end.
         self.grace = 0.0
@@ -120,7 +117,7 @@ class Pinner:
             masks.waits = ""  # every mask is as placed, so any later change is drift
             return ()
         observed = list(self._observed(vm, masks, placement))
-        self.originals.remember(vm, observed)
+        self.originals.record(vm, observed)
         if not placement.waiting:
             masks.waits = ""
         if placement.pending:
@@ -155,7 +152,7 @@ class Pinner:
                 masks.open = True
                 continue
             if mask != before:  # most threads of a VM have the same
-                actual = _cpuset(frozenset(mask))
+                actual = shared_cpuset(frozenset(mask))
             requested, shown = masks.requested.get(thread.id, _NEVER) if masks.requested else _NEVER
             limit = None
             if requested is None:
@@ -278,12 +275,6 @@ def shown_masks(masks: Iterable[CpuSet]) -> str:
     """Format the distinct masks for the log: `2|3|0-1,4-7`."""
     different = sorted(set(masks), key=lambda cpus: (len(cpus), cpus.bits))
     return "|".join(map(str, different[:SHOWN])) + ("|…" if len(different) > SHOWN else "")
-
-
-@lru_cache(maxsize=1024)
-def _cpuset(mask: frozenset[int]) -> CpuSet:
-    """Convert a mask, cached: thousands of threads share a few different masks."""
-    return CpuSet(mask)
 
 
 def _holds(expected: Mapping[int, frozenset[int]]) -> bool:

@@ -26,7 +26,7 @@ _DAEMONS = {
 _LAUNCHERS = ("virt-launcher", "virt-launcher-m")
 
 
-def rivals(proc: Procfs, root: str | Path = "/") -> tuple[Rival, ...]:
+def rivals(proc: Procfs, root: str | Path) -> tuple[Rival, ...]:
     """The daemons that run and may set masks of a VM's threads, each once.
     :param root: the host's root directory, for tuned's configuration."""
     by_cause: dict[Cause, Rival] = {}
@@ -78,7 +78,7 @@ def _launcher(proc: Procfs, pid: int) -> str | None:
     return None
 
 
-def scheduler_profile(root: str | Path = "/") -> str | None:
+def scheduler_profile(root: str | Path) -> str | None:
     """tuned's active profile if it, or an included one, sets masks (scheduler plugin); otherwise None."""
     from vmpin.host import daemons, files  # rarely needed: keeps the watcher's memory small
 

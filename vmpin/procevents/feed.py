@@ -50,7 +50,7 @@ class ProcEventsFeed:
         self._placer = placer or NewbornPlacer(reconciler)
         self._connect, self._timeouts, self._clock = connect, timeouts, clock
         self._connector: ProcConnector | None = None
-        self._state = "not asked yet"
+        self._state = "not opened yet"
         #: Ends `run` when the connector can no longer be read.
         self._broken: asyncio.Future[None]
         #: Events that were read but not handled yet, and whether the connector may have more.

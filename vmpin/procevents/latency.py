@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.model import SandboxId, ThreadRole, VmThread
 from vmpin.domain.sandbox_placement import Placement
@@ -26,6 +26,8 @@ _LATE = 60 * 10**9
 #: Maximum number of provisional threads, and of thread ids remembered since the last full pass.
 _MOST_PROVISIONAL = 4096
 _MOST_SEEN = 65536
+#: Seconds after which a thread's role is final if names do not show roles, so that a later pass has to identify it.
+_IDENTIFIED = 8.0
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -62,13 +64,12 @@ class Newborn(NamedTuple):
 class LatencyBook:
     """Counts into the node state's `newborn_counts` and counters.
     :param named: seconds after which the role of a VMM's thread is final if names show roles. A thread usually gets
-        its name within a millisecond.
-    :param identified: the same if names do not show roles, so that a later pass has to identify the thread."""
+        its name within a millisecond."""
 
-    def __init__(self, node_state: NodeState, named: float = 1.0, identified: float = 8.0) -> None:
+    def __init__(self, node_state: NodeState, named: float = 1.0) -> None:
         self._view: NodeView = node_state
         self._counters, self._counts = node_state.counters, node_state.newborn_counts
-        self._named, self._identified_by = named, identified
+        self._named = named
         #: New threads of VMMs, by tid, whose roles may still change to one with CPUs of its own. If a tid is reused,
         #: the new thread's event replaces the entry.
         self._provisional: dict[int, Newborn] = {}
@@ -122,7 +123,7 @@ class LatencyBook:
         """Count the threads that a pass placed without an event, and confirm those whose roles it identified.
         :param everything: whether the pass was over the whole node."""
         for result in results:
-            self._count_found(result)
+            self._count_unreported(result)
         view, now = self._view, time.monotonic_ns()
         for tid, entry in list(self._provisional.items()):
             vm = view.vms.get(entry.sandbox)
@@ -130,8 +131,7 @@ class LatencyBook:
             if thread is not None and thread.role is not ThreadRole.EMULATOR:
                 self._identified(entry, thread)
             # This also confirms a thread whose mask never becomes the wanted one, because its cgroup trims it.
-            if vm is None or (now - entry.born) / 1e9 > (
-                    self._named if vm.found_by == "names" else self._identified_by):
+            if vm is None or (now - entry.born) / 1e9 > (self._named if vm.found_by == "names" else _IDENTIFIED):
                 self.confirm(tid)
         if everything:
             self._seen.clear()
@@ -150,7 +150,7 @@ class LatencyBook:
             self.moved(tid, wanted)
         self.confirm(tid)
 
-    def _count_found(self, result: Result) -> None:
+    def _count_unreported(self, result: Result) -> None:
         """Count a thread without an event that could run outside its sandbox until a pass placed it."""
         operation, now = result.operation, time.clock_gettime(time.CLOCK_BOOTTIME)
         sandbox, thread = operation.sandbox, operation.thread
@@ -159,10 +159,9 @@ class LatencyBook:
                 or _precedes_vmm(self._view.vms.get(sandbox), thread)):
             return
         born = thread.id.starttime * _TICK
-        mine = self._masks.get(sandbox, EMPTY) | placement.mask
         unseen = thread.id.tid not in self._seen
         self._see(sandbox, thread.id.tid, placement.mask)
-        if unseen and born >= self._last_full and leaves_sandbox(operation.was, mine, operation.cpus):
+        if unseen and born >= self._last_full and leaves_sandbox(operation.was, self._masks[sandbox], operation.cpus):
             self._count_ahead(thread.id.tid, reported=False)
             self._count_outside(sandbox, now - born)
             self._count_in_place(sandbox, now - born)
@@ -210,8 +209,8 @@ def _precedes_vmm(vm: Vm | None, thread: VmThread) -> bool:
         return thread.id.starttime <= vm.vmm.id.starttime
     if not vm.type.library_thread or thread.role is ThreadRole.VCPU:
         return False
-    vcpus = [sibling.id.starttime for sibling in vm.vmm.threads.values() if sibling.role is ThreadRole.VCPU]
-    return bool(vcpus) and thread.id.starttime <= min(vcpus)
+    begun = [sibling.id.starttime for sibling in vm.vmm.threads.values() if sibling.role is ThreadRole.VCPU]
+    return bool(begun) and thread.id.starttime <= min(begun)
 
 
 def leaves_sandbox(mask: CpuSet, sandbox: CpuSet, wanted: CpuSet | None) -> bool:

@@ -13,8 +13,6 @@ CpuInfo::adjust_config). Both happen before the VMM is executed, or Dragonball's
 over the new VM then places the shim.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -42,6 +40,27 @@ logger = logging.getLogger(__name__)
 _LISTINGS, _CHILDREN = 4, 8
 #: The most processes whose last inspection time is kept.
 _REMEMBERED = 4096
+
+
+@dataclass
+class FollowUp:
+    """Sandboxes and threads that need a pass after some events."""
+
+    #: Sandboxes to reconcile now, and a moment later because their new threads are in place already.
+    now: set[SandboxId] = field(default_factory=set)
+    soon: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes whose VMM has just started.
+    started: set[SandboxId] = field(default_factory=set)
+    #: Sandboxes with new threads whose names do not show their roles.
+    unnamed: set[SandboxId] = field(default_factory=set)
+    #: New kernel threads, which have no names yet.
+    kernel_threads: set[int] = field(default_factory=set)
+    #: New threads of VMMs that may be kernel workers (vhost): those without a COMM event since.
+    maybe_workers: dict[int, Vm] = field(default_factory=dict)
+    #: Whether the set of followed processes and helpers has changed.
+    processes_changed: bool = False
+    #: Whether any event was of a followed process.
+    relevant: bool = False
 
 
 class NewbornPlacer:
@@ -297,34 +316,15 @@ class NewbornPlacer:
             follow_up.started |= changed
 
 
-@dataclass
-class FollowUp:
-    """Sandboxes and threads that need a pass after some events."""
-
-    #: Sandboxes to reconcile now, and a moment later because their new threads are in place already.
-    now: set[SandboxId] = field(default_factory=set)
-    soon: set[SandboxId] = field(default_factory=set)
-    #: Sandboxes whose VMM has just started.
-    started: set[SandboxId] = field(default_factory=set)
-    #: Sandboxes with new threads whose names do not show their roles.
-    unnamed: set[SandboxId] = field(default_factory=set)
-    #: New kernel threads, which have no names yet.
-    kernel_threads: set[int] = field(default_factory=set)
-    #: New threads of VMMs that may be kernel workers (vhost): those without a COMM event since.
-    maybe_workers: dict[int, Vm] = field(default_factory=dict)
-    #: Whether the set of followed processes and helpers has changed.
-    processes_changed: bool = False
-    #: Whether any event was of a followed process.
-    relevant: bool = False
-
-
 class NamedVcpuPlacer:
-    """Places vCPU threads by name. `_last` has each sandbox's vCPU that was last placed ahead of a pass."""
+    """Places a VMM's thread whose new name is that of a vCPU, ahead of the pass that identifies it. A thread can set
+    any name, so a name is acted on only if the following pass will accept it as well."""
 
     def __init__(self, reconciler: Reconciler, book: LatencyBook) -> None:
         self._reconciler, self._view = reconciler, reconciler.view
         self._runs = self._view.runs
         self._book = book
+        #: The vCPU of each sandbox that was last placed ahead of a pass.
         self._last: dict[SandboxId, VcpuId] = {}
 
     def forget_all_but(self, sandboxes: Container[SandboxId]) -> None:
@@ -349,17 +349,17 @@ class NamedVcpuPlacer:
     def _place(self, tid: int, vm: Vm, vcpu: VcpuId) -> bool:
         """Set a thread's mask to the CPUs of a vCPU.
         :returns: whether the pass over its VM can wait: the thread is in place, and no other thread has to move."""
-        now = self._view.placements.get(vm.sandbox)
-        then, mask = self._view.placement_with_vcpu(vm, vcpu), affinity.get(tid)
-        wanted = None if then is None else then.by_vcpu.get(vcpu)
-        if now is None or then is None or wanted is None or mask is None or not self._runs(vm.vmm.id):
+        current = self._view.placements.get(vm.sandbox)
+        planned, mask = self._view.placement_with_vcpu(vm, vcpu), affinity.get(tid)
+        wanted = None if planned is None else planned.by_vcpu.get(vcpu)
+        if current is None or planned is None or wanted is None or mask is None or not self._runs(vm.vmm.id):
             return False
         last, self._last[vm.sandbox] = self._last.get(vm.sandbox, vcpu), vcpu
-        if mask != wanted.frozen() and not self._set_mask(vm, vcpu, tid, mask, then):
+        if mask != wanted.frozen() and not self._set_mask(vm, vcpu, tid, mask, planned):
             return False
         # No other thread has to move, and no other new vCPU was placed since the last pass without regard to this one.
-        return then is now or (vm.vcpus_identified and last in {vcpu, *now.by_vcpu}
-                               and then.without_vcpu(vcpu) == now.without_vcpu(vcpu))
+        return planned is current or (vm.vcpus_identified and last in {vcpu, *current.by_vcpu}
+                                      and planned.without_vcpu(vcpu) == current.without_vcpu(vcpu))
 
     def _set_mask(self, vm: Vm, vcpu: VcpuId, tid: int, mask: frozenset[int], placement: Placement) -> bool:
         """Set a vCPU thread's mask by a placement with that vCPU. :returns: False if it could not be set.

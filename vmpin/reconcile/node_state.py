@@ -482,7 +482,7 @@ class NodeState:
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
         """Keep the original mask of a process that has just appeared, before it is changed: in the notes, so that the
         state file can wait."""
-        had = self.original_masks.learn(sandbox, main, mask)
+        had = self.original_masks.record_early(sandbox, main, mask)
         if had is not None:
             self.changed = True
             self._store.note(sandbox, main.id, had)

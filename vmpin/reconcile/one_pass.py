@@ -76,7 +76,7 @@ def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconc
     """A reconciler that has read the spool and the node, and changed neither, in order to leave: a mask of which there
     is no record is not taken for an original one. :param used: as Reconciler has it."""
     reconciler = Reconciler(config, acts, used=used)
-    reconciler.node_state.original_masks.learns = False
+    reconciler.node_state.original_masks.records = False
     take_spool(reconciler.node_state, Spool(config.paths.spool), set(), tidy=False)
     reconciler.resync(act=False, full=True)
     return reconciler

@@ -62,8 +62,7 @@ class Reconciler:
         self.node_state = NodeState(config, acts, adapters, used)
         #: Sandboxes that `watch.only` excludes and that still have masks of vmpin's; each is logged once.
         self._not_restored: set[SandboxId] = set()
-        self._restoration = Restoration(self.node_state.proc, self.node_state.original_masks,
-                                        cgroups=self.node_state.cgroups)
+        self._restoration = Restoration(self.node_state.proc, self.node_state.cgroups, self.node_state.original_masks)
 
     @property
     def view(self) -> NodeView:

@@ -16,7 +16,7 @@ def thread(tid: int, starttime: int = 7) -> VmThread:
 
 
 def test_of_a_process_the_main_mask_and_the_exceptions_are_kept() -> None:
-    before = OriginalMasks().remember(MAIN, [(thread(PID), ALL), (thread(PID + 1), ALL), (thread(PID + 2), ONE)])
+    before = OriginalMasks().with_process(MAIN, [(thread(PID), ALL), (thread(PID + 1), ALL), (thread(PID + 2), ONE)])
     assert before.processes == {MAIN: ProcessMasks(ALL, {ThreadId(PID + 2, 7): ONE})}
     assert before.mask(thread(PID), MAIN) == ALL
     assert before.mask(thread(PID + 1), MAIN) == ALL
@@ -24,33 +24,34 @@ def test_of_a_process_the_main_mask_and_the_exceptions_are_kept() -> None:
 
 
 def test_a_thread_born_later_had_what_it_would_have_inherited() -> None:
-    before = OriginalMasks().remember(MAIN, [(thread(PID), ALL), (thread(PID + 2), ONE)])
+    before = OriginalMasks().with_process(MAIN, [(thread(PID), ALL), (thread(PID + 2), ONE)])
     assert before.mask(thread(PID + 9), MAIN) == ALL
     assert before.mask(thread(PID + 2, starttime=8), MAIN) == ALL  # the number was given to another thread
 
 
 def test_a_process_stays_as_it_was_met() -> None:
-    before = OriginalMasks().remember(MAIN, [(thread(PID), ALL)])
-    assert before.remember(MAIN, [(thread(PID), ONE), (thread(PID + 1), ONE)]) is before
+    before = OriginalMasks().with_process(MAIN, [(thread(PID), ALL)])
+    assert before.with_process(MAIN, [(thread(PID), ONE), (thread(PID + 1), ONE)]) is before
 
 
 def test_a_process_vmpin_never_touched_had_nothing() -> None:
-    before = OriginalMasks().remember(MAIN, [(thread(PID), ALL)])
+    before = OriginalMasks().with_process(MAIN, [(thread(PID), ALL)])
     assert before.mask(thread(PID), ThreadId(PID, 8)) is None
     assert OriginalMasks().mask(thread(PID), MAIN) is None
 
 
 def test_without_the_main_threads_mask_nothing_is_remembered() -> None:
-    assert OriginalMasks().remember(MAIN, [(thread(PID + 1), ALL)]) == OriginalMasks()
+    assert OriginalMasks().with_process(MAIN, [(thread(PID + 1), ALL)]) == OriginalMasks()
     # On Linux 6.1 a task whose only CPU went off shows no CPU: no mask to give back.
-    assert OriginalMasks().remember(MAIN, [(thread(PID), EMPTY), (thread(PID + 1), ALL)]) == OriginalMasks()
-    assert OriginalMasks().remember(MAIN, [(thread(PID), ALL), (thread(PID + 1), EMPTY)]).processes[MAIN].others == {}
+    assert OriginalMasks().with_process(MAIN, [(thread(PID), EMPTY), (thread(PID + 1), ALL)]) == OriginalMasks()
+    masks = OriginalMasks().with_process(MAIN, [(thread(PID), ALL), (thread(PID + 1), EMPTY)])
+    assert masks.processes[MAIN].others == {}
 
 
 def test_processes_that_ended_are_forgotten() -> None:
     other = ThreadId(5000, 9)
-    before = OriginalMasks().remember(MAIN, [(thread(PID), ALL)])
-    both = before.remember(other, [(VmThread(other, ThreadRole.VIRTIOFSD, "", 5000), SOME)])
+    before = OriginalMasks().with_process(MAIN, [(thread(PID), ALL)])
+    both = before.with_process(other, [(VmThread(other, ThreadRole.VIRTIOFSD, "", 5000), SOME)])
     assert both.only([MAIN, other, ThreadId(1, 1)]) is both
     assert both.only([other]).processes == {other: ProcessMasks(SOME)}
     assert both.only([MAIN]) == before
