@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
     from vmpin.doctor.finding import Check
+    from vmpin.domain.desired_state import SandboxState
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.model import SandboxId
     from vmpin.domain.topology import Topology
@@ -130,7 +131,7 @@ class WatcherPart(Parts):
     status: Callable[[], Document] | None = None
     brief: Callable[[], Document | None] | None = None
     #: Further members of a sandbox's entry in the status document.
-    members: Callable[[SandboxId], Document] | None = None
+    members: Callable[[SandboxState], Document] | None = None
     health: Callable[[], Iterable[SourceHealth]] | None = None
     metrics: Callable[[ScrapeData], Iterable[Metric]] | None = None
 
@@ -208,14 +209,6 @@ def inspect_vms(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:
     """Have each feature add what it finds out about VMs to their entries of a status document."""
     for inspect in present(feature.inspect for feature in features()):
         inspect(config, sandboxes)
-
-
-def added_members(parts: Mapping[str, WatcherPart], sandbox: SandboxId) -> dict[str, Any]:
-    """The members that features of a watcher add to a sandbox's entry in the status document."""
-    members: dict[str, Any] = {}
-    for members_of in present(part.members for part in parts.values()):
-        members |= members_of(sandbox)
-    return members
 
 
 def status_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:

@@ -27,6 +27,7 @@ from processes import SYSTEM_PYTHON
 from vmpin.cpuset import CpuSet
 from vmpin.domain.guest_report import APPLIED
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
+from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.topology import Topology
 from vmpin.guests.agent_session import AgentSession
@@ -34,7 +35,6 @@ from vmpin.guests.vcpu_map import guest_map
 from vmpin.install import agent_zipapp, data_files
 from vmpin.placement.ownership import Node as HostCpus
 from vmpin.placement.ownership import claims_of, ownership
-from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import inferred
 from vmpin.protocol.frames import FrameDecoder, encode

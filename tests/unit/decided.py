@@ -8,10 +8,10 @@ from ruled import claims
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId, VcpuState
+from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement, Previous
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, ownership
-from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
 
 POD = SandboxId("pod-a")

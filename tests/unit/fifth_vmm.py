@@ -11,13 +11,13 @@ from pathlib import Path
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.domain.policy import Policy
 from vmpin.domain.topology import Topology
 from vmpin.guests.channels import GuestAddress, find_channels
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.rival_writers import of_vm
 from vmpin.placement.ownership import Node, claims_of, ownership
-from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.vmm.guest_machine import hardware_ids
 from vmpin.vmm.inventory import VmInventory

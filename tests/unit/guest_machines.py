@@ -23,12 +23,12 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
+from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.topology import Topology
 from vmpin.guests.manager import GuestManager
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Node, ownership
-from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.reconcile.view import NodeView
 from vmpin.vmm.firecracker import FIRECRACKER

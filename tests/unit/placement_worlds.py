@@ -18,10 +18,10 @@ from vmpin.domain.model import (
     VcpuId,
     VcpuState,
 )
+from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
 from vmpin.domain.sandbox_placement import Placement, Previous
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, Ownership, ownership
-from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import PlacementRequest, place
 
 #: CPUs of the largest node drawn.

@@ -79,19 +79,19 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
           refuse: Callable[[ConfigError], None]) -> Config:
     """Put the configuration together, as `load`. :param refuse: called with each fault of the file and the
     environment; it may return."""
-    given: dict[str, list[tuple[object, str]]] = {setting.key: [(setting.default, "default")] for setting in SETTINGS}
+    given: dict[str, list[tuple[object, str]]] = {}
     path = file or DEFAULT_FILE
     if file is not None or _is_there(path):
         for key, value in _read(path, refuse).items():
-            given[key].append((value, str(path)))
+            given.setdefault(key, []).append((value, str(path)))
     for setting, text in _from(environment, refuse).items():
-        given[setting.key].append((text, f"environment {setting.variable}"))
+        given.setdefault(setting.key, []).append((text, f"environment {setting.variable}"))
     for key, text in flags.items():
         if key not in BY_KEY:
             raise ConfigError(f"--set {key}={text:.80}: unknown key {key!r:.80}", _near(key))
-        given[key].append((text, "flag"))
-    parsed: dict[str, object] = {}
-    origins: dict[str, str] = {}
+        given.setdefault(key, []).append((text, "flag"))
+    parsed: dict[str, object] = {setting.key: setting.default for setting in SETTINGS}
+    origins = dict.fromkeys(parsed, "default")
     for key, sources in given.items():
         parsed[key], origins[key] = _strongest(key, sources, refuse)
     config = with_values(parsed, origins)
@@ -103,8 +103,8 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
 
 def _strongest(key: str, sources: Sequence[tuple[object, str]],
                refuse: Callable[[ConfigError], None]) -> tuple[object, str]:
-    """A key's value from the strongest source that has a valid one. :param sources: values with their origins, the
-    weakest first, which is the default. :raises ConfigError: for a flag's value."""
+    """A key's value from the strongest source that has a valid one, else its default, with its origin.
+    :param sources: values with their origins, the weakest first. :raises ConfigError: for a flag's value."""
     for value, origin in reversed(sources):
         try:
             return BY_KEY[key].parse(value), origin
@@ -114,7 +114,7 @@ def _strongest(key: str, sources: Sequence[tuple[object, str]],
             if origin == "flag":
                 raise refused from err
             refuse(refused)
-    raise AssertionError(f"{key}: the default is invalid")
+    return BY_KEY[key].default, "default"
 
 
 def _from(environment: Mapping[str, str], refuse: Callable[[ConfigError], None]) -> dict[Setting, str]:

@@ -1,8 +1,8 @@
 """The configuration's keys, and the frozen values that the rest of the program reads.
 
 The section classes below are the table of settings: a field is a key, its type the type of the value, and its default
-the `Setting` that holds the key's default, its parser and its explanation. `loading.load` parses all of them into a
-`Config`. Named tuples, as every command imports this module and a dataclass takes three times as long to make."""
+the `Setting` that holds the key's default value, its parser and its explanation. `loading.load` makes a `Config` of
+them. Named tuples, as every command imports this module and a dataclass takes three times as long to make."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from vmpin.config import values
 from vmpin.config.values import Address, Setting, setting
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.contention import ContentionRules, OnContention
+from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 from vmpin.errors import ConfigError
 from vmpin.feature import features, present
-from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule, parse_rule
 
 
-def _rule(key: str, default: str, help_text: str) -> Any:
+def _rule(key: str, default: object, help_text: str) -> Any:
     """A placement rule of `Policy`. YAML reads a bare off as false."""
     return Setting(default, lambda value: parse_rule(key, "off" if value is False else value), help_text)
 
@@ -26,16 +26,17 @@ def _rule(key: str, default: str, help_text: str) -> Any:
 class PathSettings(NamedTuple):
     """`paths`: what is read of the host, and where the watcher's own files are."""
 
-    run: Path = setting("/run/vmpin", values.path, "sockets, spool, lock and state file; owned by root")
-    proc: Path = setting("/proc", values.path, "the host's /proc")
-    sys: Path = setting("/sys", values.path, "the host's /sys")
-    cgroup: Path = setting("/sys/fs/cgroup", values.path, "the host's cgroups")
-    kata_go: Path = setting("/run/vc", values.path, "state of Kata's Go runtime")
-    kata_rs: Path = setting("/run/kata", values.path, "state of Kata's runtime-rs")
-    kubelet: Path = setting("/var/lib/kubelet", values.path, "the kubelet's directory: its CPU manager's checkpoint")
-    cdi: Path = setting("/var/run/cdi", values.path, "CDI specs of devices: the CPUs of DRA claims")
-    nri: Path = setting("/var/run/nri/nri.sock", values.path, "socket of the container runtime for NRI plugins")
-    cri: Path | None = setting("", values.path_or_unset, "socket of the container runtime for CRI calls, used by "
+    run: Path = setting(Path("/run/vmpin"), values.path, "sockets, spool, lock and state file; owned by root")
+    proc: Path = setting(Path("/proc"), values.path, "the host's /proc")
+    sys: Path = setting(Path("/sys"), values.path, "the host's /sys")
+    cgroup: Path = setting(Path("/sys/fs/cgroup"), values.path, "the host's cgroups")
+    kata_go: Path = setting(Path("/run/vc"), values.path, "state of Kata's Go runtime")
+    kata_rs: Path = setting(Path("/run/kata"), values.path, "state of Kata's runtime-rs")
+    kubelet: Path = setting(Path("/var/lib/kubelet"), values.path,
+                            "the kubelet's directory: its CPU manager's checkpoint")
+    cdi: Path = setting(Path("/var/run/cdi"), values.path, "CDI specs of devices: the CPUs of DRA claims")
+    nri: Path = setting(Path("/var/run/nri/nri.sock"), values.path, "socket of the container runtime for NRI plugins")
+    cri: Path | None = setting(None, values.path_or_unset, "socket of the container runtime for CRI calls, used by "
                                 "policy.runc_repair and to give out CPUs; unset: containerd's and CRI-O's own, if "
                                 "they exist")
 
@@ -85,7 +86,7 @@ class NodeSettings(NamedTuple):
     shared_pool: CpuSet | None = setting(
         None, values.pool, "CPU list that all shared containers run on, where the kubelet's static CPU manager does "
         "not report it; unset: every CPU that no container owns")
-    housekeeping: CpuSet = setting("", values.cpus, "CPU list for threads whose policy is housekeeping")
+    housekeeping: CpuSet = setting(EMPTY, values.cpus, "CPU list for threads whose policy is housekeeping")
 
 
 _ROLE_RULES = "apart, sandbox, shared, housekeeping, off or a CPU list"
@@ -94,17 +95,17 @@ _ROLE_RULES = "apart, sandbox, shared, housekeeping, off or a CPU list"
 class PolicySettings(NamedTuple):
     """`policy`: the rules of placement (`Config.rules` has them as one value), and two switches."""
 
-    vcpus: VcpuRule = _rule("vcpus", "auto",
+    vcpus: VcpuRule = _rule("vcpus", VcpuRule.AUTO,
                             "auto (one-to-one where the counts allow), union (all on the sandbox mask) or off")
     spare_vcpus: SpareVcpuRule = _rule(
-        "spare_vcpus", "sandbox",
+        "spare_vcpus", SpareVcpuRule.SANDBOX,
         "vCPUs without a CPU of their own, when the sandbox has no shared CPU: sandbox, shared or housekeeping")
-    iothreads: ThreadPolicy | CpuSet = _rule("iothreads", "apart", f"QEMU's iothreads: {_ROLE_RULES}")
-    vhost: ThreadPolicy | CpuSet = _rule("vhost", "apart", f"vhost workers: {_ROLE_RULES}; or near (those of "
-                                         "apart's CPUs that are on the NUMA node of the VM's NIC)")
-    emulator: ThreadPolicy | CpuSet = _rule("emulator", "apart", f"all other VMM threads: {_ROLE_RULES}")
-    virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", "apart", f"virtiofsd: {_ROLE_RULES}")
-    shim: ThreadPolicy | CpuSet = _rule("shim", "apart", f"the sandbox's Kata shim: {_ROLE_RULES}")
+    iothreads: ThreadPolicy | CpuSet = _rule("iothreads", ThreadPolicy.APART, f"QEMU's iothreads: {_ROLE_RULES}")
+    vhost: ThreadPolicy | CpuSet = _rule("vhost", ThreadPolicy.APART, f"vhost workers: {_ROLE_RULES}; or near (those "
+                                            "of apart's CPUs that are on the NUMA node of the VM's NIC)")
+    emulator: ThreadPolicy | CpuSet = _rule("emulator", ThreadPolicy.APART, f"all other VMM threads: {_ROLE_RULES}")
+    virtiofsd: ThreadPolicy | CpuSet = _rule("virtiofsd", ThreadPolicy.APART, f"virtiofsd: {_ROLE_RULES}")
+    shim: ThreadPolicy | CpuSet = _rule("shim", ThreadPolicy.APART, f"the sandbox's Kata shim: {_ROLE_RULES}")
     exclusive_annotation: str = setting("", values.token,
                                          "annotation that declares whether a container's CPUs are exclusive (true or "
                                          "false); unset: none is read, as a pod's author could claim CPUs that way")
@@ -195,7 +196,7 @@ class MetricsSettings(NamedTuple):
     """`metrics`: where they are served."""
 
     address: Address | None = setting(
-        "", values.address,
+        None, values.address,
         "where metrics and probes are served: an IP address and port (127.0.0.1:9750), or unix:/path; unset: nowhere")
     per_sandbox: bool = setting(
         False, values.flag, "whether there are metrics of each sandbox, labelled with its pod")

@@ -157,7 +157,7 @@ T = TypeVar("T")
 
 
 class Setting(NamedTuple):
-    """One key. `parse` raises ValueError with what is wrong about a value."""
+    """One key. `parse` makes a value of what a source has, and raises ValueError with what is wrong about it."""
 
     default: object
     parse: Callable[[object], object]
@@ -170,6 +170,6 @@ class Setting(NamedTuple):
         return "VMPIN_" + self.key.replace(".", "_").upper()
 
 
-def setting(default: object, parse: Callable[[object], T], help_text: str) -> T:
+def setting(default: T, parse: Callable[[object], T], help_text: str) -> T:
     """A field's place in the table; typed as the value that `load` puts there."""
     return cast(T, Setting(default, parse, help_text))

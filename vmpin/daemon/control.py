@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vmpin.bounded import load_json, real
 from vmpin.domain.model import SandboxId
 from vmpin.errors import VmpinError, WatcherError
-from vmpin.feature import SocketRequest, WatcherPart, added_members, present, status_of
+from vmpin.feature import SocketRequest, WatcherPart, present, status_of
 from vmpin.host.sockets import Stream
 from vmpin.status import collector
-from vmpin.status.collector import WatcherStatus
+from vmpin.status.collector import WatcherStatus, encoded
 
 if TYPE_CHECKING:
     from vmpin.daemon.watcher import Watcher
@@ -68,7 +66,7 @@ class Control:
             answer = {"error": "the request is not understood", "hint": _OTHER_VERSION}
         except VmpinError as err:
             answer = {"error": str(err), "hint": err.hint}
-        return _encoded(answer) + b"\n"
+        return encoded(answer) + b"\n"
 
     def _permit(self, operation: str, of_feature: SocketRequest | None, uid: int) -> None:
         """Check the socket and the user. :raises WatcherError: if that socket or user gets no answer."""
@@ -88,11 +86,11 @@ class Control:
         self._watcher.reconciler.refresh()
         parts = self._watcher.parts
         watcher = WatcherStatus(os.getpid(), *self._watcher.feeds(), self._watcher.guests.data,
-                                partial(added_members, parts), status_of(parts))
+                                [*present(part.members for part in parts.values())], status_of(parts))
         document = collector.document(self._watcher.view, watcher, only, request.get("wide") is True,
-                                      request.get("pods") is True, _encoded)
+                                      request.get("pods") is True, encoded)
         entries: list[bytes] = document.pop("sandboxes")  # type: ignore[assignment]
-        return b"".join((_encoded(document)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
+        return b"".join((encoded(document)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
     def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
         watcher, reconciler, view = self._watcher, self._watcher.reconciler, self._watcher.view
@@ -133,8 +131,4 @@ async def _answered(answer: dict[str, Any] | Awaitable[dict[str, Any]] | Stream)
     """A feature's answer as it is sent."""
     if isinstance(answer, AsyncGenerator):
         return answer
-    return _encoded(answer if isinstance(answer, dict) else await answer) + b"\n"
-
-
-def _encoded(data: dict[str, object]) -> bytes:
-    return json.dumps(data, separators=(",", ":")).encode()
+    return encoded(answer if isinstance(answer, dict) else await answer) + b"\n"

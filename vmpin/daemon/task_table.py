@@ -23,7 +23,7 @@ MAX_HOOK_HEAD = 4096  #: Bytes that a hook sends before the container's state.
 def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
     """The tasks by name; each is started again when it ends. :param directory: open; its listeners are served."""
     def listening(listener: Listener, limit: int, answer: Handler, line: bool,
-                  admitted: Admission = lambda peer: True) -> Source:
+                  admitted: Admission | None = None) -> Source:
         return directory.restarted(
             lambda: serve(listener.dup(), limit, answer, line, watcher.timeouts.unix_peer, admitted))
 

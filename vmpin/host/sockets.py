@@ -182,13 +182,13 @@ def remove_left(path: Path) -> bool:
 
 
 async def serve(listener: socket.socket, limit: int, handler: Handler, line: bool, deadline: float,
-                admitted: Admission = lambda peer: True) -> None:
+                admitted: Admission | None = None) -> None:
     """Serve one request per connection until cancelled. A peer that sends too much or nothing, or disconnects, loses
     only its own connection.
     :param limit: the maximum size of a request in bytes.
     :param line: whether a request is one line; otherwise it ends when the peer shuts down its side.
     :param deadline: seconds after which a peer that neither sends nor reads is dropped.
-    :param admitted: decides whether a peer is served, in addition to the socket's mode."""
+    :param admitted: decides whether a peer is served, in addition to the socket's mode; None: the mode alone does."""
     busy = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -198,7 +198,7 @@ async def serve(listener: socket.socket, limit: int, handler: Handler, line: boo
             if busy > MAX_CONNECTIONS:
                 return
             peer = peer_of(writer.get_extra_info("socket"))
-            if not admitted(peer):
+            if admitted is not None and not admitted(peer):
                 logger.warning("a peer was refused: uid=%d", peer.uid)
                 return
             async with asyncio.timeout(deadline):

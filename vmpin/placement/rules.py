@@ -15,10 +15,10 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Rulings, writer_of
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, VcpuState
+from vmpin.domain.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.domain.sandbox_placement import Placement, Previous, VcpuPlacement, Verdict
 from vmpin.domain.terminal import number_of
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, is_counted
-from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.rulings import effective_containers
 from vmpin.placement.vcpus import CandidateCpus, place_vcpus
 

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, Vcpu, VcpuId, named
+from vmpin.domain.policy import Policy, SpareVcpuRule, VcpuRule
 from vmpin.domain.sandbox_placement import Previous, VcpuPlacement
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership
-from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
 
 
 class CandidateCpus(NamedTuple):

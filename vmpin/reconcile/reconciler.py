@@ -21,11 +21,11 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import outranks
 from vmpin.domain.events import SandboxSeen, SuspensionChanged
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
+from vmpin.domain.policy import ThreadPolicy
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.original_mask_store import Restoration
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
-from vmpin.placement.policy import ThreadPolicy
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.node_state import NodeState
 from vmpin.vmm.recognition import Recognized

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 from vmpin.cpuset import CpuSet
 from vmpin.domain.held_cpus import HeldCpus
 from vmpin.domain.model import SandboxId, ThreadRole
+from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement, Previous
 from vmpin.placement.ownership import Collision, Node, Ownership, claims_of, find_collisions, ownership
-from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import inferred
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from vmpin.bounded import parse_whole, whole
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, Vcpu, VcpuId, valid_id
+from vmpin.domain.policy import Policy, parse_rule
 from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError
 from vmpin.feature import features
 from vmpin.placement.ownership import Node
-from vmpin.placement.policy import Policy, parse_rule
 from vmpin.placement.rules import PlacementRequest
 from vmpin.scenario.node_scenario import Scenario, ScenarioSandbox
 

@@ -3,9 +3,10 @@ what plan, reconcile, unpin and verify print. Reads only."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
@@ -49,7 +50,7 @@ class WatcherStatus(NamedTuple):
     nri: dict[str, object] | None = None
     proc_events: dict[str, object] | None = None
     guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None
-    members: Callable[[SandboxId], Mapping[str, object]] = lambda sandbox: {}
+    members: Sequence[Callable[[SandboxState], Mapping[str, object]]] = ()
     of_features: Mapping[str, object] = MappingProxyType({})
 
 
@@ -69,9 +70,11 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
     for sandbox, vm, threads in visited(view, listing):
         collisions += trespasses(view.ownership, sandbox.id, threads)
         if only in (None, sandbox.id):
-            guest, more = (None, {}) if watcher is None else (watcher.guest(sandbox.id), watcher.members(sandbox.id))
-            sandboxes.append(entry({
-                **sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest), **more}))
+            guest = None if watcher is None else watcher.guest(sandbox.id)
+            fields = sandbox_entry(view, sandbox, vm, threads, wide or only is not None, guest)
+            for members_of in () if watcher is None else watcher.members:
+                fields |= members_of(sandbox)
+            sandboxes.append(entry(fields))
     return {"version": VERSION, "time": when(time.time()), "watcher": None if watcher is None else watcher.pid,
             "policy": view.config.rules.as_text(),
             "node": node_data(view.node, view.ownership,
@@ -85,6 +88,11 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
                         "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
             "features": {} if watcher is None else dict(watcher.of_features), "sandboxes": sandboxes,
             **({"pods": _pods(view)} if pods else {})}
+
+
+def encoded(data: Mapping[str, object]) -> bytes:
+    """JSON as the watcher sends it: one line without blanks."""
+    return json.dumps(data, separators=(",", ":")).encode()
 
 
 def shown(view: NodeView) -> list[SandboxState]:

@@ -59,7 +59,7 @@ def test_every_option_of_the_program_may_stand_before_and_after_a_verb(verb: str
 
 def test_settings_before_and_after_the_verb_add_up_and_the_later_counts() -> None:
     keys = ("watch.births", "watch.kubelet", "watch.qmp")
-    assert all(BY_KEY[key].parse(BY_KEY[key].default) for key in keys)
+    assert all(BY_KEY[key].default for key in keys)
     parsed = verbs_parser(["config"]).parse_args([
         "--set", "watch.births=off", "--set", "log.level=error", "config", "--set=watch.kubelet=off",
         "--set", "log.level=debug", "--set", "watch.qmp=off"])

@@ -10,8 +10,8 @@ from vmpin.config import loading as settings
 from vmpin.config.settings import SETTINGS
 from vmpin.config.values import Address
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
 from vmpin.errors import ConfigError
-from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy, VcpuRule
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ def everything(tmp_path: Path) -> Path:
 def test_loading_the_file_changes_nothing() -> None:
     loaded = settings.load(FILE, {}, {})
     assert set(loaded.origin.values()) == {"default"}
-    assert loaded.values == {setting.key: setting.parse(setting.default) for setting in SETTINGS}
+    assert loaded.values == {setting.key: setting.default for setting in SETTINGS}
 
 
 def test_every_key_is_there_and_no_other(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_every_key_stands_at_its_default(tmp_path: Path) -> None:
     made = everything(tmp_path)
     loaded = settings.load(made, {}, {})
     assert set(loaded.origin.values()) == {str(made)}
-    assert loaded.values == {setting.key: setting.parse(setting.default) for setting in SETTINGS}
+    assert loaded.values == {setting.key: setting.default for setting in SETTINGS}
 
 
 def test_the_command_prints_each_value_as_the_file_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

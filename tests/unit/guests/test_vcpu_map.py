@@ -19,13 +19,13 @@ from ruled import claims
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, Vcpu, VcpuId
+from vmpin.domain.policy import Policy, VcpuRule
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.domain.topology import Topology
 from vmpin.guests.kata_agent import online_cpus
 from vmpin.guests.vcpu_map import GuestVcpus, cpu_view, guest_cpu_numbers, guest_map
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Node, ownership
-from vmpin.placement.policy import Policy, VcpuRule
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.protocol.frames import FrameDecoder, encode, format_ids
 from vmpin.protocol.messages import VcpuMap, as_json

@@ -9,8 +9,8 @@ from ruled import claims
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, SandboxId, ThreadRole
+from vmpin.domain.policy import Policy, SpareVcpuRule, ThreadPolicy
 from vmpin.placement.ownership import Collision, Node, find_collisions, ownership
-from vmpin.placement.policy import Policy, SpareVcpuRule, ThreadPolicy
 
 
 def test_foreign_exclusive_cpus_are_never_given() -> None:

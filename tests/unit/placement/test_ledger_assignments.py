@@ -14,9 +14,9 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, SandboxId, ThreadRole
+from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.placement.ownership import claims_of, find_collisions, is_exclusive, ownership
-from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import effective_containers
 from vmpin.reconcile.placement_cache import PlacementCache

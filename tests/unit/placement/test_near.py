@@ -10,8 +10,8 @@ from placement_worlds import World, worlds
 from ruled import claims
 
 from vmpin.domain.model import Container, ThreadRole, VcpuState
+from vmpin.domain.policy import Policy, ThreadPolicy
 from vmpin.placement.ownership import ownership
-from vmpin.placement.policy import Policy, ThreadPolicy
 from vmpin.placement.rules import PlacementRequest, place
 
 NEAR = Policy(vhost=ThreadPolicy.NEAR)

@@ -12,10 +12,10 @@ from vmpin.domain.counters import NewbornCounts
 from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole
+from vmpin.domain.policy import Policy, ThreadPolicy
 from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node, Ownership, ownership
-from vmpin.placement.policy import Policy, ThreadPolicy
 from vmpin.placement.rules import place_before_vm
 from vmpin.procevents.latency import leaves_sandbox
 

@@ -7,9 +7,9 @@ from decided import MAIN, SIDE, box, decide, guests, node, own_cpus, shown, vcpu
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerState, ThreadRole, VcpuId
+from vmpin.domain.policy import Policy, ThreadPolicy
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.placement.ownership import Node
-from vmpin.placement.policy import Policy, ThreadPolicy
 
 
 def test_a_container_gets_the_vcpus_behind_its_cpus_and_shared_ones_the_floating() -> None:

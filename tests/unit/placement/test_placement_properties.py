@@ -17,10 +17,10 @@ from vmpin.domain.model import (
     ThreadRole,
     VmThread,
 )
+from vmpin.domain.policy import Policy, VcpuRule
 from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.pinning.plan import Observed, diff, ordered
 from vmpin.placement.ownership import find_collisions
-from vmpin.placement.policy import Policy, VcpuRule
 
 
 def masks(placement: Placement) -> list[CpuSet]:

@@ -20,10 +20,10 @@ from vmpin.domain.model import (
     VcpuId,
     VcpuState,
 )
+from vmpin.domain.policy import Policy, SpareVcpuRule, VcpuRule
 from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import Node
-from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
 from vmpin.placement.rules import PlacementRequest
 
 

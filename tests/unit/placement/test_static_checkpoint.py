@@ -23,13 +23,13 @@ from vmpin.domain.desired_state import ContainerRecord, CpusetReport, DesiredSta
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VmThread
+from vmpin.domain.policy import Policy
 from vmpin.domain.sandbox_placement import Placement, Previous
 from vmpin.domain.topology import Topology
 from vmpin.host import boottime
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
 from vmpin.placement.ownership import Node, Ownership, claims_of, find_collisions, ownership, with_unreported
-from vmpin.placement.policy import Policy
 from vmpin.placement.rules import PlacementRequest, place
 from vmpin.placement.rulings import effective_containers, unreported_assignments
 from vmpin.reconcile import state_file, state_format

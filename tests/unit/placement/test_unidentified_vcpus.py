@@ -7,8 +7,8 @@ from decided import MAIN, SIDE, box, decide, guests, node, own_cpus, shown, vcpu
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import Container, ContainerId, ThreadRole, VcpuId, VcpuState
+from vmpin.domain.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.domain.sandbox_placement import Previous, Verdict
-from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import VCPUS_UNIDENTIFIED
 
 UNIDENTIFIED = VcpuState.UNIDENTIFIED

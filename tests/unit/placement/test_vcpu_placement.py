@@ -9,9 +9,9 @@ from decided import MAIN, SIDE, box, decide, guest, guests, node, own_cpus, show
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, Vcpu, VcpuId
+from vmpin.domain.policy import Policy, SpareVcpuRule, VcpuRule
 from vmpin.domain.sandbox_placement import Previous, Verdict
 from vmpin.placement.ownership import Node
-from vmpin.placement.policy import Policy, SpareVcpuRule, VcpuRule
 from vmpin.placement.vcpus import share
 
 

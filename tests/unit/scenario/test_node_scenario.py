@@ -11,9 +11,9 @@ from scenario_example import EXAMPLE
 from vmpin.cli import scenario_file
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
+from vmpin.domain.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.domain.sandbox_placement import Previous
 from vmpin.domain.topology import Topology
-from vmpin.placement.policy import Policy, ThreadPolicy, VcpuRule
 from vmpin.placement.rules import UNMANAGED
 from vmpin.scenario.node_scenario import Scenario, place_scenario
 

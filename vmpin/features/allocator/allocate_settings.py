@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.config import values
 from vmpin.config.values import setting
-from vmpin.cpuset import CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ class AllocateSettings(NamedTuple):
 
     mode: str = setting("off", _mode, "whether vmpin gives containers their CPUs: off, observe (works out and "
                         "reports, changes nothing) or on; never beside the kubelet's static policy")
-    reserved: CpuSet = setting("", values.cpus, "CPUs that no container gets exclusively: the system's, and of "
+    reserved: CpuSet = setting(EMPTY, values.cpus, "CPUs that no container gets exclusively: the system's, and of "
                                "containers with the policy infra")
     default: str = setting("none", values.one_of("none", "guaranteed", "exclusive"), "what a container without an "
                            "annotation gets: none (the pool), guaranteed (exclusive CPUs where its pod is of that "
@@ -131,11 +131,10 @@ def scenario_options(values: ScenarioValues, given: object, valid: CpuSet) -> Al
     keys = values.mapping({} if given is None else given, "allocate", AllocateSettings._fields)
     settings = {}
     for key, entry in AllocateSettings._field_defaults.items():
-        value = keys.get(key, entry.default)
         try:
-            settings[key] = entry.parse(value)
+            settings[key] = entry.parse(keys[key]) if key in keys else entry.default
         except (ValueError, CpuSetError) as err:
-            raise values.wrong(f"allocate.{key}", f"{value!r:.80}: {err}") from err
+            raise values.wrong(f"allocate.{key}", f"{keys[key]!r:.80}: {err}") from err
     options = AllocateSettings(**settings).options
     values.cpuset(str(options.reserved), "allocate.reserved", valid)
     for name, rule in options.groups.items():

@@ -56,9 +56,7 @@ _WATCH_PODS = "kubernetes.watch_pods"
 
 
 def _check_config(config: Config) -> ConfigError | None:
-    from vmpin.features.allocator.allocate_settings import settings_of
-
-    if not settings_of(config).live_annotations or config.values.get(_WATCH_PODS):
+    if not config.of_features["allocate"].live_annotations or config.values.get(_WATCH_PODS):
         return None
     from vmpin.errors import ConfigError
 

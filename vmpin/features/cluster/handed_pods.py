@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
-from vmpin.domain.model import Pod
+from vmpin.domain.desired_state import SandboxState
 from vmpin.errors import WatcherError
 from vmpin.features.cluster.kube.untrusted_pod import OPERATION, UntrustedPod, decode
 
@@ -37,9 +37,9 @@ class HandedPods:
         self._taken = self._clock()
         return len(self._pods)
 
-    def data(self, pod: Pod | None) -> dict[str, object] | None:
-        """Return what the status shows of a pod; None where nothing is known, or not any more."""
+    def members(self, sandbox: SandboxState) -> dict[str, object]:
+        """The member `untrusted` of a sandbox's entry in the status; None where nothing is known, or not any more."""
         if self._clock() - self._taken >= self._timeouts.handed_kept:
             self._pods = {}
-        handed = None if pod is None else self._pods.get(pod.uid)
-        return None if handed is None else handed.data()
+        handed = None if sandbox.pod is None else self._pods.get(sandbox.pod.uid)
+        return {"untrusted": None if handed is None else handed.data()}

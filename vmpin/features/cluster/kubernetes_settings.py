@@ -17,8 +17,8 @@ class KubernetesSettings(NamedTuple):
 
     node: str = setting("", values.token, "name of the node that is reported, as the API server has it; in a pod its "
                         "spec.nodeName (VMPIN_KUBERNETES_NODE)")
-    kubeconfig: Path | None = setting("", values.path_or_unset, "kubeconfig with the API server's address and rights; "
-                                      "unset: the service account of the pod")
+    kubeconfig: Path | None = setting(None, values.path_or_unset, "kubeconfig with the API server's address and "
+                                      "rights; unset: the service account of the pod")
     daemonset: str = setting("", values.token, "NAMESPACE/NAME of the reporter's own DaemonSet: when it is being "
                              "deleted at SIGTERM, all that was written is withdrawn; unset: never")
     events: bool = setting(True, values.flag, "whether pods get Events (kubectl describe pod)")
@@ -32,8 +32,8 @@ class KubernetesSettings(NamedTuple):
     nrt: str = setting("off", values.one_of("off", "annotate", "own"), "the node's NodeResourceTopology: off; "
                        "annotate (an annotation on an object that another program wrote); own (zones of its own, "
                        "unless another program writes any)")
-    ready_file: Path | None = setting("", values.path_or_unset, "file that is there while the API server is reached, "
-                                      "for a readiness probe; unset: none")
+    ready_file: Path | None = setting(None, values.path_or_unset, "file that is there while the API server is "
+                                      "reached, for a readiness probe; unset: none")
     annotate: bool = setting(False, values.flag, "whether pods get the annotations vmpin.io/cpus and vmpin.io/vcpus")
 
 

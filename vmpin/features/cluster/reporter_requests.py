@@ -57,7 +57,7 @@ class ReporterRequests:
                                                              largest=untrusted_pod.MAX_REQUEST,
                                                              admit=self.handed_pods.admit),
                       reporter_report.OPERATION: SocketRequest(self._take_trouble, handed=True)},
-            after_pass=self.followers.touch, members=self._untrusted, health=self._health.source_health,
+            after_pass=self.followers.touch, members=self.handed_pods.members, health=self._health.source_health,
             metrics=lambda scrape: self._metrics())
 
     def _follow(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> AsyncGenerator[bytes, None]:
@@ -75,9 +75,6 @@ class ReporterRequests:
     def _take_trouble(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> dict[str, Any]:
         self._health.take(request)
         return {reporter_report.OPERATION: "taken"}
-
-    def _untrusted(self, sandbox: SandboxId) -> dict[str, object]:
-        return {"untrusted": self.handed_pods.data(self._watcher.view.sandboxes[sandbox].pod)}
 
     def _metrics(self) -> Iterable[Any]:
         from vmpin.features.cluster.reporter_metrics import reporter_families
