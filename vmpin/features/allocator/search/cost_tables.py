@@ -1,9 +1,8 @@
-"""A cost, and the CPUs that it is of, as one whole number: adding numbers adds costs and unites sets, and the smaller
-number is the better set.
+"""Tables of least costs, and how two of them are added: the min-plus convolution of a knapsack.
 
-The parts of a cost (`CpuCost`) lie in fields, the first to compare in the highest; among them one that no cost shows,
-for the CPUs that a container would have to move to. Below them lies, taken away, a number with a bit for each CPU that
-may be taken, the lowest CPU in the highest: among sets of one size, the one with the lowest CPUs has the greatest.
+Entry n of a table is the least cost of n CPUs. A cost and its CPUs are one whole number (`CostCode`): adding numbers
+adds costs and unites sets, and the smaller number is the better set. `LeastCosts` keeps the least number of each size,
+`TwoLeastCosts` the least two that differ, as `vmpin explain` needs them.
 """
 
 from __future__ import annotations
@@ -30,12 +29,17 @@ def cost_order(alignment: Alignment) -> tuple[str, ...]:
     return (*first, *(name for name in CpuCost._fields if name not in first))
 
 
-#: After what the container itself notices of its CPUs, and before what is left for others.
+#: The CPUs that a container would have to move to: a part that no cost shows, after those that the container itself
+#: notices, and before those about what is left for others.
 _MOVED, _BEFORE = "moved", "broken_nodes"
 
 
 class CostCode:
-    """The code for the CPUs that may be taken. :param present: as `CpuQuery.present`."""
+    """The numbers for sets of the CPUs that may be taken.
+
+    The parts of a cost (`CpuCost`) lie in fields, the first to compare in the highest. Below them lies, subtracted, a
+    number with a bit for each CPU that may be taken, the lowest CPU in the highest: of sets of one size and cost, the
+    one with the lowest CPUs has the smallest number. :param present: as `CpuQuery.present`."""
 
     def __init__(self, alignment: Alignment, choice: CpuSet, present: CpuSet) -> None:
         parts = cost_order(alignment)
@@ -50,7 +54,7 @@ class CostCode:
         self._new = dict.fromkeys(choice - present, moved) if present else {}
         #: One of each part.
         self.one = CpuCost(**ones)
-        #: Greater than twice each cost: no set at all.
+        #: Greater than twice each cost: the code of no set.
         self.never = 1 << (self._cpu_bits + _FIELD * (fields + 1))
 
     def cpu(self, cpu: int) -> int:
@@ -83,19 +87,19 @@ class CostTables(ABC, Generic[Entry]):
     """How tables are made, added and compared. `breadth`: the most costs that an entry keeps."""
 
     breadth: int
-    never: Entry  #: The entry of what cannot be.
+    never: Entry  #: The entry of a size that no set has.
 
     @abstractmethod
     def entry(self, costs: Iterable[int]) -> Entry:
-        """Make the entry of the costs of sets of one size, which are given in ascending order."""
+        """Make the entry of some sets' costs, all of one size and in ascending order."""
 
     @abstractmethod
     def costs(self, entry: Entry) -> tuple[int, ...]:
-        """Return the costs that an entry keeps, ascending; none for a size that no set has."""
+        """Return the costs that an entry keeps, ascending."""
 
     @abstractmethod
     def mark(self, cost: int) -> int:
-        """Return the value in which any two costs of an entry have to differ."""
+        """Return the value by which any two costs of an entry differ."""
 
     @abstractmethod
     def priced(self, table: Sequence[Entry], prices: Sequence[int | None]) -> list[Entry]:
@@ -103,18 +107,18 @@ class CostTables(ABC, Generic[Entry]):
 
     @abstractmethod
     def least(self, one: Sequence[Entry], other: Sequence[Entry]) -> list[Entry]:
-        """Merge tables: keep the better entry for each number of CPUs."""
+        """Merge two tables: keep the better entry for each number of CPUs."""
 
     @abstractmethod
     def added(self, one: Sequence[Entry], other: Sequence[Entry], least: int, most: int) -> list[Entry]:
-        """The table of two groups together, up to `most` CPUs; `never` below `least`."""
+        """The table of two groups of CPUs together, up to `most` CPUs; `never` below `least`."""
 
     @abstractmethod
     def at(self, one: Sequence[Entry], other: Sequence[Entry], number: int) -> Entry:
         """Return one entry of the table that `added` would make."""
 
     def sum(self, tables: Sequence[Sequence[Entry]], most: int) -> Sequence[Entry]:
-        """The table of all these groups together, up to `most` CPUs: neighbours are added first, as long tables cost
+        """The table of all these groups together, up to `most` CPUs. Neighbours are added first, as long tables cost
         most."""
         if not tables:
             return [self.entry((0,))]
@@ -124,7 +128,7 @@ class CostTables(ABC, Generic[Entry]):
         return tables[0][:most + 1]
 
     def sum_at(self, tables: Sequence[Sequence[Entry]], number: int) -> Entry:
-        """One entry of it."""
+        """One entry of the table that `sum` would make."""
         half = (len(tables) + 1) // 2
         return self.at(self.sum(tables[:half], number), self.sum(tables[half:], number), number)
 
@@ -136,13 +140,13 @@ class LeastCosts(CostTables[int]):
 
     def __init__(self, never: int) -> None:
         self.never = never
-        self._some = never // 2
+        self._limit = never // 2
 
     def entry(self, costs: Iterable[int]) -> int:
         return next(iter(costs), self.never)
 
     def costs(self, entry: int) -> tuple[int, ...]:
-        return (entry,) if entry < self._some else ()
+        return (entry,) if entry < self._limit else ()
 
     def mark(self, cost: int) -> int:
         return cost
@@ -155,24 +159,24 @@ class LeastCosts(CostTables[int]):
         return [*map(min, longer, shorter), *longer[len(shorter):]]
 
     def added(self, one: Sequence[int], other: Sequence[int], least: int, most: int) -> list[int]:
-        one, before = self._trimmed(one)
-        other, more = self._trimmed(other)
-        before += more
-        turned, length = one[::-1], len(one)
-        found = [self.never] * max(before, least)
-        for number in range(len(found) - before, min(most - before + 1, length + len(other) - 1)):
+        one, skipped = self._trimmed(one)
+        other, skipped_of_other = self._trimmed(other)
+        skipped += skipped_of_other
+        reversed_one, length = one[::-1], len(one)
+        table = [self.never] * max(skipped, least)
+        for number in range(len(table) - skipped, min(most - skipped + 1, length + len(other) - 1)):
             first, end = max(0, number - length + 1), min(number + 1, len(other))
             at = length - 1 - number
-            # The shortest way that Python has: no bytecode runs within.
-            cost = min(map(add, other[first:end], turned[at + first:at + end]))
-            found.append(cost if cost < self._some else self.never)
-        return found[:most + 1]
+            # The fastest in Python: no bytecode runs within.
+            cost = min(map(add, other[first:end], reversed_one[at + first:at + end]))
+            table.append(cost if cost < self._limit else self.never)
+        return table[:most + 1]
 
     def _trimmed(self, table: Sequence[int]) -> tuple[Sequence[int], int]:
-        """The table without what cannot be before its first entry, and how many entries that was."""
-        if table[0] < self._some:
+        """The table without the sizes that no set has before the first that one has, and their number."""
+        if table[0] < self._limit:
             return table, 0
-        first = next((at for at, cost in enumerate(table) if cost < self._some), len(table) - 1)
+        first = next((at for at, cost in enumerate(table) if cost < self._limit), len(table) - 1)
         return table[first:], first
 
     def at(self, one: Sequence[int], other: Sequence[int], number: int) -> int:
@@ -181,7 +185,7 @@ class LeastCosts(CostTables[int]):
 
 
 class TwoLeastCosts(CostTables[tuple[int, ...]]):
-    """An entry is the least cost and the least of those that differ from it by `distinct`; or less."""
+    """An entry is the least cost and the least of those that `distinct` tells from it; or fewer."""
 
     breadth = 2
     never = ()

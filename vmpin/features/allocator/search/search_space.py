@@ -1,9 +1,9 @@
-"""What a set of CPUs can be made of, each with the least cost of taking so many of its free CPUs: tables of cores,
-added up over a cache; those of caches, over a unit (a NUMA node, or a socket); those of units, over what is *linked*:
-units that have a cache in common, most often one unit alone.
+"""The parts that a set of CPUs is made of, each with the least cost of so many of its free CPUs: tables of cores,
+added up over a cache; those of caches, over a node; those of nodes, over a die: nodes that have a cache in common,
+most often one node alone. (Nodes and packages as cpu_groups defines them.)
 
-Entry n of a table is for n CPUs more than those that are kept. All parts of a cost add up so, but for the distance: it
-depends on how many units of each sort are touched, and therefore a linked group has a table for each such count.
+Entry n of a table is for n CPUs besides those that are kept. All parts of a cost add up so, but for the distance: it
+depends on how many nodes of each package are touched, and therefore a die has a table for each such count.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, Smt
 from vmpin.features.allocator.search.cost_tables import CostCode, CostTables, Entry
 from vmpin.features.allocator.search.cpu_groups import CacheGroup, CoreGroup, CpuGroups
 
-#: Bits in which the touched units of one sort are counted.
-SORT_BITS = 12
-#: Of a cache that several units share: some of its CPUs are not held, some are.
+#: Bits in which the touched nodes of one package are counted.
+PACKAGE_BITS = 12
+#: Of a cache that several nodes share: some of its CPUs are not held, some are.
 _SOME_LEFT, _SOME_HELD = 1, 2
 _Key = TypeVar("_Key")
 
 
-class UnitBounds(NamedTuple):
-    """What the sets have in common that are searched at a time: how many CPUs each touched unit holds, and how many
-    units are touched; None: as many as one likes."""
+class NodeBounds(NamedTuple):
+    """The sets that are searched at a time: the fewest and the most CPUs that each touched node holds, and the number
+    of touched nodes. None: no bound."""
 
     fewest: int = 1
     most: int | None = None
-    units: int | None = None
+    nodes: int | None = None
 
 
-class _Shared(NamedTuple):
-    """A cache that several units share; its state is these two bits of the key of a table."""
+class _SharedCache(NamedTuple):
+    """A cache that several nodes share. Two bits of a table's key are its state, from bit `at` on."""
 
     cache: CacheGroup
     at: int
@@ -46,7 +46,7 @@ def whole_cores(query: CpuQuery) -> bool:
 
 
 class SearchSpace(Generic[Entry]):
-    """Of one query.
+    """The tables of one query.
     :param free: CPUs that are free: a node is wholly free while all of its online CPUs are.
     :param choice: those of them that may be taken."""
 
@@ -54,114 +54,118 @@ class SearchSpace(Generic[Entry]):
                  tables: CostTables[Entry]) -> None:
         self._groups, self._free, self._choice, self._query = groups, free, choice, query
         self._code, self._tables = code, tables
-        self._most = query.size - len(query.keep)
+        self._size = query.size - len(query.keep)
         self._some = choice | query.keep
-        rooms = sorted((len(cpus & choice) for cpus in groups.units), reverse=True)
-        #: The most CPUs that may be taken of so many units.
-        self._room = [0, *accumulate(rooms)]
-        self._own_tables: dict[int, Sequence[Entry]] = {}
+        capacities = sorted((len(cpus & choice) for cpus in groups.nodes), reverse=True)
+        #: The most CPUs that may be taken of so many nodes.
+        self._capacity = [0, *accumulate(capacities)]
+        self._unshared: dict[int, Sequence[Entry]] = {}
         self._prices: dict[tuple[int, int, bool, bool], Sequence[int | None]] = {}
-        self._linked = self._links()
+        self._dies = self._find_dies()
 
-    def linked(self, bounds: UnitBounds) -> list[dict[int, Sequence[Entry]]]:
-        """Return for each linked group of units, then for all of one sort together, the tables by the number of
-        touched units (`SORT_BITS` for each sort). With a bound of the units, all have the key 0 otherwise."""
-        by_sorts: dict[frozenset[int], list[dict[int, Sequence[Entry]]]] = {}
-        for units in self._linked:
-            sorts = frozenset(self._groups.sorts[unit] for unit in units)
-            by_sorts.setdefault(sorts, []).append(self._link_tables(units, bounds))
-        found: list[dict[int, Sequence[Entry]]] = []
-        for sorts, each in by_sorts.items():
-            together = bounds.units is not None and len(sorts) == 1
-            found += [reduce(lambda one, other: self._joined(one, other, bounds), each)] if together else each
-        return found
+    def die_tables(self, bounds: NodeBounds) -> list[dict[int, Sequence[Entry]]]:
+        """Return each die's tables by the number of touched nodes (PACKAGE_BITS for each package). With a bound of the
+        nodes, dies within one package are joined; without one, all tables have the key 0."""
+        by_packages: dict[frozenset[int], list[dict[int, Sequence[Entry]]]] = {}
+        for nodes in self._dies:
+            packages = frozenset(self._groups.packages[node] for node in nodes)
+            by_packages.setdefault(packages, []).append(self._tables_of_die(nodes, bounds))
+        tables: list[dict[int, Sequence[Entry]]] = []
+        for packages, dies in by_packages.items():
+            joined = bounds.nodes is not None and len(packages) == 1
+            tables += [reduce(lambda one, other: self._joined(one, other, bounds), dies)] if joined else dies
+        return tables
 
-    def fewest_units(self) -> int:
-        """No set touches fewer."""
-        return next((number for number, room in enumerate(self._room) if room >= self._most), len(self._room))
+    def fewest_nodes(self) -> int:
+        """Return a number of nodes; no set touches fewer."""
+        return next((number for number, capacity in enumerate(self._capacity) if capacity >= self._size),
+                    len(self._capacity))
 
-    def _links(self) -> list[tuple[int, ...]]:
-        """The units with CPUs that are held or may be taken, those together that share a cache with such CPUs."""
-        links = [{unit} for unit, cpus in enumerate(self._groups.units) if not cpus.isdisjoint(self._some)]
+    def _find_dies(self) -> list[tuple[int, ...]]:
+        """The nodes with CPUs that are held or may be taken, those together that share a cache with such CPUs."""
+        dies = [{node} for node, cpus in enumerate(self._groups.nodes) if not cpus.isdisjoint(self._some)]
         for cache in self._groups.caches:
             if len(cache.cores) > 1 and not cache.cpus.isdisjoint(self._some):
-                joined = [link for link in links if link & set(cache.cores)]
-                links = [link for link in links if link not in joined] + [set().union(*joined)]
-        return sorted(tuple(sorted(link)) for link in links)
+                sharing = [die for die in dies if die & set(cache.cores)]
+                dies = [die for die in dies if die not in sharing] + [set().union(*sharing)]
+        return sorted(tuple(sorted(die)) for die in dies)
 
     def _joined(self, one: dict[int, Sequence[Entry]], other: dict[int, Sequence[Entry]],
-                bounds: UnitBounds) -> dict[int, Sequence[Entry]]:
-        """Join two sets of tables, by the sum of their keys."""
-        found: dict[int, Sequence[Entry]] = {}
+                bounds: NodeBounds) -> dict[int, Sequence[Entry]]:
+        """The tables of two dies together, by the sums of their keys."""
+        joined: dict[int, Sequence[Entry]] = {}
         for key, table in one.items():
-            for more, added in other.items():
-                if (useful := self._useful(key + more, table, added, bounds)) is not None:
-                    self._put(found, key + more, useful)
-        return found
+            for other_key, other_table in other.items():
+                if (useful := self._useful(key + other_key, table, other_table, bounds)) is not None:
+                    self._put(joined, key + other_key, useful)
+        return joined
 
-    def _put(self, found: dict[_Key, Sequence[Entry]], key: _Key, table: Sequence[Entry]) -> None:
-        found[key] = self._tables.least(found[key], table) if key in found else table
+    def _put(self, tables: dict[_Key, Sequence[Entry]], key: _Key, table: Sequence[Entry]) -> None:
+        tables[key] = self._tables.least(tables[key], table) if key in tables else table
 
     def _useful(self, key: int, one: Sequence[Entry], other: Sequence[Entry],
-                bounds: UnitBounds) -> Sequence[Entry] | None:
-        """Both tables added, without those entries that the units still to be touched cannot make up for."""
-        if bounds.units is None:
-            return self._tables.added(one, other, 0, self._most)
-        left = bounds.units - touched(key)
+                bounds: NodeBounds) -> Sequence[Entry] | None:
+        """Both tables added, without the entries of so few CPUs that the nodes yet to be touched have too few others.
+        None where that leaves none."""
+        if bounds.nodes is None:
+            return self._tables.added(one, other, 0, self._size)
+        left = bounds.nodes - touched(key)
         if left < 0:
             return None
-        least = self._most - self._room[min(left, len(self._room) - 1)]
-        return self._tables.added(one, other, least, self._most) if least < len(one) + len(other) - 1 else None
+        least = self._size - self._capacity[min(left, len(self._capacity) - 1)]
+        return self._tables.added(one, other, least, self._size) if least < len(one) + len(other) - 1 else None
 
-    def _link_tables(self, units: tuple[int, ...], bounds: UnitBounds) -> dict[int, Sequence[Entry]]:
-        """Return the tables of linked units, by the number of those touched."""
+    def _tables_of_die(self, nodes: tuple[int, ...], bounds: NodeBounds) -> dict[int, Sequence[Entry]]:
+        """The tables of a die, by the number of its touched nodes."""
         caches = [cache for cache in self._groups.caches if not cache.cpus.isdisjoint(self._some)]
-        shared = [_Shared(cache, 2 * at) for at, cache in enumerate(
-            cache for cache in caches if len(cache.cores) > 1 and not set(cache.cores).isdisjoint(units))]
-        left = sum(_SOME_LEFT << each.at for each in shared if not set(each.cache.cores) <= set(units))
-        found: dict[tuple[int, int], Sequence[Entry]] = {(0, left): [self._tables.entry((0,))]}
-        for unit in units:
-            together: dict[tuple[int, int], Sequence[Entry]] = {}
-            for (key, state), table in found.items():
-                for (more, held), added in self._unit_tables(unit, caches, shared, bounds).items():
-                    if (useful := self._useful(key + more, table, added, bounds)) is not None:
-                        self._put(together, (key + more, state | held), useful)
-            found = together
-        ended: dict[int, Sequence[Entry]] = {}
-        for (key, state), table in found.items():
-            price = sum(self._shared_price(each, state >> each.at & 3) for each in shared)
-            self._put(ended, key, self._tables.priced(table, [price] * len(table)))
-        return ended
+        shared = [_SharedCache(cache, 2 * number) for number, cache in enumerate(
+            cache for cache in caches if len(cache.cores) > 1 and not set(cache.cores).isdisjoint(nodes))]
+        left = sum(_SOME_LEFT << cache.at for cache in shared if not set(cache.cache.cores) <= set(nodes))
+        tables: dict[tuple[int, int], Sequence[Entry]] = {(0, left): [self._tables.entry((0,))]}
+        for node in nodes:
+            with_node: dict[tuple[int, int], Sequence[Entry]] = {}
+            of_node = self._tables_of_node(node, caches, shared, bounds)
+            for (key, state), table in tables.items():
+                for (node_key, node_state), node_table in of_node.items():
+                    if (useful := self._useful(key + node_key, table, node_table, bounds)) is not None:
+                        self._put(with_node, (key + node_key, state | node_state), useful)
+            tables = with_node
+        priced: dict[int, Sequence[Entry]] = {}
+        for (key, state), table in tables.items():
+            price = sum(self._shared_price(cache.cache, state >> cache.at & 3) for cache in shared)
+            self._put(priced, key, self._tables.priced(table, [price] * len(table)))
+        return priced
 
-    def _unit_tables(self, unit: int, caches: Iterable[CacheGroup], shared: Sequence[_Shared],
-                     bounds: UnitBounds) -> dict[tuple[int, int], Sequence[Entry]]:
-        """Return the tables of one unit, by its key and the states of the caches that it shares."""
-        if unit not in self._own_tables:
-            self._own_tables[unit] = self._tables.sum([self._cache_table(cache, unit) for cache in caches
-                                                       if len(cache.cores) == 1 and unit in cache.cores], self._most)
-        kept = len(self._groups.units[unit] & self._query.keep)
-        own = self._own_tables[unit]
-        found: dict[int, Sequence[Entry]] = {0: own if bounds.most is None else own[:max(0, bounds.most - kept) + 1]}
-        for each in shared:
-            if unit in each.cache.cores:
-                states = self._shared_tables(each, unit)
-                found = {state | each_state << each.at: self._tables.added(table, added, 0, self._most)
-                         for state, table in found.items() for each_state, added in states.items()}
-        counted = bounds.units is not None
-        weight = 1 << SORT_BITS * self._groups.sorts[unit] if counted else 0
-        ended: dict[tuple[int, int], Sequence[Entry]] = {}
-        for state, table in found.items():
-            held = self._tables.priced(table, self._unit_prices(unit, kept, len(table), bounds))
+    def _tables_of_node(self, node: int, caches: Iterable[CacheGroup], shared: Sequence[_SharedCache],
+                        bounds: NodeBounds) -> dict[tuple[int, int], Sequence[Entry]]:
+        """The tables of one node, by its key and the states of the caches that it shares."""
+        if node not in self._unshared:
+            self._unshared[node] = self._tables.sum([self._cache_table(cache, node) for cache in caches
+                                                     if len(cache.cores) == 1 and node in cache.cores], self._size)
+        kept = len(self._groups.nodes[node] & self._query.keep)
+        unshared = self._unshared[node]
+        tables: dict[int, Sequence[Entry]] = {
+            0: unshared if bounds.most is None else unshared[:max(0, bounds.most - kept) + 1]}
+        for cache in shared:
+            if node in cache.cache.cores:
+                of_cache = self._shared_tables(cache.cache, node)
+                tables = {state | cache_state << cache.at: self._tables.added(table, cache_table, 0, self._size)
+                          for state, table in tables.items() for cache_state, cache_table in of_cache.items()}
+        counted = bounds.nodes is not None
+        weight = 1 << PACKAGE_BITS * self._groups.packages[node] if counted else 0
+        keyed: dict[tuple[int, int], Sequence[Entry]] = {}
+        for state, table in tables.items():
+            priced = self._tables.priced(table, self._node_prices(node, kept, len(table), bounds))
             if kept or not counted:
-                ended[weight, state] = held
+                keyed[weight, state] = priced
                 continue
-            ended[0, state] = held[:1]
-            if len(held) > bounds.fewest:
-                ended[weight, state] = [self._tables.never, *held[1:]]
-        return ended
+            keyed[0, state] = priced[:1]
+            if len(priced) > bounds.fewest:
+                keyed[weight, state] = [self._tables.never, *priced[1:]]
+        return keyed
 
-    def _unit_prices(self, unit: int, kept: int, length: int, bounds: UnitBounds) -> list[int | None]:
-        one, cpus = self._code.one, self._groups.units[unit]
+    def _node_prices(self, node: int, kept: int, length: int, bounds: NodeBounds) -> list[int | None]:
+        one, cpus = self._code.one, self._groups.nodes[node]
         free = len(cpus & self._free)
         broken = one.broken_nodes if free == len(cpus) else 0
         most = len(cpus) if bounds.most is None else bounds.most
@@ -169,9 +173,9 @@ class SearchSpace(Generic[Entry]):
                 broken if held < len(cpus) else 0) if bounds.fewest <= held <= most
                 else None for held in range(kept, kept + length)]
 
-    def _cache_table(self, cache: CacheGroup, unit: int) -> Sequence[Entry]:
-        """Return the table of a cache that lies in one unit."""
-        one, table = self._code.one, self._cores_table(cache, unit)
+    def _cache_table(self, cache: CacheGroup, node: int) -> Sequence[Entry]:
+        """The table of a cache that lies in one node."""
+        one, table = self._code.one, self._cores_table(cache, node)
         free = len(cache.cpus & self._free)
         kept = not cache.cpus.isdisjoint(self._query.keep)
         broken = one.broken_caches if cache.cpus <= self._free else 0
@@ -179,44 +183,43 @@ class SearchSpace(Generic[Entry]):
                   if taken or kept else 0 for taken in range(len(table))]
         return self._tables.priced(table, prices)
 
-    def _shared_tables(self, shared: _Shared, unit: int) -> Mapping[int, Sequence[Entry]]:
-        """Return the tables of one unit's part of a cache that it shares with other units, by what becomes of that
-        part."""
-        table = self._cores_table(shared.cache, unit)
-        width = sum(len(core.cpus) for core in shared.cache.cores[unit])
-        kept = sum(len(core.cpus & self._query.keep) for core in shared.cache.cores[unit])
+    def _shared_tables(self, cache: CacheGroup, node: int) -> Mapping[int, Sequence[Entry]]:
+        """The tables of one node's part of a cache that it shares with other nodes, by the state of that part."""
+        table = self._cores_table(cache, node)
+        width = sum(len(core.cpus) for core in cache.cores[node])
+        kept = sum(len(core.cpus & self._query.keep) for core in cache.cores[node])
         table = self._tables.priced(table, [-taken * self._code.one.leftover for taken in range(len(table))])
-        found: dict[int, list[Entry]] = {}
+        tables: dict[int, list[Entry]] = {}
         for taken, entry in enumerate(table):
             held = taken + kept
             state = (_SOME_HELD if held else 0) | (_SOME_LEFT if held < width else 0)
-            found.setdefault(state, [self._tables.never] * len(table))[taken] = entry
-        return found
+            tables.setdefault(state, [self._tables.never] * len(table))[taken] = entry
+        return tables
 
-    def _shared_price(self, shared: _Shared, state: int) -> int:
+    def _shared_price(self, cache: CacheGroup, state: int) -> int:
         one = self._code.one
         if not state & _SOME_HELD:
             return 0
-        broken = one.broken_caches if shared.cache.cpus <= self._free and state & _SOME_LEFT else 0
-        return one.caches + broken + len(shared.cache.cpus & self._free) * one.leftover
+        broken = one.broken_caches if cache.cpus <= self._free and state & _SOME_LEFT else 0
+        return one.caches + broken + len(cache.cpus & self._free) * one.leftover
 
-    def _cores_table(self, cache: CacheGroup, unit: int) -> Sequence[Entry]:
-        return self._tables.sum([self._core_table(core) for core in cache.cores[unit]
-                                 if not core.cpus.isdisjoint(self._some)], self._most)
+    def _cores_table(self, cache: CacheGroup, node: int) -> Sequence[Entry]:
+        return self._tables.sum([self._core_table(core) for core in cache.cores[node]
+                                 if not core.cpus.isdisjoint(self._some)], self._size)
 
     def _core_table(self, core: CoreGroup) -> Sequence[Entry]:
-        """Return the table of one core: its best CPUs first, the lowest of those that differ in nothing else."""
-        numbers = sorted(map(self._code.cpu, core.cpus & self._choice))
-        away = bool(self._query.near) and core.node not in self._query.near
+        """The table of one core: its best CPUs first, the lowest of those that differ in nothing else."""
+        costs = sorted(map(self._code.cpu, core.cpus & self._choice))
+        away = bool(self._query.near) and core.numa_node not in self._query.near
         prices = self._core_prices(len(core.cpus & self._query.keep), len(core.cpus), core.cpus <= self._free, away)
         table = []
-        for taken in range(min(len(numbers), self._most) + 1):
+        for taken in range(min(len(costs), self._size) + 1):
             price = prices[taken]
             if price is None:
                 table.append(self._tables.never)
                 continue
-            lowest = islice(combinations(numbers, taken), self._tables.breadth)
-            table.append(self._tables.entry(price + sum(each) for each in lowest))
+            lowest = islice(combinations(costs, taken), self._tables.breadth)
+            table.append(self._tables.entry(price + sum(cpus) for cpus in lowest))
         return table
 
     def _core_prices(self, kept: int, width: int, whole: bool, away: bool) -> Sequence[int | None]:
@@ -241,11 +244,11 @@ class SearchSpace(Generic[Entry]):
 
 @lru_cache(maxsize=4096)
 def touched(key: int) -> int:
-    """The number of units that a key counts. Kept: a search asks for the same few some ten thousand times."""
+    """The number of nodes that a key counts. Kept: a search asks for the same few some ten thousand times."""
     number = 0
     while key:
-        number += key & (1 << SORT_BITS) - 1
-        key >>= SORT_BITS
+        number += key & (1 << PACKAGE_BITS) - 1
+        key >>= PACKAGE_BITS
     return number
 
 

@@ -55,10 +55,10 @@ def _why_unaligned(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
         name, within = "cache", [(f"cache {cache.cpus}", cache.cpus) for cache in groups.caches]
     else:
         name = "socket" if query.align is Alignment.SOCKET else "node"
-        within = list(zip(groups.names, groups.units, strict=True))
+        within = list(zip(groups.names, groups.nodes, strict=True))
     if not any(query.keep <= cpus for _, cpus in within):
         return f"needs CPUs within one {name}, and those that are kept ({query.keep}) are in several"
-    have = _listed([f"{each} has {len(cpus & usable)}" for each, cpus in within])
+    have = _listed([f"{group} has {len(cpus & usable)}" for group, cpus in within])
     return f"no {name} has {number_of(query.size, 'CPU', 'free')}{' in whole cores' * whole}: {have}"
 
 
@@ -66,7 +66,7 @@ def _no_whole_cores(groups: CpuGroups, usable: CpuSet, query: CpuQuery) -> str:
     """"" where it is for another reason."""
     if not query.keep <= usable:
         return f"needs whole cores, and siblings of the kept CPUs {query.keep - usable} are not free"
-    cores = {core.cpus for cache in groups.caches for each in cache.cores.values() for core in each
+    cores = {core.cpus for cache in groups.caches for of_node in cache.cores.values() for core in of_node
              if core.cpus <= usable}
     if query.size > len(usable):
         return f"needs {number_of(query.size, 'CPU')} in whole cores, {len(usable)} are in cores that are wholly free"
