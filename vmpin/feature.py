@@ -17,7 +17,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Coroutine
     from pathlib import Path
 
@@ -188,6 +188,11 @@ class Feature(Parts):
     sentences: Callable[[Document], Iterable[str]] | None = None
     #: A few words about a sandbox's entry, for the legend of `vmpin map`; "" for nothing.
     legend: Callable[[Document], str] | None = None
+    #: The map of this node as lines of texts with styles. (the configuration, a status document, whether the watcher
+    #: is left out, columns)
+    map_lines: Callable[[Config, Document, bool, int], Iterable[Sequence[tuple[str, str]]]] | None = None
+    #: Prints the map of a node, or writes it to a file. (a status document, the topology, arguments of `vmpin map`)
+    show_map: Callable[[Document, Topology, Namespace], None] | None = None
     #: Checks of the doctor.
     checks: Callable[[], Sequence[Check]] | None = None
 

@@ -8,7 +8,7 @@ import subprocess
 from documents import checked_output
 from real_node import COMMAND
 
-VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "plan", "reconcile", "unpin",
+VERBS = ("watch", "status", "explain", "verify", "audit", "doctor", "plan", "reconcile", "unpin",
          "config", "install-hook")
 
 

@@ -153,21 +153,6 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
     node.wait_for_vcpus(lab.vm.pid, {0: lab.first, 1: lab.second}, lab.first)
 
 
-@pytest.mark.root
-def test_map_draws_the_node_and_the_vm_on_it(lab: Lab, tmp_path: Path) -> None:
-    said = lab.node.cli("map").stdout
-    assert "NUMA node" in said
-    assert " a:v1" in said
-    assert "\x1b" not in said
-    page = lab.node.cli("map", "-o", "html").stdout
-    assert page.startswith("<!doctype html>")
-    assert "guest a" in page
-    assert "\x1b" not in page
-    file = tmp_path / "node.svg"
-    lab.node.cli("map", "-o", "svg", "--file", str(file))
-    assert file.read_text().startswith("<svg")
-
-
 def test_explain_says_why_in_sentences(lab: Lab) -> None:
     done = lab.node.cli("explain", lab.vm.sandbox)
     assert done.returncode == 0

@@ -53,7 +53,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
-              "reports.audit", "reports.cpu_owners", "reports.map",
+              "reports.audit", "reports.cpu_owners", "features.map.node_map", "features.map.svg", "features.map.text",
               "reports.residency.usage",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",

@@ -1,4 +1,4 @@
-"""A scenario's file: read for the verbs, and drawn for `vmpin map --scenario`."""
+"""A scenario's file, read for the verbs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from vmpin.domain.topology import Topology
 from vmpin.errors import ConfigError, SourceError
 from vmpin.feature import features, present
 from vmpin.host.sysfs import Sysfs
-from vmpin.reports.map.node_map import Picture, picture
-from vmpin.reports.map.planned_node import planned_node
-from vmpin.scenario.node_scenario import Scenario, place_scenario
+from vmpin.scenario.node_scenario import Scenario
 from vmpin.scenario.scenario_reader import read_previous, read_scenario
 
 MAX_PLAN = 64 << 20  #: Bytes: a plan of a full node has some 2 MB.
@@ -46,13 +44,3 @@ def load_previous(path: Path) -> dict[SandboxId, Previous]:
         raise ConfigError(f"{path}: not JSON: {err}") from err
     yaml_file.check(path, data)
     return read_previous(str(path), data)
-
-
-def planned_picture(path: Path) -> Picture:
-    """The node of a scenario, for the map; where CPUs are given out, with their holders.
-    :raises ConfigError: as above."""
-    scenario = load_scenario(path)
-    outcome = place_scenario(scenario)
-    held = next(present(part.played().held for part in scenario.of_features.values()), None)
-    return picture(planned_node(outcome.data()["sandboxes"], scenario.node, outcome.own, outcome.collisions),
-                   scenario.node.topology, held, path.name)

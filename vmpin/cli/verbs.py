@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vmpin.cli.manual import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "explain", "verify", "audit", "map", "doctor", "plan", "reconcile", "unpin",
+VERBS = ("watch", "status", "explain", "verify", "audit", "doctor", "plan", "reconcile", "unpin",
          "config", "install-hook", "install-service", "guest", "help", "version", "completion")
 
 #: What verbs' parsers are added to: argparse's type for it is not public.
@@ -43,7 +43,6 @@ Keeps VM sandboxes (Kata Containers) on the CPUs that the kubelet's static CPU m
 _EXAMPLES = """\
 a first look, on any node:
   vmpin status               the sandboxes, and where their threads may run
-  vmpin map                  a picture of the node's CPUs, their owners and the threads on them
   vmpin plan                 the changes that vmpin would make, without making them
   vmpin plan --scenario F    the same for a node described in a file
 in service:
@@ -259,22 +258,6 @@ def new_file(text: str) -> str:
     if os.path.basename(text) in ("", ".", "..") or (text != "-" and os.path.isdir(text)):
         raise UsageError(f"{text!r} names no file to write", "it is empty, or a directory's name")
     return text
-
-
-def write_page(path: str, text: str, watch: float | None) -> None:
-    """Write the output's file; with --watch whole or not at all, as a browser may read it meanwhile.
-    :raises UsageError: if it cannot be written."""
-    file = Path(path)
-    replaced = watch and not file.is_symlink() and (file.is_file() or not file.exists())
-    written = file.with_name(f".{file.name}.{os.getpid()}") if replaced else file
-    try:
-        written.write_text(text, encoding="utf-8")
-        if replaced:
-            written.replace(file)
-    except OSError as err:
-        if replaced:
-            written.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {path}: {err.strerror}", "give another place: --file FILE") from err
 
 
 def sandbox_argument(parser: argparse.ArgumentParser, use: str) -> None:

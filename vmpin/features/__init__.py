@@ -5,6 +5,7 @@ NAMES = (
     "isolation",
     "network",
     "gather",
+    "map",
     # After others: what explain quotes of a pod's author comes last.
     "cluster",
     "demo",

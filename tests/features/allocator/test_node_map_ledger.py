@@ -17,10 +17,10 @@ from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.ledger_holders import held_cpus, ledger_owners
+from vmpin.features.map import svg
+from vmpin.features.map.node_map import Picture, picture
+from vmpin.features.map.text import lines
 from vmpin.reports.audit import judge
-from vmpin.reports.map import svg
-from vmpin.reports.map.node_map import Picture, picture
-from vmpin.reports.map.text import lines
 from vmpin.reports.residency.usage import SampledProcess, SampledThread
 
 CPUS = CpuSet.parse("0-15")

@@ -17,7 +17,7 @@ from vmpin.errors import UsageError
 COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
 #: Each takes its last argument for a file to write.
-WRITERS = (["map", "-o", "svg", "--file"], ["guest", "build", "-o"],
+WRITERS = (["guest", "build", "-o"],
            ["install-hook", "--base-spec", "spec.json", "--hooks-dir", "lib", "--out"])
 
 

@@ -78,7 +78,7 @@ def test_a_real_shell_completes_it_as_it_is_typed(shell: str, environment: dict[
                 ("vmpin expl\tsho\t", "<explain><shop>"), ("vmpin status demo/st\t", "<status><demo/store>"),
                 ("vmpin status -n test sto\t", "<status><-n><test><store>"),
                 ("vmpin unpin -n te\tsto\t", "<unpin><-n><test><store>"),
-                ("vmpin explain shop/w\t", "<explain><shop/web>"), ("vmpin map -o ht\t", "<map><-o><html>"),
+                ("vmpin explain shop/w\t", "<explain><shop/web>"), ("vmpin plan -o js\t", "<plan><-o><json>"),
                 ("vmpin --set log.lev\tdebug config", "<--set><log.level=debug><config>"),
                 ("vmpin guest bu\t", "<guest><build>")):
             typed.type(f"{text}\n", arguments)

@@ -57,7 +57,7 @@ def test_options_and_quotes_can_be_copied(shown: dict[str, str]) -> None:
     text = shown["vmpin-doctor.1"]
     assert "--root" in text
     assert "jq -r '.findings[] | select(.level == \"bad\") | .what'" in text
-    assert shown["vmpin-map.1"].count("\u2010") == 0
+    assert shown["vmpin-plan.1"].count("\u2010") == 0
 
 
 @pytest.mark.parametrize(("text", "roff"), [

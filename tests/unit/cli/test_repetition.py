@@ -26,7 +26,7 @@ from vmpin.cli.verbs import verbs_parser, without_seconds
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("VMPIN_", "LINES", "COLUMNS"))}
 #: What reads, and is worth reading again.
-WATCHED = {"status", "explain", "verify", "audit", "map", "doctor", "plan"}
+WATCHED = {"status", "explain", "verify", "audit", "doctor", "plan"}
 
 
 @pytest.fixture
@@ -171,11 +171,6 @@ def test_an_error_ends_it_at_first_and_is_shown_later(empty: list[str], tmp_path
         listener.close()
         lines_until(process, 3, STAMP)
         interrupted(process)
-
-
-def test_a_drawing_is_not_repeated_into_a_pipe(empty: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*empty, "map", "-w", "-o", "svg"]) == 2
-    assert "--watch goes with --file FILE" in capsys.readouterr().err
 
 
 def test_a_plan_is_shown_again(empty: list[str]) -> None:

@@ -9,9 +9,10 @@ from fleet_given import COLLISION, NOW, in_namespace, mixed, pinning, record
 from kube_given import entry
 
 from vmpin.features.cluster.fleet.node_fleet import fleet_of
-from vmpin.features.cluster.fleet.node_pictures import MANY, picture_of, strips
+from vmpin.features.cluster.fleet.node_pictures import MANY, described, strips
 from vmpin.features.cluster.fleet.node_record import NodeRecord, record_of_pinning
-from vmpin.reports.map.text import lines
+from vmpin.features.map.node_map import picture
+from vmpin.features.map.text import lines
 
 
 def raw(*records: NodeRecord, width: int = 80) -> list[str]:
@@ -60,7 +61,7 @@ def test_a_node_without_cpus_or_with_very_many_is_said() -> None:
 
 
 def test_the_map_of_a_node_is_that_of_the_node_itself_but_for_siblings() -> None:
-    found = picture_of(record("node-1", entry("web"), exclusive="4-6"))
+    found = picture(*described(record("node-1", entry("web"), exclusive="4-6")))
     assert [owner.legend for owner in found.owners] == [
         "default/web main: CPUs 4-5 (VM)", "node-1/ containers that are in no VM shown here: CPUs 6 (other)"]
     assert [guest.legend for guest in found.guests] == ["default/web: Pinned, on 0-1,4-5; vCPU 0 on 0-1"]
@@ -77,5 +78,5 @@ def test_lists_that_make_no_sense_are_no_failure(status: dict[str, Any]) -> None
     item = pinning("node-1", entry("web"), collisions=[COLLISION])
     item["status"] |= status
     found = record_of_pinning(item)
-    picture_of(found)
+    picture(*described(found))
     assert drawn(found)

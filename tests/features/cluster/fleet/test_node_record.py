@@ -13,8 +13,9 @@ from kube_given import entry
 from vmpin.features.cluster.fleet.fleet_document import node_document
 from vmpin.features.cluster.fleet.fleet_tables import node_table, pod_table, remarks
 from vmpin.features.cluster.fleet.node_fleet import FleetNode, fleet_of
-from vmpin.features.cluster.fleet.node_pictures import picture_of
+from vmpin.features.cluster.fleet.node_pictures import described
 from vmpin.features.cluster.fleet.node_record import LARGEST, LONGEST_REFRESH, NodeHealth, record_of_pinning
+from vmpin.features.map.node_map import picture
 
 
 def test_all_that_a_reporter_writes_is_read() -> None:
@@ -136,7 +137,7 @@ def test_texts_of_another_hand_are_harmless_and_short() -> None:
              for cell in row] + list(remarks(fleet))
     assert len(shown) > 10
     assert all(text.isprintable() and len(text) < 1300 for text in shown)
-    assert all(owner.legend.isprintable() for owner in picture_of(found).owners)
+    assert all(owner.legend.isprintable() for owner in picture(*described(found)).owners)
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -165,4 +166,4 @@ def test_no_value_anywhere_is_a_failure(path: list[str], value: Any) -> None:
     node = FleetNode(found, found.health(NOW))
     assert node_document(node, NOW)["node"]
     assert list(pod_table(fleet_of([found], [], NOW), True).rows) or not found.pods
-    picture_of(found)
+    picture(*described(found))

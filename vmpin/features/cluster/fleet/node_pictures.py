@@ -15,19 +15,20 @@ from vmpin.features.cluster.fleet.fleet_tables import STYLES
 from vmpin.features.cluster.fleet.node_fleet import Fleet, FleetNode
 from vmpin.features.cluster.fleet.node_record import NodeRecord
 from vmpin.features.cluster.kube.pod_condition import backed_cpus, cpus, exclusive_cpus, timestamp
-from vmpin.reports.map.node_map import Picture, picture
-from vmpin.reports.map.text import COLLISION, Line
 
+#: Texts, each with the name of a style.
+Line = list[tuple[str, str]]
 #: CPUs of a node from which on it is drawn by itself alone.
 MANY = 1024
 SIGNS = (("#", "exclusive to a pod in a VM, with a vCPU pinned to it"), ("o", "the same, without one"),
          ("+", "exclusive to another container"), ("·", "shared pool"), ("-", "free"),
          ("!", "collision"))
-_STYLES = {"#": "green", "o": "yellow", "!": COLLISION, "·": "dim", "-": "dim"}
+_STYLES = {"#": "green", "o": "yellow", "!": "bold white on red", "·": "dim", "-": "dim"}
 
 
-def picture_of(record: NodeRecord) -> Picture:
-    """The map of a node. CPU lists that are none count as empty; groups that contradict each other are left out."""
+def described(record: NodeRecord) -> tuple[dict[str, Any], Topology]:
+    """A node as a map takes it: (what a status document has of it, its topology). CPU lists that are none count as
+    empty; groups that contradict each other are left out."""
     online = cpus(record.cpus.get("online", ""))
     layout = record.layout
     try:
@@ -56,9 +57,9 @@ def picture_of(record: NodeRecord) -> Picture:
     node: dict[str, Any] = {key: str(cpus(record.cpus.get(source, "")) & online) for key, source in (
         ("online", "online"), ("shared_pool", "shared"), ("exclusive", "exclusive"),
         ("housekeeping", "housekeeping"))}
-    return picture({"node": {**node, "owners": owners, "collisions": [
-        {"cpu": each.cpu, "what": each.what} for each in record.collisions]}, "sandboxes": sandboxes,
-        "time": f"{record.name}, {timestamp(record.observed)}"}, topology)
+    return {"node": {**node, "owners": owners, "collisions": [
+        {"cpu": collision.cpu, "what": collision.what} for collision in record.collisions]}, "sandboxes": sandboxes,
+        "time": f"{record.name}, {timestamp(record.observed)}"}, topology
 
 
 def strips(fleet: Fleet, width: int) -> Iterator[Line]:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vmpin.cli.map_output import show, show_lines, width
-from vmpin.cli.output import print_data, print_text, table
+from vmpin.cli.output import print_data, print_text, show_lines, table, width_of_page
 from vmpin.cli.verbs import answering
 from vmpin.errors import ClusterError, UnseenError, UsageError
+from vmpin.feature import features, present
 from vmpin.features.cluster.fleet.fleet_document import document_parts, verify_document
 from vmpin.features.cluster.fleet.fleet_reading import NodeChoice, read_fleet
 from vmpin.features.cluster.fleet.fleet_tables import (
@@ -58,7 +58,7 @@ def verify(args: argparse.Namespace) -> int:
 
 def draw(args: argparse.Namespace) -> int:
     """The map of one node, or a sign for each CPU of many."""
-    from vmpin.features.cluster.fleet.node_pictures import picture_of, strips
+    from vmpin.features.cluster.fleet.node_pictures import described, strips
     _refuse(args, "direct", "watch")
     if args.output in ("svg", "html") and not args.node:
         raise UsageError(f"-o {args.output} draws one node", "choose it: --node NAME")
@@ -66,9 +66,10 @@ def draw(args: argparse.Namespace) -> int:
     if args.output == "json":
         return _print_document(fleet, "json")
     if not args.node:
-        show_lines(strips(fleet, width(args)), args)
+        show_lines(strips(fleet, width_of_page(args.file)), args.file)
     elif fleet.nodes[0].record.observed:
-        show(picture_of(fleet.nodes[0].record), args)
+        show_map = next(present(feature.show_map for feature in features()))
+        show_map(*described(fleet.nodes[0].record), args)
     else:
         raise ClusterError(f"node {args.node}: {why(fleet.nodes[0], fleet.time)}",
                            hint="`vmpin status --all-nodes` lists those that have one")

@@ -11,7 +11,7 @@ from typing import Any
 
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import print_data, table
+from vmpin.cli.output import print_data, table, write_page
 from vmpin.cli.run_times import duration
 from vmpin.cli.verbs import (
     Verbs,
@@ -22,7 +22,6 @@ from vmpin.cli.verbs import (
     usable_config,
     verb,
     watch_flag,
-    write_page,
 )
 from vmpin.config.settings import Config
 from vmpin.errors import UnseenError, UsageError, WatcherError

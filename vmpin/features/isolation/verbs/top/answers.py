@@ -8,6 +8,7 @@ from vmpin.cli.reconcile import outcome_lines, reconciled
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.domain.terminal import number_of, printable
+from vmpin.feature import features, present
 from vmpin.features.isolation.top.pod_usage import NodeUsage
 from vmpin.features.isolation.verbs.top.live import AnswerPage
 from vmpin.features.isolation.verbs.top.sheet import text_lines, title_of
@@ -66,12 +67,13 @@ class Answers:
             f"CPUs {owner.cpus} are exclusive to {owner.label}." for owner in owners)]))
 
     def _map(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
-        from vmpin.cli.map import picture_of
-        from vmpin.reports.map.text import lines
         document = usage.description.document
-        drawn = picture_of(self._config, document, self._direct)
+        map_lines = next(present(feature.map_lines for feature in features()), None)
+        if map_lines is None:
+            return AnswerPage("map of the node", text_lines(["This installation of vmpin has no map."]))
+        lines = map_lines(self._config, document, self._direct, columns)
         return AnswerPage(f"map of the node at {document['time']}", tuple(
-            tuple((printable(text), style) for text, style in line) for line in lines(drawn, columns)))
+            tuple((printable(text), style) for text, style in line) for line in lines))
 
     def _reconcile(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
         if all(each["id"] != pod for each in usage.description.document["sandboxes"]):

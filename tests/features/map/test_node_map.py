@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
-from vmpin.reports.map import svg
-from vmpin.reports.map.node_map import OFFLINE, SHARED, Picture, letter, picture
-from vmpin.reports.map.text import lines, marks
+from vmpin.features.map import svg
+from vmpin.features.map.node_map import OFFLINE, SHARED, Picture, letter, picture
+from vmpin.features.map.text import lines, marks
 
 NODE = Topology.build(
     CpuSet.parse("0-6"), cores=[CpuSet((cpu, cpu + 4)) for cpu in range(4)],

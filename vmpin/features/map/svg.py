@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 from vmpin.domain.templates import render
 from vmpin.domain.terminal import number_of
 from vmpin.domain.wrapping import pieces, wrapped
-from vmpin.reports.map.node_map import OFFLINE, SHARED, Cpu, Picture
-from vmpin.reports.map.text import GIVEN_SIGNS, SIGNS, marks
+from vmpin.features.map.node_map import OFFLINE, SHARED, Cpu, Picture
+from vmpin.features.map.text import GIVEN_SIGNS, SIGNS, marks
 
 #: Of pods, (on a light page, on a dark page), by steps of lightness in OKLCH: they differ in grey, and for readers who
 #: see fewer colours. None is red, which stands for a collision, and none the shared pool's blue.
@@ -53,7 +53,7 @@ def html(picture: Picture, refresh: float | None = None) -> str:
 
 def _rendered(template: str, picture: Picture, **values: Any) -> str:
     title = ", ".join(["vmpin map", *(picture.facts[name] for name in ("node", "time") if name in picture.facts)])
-    return render("vmpin.reports.map", template, title=title, facts=picture.facts, legend=_legend(picture),
+    return render("vmpin.features.map", template, title=title, facts=picture.facts, legend=_legend(picture),
                   colours=COLOURS, hatchings=HATCHINGS, ground_of=_ground_of, marks_in_box=_marks_in_box,
                   described=_described, wrapped=wrapped, **_layout(picture), **values)
 

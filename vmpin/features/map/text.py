@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from vmpin.domain.terminal import printable
-from vmpin.reports.map.node_map import FREE, OFFLINE, SHARED, Cpu, Picture
+from vmpin.features.map.node_map import FREE, OFFLINE, SHARED, Cpu, Picture
 
 #: Texts with the name of a style of rich, "" for none.
 Line = list[tuple[str, str]]

@@ -67,6 +67,17 @@ def test_as_a_page_it_has_the_files_name_and_no_time(tmp_path: Path, capsys: pyt
     assert '<div class="scroll"><svg' in page, "a phone scrolls it"
 
 
+def test_a_drawing_is_not_repeated_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", "-w", "-o", "svg"]) == 2
+    assert "--watch goes with --file FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "..", "/", "none/", "."])
+def test_a_directorys_name_is_no_file_to_write(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", "-o", "svg", "--file", name]) == 2
+    assert capsys.readouterr().err.startswith(f"vmpin: {name!r} names no file to write\n")
+
+
 def test_a_scenario_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["map", "--scenario", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err

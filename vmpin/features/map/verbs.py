@@ -1,0 +1,125 @@
+"""`vmpin map`: the node's CPUs, their owners, and the threads on them; as text, SVG, HTML or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vmpin.cli.control_client import status_document
+from vmpin.cli.output import show_lines, width_of_page, write_page
+from vmpin.cli.this_program import about_this_node
+from vmpin.cli.verbs import Verbs, direct_flag, new_file, output_flag, usable_config, verb, watch_flag
+from vmpin.errors import UsageError
+from vmpin.feature import features, inspect_vms, present
+from vmpin.features.map.node_map import Picture, picture
+from vmpin.host.sysfs import Sysfs
+
+if TYPE_CHECKING:
+    from vmpin.config.settings import Config
+    from vmpin.placement.ownership import Collision, Node, Ownership
+
+_ABOUT = """\
+The node's CPUs by NUMA node, cache and core: which are exclusive to a container, which are shared, and the vCPUs and
+other threads of VMs on them, by their current masks in the kernel. As text (in colour at a terminal), as an SVG, as an
+HTML page that loads no other resource, or as JSON with the same data.
+"""
+
+_EXAMPLES = """\
+examples:
+  vmpin map
+  vmpin map -o html > node.html
+  vmpin map -o html --file node.html --watch 10     a page that a browser loads again every ten seconds
+  vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
+  vmpin map -o svg --file node.svg
+  vmpin map -o json | jq -r '.owners[] | [.letter, .title, .cpus] | @tsv'
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", run, about=_ABOUT,
+                  epilog=_EXAMPLES)
+    direct_flag(parser)
+    parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
+        "draw the node described in this YAML file, as vmpin would place it"))
+    watch_flag(parser)
+    output_flag(parser, ("text", "svg", "html", "json"))
+    parser.add_argument("--file", type=new_file, metavar="FILE", help="write it there instead of printing it")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.watch and args.output != "text" and args.file is None:
+        raise UsageError(f"-o {args.output} is drawn once", "--watch goes with --file FILE, which it writes again")
+    if args.scenario is not None:
+        show(_planned_picture(Path(args.scenario)), args)
+        return 0
+    config = usable_config(args)
+    document = status_document(config, None, direct=args.direct)
+    inspect_vms(config, document["sandboxes"])
+    show(picture_of(config, document, args.direct, os.uname().nodename), args)
+    return 0
+
+
+def picture_of(config: Config, document: Mapping[str, Any], direct: bool, node_name: str = "") -> Picture:
+    """The picture of this node by its status document. :param direct: without the watcher."""
+    answers = () if direct else present(feature.held_cpus for feature in features())
+    held = next(present(held_cpus(config) for held_cpus in answers), None)
+    return picture(document, Sysfs(config.paths.sys).topology(), held, node_name)
+
+
+def _planned_picture(path: Path) -> Picture:
+    """The node of a scenario; where CPUs are given out, with their holders. :raises ConfigError:"""
+    from vmpin.cli.scenario_file import load_scenario
+    from vmpin.scenario.node_scenario import place_scenario
+    scenario = load_scenario(path)
+    outcome = place_scenario(scenario)
+    held = next(present(part.played().held for part in scenario.of_features.values()), None)
+    return picture(_planned_node(outcome.data()["sandboxes"], scenario.node, outcome.own, outcome.collisions),
+                   scenario.node.topology, held, path.name)
+
+
+def _planned_node(sandboxes: Iterable[Mapping[str, Any]], node: Node, own: Ownership,
+                 collisions: Iterable[Collision]) -> dict[str, Any]:
+    """Return the document of a planned node, as a map takes it.
+    :param sandboxes: as `vmpin plan --scenario -o json` prints them. Planned masks stand for those in the kernel; a
+        role without a mask is left as it is, and not drawn."""
+    from vmpin.status.document import node_data
+    owners = {(name, container): {"kind": "vm"} for name, claim in own.claims.items()
+              for container, _ in claim.exclusive}
+    return {"node": node_data(node, own, collisions, owners),
+            "sandboxes": [{"id": sandbox["id"], "pod": None, "vmm": {}, "mask": sandbox["mask"],
+                           "verdict": sandbox["verdict"],
+                           "containers": [{"id": container["id"], "name": container["id"]}
+                                          for container in sandbox["containers"]],
+                           "threads": [*_threads(sandbox)]} for sandbox in sandboxes]}
+
+
+def _threads(sandbox: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    for vcpu in sandbox["vcpus"]:
+        yield {"role": "vcpu", "vcpu": vcpu["id"], "actual": vcpu["cpus"] or ""}
+    for thread in sandbox["iothreads"]:
+        yield {"role": "iothread", "vcpu": None, "actual": thread["cpus"] or ""}
+    for role in ("vhost", "emulator"):
+        yield {"role": role, "vcpu": None, "actual": sandbox[role] or ""}
+
+
+def show(picture: Picture, args: argparse.Namespace) -> None:
+    """Print it, or write it to --file. :raises UsageError: where it cannot be written."""
+    if args.output == "text":
+        from vmpin.features.map.text import lines
+        show_lines(lines(picture, width_of_page(args.file)), args.file)
+        return
+    if args.output == "json":
+        from vmpin.features.map.node_map import map_document
+        text = json.dumps(map_document(picture), indent=None if args.file else 2) + "\n"
+    else:
+        from vmpin.features.map import svg
+        text = svg.svg(picture) if args.output == "svg" else svg.html(picture, args.watch)
+    if args.file is None:
+        sys.stdout.write(text)
+    else:
+        write_page(args.file, text, args.watch)
