@@ -17,7 +17,7 @@ from vmpin.placement.rulings import inferred
 
 def authorities(kubelet: CpuManagerState | None, *more: Authority, pool: CpuSet | None = None) -> Authorities:
     """Those that every node has, with the kubelet's checkpoint as it is now."""
-    return Authorities(pool, [GivenAuthority("kubelet", Rank.KUBELET, assignments_of(kubelet)), *more])
+    return Authorities(pool, [GivenAuthority(Rank.KUBELET, assignments_of(kubelet)), *more])
 
 
 def ruled(kubelet: CpuManagerState | None, *more: Authority, pool: CpuSet | None = None) -> Rulings:

@@ -1,6 +1,6 @@
-"""Authorities: what decides which container of the node owns which CPUs, and their order.
+"""Authorities: what decides which container of the node owns which CPUs.
 
-authority: what each has to answer, their table, and the rulings in force. kubelet_authority, kubelet_checkpoint: the
-kubelet's static policy. The values are in domain.assignments, what they mean for a container
-in placement.rulings; a feature brings its own authority.
+authority: the kinds of authorities, and those of this node with the rulings that follow. kubelet_authority: the
+kubelet's static policy. `Rank` and the assignments are in domain.assignments, their effect on containers is in
+placement.rulings; a feature brings its own authority.
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Assignments, Owner, Rank
 from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.model import uid_of
 from vmpin.errors import SourceError
 from vmpin.host.files import Stamp, lasting_stamp, read_regular, stamp
 from vmpin.runtime.dra import (
@@ -43,7 +44,7 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assi
     exclusive: dict[Owner, CpuSet] = {}
     shared, used = EMPTY, set[str]()
     for sandbox in state.sandboxes.values():
-        uid = "" if sandbox.pod is None else sandbox.pod.uid
+        uid = uid_of(sandbox.pod)
         of_pod = [claim for claim in claims if pods is None or uid in pods.get(claim, ())]
         for container in sandbox.live():
             cpuset = container.cpuset or EMPTY
@@ -146,22 +147,22 @@ class ClaimFiles:
 class DraAuthority:
     """:param files: the node's claims."""
 
-    name = "dra"
     rank = Rank.DRA
 
     def __init__(self, files: ClaimFiles) -> None:
         self.files = files
-        #: Whether there are claims: without any it does not rule.
-        self.follows_containers = False
         self.read()
         self._input: tuple[DesiredState, Claims, ClaimPods] | None = None
         self._assignments: Assignments | None = None
 
+    @property
+    def rules(self) -> bool:
+        """Whether there are claims."""
+        return bool(self.files.claims)
+
     def read(self) -> bool:
-        """Read the claims that have changed. :returns: whether they are others."""
-        changed = self.files.read()
-        self.follows_containers = bool(self.files.claims)
-        return changed
+        """Read the claims that have changed. :returns: whether there are any changes."""
+        return self.files.read()
 
     def assignments(self, state: DesiredState) -> Assignments | None:
         """Return the decision of the claims as they were read last."""

@@ -60,23 +60,17 @@ def owned_cpus(sandboxes: Iterable[SandboxState], online: CpuSet, shared: CpuSet
 class ObservedAuthority:
     """:param online: the online CPUs now. :param clock: monotonic seconds."""
 
-    name = "observed"
     rank = Rank.OBSERVED
 
     def __init__(self, online: Callable[[], CpuSet], clock: Callable[[], float] = time.monotonic) -> None:
         self._online, self._clock = online, clock
-        #: Whether it rules: it is switched on, and every container of the node is known, as the runtime has listed
-        #: them (NRI).
-        self.follows_containers = False
         #: The CPUs that were lost to another pod, and when they were last seen shared (s).
         self._lost: dict[int, float] = {}
         self._input: tuple[DesiredState, CpuSet] | None = None
         self._assignments = Assignments()
 
-    def assignments(self, state: DesiredState) -> Assignments | None:
-        """Return the containers' own CPUs; None while it does not rule."""
-        if not self.follows_containers:
-            return None
+    def assignments(self, state: DesiredState) -> Assignments:
+        """Return the containers' own CPUs. :param state: every container of the node."""
         now, online = self._clock(), self._online()
         if self._input is not None and self._input[0] is state and self._input[1] == online and not self._expired(now):
             return self._assignments

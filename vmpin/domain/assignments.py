@@ -1,8 +1,5 @@
-"""Assignments: the exclusive CPUs of a node's containers as decided by an authority. Placement follows them.
-
-Authorities are the kubelet's static policy, an allocator, a DRA driver, annotations and others; `Rank` is their order.
-`placement.rulings` derives from their assignments the CPUs of each container.
-"""
+"""Assignments: the decision of an authority on the exclusive CPUs of the node's containers. `placement.rulings`
+applies it to each container. """
 
 from __future__ import annotations
 
@@ -14,22 +11,26 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.model import Container
+from vmpin.domain.model import Container, uid_of
 
 #: The owner of CPUs: (pod uid, container name), (pod uid, "") for a pod as a whole, or ("", container id).
 Owner = tuple[str, str]
 
 
 class Rank(enum.IntEnum):
-    """The order of authorities, the strongest first. For each container the first authority decides that lists the
-    container or is complete."""
+    """The authorities on a node, the strongest first."""
 
-    KUBELET = 1  #: The checkpoint of the CPU manager's static policy.
-    LEDGER = 2  #: An allocator of vmpin's own.
-    DRA = 3  #: Claims of a DRA driver.
-    DECLARED = 4  #: An annotation.
-    POOL = 5  #: The shared pool: CPUs outside it are their container's own.
-    OBSERVED = 6  #: The cpusets of all other containers.
+    KUBELET = 1  #: The checkpoint of the CPU manager's static policy; complete.
+    LEDGER = 2  #: The ledger of vmpin's own allocator, which writes the cpusets itself.
+    DRA = 3  #: Claims of dra-driver-cpu; complete.
+    DECLARED = 4  #: An annotation of the container (`by_annotation`).
+    POOL = 5  #: The configured shared pool: a container without a CPU of the pool owns its CPUs (`by_pool`).
+    OBSERVED = 6  #: The cpusets of all containers: CPUs that no other pod's container may use are its own.
+
+    @property
+    def label(self) -> str:
+        """The name of the authority in the status and in logs."""
+        return self.name.lower()
 
 
 class _AssignmentFields(NamedTuple):
@@ -47,22 +48,22 @@ class _AssignmentFields(NamedTuple):
     writes: bool = False
     #: With `writes`: the shared CPUs in a container's cpuset, in addition to its own.
     spare: Mapping[Owner, CpuSet] = MappingProxyType({})
-    #: Decides on a container that is not listed, by itself and the pool: its own CPUs (empty: none); None where it
-    #: does not decide.
+    #: Decides on a container that is not listed, by itself and the pool: its own CPUs, possibly EMPTY; None if it does
+    #: not decide.
     rule: Callable[[Container, CpuSet | None], CpuSet | None] | None = None
 
 
 class Assignments(_AssignmentFields):
-    """The decision of one authority about all containers of the node."""
+    """The decision of one authority on all containers of the node."""
 
     def listed(self, pod_uid: str, container: Container) -> Owner | None:
-        """Return the key under which a container is listed; None if it is not listed."""
+        """The key under which a container is listed; None if it is not listed."""
         if pod_uid and container.name and (pod_uid, container.name) in self.exclusive:
             return pod_uid, container.name
         return ("", container.id) if ("", container.id) in self.exclusive else None
 
     def cpus_of(self, pod_uid: str, container: Container) -> CpuSet | None:
-        """Return a container's exclusive CPUs, possibly EMPTY; None if it is not listed."""
+        """A container's exclusive CPUs, possibly EMPTY; None if it is not listed."""
         owner = self.listed(pod_uid, container)
         return None if owner is None else self.exclusive[owner]
 
@@ -86,37 +87,51 @@ class Assignments(_AssignmentFields):
         return {name: cpus for (uid, name), cpus in self.exclusive.items() if not uid}
 
     def exclusive_of_others(self, sandbox: SandboxState) -> CpuSet:
-        """Return the exclusive CPUs of all pods except the sandbox's own."""
-        own = EMPTY if sandbox.pod is None else self.by_pod.get(sandbox.pod.uid, EMPTY)
+        """The exclusive CPUs of all pods except the sandbox's own."""
+        own = self.by_pod.get(uid_of(sandbox.pod), EMPTY)
         if self.by_id:
             own |= union(cpus for container, cpus in self.by_id.items() if container in sandbox.containers)
         return self.owned - own
 
 
+def by_annotation(container: Container, pool: CpuSet | None) -> CpuSet | None:
+    """The rule of the authority `declared`: a container owns its CPUs if an annotation declares it exclusive, and none
+    if it declares it shared."""
+    if container.exclusive is None or (container.exclusive and not container.cpuset):
+        return None
+    return container.own_cpus if container.exclusive else EMPTY
+
+
+def by_pool(container: Container, pool: CpuSet | None) -> CpuSet | None:
+    """The rule of the authority `pool`: a container without a CPU of the pool owns its CPUs. With an empty pool it
+    does not decide: the kubelet's default set is empty if its policy assigns no CPUs."""
+    return container.cpuset if container.cpuset and pool and container.cpuset.isdisjoint(pool) else None
+
+
 class Ruling(NamedTuple):
-    """The assignments of an authority that is active on this node. `authority` is its name in the status."""
+    """The assignments of an authority that rules on this node. `authority` is its `Rank.label`."""
 
     authority: str
     assignments: Assignments
 
 
 class Rulings(NamedTuple):
-    """The active rulings, the strongest authority's first; a complete one is the last. `pool` is the shared pool of
-    the strongest authority that has one; None without one."""
+    """The rulings in force, the strongest authority's first; a complete one is the last. `pool` is the shared pool of
+    the strongest authority that has one, None without one."""
 
     by_rank: tuple[Ruling, ...] = ()
     pool: CpuSet | None = None
 
     @property
     def complete(self) -> Ruling | None:
-        """The ruling that covers every container; None without one."""
+        """The complete ruling; None without one."""
         return self.by_rank[-1] if self.by_rank and self.by_rank[-1].assignments.complete else None
 
     @property
     def authorities(self) -> tuple[str, ...]:
-        """The names of the authorities that rule, the strongest first; without `pool` where no pool is known."""
+        """The labels of the authorities that rule, the strongest first; without `pool` if no pool is known."""
         return tuple(ruling.authority for ruling in self.by_rank
-                     if ruling.authority != "pool" or self.pool is not None)
+                     if ruling.authority != Rank.POOL.label or self.pool is not None)
 
     @property
     def written(self) -> bool:
@@ -124,11 +139,12 @@ class Rulings(NamedTuple):
         return any(ruling.assignments.writes for ruling in self.by_rank)
 
     def exclusive_of_others(self, sandbox: SandboxState) -> CpuSet:
-        """Return the CPUs that are certainly exclusive to other pods; EMPTY without a complete ruling."""
+        """The CPUs that are certainly exclusive to other pods; EMPTY without a complete ruling."""
         return EMPTY if self.complete is None else self.complete.assignments.exclusive_of_others(sandbox)
 
     def deciding(self, pod_uid: str, container: Container) -> tuple[Ruling | None, CpuSet]:
-        """Return the ruling that decides about a container, and the container's exclusive CPUs; or (None, EMPTY)."""
+        """The ruling that decides on a container, and the container's exclusive CPUs: the first ruling that lists the
+        container, has a rule that decides on it, or is complete. (None, EMPTY) without one."""
         for ruling in self.by_rank:
             assignments = ruling.assignments
             cpus = assignments.cpus_of(pod_uid, container)
@@ -138,14 +154,14 @@ class Rulings(NamedTuple):
                 return ruling, cpus or EMPTY
         return None, EMPTY
 
-    def by_authority(self, name: str, pod_uid: str, container: Container) -> CpuSet | None:
-        """Return the CPUs that an authority lists for a container; None if it lists none or is not active."""
+    def by_authority(self, label: str, pod_uid: str, container: Container) -> CpuSet | None:
+        """The CPUs that an authority lists for a container; None if it lists none, or does not rule."""
         return next((ruling.assignments.cpus_of(pod_uid, container) or None for ruling in self.by_rank
-                     if ruling.authority == name), None)
+                     if ruling.authority == label), None)
 
     def assigned(self, pod_uid: str, container: Container) -> Ruling | None:
-        """Return the first ruling that lists CPUs of a container which another program writes to its cpuset; None
-        where there is none."""
+        """The first ruling that lists CPUs of a container and whose authority has another program write the cpuset;
+        None without one."""
         return next((ruling for ruling in self.by_rank
                      if not ruling.assignments.writes and ruling.assignments.cpus_of(pod_uid, container)), None)
 
@@ -154,5 +170,5 @@ _WRITERS = {"kubelet": "the kubelet", "dra": "the DRA driver"}
 
 
 def writer_of(authority: str) -> str:
-    """Return the program that has to rewrite a stale cpuset under an authority."""
+    """The program that has to rewrite a stale cpuset under an authority."""
     return _WRITERS.get(authority, "the runtime")

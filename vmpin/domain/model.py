@@ -146,3 +146,8 @@ class Pod(NamedTuple):
     namespace: str
     name: str
     uid: str = ""
+
+
+def uid_of(pod: Pod | None) -> str:
+    """The uid of a pod, "" for None."""
+    return "" if pod is None else pod.uid

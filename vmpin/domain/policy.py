@@ -1,7 +1,5 @@
-"""The operator's policy: where vCPUs and the other threads of a sandbox go.
-
-Values only; `rules` and `vcpus` apply them. The same keys are in the configuration file (config.settings) and in
-scenarios.
+"""The operator's policy for the placement of vCPUs and other threads, as values (`rules` and `vcpus` apply them). The
+keys are those of the configuration file (config.settings) and of scenarios.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ class VcpuRule(enum.StrEnum):
 
 
 class SpareVcpuRule(enum.StrEnum):
-    """Where vCPUs without a CPU of their own go when the sandbox has no shared CPU."""
+    """The CPUs of vCPUs without a CPU of their own, if the sandbox has no shared CPU."""
 
     SANDBOX = "sandbox"
     SHARED = "shared"
@@ -31,14 +29,14 @@ class SpareVcpuRule(enum.StrEnum):
 
 
 class ThreadPolicy(enum.StrEnum):
-    """Where the threads of a role go."""
+    """The CPUs of the threads of a role."""
 
-    #: The sandbox's CPUs that are not exclusive, so that exclusive ones are left to their vCPUs; else its mask.
+    #: The sandbox's shared CPUs, so that only vCPUs run on exclusive ones; without any, the sandbox mask.
     APART = "apart"
     SANDBOX = "sandbox"
     SHARED = "shared"
     HOUSEKEEPING = "housekeeping"
-    #: Of the CPUs of `apart` those on the NUMA node of the VM's NIC; else all of them. For vhost workers alone.
+    #: Those CPUs of `apart` on the NUMA node of the VM's NIC; without any, all of them. Only for vhost workers.
     NEAR = "near"
     OFF = "off"
 
@@ -56,20 +54,19 @@ class Policy(NamedTuple):
 
     def rule(self, role: ThreadRole) -> ThreadPolicy | CpuSet:
         """The rule of a role other than the vCPUs."""
-        found: ThreadPolicy | CpuSet = getattr(self, role.policy)
-        return found
+        rule: ThreadPolicy | CpuSet = getattr(self, role.policy)
+        return rule
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Policy:
-        """Make a policy of values as a file has them. :raises ValueError: with the key, the value and what it may
-        be."""
-        made: dict[str, object] = {}
+        """Parse the values of a file. :raises ValueError: with the key, the value and the valid ones."""
+        rules: dict[str, object] = {}
         for key, value in values.items():
             if key not in cls._fields:
                 raise ValueError(f"unknown policy {key!r:.80} (known: {', '.join(sorted(cls._fields))})")
             # YAML reads a bare off as false.
-            made[key] = parse_rule(key, "off" if value is False else value)
-        return cls(**made)  # type: ignore[arg-type]
+            rules[key] = parse_rule(key, "off" if value is False else value)
+        return cls(**rules)  # type: ignore[arg-type]
 
     def as_text(self) -> dict[str, str]:
         """The rules by key, as in a file."""
@@ -81,17 +78,17 @@ _RULES: dict[str, type[VcpuRule] | type[SpareVcpuRule] | type[ThreadPolicy]] = {
 
 
 def parse_rule(key: str, value: object) -> VcpuRule | SpareVcpuRule | ThreadPolicy | CpuSet:
-    """One policy value, as written or parsed already. :raises ValueError: naming what it may be."""
+    """Parse one policy value; a parsed one is returned unchanged. :raises ValueError: with the valid values."""
     rules = _RULES.get(key, ThreadPolicy)
     names = [rule for rule in rules if rule is not ThreadPolicy.NEAR or key == "vhost"]
     if str(value) in names:
         return rules(str(value))
-    may = ", ".join(names)
+    valid = ", ".join(names)
     if rules is ThreadPolicy and isinstance(value, str | int | CpuSet) and not isinstance(value, bool):
-        may += " or a CPU list"
+        valid += " or a CPU list"
         try:
             if cpus := CpuSet.parse(str(value)):
                 return cpus
         except CpuSetError:
             pass
-    raise ValueError(f"{key}: {value!r:.80} is none of {may}")
+    raise ValueError(f"{key}: {value!r:.80} is none of {valid}")

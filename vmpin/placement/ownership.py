@@ -1,8 +1,5 @@
-"""Ownership of the node's CPUs, from all its containers: exclusive CPUs, the shared pool, and contested CPUs.
-
-Pure. Containers of runc pods count like those of VM sandboxes: their exclusive CPUs are theirs. Which CPUs are
-a container's own, and what the shared pool is, the authorities decide (rulings).
-"""
+"""The owners of the node's CPUs, from the effective containers (`rulings`) of all pods, runc's too: exclusive CPUs,
+the shared pool, and collisions. Pure. """
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -15,9 +12,9 @@ from vmpin.domain.topology import Topology
 
 
 class Node(NamedTuple):
-    """The machine. `shared_pool` is the kubelet's default set or the configured one: empty where the kubelet's static
-    policy has assigned every CPU, None where there is neither; `housekeeping` are the CPUs for threads whose policy is
-    housekeeping, empty without any."""
+    """The machine. `shared_pool` is the kubelet's default set or the configured one, EMPTY if the kubelet's static
+    policy has assigned every CPU, None without either; `housekeeping` are the CPUs for threads with the policy
+    housekeeping. """
 
     topology: Topology
     shared_pool: CpuSet | None = None
@@ -29,40 +26,42 @@ class Node(NamedTuple):
 
 
 class CpuClaims(NamedTuple):
-    """The CPUs that one sandbox's live containers claim, cut to the online ones."""
+    """The CPUs that one sandbox's live containers claim, as far as they are online."""
 
     #: The exclusive containers, in the sandbox's order, with their CPUs.
     exclusive: tuple[tuple[ContainerId, CpuSet], ...]
-    #: The shared containers with their CPUs, None for one that has no cpuset and lives on the shared pool.
+    #: The shared containers with their CPUs; None without a cpuset: it uses the shared pool.
     shared: tuple[tuple[ContainerId, CpuSet | None], ...]
-    #: Of containers of either kind whose cpuset is yet to be rewritten: the one they still have.
+    #: Containers of either kind with a stale cpuset, and that cpuset.
     stale: tuple[tuple[ContainerId, CpuSet], ...] = ()
     #: The exclusive containers that the runtime is creating: vCPUs may be plugged in for them.
     creating: frozenset[ContainerId] = frozenset()
     #: Whether the runtime is working on a request: a container's creation, or an update.
     pending: bool = False
-    #: The program that is to rewrite the stale cpusets, as texts name it.
+    #: The name of the program that has to rewrite the stale cpusets.
     writer: str = ""
 
     @property
     def cpus(self) -> CpuSet:
-        """E: the CPUs that are exclusively this sandbox's."""
+        """E: the sandbox's exclusive CPUs."""
         return union(cpus for _, cpus in self.exclusive)
 
     @property
     def groups(self) -> tuple[tuple[tuple[ContainerId, ...], CpuSet], ...]:
-        """The exclusive containers, together where they have CPUs in common (of one pod: the kubelet hands an init
-        container's on to the next, and with pod-level resources lists several with the same), with those CPUs."""
-        found: list[tuple[tuple[ContainerId, ...], CpuSet]] = []
+        """The exclusive containers in groups of those with CPUs in common, and each group's CPUs. Containers of a pod
+        may have CPUs in common: the kubelet passes an init container's CPUs on to the next container, and with
+        pod-level resources lists several containers with the same CPUs."""
+        groups: list[tuple[tuple[ContainerId, ...], CpuSet]] = []
         for container, cpus in self.exclusive:
-            met = [group for group in found if not group[1].isdisjoint(cpus)]
-            if not met:
-                found.append(((container,), cpus))
+            joined = [group for group in groups if not group[1].isdisjoint(cpus)]
+            if not joined:
+                groups.append(((container,), cpus))
                 continue
-            members = tuple(each for others, _ in met for each in others)
-            joined = ((*members, container), union([cpus, *(group for _, group in met)]))
-            found = [joined if group is met[0] else group for group in found if group is met[0] or group not in met]
-        return tuple(found)
+            members = tuple(member for others, _ in joined for member in others)
+            union_of_all = ((*members, container), union([cpus, *(group for _, group in joined)]))
+            groups = [union_of_all if group is joined[0] else group for group in groups
+                      if group is joined[0] or group not in joined]
+        return tuple(groups)
 
 
 def is_counted(container: Container) -> bool:
@@ -76,11 +75,11 @@ def is_exclusive(container: Container) -> bool:
 
 
 def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
-    """Return what a sandbox's effective containers claim."""
+    """The claims of a sandbox's effective containers."""
     exclusive: list[tuple[ContainerId, CpuSet]] = []
     shared: list[tuple[ContainerId, CpuSet | None]] = []
     stale = []
-    coming: set[ContainerId] = set()
+    creating: set[ContainerId] = set()
     pending, writer = False, ""
     for container in containers:
         if not is_counted(container):
@@ -93,15 +92,14 @@ def claims_of(containers: Iterable[Container], node: Node) -> CpuClaims:
             exclusive.append((container.id, container.own_cpus & node.online))
             if container.spare & node.online:
                 shared.append((container.id, container.spare & node.online))
-            coming |= {container.id} if container.creating else set()
+            creating |= {container.id} if container.creating else set()
         else:
-            # While an update is under way a shared container may be on its old CPUs and on the new ones. Ownership
-            # does not change before the update has been done.
-            asked = container.requested_cpuset
-            cpus = container.cpuset | asked if container.cpuset and asked else container.cpuset
-            # An empty cpuset means none: such a container runs on the pool.
+            # During an update a shared container may be on its old and on its new CPUs. Ownership changes only when
+            # the update is done.
+            requested = container.requested_cpuset
+            cpus = container.cpuset | requested if container.cpuset and requested else container.cpuset
             shared.append((container.id, cpus & node.online if cpus else None))
-    return CpuClaims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(coming), pending, writer)
+    return CpuClaims(tuple(exclusive), tuple(shared), tuple(stale), frozenset(creating), pending, writer)
 
 
 class Ownership(NamedTuple):
@@ -110,25 +108,25 @@ class Ownership(NamedTuple):
     claims: Mapping[SandboxId, CpuClaims]
     #: All exclusive CPUs of the node.
     exclusive: CpuSet
-    #: P: without exclusive CPUs, unless the kubelet or the operator put one there.
+    #: P. It has exclusive CPUs only if the kubelet or the operator put one there.
     pool: CpuSet
-    #: The pod uid of sandboxes that runtimes reported; claims of pods that only the kubelet reports are by that uid.
+    #: The pod uids of sandboxes. A pod that only an authority lists has its uid as the key in `claims`.
     pods: Mapping[SandboxId, str] = MappingProxyType({})
 
     def foreign(self, sandbox: SandboxId) -> CpuSet:
-        """CPUs that belong to other pods only: no thread of `sandbox` may be put there."""
-        mine = self.claims.get(sandbox)
-        foreign = self.exclusive if mine is None else self.exclusive - mine.cpus
+        """The exclusive CPUs of other pods: no thread of `sandbox` may be placed there."""
+        claims = self.claims.get(sandbox)
+        foreign = self.exclusive if claims is None else self.exclusive - claims.cpus
         return foreign - self.rest_of_pod(sandbox)
 
     def rest_of_pod(self, sandbox: SandboxId) -> CpuSet:
-        """The CPUs that the kubelet gives the pod of a sandbox and that none of its known containers owns: the pod has
-        them as a whole, or for containers that are yet to be created."""
+        """The CPUs that an authority gives a sandbox's pod in addition to those of its known containers: for the pod
+        as a whole, or for containers that are yet to be created."""
         rest = self.claims.get(SandboxId(self.pods.get(sandbox, "")))
         return EMPTY if rest is None or rest is self.claims.get(sandbox) else rest.cpus
 
     def owner_names(self, cpu: int) -> str:
-        """Return a CPU's owners as a text."""
+        """A CPU's owners as a text."""
         return " and ".join(f"{container} of {sandbox}" if container else f"pod {sandbox}"
                             for sandbox, container in self.owners(cpu))
 
@@ -139,8 +137,7 @@ class Ownership(NamedTuple):
 
 def with_unreported(all_claims: Mapping[SandboxId, CpuClaims], unreported: Mapping[tuple[str, str], CpuSet],
                     online: CpuSet) -> Mapping[SandboxId, CpuClaims]:
-    """Add the claims of containers that only an authority lists.
-    :param unreported: CPUs by pod uid and container's name."""
+    """Add the claims of containers that only an authority lists. :param unreported: of `unreported_assignments`."""
     more: dict[SandboxId, CpuClaims] = {}
     for (uid, name), cpus in unreported.items():
         pod = SandboxId(uid)
@@ -151,8 +148,9 @@ def with_unreported(all_claims: Mapping[SandboxId, CpuClaims], unreported: Mappi
 
 def ownership(all_claims: Mapping[SandboxId, CpuClaims], node: Node,
               pods: Mapping[SandboxId, str] | None = None) -> Ownership:
-    """Join the claims of every sandbox. P unknown, or wholly offline, is the online CPUs minus every exclusive one; an
-    empty one is empty: the kubelet's is for a moment between its two writes, and the CPUs outside it may be reserved.
+    """Join the claims of all sandboxes. If P is unknown, or completely offline, it is all online CPUs that are not
+    exclusive. If P is empty it stays so: the CPUs outside it may be reserved (the kubelet's is also empty for a moment
+    between its two writes).
     :param pods: pod uids by sandbox."""
     exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)
     pool, unowned = node.shared_pool, node.online - exclusive
@@ -161,7 +159,7 @@ def ownership(all_claims: Mapping[SandboxId, CpuClaims], node: Node,
 
 
 class Collision(NamedTuple):
-    """A CPU on which more work may run than its owner agreed to."""
+    """An exclusive CPU on which another pod may run."""
 
     cpu: int
     sandboxes: tuple[SandboxId, ...]
@@ -169,36 +167,35 @@ class Collision(NamedTuple):
 
 
 def find_collisions(own: Ownership, vms: Collection[SandboxId] = ()) -> list[Collision]:
-    """CPUs that containers of two pods own, and CPUs that one pod owns and another's cpuset reaches. What containers
-    of one pod have in common is that pod's. vmpin causes none of this: the kubelet (or another program that assigns
-    CPUs) contradicts itself, at least for a moment (it narrows running shared containers up to ten seconds after it
-    has assigned a CPU).
-    :param vms: the sandboxes whose cpusets count for nothing here, as no process runs by them: VMs whose threads are
-        looked at one by one."""
-    found = []
-    seen = twice = EMPTY
+    """CPUs that containers of two pods own, and CPUs that one pod owns and another's cpuset contains. The cause is
+    never vmpin, but the kubelet or another program that assigns CPUs: it contradicts itself, at least for a moment
+    (the kubelet narrows running shared containers up to ten seconds after it has assigned a CPU).
+    :param vms: the sandboxes whose cpusets are ignored, because no process runs by them: VMs, whose threads are
+    checked one by one."""
+    collisions = []
+    owned = owned_twice = EMPTY
     for claim in own.claims.values():
-        twice |= seen & claim.cpus
-        seen |= claim.cpus
-    for cpu in twice:
-        sandboxes = _distinct(sandbox for sandbox, _ in own.owners(cpu))
-        # A pod whose sandbox is created again has two for a while.
-        if len({own.pods.get(sandbox) or sandbox for sandbox in sandboxes}) > 1:
-            found.append(Collision(cpu, sandboxes, f"exclusive to {own.owner_names(cpu)}"))
+        owned_twice |= owned & claim.cpus
+        owned |= claim.cpus
+    for cpu in owned_twice:
+        owners = _owning_sandboxes(own, cpu)
+        # A pod whose sandbox is created again has two sandboxes for a while.
+        if len({own.pods.get(sandbox) or sandbox for sandbox in owners}) > 1:
+            collisions.append(Collision(cpu, owners, f"exclusive to {own.owner_names(cpu)}"))
     for sandbox, claim in own.claims.items():
         if sandbox in vms:
             continue
         foreign = own.foreign(sandbox)
         stale = dict(claim.stale)
         shared = [(container, cpus) for container, cpus in claim.shared if container not in stale]
-        late = f"cpuset, which {claim.writer} has yet to rewrite,"
-        for what, reaching in (("shared cpuset", shared), (late, claim.stale)):
-            for container, cpus in reaching:
+        stale_cpuset = f"cpuset, which {claim.writer} has yet to rewrite,"
+        for noun, cpusets in (("shared cpuset", shared), (stale_cpuset, claim.stale)):
+            for container, cpus in cpusets:
                 for cpu in (cpus or EMPTY) & foreign:
-                    text = f"exclusive to {own.owner_names(cpu)}, but in the {what} of {container} of {sandbox}"
-                    found.append(Collision(cpu, _distinct([*(each for each, _ in own.owners(cpu)), sandbox]), text))
-    return sorted(found, key=lambda collision: (collision.cpu, collision.sandboxes))
+                    text = f"exclusive to {own.owner_names(cpu)}, but in the {noun} of {container} of {sandbox}"
+                    collisions.append(Collision(cpu, _owning_sandboxes(own, cpu, sandbox), text))
+    return sorted(collisions, key=lambda collision: (collision.cpu, collision.sandboxes))
 
 
-def _distinct(sandboxes: Iterable[SandboxId]) -> tuple[SandboxId, ...]:
-    return tuple(dict.fromkeys(sandboxes))
+def _owning_sandboxes(own: Ownership, cpu: int, *more: SandboxId) -> tuple[SandboxId, ...]:
+    return tuple(dict.fromkeys([*(sandbox for sandbox, _ in own.owners(cpu)), *more]))

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.authorities.authority import Authorities, Authority
 from vmpin.authorities.dra_authority import ClaimFiles, DraAuthority
-from vmpin.authorities.kubelet_authority import KubeletAuthority
-from vmpin.authorities.kubelet_checkpoint import KubeletCheckpoint
+from vmpin.authorities.kubelet_authority import KubeletCheckpoint, kubelet_authority
 from vmpin.authorities.observed_authority import ObservedAuthority
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
@@ -96,14 +95,16 @@ class NodeState:
         self.helper_pids: Set[int] = processes.helpers.keys()
         self.checkpoint = KubeletCheckpoint(config.paths.kubelet, logger.warning,
                                             saved.kubelet if config.watch.kubelet else None)
-        self._kubelet = KubeletAuthority(self.checkpoint, config.watch.kubelet)
+        #: The kubelet's checkpoint in force; None if it is not read, or there is none.
+        self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.watch.kubelet else None
         self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
         topology = self.sysfs.topology()
         self._online = topology.online
         self._dra = DraAuthority(ClaimFiles(config.paths.cdi, config.paths.kubelet, logger.warning))
         self._observed = ObservedAuthority(lambda: self._online)
-        self._observed.follows_containers = self._every_container_known()
-        self.authorities = Authorities(config.node.shared_pool, [self._kubelet, self._dra, self._observed])
+        self.authorities = Authorities(config.node.shared_pool, [kubelet_authority(self.kubelet)])
+        self.authorities.put(self._dra, self._dra.rules)
+        self.authorities.put(self._observed, self._every_container_known())
         for authority_of in present(feature.authority for feature in features()):
             if (authority := authority_of(config, self.boot_id)) is not None:
                 self.authorities.put(authority)
@@ -165,11 +166,6 @@ class NodeState:
     def node(self) -> Node:
         """The node's topology, shared pool and housekeeping CPUs."""
         return self.placement_cache.node
-
-    @property
-    def kubelet(self) -> CpuManagerState | None:
-        """The kubelet's checkpoint; None where it is not read, or cannot be."""
-        return self._kubelet.state
 
     # What readers get besides (view.NodeView)
 
@@ -340,9 +336,10 @@ class NodeState:
             self.placement_cache.dirty.update(self.state.sandboxes)
         self.observe_ownership()
 
-    def put_authority(self, authority: Authority) -> None:
-        """Take in what decides on CPUs, too, or decides otherwise than before; it replaces the one of its name."""
-        self.authorities.put(authority)
+    def put_authority(self, authority: Authority, rules: bool = True) -> None:
+        """Use an authority from now on, or one with another decision. :param rules: False: it does not rule any more.
+        """
+        self.authorities.put(authority, rules)
         self.placement_cache.follow_authorities(self.state)
 
     def _every_container_known(self) -> bool:
@@ -351,9 +348,7 @@ class NodeState:
 
     def observe_ownership(self) -> None:
         """Have ownership follow from the cpusets of all containers from the next pass on, or not any more."""
-        if self._observed.follows_containers != self._every_container_known():
-            self._observed.follows_containers = not self._observed.follows_containers
-            self.authorities.put(self._observed)
+        self.authorities.put(self._observed, self._every_container_known())
 
     def forks_reported(self, reported: bool) -> None:
         """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
@@ -375,10 +370,11 @@ class NodeState:
     def read_assignments(self) -> None:
         """Read the checkpoint and the claims: both are written before the runtime creates the container."""
         if self._dra.read():
-            self.put_authority(self._dra)
-        if self.config.watch.kubelet and self._kubelet.read(used=True):
+            self.put_authority(self._dra, self._dra.rules)
+        before, self.kubelet = self.kubelet, self.checkpoint.read() if self.config.watch.kubelet else None
+        if self.kubelet != before:
             self.changed = True
-            self.put_authority(self._kubelet)
+            self.put_authority(kubelet_authority(self.kubelet))
 
     def read_node(self) -> None:
         """Read checkpoint and claims, and which CPUs are online and isolated; the topology is kept where it cannot be
@@ -405,8 +401,7 @@ class NodeState:
         self.inventory.only = config.watch.pattern
         self.pinner.drift_tracker.contention.rules = config.contention_rules
         self.sources.kata.use_annotation(config.policy.exclusive_annotation)
-        self._kubelet.read(config.watch.kubelet)
-        self.authorities.put(self._kubelet)
+        self.read_assignments()
         self.authorities.use_pool(config.node.shared_pool)
         self.observe_ownership()
         self.placement_cache.renew(config, self.node.topology, self.state)

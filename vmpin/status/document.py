@@ -12,7 +12,7 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Rulings
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import UnknownOwner
-from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread
+from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread, uid_of
 from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.domain.terminal import number_of, printable
 from vmpin.placement.ownership import Collision, Node, Ownership, is_counted, is_exclusive
@@ -107,7 +107,7 @@ def sandbox_data(state: SandboxState, node: Node, placement: Placement | None, v
 
 def _container(state: SandboxState, container: Container, rulings: Rulings, wall_offset: int) -> dict[str, object]:
     record = state.containers[container.id]
-    cpus = rulings.by_authority("kubelet", "" if state.pod is None else state.pod.uid, container)
+    cpus = rulings.by_authority("kubelet", uid_of(state.pod), container)
     exclusive = not container.pause and is_exclusive(container)
     report = record.reports.get(record.source)
     reports = {source.label: {"cpus": str(cpuset_report.cpuset), "since": _when(cpuset_report.time, wall_offset)}

@@ -47,15 +47,12 @@ def state_of(*pods: SandboxState) -> DesiredState:
 
 def claims(listed: Mapping[Owner, str], complete: bool = True, pool: CpuSet | None = None) -> GivenAuthority:
     """A DRA driver's claims."""
-    return GivenAuthority("dra", Rank.DRA, Assignments({owner: cpus(text) for owner, text in listed.items()}, pool,
+    return GivenAuthority(Rank.DRA, Assignments({owner: cpus(text) for owner, text in listed.items()}, pool,
                                                        complete))
 
 
 def observed() -> ObservedAuthority:
-    """CPUs that no other pod's container may use are their container's own; every container is known."""
-    authority = ObservedAuthority(lambda: EIGHT)
-    authority.follows_containers = True
-    return authority
+    return ObservedAuthority(lambda: EIGHT)
 
 
 class OnNode:
@@ -102,8 +99,8 @@ CLAIMED = claims({("uid-web", "main"): "4-5"})
     (None, [claims({("uid-web", "main"): ""}, complete=False)], True, None, ""),  # listed, and owns nothing
     (None, [], None, "pool", "2-3"),
     (None, [], False, None, ""),
-    (None, [GivenAuthority("dra", Rank.DRA, None)], None, "pool", "2-3"),  # it does not rule
-    (None, [claims({("", "web"): "2"}), GivenAuthority("ledger", Rank.LEDGER, Assignments({("", "web"): cpus("3")}))],
+    (None, [GivenAuthority(Rank.DRA, None)], None, "pool", "2-3"),  # it does not rule
+    (None, [claims({("", "web"): "2"}), GivenAuthority(Rank.LEDGER, Assignments({("", "web"): cpus("3")}))],
      None, "ledger", "3"),
 ])
 def test_the_strongest_authority_that_lists_a_container_or_is_complete_decides(
@@ -114,15 +111,17 @@ def test_the_strongest_authority_that_lists_a_container_or_is_complete_decides(
     assert (container.ruled_by or None, str(container.own_cpus) if container.exclusive else "") == (by, own)
 
 
-def test_an_authority_is_replaced_by_one_of_its_name_whatever_the_order_they_come_in() -> None:
+def test_an_authority_is_replaced_by_one_of_its_rank_whatever_the_order_they_come_in() -> None:
     on_node = authorities(None)
     on_node.put(observed())
     on_node.put(claims({}, complete=False))
-    on_node.put(GivenAuthority("kubelet", Rank.KUBELET, Assignments(complete=False)))
+    on_node.put(GivenAuthority(Rank.KUBELET, Assignments(complete=False)))
     on_node.put(claims({("", "web"): "1"}, complete=False))
     rulings = on_node.rulings(DesiredState())
     assert [ruling.authority for ruling in rulings.by_rank] == ["kubelet", "dra", "declared", "pool", "observed"]
     assert rulings.by_rank[1].assignments.exclusive == {("", "web"): cpus("1")}
+    on_node.put(observed(), rules=False)
+    assert on_node.rulings(DesiredState()).by_rank == rulings.by_rank[:-1]
 
 
 def test_a_made_up_authority_decides_without_a_change_in_placement_or_reconcile() -> None:
@@ -144,7 +143,7 @@ def test_a_made_up_authority_decides_without_a_change_in_placement_or_reconcile(
     # Another claim concerns every sandbox, and none at all leaves it to the weaker ones.
     node.authorities.put(claims({("uid-web", "main"): "6"}))
     assert node.place(state)[BATCH].mask == cpus("0-5,7")
-    node.authorities.put(GivenAuthority("dra", Rank.DRA, None))
+    node.authorities.put(GivenAuthority(Rank.DRA, None))
     node.place(state)
     assert node.shown(web)["exclusive_by"] == "pool"
 

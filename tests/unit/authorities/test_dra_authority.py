@@ -156,7 +156,7 @@ def test_a_container_with_a_claim_owns_it_and_others_lose_it(tmp_path: Path) -> 
     files.read.read()
     web, batch = pod("web", main="2-3", helper="0-1,4-7"), pod("batch", job="0-7")
     assignments = DraAuthority(files.read).assignments(state_of(web, batch))
-    rulings = ruled(None, GivenAuthority("dra", Rank.DRA, assignments))
+    rulings = ruled(None, GivenAuthority(Rank.DRA, assignments))
     main, helper = effective_containers(web, rulings)
     assert (main.exclusive, str(main.own_cpus), main.ruled_by) == (True, "2-3", "dra")
     assert (helper.exclusive, str(helper.cpuset)) == (False, "0-1,4-7")

@@ -36,11 +36,9 @@ class Node:
     def __init__(self) -> None:
         self.now = 0.0
         self.authority = ObservedAuthority(lambda: ONLINE, lambda: self.now)
-        self.authority.follows_containers = True
 
     def owned(self, state: DesiredState) -> dict[str, str]:
         assignments = self.authority.assignments(state)
-        assert assignments is not None
         return {container: str(cpus) for (_, container), cpus in assignments.exclusive.items()}
 
 
@@ -65,15 +63,6 @@ class Node:
 def test_a_container_owns_the_cpus_that_no_other_pods_container_may_use(
         pods: dict[str, list[ContainerRecord]], owned: dict[str, str]) -> None:
     assert Node().owned(state_of(pods)) == owned
-
-
-def test_nothing_is_observed_while_not_every_container_is_known() -> None:
-    node, state = Node(), state_of({"a": [record("a1", "2-3")]})
-    assert node.owned(state) == {"a1": "2-3"}
-    node.authority.follows_containers = False
-    assert node.authority.assignments(state) is None
-    node.authority.follows_containers = True
-    assert node.owned(state) == {"a1": "2-3"}
 
 
 def test_an_unchanged_answer_is_the_same_object() -> None:

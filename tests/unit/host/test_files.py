@@ -15,7 +15,7 @@ import pytest
 from need import need_root, need_unshare
 from trees import make_tree
 
-from vmpin.authorities.kubelet_checkpoint import KubeletCheckpoint
+from vmpin.authorities.kubelet_authority import KubeletCheckpoint
 from vmpin.cli import scenario_file
 from vmpin.config import yaml_file
 from vmpin.cpuset import CpuSet

@@ -34,7 +34,7 @@ def sandbox(name: SandboxId, *containers: Container) -> SandboxState:
 
 GRANTED = Assignments({("", "main"): cpus("2-3"), ("", "side"): CpuSet(), ("", "web"): CpuSet()}, cpus("0-1,4-7"),
                       writes=True, spare={("", "main"): cpus("4")})
-LEDGER = GivenAuthority("ledger", Rank.LEDGER, GRANTED)
+LEDGER = GivenAuthority(Rank.LEDGER, GRANTED)
 
 
 def test_own_cpus_are_one_to_one_and_the_spare_ones_are_for_the_rest() -> None:
@@ -64,7 +64,7 @@ def test_a_vms_container_without_a_cpuset_is_kept_on_the_ledgers_pool() -> None:
 
 def test_what_the_ledger_has_as_shared_owns_nothing() -> None:
     """Reserved CPUs of a container with the policy infra are none of the pool's with strict_reserved."""
-    ledger = GivenAuthority("ledger", Rank.LEDGER, GRANTED._replace(pool=cpus("4-7")))
+    ledger = GivenAuthority(Rank.LEDGER, GRANTED._replace(pool=cpus("4-7")))
     web, other = effective_containers(sandbox(VM, box("web", "0"), box("unknown", "2")), ruled(None, ledger))
     assert not is_exclusive(web)
     assert is_exclusive(other), "the ledger does not have it: the rules are as without one"
@@ -82,7 +82,7 @@ def test_what_a_grant_concerns_is_placed_again_and_nothing_else() -> None:
     cache = PlacementCache(settings.load(None, {}, {}), EIGHT, on_node, DesiredState(), {})
 
     def put(assignments: Assignments | None) -> None:
-        on_node.put(GivenAuthority("ledger", Rank.LEDGER, assignments))
+        on_node.put(GivenAuthority(Rank.LEDGER, assignments))
         cache.follow_authorities(state)
 
     state = DesiredState({VM: sandbox(VM, box("main", "2-4")), OTHER: sandbox(OTHER, box("web", "0"))})

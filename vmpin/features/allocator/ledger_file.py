@@ -76,7 +76,7 @@ def assignments_by(ledger: Ledger) -> Assignments:
 
 def ledger_authority(assignments: Assignments | None) -> GivenAuthority:
     """Return the authority of the ledger. :param assignments: None where nothing is given out."""
-    return GivenAuthority("ledger", Rank.LEDGER, assignments)
+    return GivenAuthority(Rank.LEDGER, assignments)
 
 
 def kept_assignments(path: Path, boot_id: str) -> Assignments | None:
