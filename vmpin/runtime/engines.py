@@ -59,13 +59,11 @@ def _containerds(files: Files, programs: Iterable[Program]) -> list[tuple[str, i
 
 
 def _containerd(files: Files, path: str, pid: int | None) -> Engine:
-    read: list[str] = []
-    trouble: list[str] = []
-    origin: dict[str, str] = {}
-    config = _imported(files, path, read, trouble, origin)
+    loaded = _Configuration(files)
+    config = loaded.with_imports(path)
     if path == _CONTAINERD[0] and "imports" not in config:
         for imported in files.glob(_CONTAINERD_IMPORTS):
-            config = merge(config, _imported(files, imported, read, trouble, origin))
+            config = merge(config, loaded.with_imports(imported))
     version = config.get("version")
     version = version if isinstance(version, int) else 1 if config else 0
     disabled = switch(dig(config, "plugins", _NRI, "disable"))
@@ -74,12 +72,17 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
     if _NRI in strings(config.get("disabled_plugins")):
         on = False
     handlers = tuple(
-        _handler("containerd", name, _with_shim(files, table), origin.get(name, path),
+        _handler("containerd", name, _with_shim(files, table), loaded.origin.get(name, path),
                  config_path=string(dig(table, "options", "ConfigPath")), kind=string(table.get("runtime_type")),
                  annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
-        for plugin in _CRI for name, table in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")))
-    return Engine("containerd", pid, tuple(read), on, string(dig(config, "plugins", _NRI, "socket_path")),
-                  handlers, trouble=tuple(trouble))
+        for name, table in _cri_handlers(config))
+    return Engine("containerd", pid, tuple(loaded.read), on, string(dig(config, "plugins", _NRI, "socket_path")),
+                  handlers, trouble=tuple(loaded.trouble))
+
+
+def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
+    return [handler for plugin in _CRI
+            for handler in _tables(dig(config, "plugins", plugin, "containerd", "runtimes"))]
 
 
 def _with_shim(files: Files, table: Table) -> Table:
@@ -92,65 +95,69 @@ def _with_shim(files: Files, table: Table) -> Table:
     return {**table, "runtime_path": shim} if shim and "/" not in name else table
 
 
-def _imported(files: Files, path: str, read: list[str], trouble: list[str], origin: dict[str, str]) -> Table:
-    """Read a configuration file of containerd and merge its imports over it (cmd/containerd/server/config:
-    mergeConfig)."""
-    if path in read or len(read) >= _MAX_IMPORTS:
-        return {}
-    config = next((table for _, table in _loaded(files, [path], read, trouble)), {})
-    for plugin in _CRI:
-        for name, _ in _tables(dig(config, "plugins", plugin, "containerd", "runtimes")):
-            origin[name] = path
-    for pattern in strings(config.get("imports")):
-        place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
-        for imported in files.glob(place):
-            config = merge(config, _imported(files, imported, read, trouble, origin))
-    return config
+class _Configuration:
+    """An engine's configuration files as far as they are loaded: their paths (`read`), errors (`trouble`), and the
+    file of each handler (`origin`)."""
 
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.read: list[str] = []
+        self.trouble: list[str] = []
+        self.origin: dict[str, str] = {}
 
-def _loaded(files: Files, paths: Iterable[str], read: list[str], trouble: list[str]) -> Iterator[tuple[str, Table]]:
-    """Yield the existing files with their contents. Appends their paths to `read`, and errors to `trouble`."""
-    for path in paths:
-        try:
-            table = load_toml(files, path)
-        except SourceError as err:
-            trouble.append(str(err))
-            continue
-        if table is not None:
-            read.append(path)
-            yield path, table
+    def load(self, paths: Iterable[str]) -> Iterator[tuple[str, Table]]:
+        """Yield the existing files with their contents."""
+        for path in paths:
+            try:
+                table = load_toml(self._files, path)
+            except SourceError as err:
+                self.trouble.append(str(err))
+                continue
+            if table is not None:
+                self.read.append(path)
+                yield path, table
+
+    def with_imports(self, path: str) -> Table:
+        """Load a file of containerd and merge its imports over it (cmd/containerd/server/config: mergeConfig)."""
+        if path in self.read or len(self.read) >= _MAX_IMPORTS:
+            return {}
+        config = next((table for _, table in self.load([path])), {})
+        self.origin |= {name: path for name, _ in _cri_handlers(config)}
+        for pattern in strings(config.get("imports")):
+            place = pattern if pattern.startswith("/") else f"{path.rpartition('/')[0]}/{pattern}"
+            for imported in self._files.glob(place):
+                config = merge(config, self.with_imports(imported))
+        return config
 
 
 def _crio(files: Files, program: Program | None) -> Engine:
     argv = [] if program is None else program.argv
     directory = flag(argv, "config-dir", "d") or f"{_CRIO}.d"
     config: Table = {}
-    read: list[str] = []
-    trouble: list[str] = []
-    origin: dict[str, str] = {}
+    loaded = _Configuration(files)
     paths = (flag(argv, "config", "c") or _CRIO,
              *(f"{directory}/{name}" for name in files.names(directory)))
-    for path, loaded in _loaded(files, paths, read, trouble):
-        origin |= {name: path for name, _ in _tables(dig(loaded, "crio", "runtime", "runtimes"))}
-        config = merge(config, loaded)
-    handlers = tuple(_handler("crio", name, table, origin[name], config_path=string(table.get("runtime_config_path")),
+    for path, table in loaded.load(paths):
+        loaded.origin |= {name: path for name, _ in _tables(dig(table, "crio", "runtime", "runtimes"))}
+        config = merge(config, table)
+    handlers = tuple(_handler("crio", name, table, loaded.origin[name],
+                              config_path=string(table.get("runtime_config_path")),
                               kind=string(table.get("runtime_type")), annotations=None, base_spec="")
                      for name, table in _tables(dig(config, "crio", "runtime", "runtimes")))
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
-    return Engine("crio", None if program is None else program.pid, tuple(read),
+    return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),
-                  handlers=handlers, hooks_dirs=hooks, trouble=tuple(trouble))
+                  handlers=handlers, hooks_dirs=hooks, trouble=tuple(loaded.trouble))
 
 
 def _podman(files: Files) -> Engine:
     hooks: tuple[str, ...] = ()
-    read: list[str] = []
-    trouble: list[str] = []
+    loaded = _Configuration(files)
     paths = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
              *files.glob("/etc/containers/containers.conf.d/*.conf"))
-    for _, table in _loaded(files, paths, read, trouble):
+    for _, table in loaded.load(paths):
         hooks = strings(dig(table, "engine", "hooks_dir")) or hooks
-    return Engine("podman", files=tuple(read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(trouble))
+    return Engine("podman", files=tuple(loaded.read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(loaded.trouble))
 
 
 def _tables(value: object) -> list[tuple[str, Table]]:
