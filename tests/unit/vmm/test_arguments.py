@@ -25,6 +25,7 @@ def test_keyvals_are_split_as_qemu_does() -> None:
         ("first", "a,b"), ("k", "v,w"), ("flag,x", "1"), ("x", "on")]
     assert keyvals("k=v=w", "first") == [("k", "v=w")]
     assert keyvals("", "first") == []
+    assert keyvals("a,,,b", "first") == [("first", "a,"), ("b", "on")]
 
 
 def test_a_long_option_has_its_value_behind_it_or_in_it() -> None:
