@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from vmpin.guests.kata_agent import agent_messages
 from vmpin.wire import ttrpc
-from vmpin.wire.agent_messages import MESSAGES
 
 
 class Server:
@@ -38,15 +38,15 @@ class Server:
             return ttrpc.Reply(request.stream, 7, f"{request.method}Request is blocked by policy: \x1b[31m")
         match request.service, request.method:
             case "grpc.Health", "Version":
-                found = MESSAGES["VersionCheckResponse"](grpc_version="0.0.1", agent_version="4.1.0")
+                found = agent_messages()["VersionCheckResponse"](grpc_version="0.0.1", agent_version="4.1.0")
             case "grpc.AgentService", "GetMetrics":
-                found = MESSAGES["Metrics"](metrics="".join(
+                found = agent_messages()["Metrics"](metrics="".join(
                     f'kata_guest_cpu_time{{cpu="{cpu}",item="{item}"}} {times[cpu]}\n'
                     for cpu in range(self.online) for item, times in (("user", self.user), ("idle", self.idle))))
             case "grpc.AgentService", "UpdateContainer":
-                update = MESSAGES.decode("UpdateContainerRequest", request.payload)
+                update = agent_messages().decode("UpdateContainerRequest", request.payload)
                 # Nothing but the CPUs: what else is there would be changed, too.
-                bare = MESSAGES["UpdateContainerRequest"](container_id=update.container_id)
+                bare = agent_messages()["UpdateContainerRequest"](container_id=update.container_id)
                 bare.resources.CPU.Cpus = update.resources.CPU.Cpus
                 assert request.payload == bare.SerializeToString()
                 if update.container_id not in self.containers:

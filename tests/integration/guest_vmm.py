@@ -30,10 +30,10 @@ from kata_peer import Server
 from real_node import Node
 from waiting import PATIENCE, wait
 
+from vmpin.guests.kata_agent import agent_messages
 from vmpin.protocol.frames import encode
 from vmpin.protocol.messages import Applied, HostMessage, Pong, VcpuMap, as_json
 from vmpin.wire import ttrpc
-from vmpin.wire.agent_messages import MESSAGES
 
 
 class GuestVmm:
@@ -164,7 +164,7 @@ class _Kata(Server):
     def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
         log("call", method=request.method)
         if request.method == "UpdateContainer":
-            update = MESSAGES.decode("UpdateContainerRequest", request.payload)
+            update = agent_messages().decode("UpdateContainerRequest", request.payload)
             log("cpus", container=update.container_id, cpus=update.resources.CPU.Cpus)
         return super().answer(request)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from vmpin.bounded import parse_whole
@@ -71,8 +72,8 @@ class KataAgent:
     async def connect(cls, channel: Channel, deadline: float = TIMEOUTS.kata_answer) -> KataAgent:
         """Connect to the agent's port. :param deadline: for each answer (s). :raises OSError: as `Channel.open`."""
         # In a thread: loading the protobuf library takes 50 ms, in which the event loop must not stand still.
-        messages = await asyncio.to_thread(_messages)
-        return cls(await channel.open(PORT), messages, deadline)
+        known = await asyncio.to_thread(agent_messages)
+        return cls(await channel.open(PORT), known, deadline)
 
     async def __aenter__(self) -> KataAgent:
         return self
@@ -148,8 +149,19 @@ def online_cpus(metrics: str) -> int:
     return len({parse_whole(match[1], 1023) for match in matches if match is not None} - {None})
 
 
-def _messages() -> Messages:
-    from vmpin.wire.agent_messages import MESSAGES
+@cache
+def agent_messages() -> Messages:
+    """The messages of Kata's agent that vmpin uses: src/libs/protocols/protos/agent.proto, oci.proto, health.proto.
+    The field numbers are the same in Kata 2.0 and every later version. Loads the protobuf library."""
+    from vmpin.wire.protos import Messages
 
     ttrpc.load()
-    return MESSAGES
+    return Messages("grpc", """
+        UpdateContainerRequest      container_id=1 resources=2:LinuxResources
+        LinuxResources              CPU=3:LinuxCPU
+        LinuxCPU                    Cpus=6 Mems=7
+        GetMetricsRequest
+        Metrics                     metrics=1
+        CheckRequest                service=1
+        VersionCheckResponse        grpc_version=1 agent_version=2
+    """)

@@ -16,9 +16,8 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.errors import SourceError, WireError
 from vmpin.guests.channels import HybridVsock, Stream
-from vmpin.guests.kata_agent import METHODS, KataAgent, Refused, UnknownContainer
+from vmpin.guests.kata_agent import METHODS, KataAgent, Refused, UnknownContainer, agent_messages
 from vmpin.wire import ttrpc
-from vmpin.wire.agent_messages import MESSAGES
 
 
 async def test_the_calls_and_their_answers() -> None:
@@ -52,7 +51,7 @@ async def test_it_is_reached_behind_hybrid_vsock() -> None:
 
 
 RIGHT = ttrpc.encode(ttrpc.Reply(
-    1, payload=MESSAGES["VersionCheckResponse"](agent_version="4").SerializeToString()))
+    1, payload=agent_messages()["VersionCheckResponse"](agent_version="4").SerializeToString()))
 GARBAGE = {
     "random": random.Random(3).randbytes(4000),
     "4 GB": b"\xff\xff\xff\xff\x00\x00\x00\x01\x02\x00",
@@ -91,7 +90,7 @@ async def test_slow_and_dead() -> None:
 async def test_fifty_thousand_spoilt_answers_are_no_more_than_source_errors() -> None:
     chance = random.Random(11)
     right = [ttrpc.encode(ttrpc.Reply(1)), RIGHT, ttrpc.encode(ttrpc.Reply(1, 7, "blocked")),
-             ttrpc.encode(ttrpc.Reply(1, payload=MESSAGES["Metrics"](metrics="x" * 50).SerializeToString()))]
+             ttrpc.encode(ttrpc.Reply(1, payload=agent_messages()["Metrics"](metrics="x" * 50).SerializeToString()))]
     class Writer:
         def write(self, raw: bytes) -> None:
             pass
@@ -108,7 +107,7 @@ async def test_fifty_thousand_spoilt_answers_are_no_more_than_source_errors() ->
         reader = asyncio.StreamReader()
         reader.feed_data(bytes(raw))
         reader.feed_eof()
-        agent = KataAgent(Stream(reader, Writer()), MESSAGES)  # type: ignore[arg-type]
+        agent = KataAgent(Stream(reader, Writer()), agent_messages())  # type: ignore[arg-type]
         try:
             await agent.version() if chance.random() < 0.5 else await agent.metrics()
         except (SourceError, ConnectionError):
