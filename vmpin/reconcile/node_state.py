@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from vmpin.domain.model import VcpuId
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.domain.sandbox_placement import Placement
-    from vmpin.domain.vm_nic import NearNic
     from vmpin.pinning.drift_evidence import History
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Ownership
@@ -116,8 +115,7 @@ class NodeState:
         self.nic_nodes = NicNodes(
             None if finder is None else partial(finder, self.proc, str(config.paths.sys)))
         self.placement_cache = PlacementCache(
-            config, topology, self.authorities, self.state, saved.previous,
-            self.nic_nodes.numa_node, self.first_list)
+            config, topology, self.authorities, self.state, saved.previous, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
         self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
@@ -180,10 +178,6 @@ class NodeState:
     @property
     def rulings(self) -> Rulings:
         return self.placement_cache.rulings
-
-    @property
-    def nics(self) -> Mapping[ThreadId, NearNic]:
-        return self.nic_nodes.nics
 
     @property
     def pod_resources(self) -> Mapping[tuple[str, str, str], CpuSet] | None:

@@ -7,7 +7,7 @@ from vmpin.authorities.authority import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
-from vmpin.domain.model import ContainerState, SandboxId, ThreadId, Vcpu, VcpuId
+from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.sandbox_placement import Placement, Previous, Verdict
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_unreported
@@ -22,16 +22,12 @@ logger = logging.getLogger(__name__)
 class PlacementCache:
     """Owns ownership and placements: it alone changes them.
     :param previous: the placements that were made before, as a state file has them.
-    :param nic_node: the NUMA node of a VM's NIC, by its VMM's main thread.
     :param first_list: None where no list of the runtime's is awaited."""
 
     def __init__(self, config: Config, topology: Topology, authorities: Authorities, state: DesiredState,
-                 previous: Mapping[SandboxId, Previous],
-                 nic_node: Callable[[ThreadId], int | None] = lambda main: None,
-                 first_list: FirstList | None = None) -> None:
+                 previous: Mapping[SandboxId, Previous], first_list: FirstList | None = None) -> None:
         self.config = config
         self._first_list = first_list or FirstList()
-        self._nic_node = nic_node
         self._authorities = authorities
         self.rulings = authorities.rulings(state)
         self.node = self._node(topology)
@@ -180,7 +176,7 @@ class PlacementCache:
     def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
         ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
         request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.rulings),
-                                   vm.vcpu_state, ended, self._nic_node(vm.vmm.id))
+                                   vm.vcpu_state, ended, None if vm.nic is None else vm.nic.numa_node)
         placement = place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
         waits = placement.waiting or self._first_list.waits(vm.sandbox)
         return placement if waits == placement.waiting else placement._replace(waiting=waits)

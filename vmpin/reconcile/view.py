@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vmpin.domain.model import ContainerId, SandboxId, ThreadId, VcpuId
     from vmpin.domain.proof import ResidencyLedger
     from vmpin.domain.sandbox_placement import Placement
-    from vmpin.domain.vm_nic import NearNic
     from vmpin.host.cgroup import Cgroups
     from vmpin.host.procfs import Procfs
     from vmpin.pinning.drift_evidence import History
@@ -89,10 +88,6 @@ class NodeView(Protocol):
 
     @property
     def placements(self) -> Mapping[SandboxId, Placement]: ...
-
-    @property
-    def nics(self) -> Mapping[ThreadId, NearNic]:
-        """The NUMA nodes of VMs' NICs by the VMM's main thread, with policy.vhost: near; {} with any other."""
 
     @property
     def unmanaged(self) -> Mapping[SandboxId, str]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmThread
+from vmpin.domain.vm_nic import NearNic
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm.vmm_type import VmmType
 
@@ -137,6 +138,8 @@ class Vm:
         #: vCPUs whose threads have ended.
         self.ended_vcpus: set[VcpuId] = set()
         self.iothreads: set[ThreadId] = set()
+        #: Its NIC, with policy.vhost: near; None with any other policy, and before it is read.
+        self.nic: NearNic | None = None
         #: QEMU's answer until the next refresh uses it.
         self.qmp: QmpAnswer | None = None
         #: The thread set for which QMP was last queried; each set is queried once.

@@ -39,29 +39,32 @@ def vm(sandbox: SandboxId, late: int = 0) -> Vm:
 
 def test_with_another_policy_nothing_is_read(nics: VmNics, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vmpin.features.network.vm_nics.read_node_links", lambda *_: pytest.fail("links were read"))
-    assert nics.refresh({POD: vm(POD)}, 0, wanted=False) == set()
-    assert nics.found == {}
+    vms = {POD: vm(POD)}
+    assert nics.refresh(vms, 0, wanted=False) == set()
+    assert vms[POD].nic is None
 
 
 def test_a_new_vm_is_read_once_and_again_at_its_turn(nics: VmNics) -> None:
     vms = {POD: vm(POD)}
     assert nics.refresh(vms, 1, wanted=True) == {POD}
-    first = nics.found
+    first = vms[POD].nic
+    assert first is not None
     assert nics.refresh(vms, 2, wanted=True) == set()
-    assert nics.found is first
+    assert vms[POD].nic is first
     assert nics.refresh(vms, ROUNDS, wanted=True) == set()  # read, and the same
-    assert nics.found is not first
+    assert vms[POD].nic == first
+    assert vms[POD].nic is not first
     vms[OTHER] = vm(OTHER, late=1)
     assert nics.refresh(vms, ROUNDS + 1, wanted=True) == {OTHER}
-    assert nics.refresh({OTHER: vms[OTHER]}, 2 * ROUNDS, wanted=True) == set()
-    assert list(nics.found) == [vms[OTHER].vmm.id]
+    assert nics.refresh(vms, 2 * ROUNDS, wanted=True) == set()
+    assert vms[OTHER].nic is not None
 
 
 def test_a_policy_that_is_near_no_longer_has_all_placed_again(nics: VmNics) -> None:
     vms = {POD: vm(POD)}
     nics.refresh(vms, 1, wanted=True)
     assert nics.refresh(vms, 2, wanted=False) == {POD}
-    assert (nics.found, nics.refresh(vms, 3, wanted=False)) == ({}, set())
+    assert (vms[POD].nic, nics.refresh(vms, 3, wanted=False)) == (None, set())
 
 
 def test_links_that_cannot_be_read_are_logged_once(nics: VmNics, caplog: pytest.LogCaptureFixture) -> None:
@@ -74,8 +77,10 @@ def test_links_that_cannot_be_read_are_logged_once(nics: VmNics, caplog: pytest.
             nics.refresh(vms, turn, wanted=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert nics.found[vms[POD].vmm.id].numa_node is None
-    assert nics.found[vms[POD].vmm.id].why.startswith("the node's links cannot be read: rtnetlink: ")
+    nic = vms[POD].nic
+    assert nic is not None
+    assert nic.numa_node is None
+    assert nic.why.startswith("the node's links cannot be read: rtnetlink: ")
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "links of the node not read (rtnetlink"]
 

@@ -23,12 +23,11 @@ def _nic_finder(proc: Procfs, sys_root: str) -> VmNics:
 
 
 def _members(view: NodeView, vm: Vm | None) -> Document:
-    nic = None if vm is None else view.nics.get(vm.vmm.id)
-    if vm is None or nic is None:
+    if vm is None or vm.nic is None:
         return {"near": None}
     from vmpin.features.network.nic_path import near_decision
 
-    return {"near": near_decision(nic, view.placements.get(vm.sandbox), view.node.topology.nodes)}
+    return {"near": near_decision(vm.nic, view.placements.get(vm.sandbox), view.node.topology.nodes)}
 
 
 def _inspect(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:

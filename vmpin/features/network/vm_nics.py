@@ -34,11 +34,10 @@ _NOT_ASSIGNED = -1  #: linux/net_namespace.h: NETNSA_NSID_NOT_ASSIGNED
 
 
 class VmNics:
-    """The NICs of VMs, by the VMM's main thread. :param sys_root: /sys."""
+    """Finds the NICs of VMs (`Vm.nic`). :param sys_root: /sys."""
 
     def __init__(self, proc: Procfs, sys_root: str) -> None:
         self._proc, self._sys_root = proc, sys_root
-        self.found: dict[ThreadId, NearNic] = {}
         self._turn = 0
         self._trouble = ""
 
@@ -46,20 +45,16 @@ class VmNics:
         """Read the NICs of new VMs, and once in ROUNDS passes those of all, as bridges and routes may change.
         :param turn: counts passes. :param wanted: whether the policy is near; else all is forgotten.
         :returns: the sandboxes whose NIC is on another NUMA node than before, or found elsewhere."""
-        if not wanted:
-            if not self.found:
-                return set()
-            changed = {sandbox for sandbox, vm in vms.items() if vm.vmm.id in self.found}
-            self.found.clear()
-            return changed
-        mains = {vm.vmm.id: vm for vm in vms.values()}
-        again = turn % ROUNDS == 0 and turn != self._turn
-        due = mains if again else {main: vm for main, vm in mains.items() if main not in self.found}
+        again = wanted and turn % ROUNDS == 0 and turn != self._turn
+        due = [vm for vm in vms.values() if again or (vm.nic is None) == wanted]
         if not due:
             return set()
-        before, self._turn = self.found, turn
-        self.found = {main: nic for main, nic in before.items() if main in mains} | self._read(due)
-        return {vm.sandbox for main, vm in mains.items() if self.found.get(main) != before.get(main)}
+        nics: Mapping[ThreadId, NearNic] = self._read({vm.vmm.id: vm for vm in due}) if wanted else {}
+        self._turn = turn
+        changed = {vm.sandbox for vm in due if vm.nic != nics.get(vm.vmm.id)}
+        for vm in due:
+            vm.nic = nics.get(vm.vmm.id)
+        return changed
 
     def _read(self, mains: Mapping[ThreadId, Vm]) -> dict[ThreadId, NearNic]:
         try:
