@@ -72,11 +72,10 @@ class Pinner:
         return masks
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
-        """Sentences for the status: why masks were refused, and which threads are left to another writer.
+        """Sentences for the status: why masks were refused.
         :param but: threads to leave out, because the status gives another reason for them."""
         masks = self._masks.get(sandbox)
-        refused = {} if masks is None else masks.refused
-        return [*(why for thread, why in refused.items() if thread not in but), *self.drift_tracker.notes(sandbox)]
+        return [] if masks is None else [why for thread, why in masks.refused.items() if thread not in but]
 
     def doubts(self, sandbox: SandboxId) -> bool:
         """Whether a cgroup refused or trimmed masks within `grace`: then the sources must be read again."""

@@ -223,7 +223,7 @@ class NodeState:
         return self.sources.sandboxes.get(sandbox)
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
-        return self.pinner.refusals(sandbox, but)
+        return [*self.pinner.refusals(sandbox, but), *self.pinner.drift_tracker.notes(sandbox)]
 
     def drift(self, sandbox: SandboxId) -> History | None:
         return self.drift_evidence.histories.get(sandbox)

@@ -86,7 +86,7 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     assert result.outcome is Outcome.WAITING
     newborn = pinner.set_mask_ahead(SetAffinity(vm.sandbox, next(iter(vm.threads())), absent, node.here))
     assert newborn.outcome is Outcome.WAITING, "nor is a new thread's a refusal"
-    assert pinner.refusals(vm.sandbox) == []
+    assert node.node_state.refusals(vm.sandbox) == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
     assert len(log(caplog, f"waits for the kubelet to rewrite it sandbox={vm.sandbox}")) == 1
     assert node.node_state.counters.drift == {}
@@ -206,23 +206,22 @@ def test_a_refusal_is_over_when_another_placement_wants_the_mask_that_the_thread
     vm = node.vm()
     node.place(vm.sandbox, CpuSet((8191,)))
     node.repair(vm)
-    pinner = node.node_state.pinner
-    (refusal,) = pinner.refusals(vm.sandbox)
+    (refusal,) = node.node_state.refusals(vm.sandbox)
     assert "8191" in refusal
     node.repair(vm)
-    assert pinner.refusals(vm.sandbox) == [refusal]  # as long as it lasts
+    assert node.node_state.refusals(vm.sandbox) == [refusal]  # as long as it lasts
     node.place(vm.sandbox, node.here)
     assert node.repair(vm) == 0
-    assert pinner.refusals(vm.sandbox) == []
+    assert node.node_state.refusals(vm.sandbox) == []
 
 
 def test_a_refusal_is_over_when_the_vm_is_left_alone(node: Spinners) -> None:
     vm = node.vm()
     node.place(vm.sandbox, CpuSet((8191,)))
     node.repair(vm)
-    assert node.node_state.pinner.refusals(vm.sandbox)
+    assert node.node_state.refusals(vm.sandbox)
     node.node_state.pinner.leave_alone(vm.sandbox)
-    assert node.node_state.pinner.refusals(vm.sandbox) == []
+    assert node.node_state.refusals(vm.sandbox) == []
 
 
 def test_whom_another_hand_moves_before_the_mask_is_read_back_is_put_back_by_the_next_pass(
@@ -255,13 +254,13 @@ def test_contention_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert record.levelno == logging.ERROR
     assert f"sandbox={vm.sandbox} threads=1: put back 3 times within 60 s" in record.message
     assert "left alone for 300 s" in record.message
-    (note,) = node.node_state.pinner.refusals(vm.sandbox)
+    (note,) = node.node_state.refusals(vm.sandbox)
     assert note == ("1 thread is moved by another program again and again (the last time: nothing known of sets "
                     "such masks here) and is left alone (drift.on_contention=rest)")
     assert node.node_state.pinner.drift_tracker.contended == 1
     assert node.node_state.pinner.drift_tracker.contended_by == {vm.sandbox: 1}
     assert contend(node, other, 1) == 1  # no other program moves that one
-    assert node.node_state.pinner.refusals(other.sandbox) == []
+    assert node.node_state.refusals(other.sandbox) == []
 
 
 def test_no_contention_begins_before_the_reports_that_wait_are_read(
@@ -290,7 +289,7 @@ def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> N
     node.place(vm.sandbox, both)
     assert node.repair(vm) == 1
     assert mask(vm) == both
-    assert node.node_state.pinner.refusals(vm.sandbox) == []
+    assert node.node_state.refusals(vm.sandbox) == []
 
 
 def test_after_its_rest_a_thread_is_tried_again_and_contention_goes_on_quietly(
@@ -324,7 +323,7 @@ def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
     node.node_state.pinner.retry_now()
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
-    assert node.node_state.pinner.refusals(vm.sandbox) == []
+    assert node.node_state.refusals(vm.sandbox) == []
 
 
 def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
@@ -337,12 +336,12 @@ def test_a_persistent_writer_is_logged_once_and_repaired(node: Spinners, caplog:
     assert first == logging.ERROR
     assert set(later) == {logging.INFO}
     pinner = node.node_state.pinner
-    assert pinner.refusals(vm.sandbox) == [
+    assert node.node_state.refusals(vm.sandbox) == [
         "1 thread is moved by another program again and again (the last time: nothing known of sets such masks "
         "here) "
         "and is put back each time (drift.on_contention=persist)"]
     pinner.retry_now()
-    assert pinner.refusals(vm.sandbox) == []
+    assert node.node_state.refusals(vm.sandbox) == []
 
 
 def test_a_thread_that_ended_in_contention_is_forgotten(node: Spinners) -> None:
@@ -352,4 +351,4 @@ def test_a_thread_that_ended_in_contention_is_forgotten(node: Spinners) -> None:
     node.end(vm)
     node.node_state.pinner.keep_only([])
     assert not node.node_state.pinner.drift_tracker.contention
-    assert node.node_state.pinner.refusals(vm.sandbox) == []
+    assert node.node_state.refusals(vm.sandbox) == []
