@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView
     from vmpin.reports.cpu_owners import CpuOwner
-    from vmpin.reports.residency.sampler import RunListener, Sampler
+    from vmpin.residency.sampler import RunListener, Sampler
     from vmpin.scenario.node_scenario import ScenarioPart
     from vmpin.scenario.scenario_reader import ScenarioValues
     from vmpin.sources.nri.nri_events import CpuDecider, NriEvent
@@ -122,8 +122,9 @@ class WatcherPart(Parts):
     #: Called with the annotations of pods, by pod uid and key, that `Feature.watched_annotations` chose, whenever the
     #: reporter has handed over those of all pods.
     take_annotations: Callable[[Mapping[str, Mapping[str, str]]], None] | None = None
-    #: Makes what listens to the samples of where threads ran. Called whenever the watcher begins to take them.
-    listen: Callable[[Sampler], RunListener] | None = None
+    #: Makes what listens to the samples of where threads ran. Called whenever the watcher begins to take them, which
+    #: waits for it.
+    listen: Callable[[Sampler], Awaitable[RunListener]] | None = None
     #: Called once, when the watcher ends and still owns the run directory.
     end: Callable[[], None] | None = None
     #: The feature's member of `features` in the status document, and in what clients that follow the node are sent

@@ -19,7 +19,7 @@ from vms import THREADS, Machine
 from vmpin.config.settings import SETTINGS
 from vmpin.host.cpu_times import process_ran
 from vmpin.pinning.apply import Outcome
-from vmpin.reports.residency.sampler import Sampler
+from vmpin.residency.sampler import Sampler
 
 #: Of the rounds, how many the peers take part in: they are slow.
 _PEERS = 3
@@ -30,8 +30,8 @@ def sampling(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     in turn with the bare reads of the same files."""
     made.forget()
     reconciler = settled(made, machines)
+    reconciler.view.ledger.begin(None, time.time())
     sampler = Sampler(reconciler.view)
-    sampler.load()
     interval = float(str(next(setting.default for setting in SETTINGS if setting.key == "proof.sample_seconds")))
     tids = {machine.pid: machine.tids() for machine in machines}
 
@@ -81,8 +81,8 @@ def repair(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     made.forget()
     pool, other = cpus()
     reconciler = settled(made, machines)
+    reconciler.view.ledger.begin(None, time.time())
     sampler = Sampler(reconciler.view)
-    sampler.load()
     sampler.round()
     gc.collect()
     gc.freeze()  # as the watcher does

@@ -165,7 +165,7 @@ def test_it_leaves_the_directory_it_ran_in_though_another_is_configured(node: No
 SAMPLELESS = """
 import sys
 from vmpin.cli.main import main
-from vmpin.reports.residency.sampler import Sampler
+from vmpin.residency.sampler import Sampler
 def failing(self):
     raise OSError(24, "Too many open files")
 Sampler.close = failing
@@ -181,6 +181,7 @@ def test_a_last_sample_that_fails_keeps_nothing_from_being_given_back(node: Node
         node.command = [sys.executable, "-c", SAMPLELESS]
         node.start()
         node.wait_for_all(vm.pid, first)
+        wait(lambda: node.cli("verify", "--since", "1h").returncode == 0, "no samples are taken")
         assert node.stop() == 0
         assert "the last sample failed: OSError(24" in node.last_log()
         assert by_tid(vm.pid) == before

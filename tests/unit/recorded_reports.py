@@ -17,7 +17,7 @@ from vmpin.domain.topology import Topology
 from vmpin.features.gather import verbs as gather
 from vmpin.features.gather.pieces import Pieces
 from vmpin.host.sysfs import Sysfs
-from vmpin.reports.residency.usage import SampledProcess, SampledThread
+from vmpin.residency.usage import SampledProcess, SampledThread
 
 MS = 1_000_000
 TOPOLOGY = Topology.build(

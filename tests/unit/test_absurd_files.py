@@ -7,6 +7,7 @@ deep nesting, long texts, wrong types, lone surrogates, NUL bytes, huge counts. 
 from __future__ import annotations
 
 import json
+import sqlite3
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,6 @@ from vmpin.bounded import load_json
 from vmpin.cli import scenario_file
 from vmpin.config import loading
 from vmpin.domain.model import SandboxId, ThreadId
-from vmpin.domain.proof import ResidencyLedger
 from vmpin.errors import ConfigError, SourceError
 from vmpin.host import daemons
 from vmpin.host.daemons import Program
@@ -28,7 +28,7 @@ from vmpin.host.files import Files
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_file import sealed
 from vmpin.reconcile.state_format import SavedState, dumps, text_of
-from vmpin.reports.residency import books_file
+from vmpin.residency import run_time_books
 from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import parse_go, parse_rs
 from vmpin.runtime.kata_config import configurations
@@ -118,25 +118,19 @@ def test_the_notes_of_original_masks(tmp_path: Path) -> None:
     spoil(load, [*absurd_json(json.loads(path.read_bytes())), *absurd_texts()])
 
 
-def test_the_books_of_run_times(tmp_path: Path) -> None:
-    path = tmp_path / "books"
+def test_the_books_of_run_times() -> None:
     mark = {"watched": 1.5, "drift": {"cgroup": 1}, "ended": [0, {}],
             "sandboxes": {"pod": [1, {"vcpu": [1, 2, 3, 4, 5]}]}}
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(f"{run_time_books.SCHEMA} INSERT INTO books VALUES (1.0);")
 
     def load(raw: bytes) -> object:
-        lines = raw.replace(b"\n", b" ")
-        body = b"1.5 " + lines + b"\n"
-        head = {"version": 1, "boot_id": BOOT, "began": 1.0, "crc32": zlib.crc32(body)}
-        path.write_bytes(json.dumps(head).encode() + b"\n" + body)
-        return books_file.load(path, BOOT, ResidencyLedger())
+        text = raw.decode(errors="backslashreplace")
+        connection.execute("INSERT OR REPLACE INTO mark VALUES (1.5, ?, ?)", (text, zlib.crc32(text.encode())))
+        return run_time_books.kept_ledger(connection)
 
-    def head(raw: bytes) -> object:
-        path.write_bytes(raw.replace(b"\n", b" ") + b"\n1.5 {}\n")
-        return books_file.load(path, BOOT, ResidencyLedger())
-
-    spoil(load, [*absurd_json(mark), *absurd_texts()])
-    crc = zlib.crc32(b"1.5 {}\n")
-    spoil(head, absurd_json({"version": 1, "boot_id": BOOT, "began": 1.0, "crc32": crc}))
+    spoil(load, [*absurd_json(mark), *absurd_texts()], ValueError)
+    connection.close()
 
 
 @pytest.mark.parametrize("document", [

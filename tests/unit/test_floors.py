@@ -33,7 +33,7 @@ FLOORS = {
     "vmm": 4, "runtime": 4, "config": 4, "scenario": 4, "install": 4,
     "sources": 5, "authorities": 5, "pinning": 5,
     "reconcile": 6,
-    "status": 7, "guests": 7,
+    "status": 7, "guests": 7, "residency": 7,
     "procevents": 8, "reports": 8,
     "doctor": 9,
     "features": 10,
@@ -54,7 +54,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
               "reports.audit", "reports.cpu_owners", "features.map.node_map", "features.map.svg", "features.map.text",
-              "reports.residency.usage",
+              "residency.usage",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",
                   "isolation_text", "isolation_page", "top.thread_intervals", "top.node_description", "top.pod_usage",
@@ -86,7 +86,8 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.sockets", "host.retry", "host.turns", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
-         "features.allocator", "features.cluster.followers", "features.isolation.isolation_answers", "daemon"}
+         "features.allocator", "features.cluster.followers", "features.isolation.isolation_answers",
+         "features.isolation.isolation_keeper", "daemon"}
 PROCESSES = {"install.file_operations", "install.oci_hook", "features.gather.verbs", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
@@ -94,7 +95,7 @@ NUMBERS_ELSEWHERE = {
     **dict.fromkeys((
         "host", "doctor.node_facts", "doctor.own_facts", "guests.channels",
         "pinning.original_mask_store",
-        "procevents.newborn_placer", "features.gather.report", "features.isolation.foreign_scans", "reports.residency",
+        "procevents.newborn_placer", "features.gather.report", "features.isolation.foreign_scans", "residency",
         "features.isolation.top.interval_sampler", "vmm.kvm", "vmm.process_table", "vmm.recognition",
         "vmm.virtual_machine",
         "features.allocator.allocator_topology",

@@ -32,7 +32,7 @@ pytest_plugins = ["given_unit"]
 def quiet(machine: Machine) -> Config:
     """Have a watcher of this machine use its hook's and its control socket alone."""
     machine.settings |= {"watch.nri": "off", "watch.births": "false", "guest.via": "off",
-                         "watch.kubelet": "false"}
+                         "watch.kubelet": "false", "proof.sample_seconds": "off"}
     machine.reconciler = machine.fresh()
     return machine.node_state.config
 

@@ -17,7 +17,7 @@ from vmpin.errors import UsageError
 from vmpin.feature import features, present
 from vmpin.reports.audit import VERSION, AuditFinding, Judgement, Kind, Use, judge
 from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
-from vmpin.reports.residency.thread_usage import ThreadUsageSampler
+from vmpin.residency.thread_usage import ThreadUsageSampler
 
 #: Rows of the tables; -o json has all.
 _ROWS = 15

@@ -58,6 +58,8 @@ class Control:
                 return self._status(request, only)
             if of_feature is not None:
                 return await _answered(of_feature.answer(request, only))
+            if operation == "proof":
+                return encoded(await self._proof(request, only)) + b"\n"
             answer = self._answer(str(operation), request, only)
             if operation == "unpin":
                 wanted = list(self._watcher.view.sandboxes) if only is None else [only]
@@ -92,18 +94,19 @@ class Control:
         entries: list[bytes] = document.pop("sandboxes")  # type: ignore[assignment]
         return b"".join((encoded(document)[:-1], b',"sandboxes":[', b",".join(entries), b"]}\n"))
 
+    async def _proof(self, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
+        sampler = await self._watcher.sampling.settled()
+        if sampler is None:
+            raise WatcherError("the watcher does not sample where threads run", "set proof.sample_seconds")
+        since = real(request["since"], 1e9)
+        if since is None:
+            raise ValueError("since")
+        return collector.proved(self._watcher.view, sampler.since(time.time() - since), only)
+
     def _answer(self, operation: str, request: dict[str, object], only: SandboxId | None) -> dict[str, object]:
         watcher, reconciler, view = self._watcher, self._watcher.reconciler, self._watcher.view
         if operation == "about" and watcher.about is not None:
             return watcher.about.data(view, watcher.resynced, watcher.source_health())
-        if operation == "proof":
-            sampler = watcher.sampling.sampler
-            if sampler is None:
-                raise WatcherError("the watcher does not sample where threads run", "set proof.sample_seconds")
-            since = real(request["since"], 1e9)
-            if since is None:
-                raise ValueError("since")
-            return collector.proved(view, sampler.since(time.time() - since), only)
         if watcher.stopping and operation in ("reconcile", "unpin"):
             raise WatcherError(f"{operation}: the watcher is about to end", "repeat the command when it has ended")
         if operation == "plan":

@@ -56,7 +56,7 @@ class Watcher:
         self.reconciler, self.view = reconciler, reconciler.view
         self.node_state = node_state = reconciler.node_state
         config = self.view.config
-        self._lock = lock
+        self.lock = lock
         self.timeouts = timeouts
         self._stop = asyncio.Event()
         self._resync = asyncio.Event()
@@ -77,7 +77,8 @@ class Watcher:
         self._relist = Relist()
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
-        self.sampling = Sampling(node_state, next(present(part.listen for part in self.parts.values()), None))
+        self.sampling = Sampling(node_state, lock.held,
+                                 next(present(part.listen for part in self.parts.values()), None))
         self.guests = GuestManager(early=config.watch.births and config.guest.via_for() != "off",
                                    timeouts=timeouts)
         self.guest = self.guests.report
@@ -95,7 +96,7 @@ class Watcher:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         # `vmpin watch` has blocked them until here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-        directory = RunDirectory(self.view.config, self._lock, self.saving.prepare_again)
+        directory = RunDirectory(self.view.config, self.lock, self.saving.prepare_again)
         directory.open()
         if self.nri is not None:
             self.node_state.judge_drift_after(self.nri.unread)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -230,17 +230,22 @@ class ResidencyLedger:
         return json.dumps({"watched": round(self.watched, 3), "drift": self.drift, "ended": _pack(self.ended),
                            "sandboxes": sandboxes}, separators=(",", ":"))
 
-    def load(self, marks: Iterable[Mark], began: float) -> None:
-        """Continue the books of another ledger. :raises ValueError: and others, for invalid marks.
-        :param marks: in the order of their creation, which differs from that of their times if the clock was set back.
-        """
-        marks = list(marks)
-        last = _parsed(marks[-1].raw)
-        self.began, self.marks = began, marks
-        self.watched = last.watched
-        self.drift.update(last.drift)  # some may exist already: repairs start before samples
-        self.sandboxes, self.ended = last.sandboxes, last.ended
-        self.taken_up = _parsed(marks[-1].raw)
+    @classmethod
+    def of_marks(cls, marks: Sequence[Mark], began: float) -> ResidencyLedger:
+        """The books as at the last of their marks. :raises ValueError: and others, for invalid marks."""
+        ledger = _parsed(marks[-1].raw)
+        ledger.began, ledger.marks = began, list(marks)
+        ledger.taken_up = _parsed(marks[-1].raw)
+        return ledger
+
+    def begin(self, earlier: ResidencyLedger | None, now: float) -> None:
+        """Begin the books, before the first sample: anew, or with those of an earlier process (`of_marks`)."""
+        if earlier is None:
+            self.began = now
+            return
+        self.began, self.marks, self.watched = earlier.began, earlier.marks, earlier.watched
+        self.drift.update(earlier.drift)  # some may exist already: repairs start before samples
+        self.sandboxes, self.ended, self.taken_up = earlier.sandboxes, earlier.ended, earlier.taken_up
 
     def since(self, when: float, now: float) -> Proof:
         """The books since the last mark at or before `when`, else since the beginning."""

@@ -1,7 +1,7 @@
-"""A database in one file of the run directory, of one boot and one writer.
+"""Books in a database: one file of the run directory, of one boot and one writer.
 
-A thread of its own does all that is asked of it, in order, so that no disk holds up the event loop. A file that cannot
-be used is set aside, and the database begins anew; where there is no file to be had, it is in memory.
+A thread of its own reads and writes it, in order, so that no disk holds up the event loop. A file that cannot be used
+is set aside, and the books begin anew; without a file they are in memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,30 +30,82 @@ def files_of(path: Path) -> list[Path]:
     return [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")]
 
 
+#: Seconds between two writings: with the time between two samples less than a minute, which is what a kill loses.
+WRITE_EVERY = 30.0
+
+
 class KeptDatabase:
-    """Opened with the first work. `most` is a hard limit of the file's size (bytes).
+    """Opened with the first work: a function of the connection, done in one transaction or not at all.
 
     :param path: None for none. :param schema: statements that can be repeated; a file with another number of `version`
-        is not used. :param then: what follows where the file cannot be used."""
+        is not used. :param most: a hard limit of the file's size (bytes). :param content: what it keeps, for the log.
+    :param owned: whether the run directory is this process's: it may have been removed, and made by another one."""
 
-    def __init__(self, path: Path | None, boot_id: str, schema: str, version: int, most: int, then: str) -> None:
+    def __init__(self, path: Path | None, boot_id: str, schema: str, version: int, most: int, content: str,
+                 owned: Callable[[], bool] = lambda: True) -> None:
         self._path, self._boot_id, self._schema, self._version = path, boot_id, schema, version
-        self._most, self._then = most, then
+        self._most, self._content, self._owned = most, content, owned
+        self._file: tuple[int, int] | None = None
         self._connection: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, "vmpin-database")
+        self._writing: Future[bool] | None = None
+        self._began = time.monotonic()
+        self._failure = ""
 
     def submit(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Have work done in one transaction. The future may have a sqlite3.Error: nothing of it is then done."""
+        """Have work done. The future may have a sqlite3.Error."""
         return self._thread.submit(self._do, work)
+
+    def read(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> Future[T]:
+        """Have work done whose failure is logged: the future then has `otherwise`."""
+        return self._thread.submit(self._logged, work, otherwise)
+
+    def write(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """Have books written. A failure is logged, an unchanged one once."""
+        def written(connection: sqlite3.Connection) -> bool:
+            work(connection)
+            return True
+
+        self._began = time.monotonic()
+        self._writing = self._thread.submit(self._logged, written, False)
+
+    def ready(self, every: float) -> bool:
+        """Whether the last `write` is over and began at least `every` seconds ago."""
+        return (self._writing is None or self._writing.done()) and time.monotonic() - self._began >= every
+
+    @property
+    def written(self) -> bool:
+        """Whether the last `write`, which is over, succeeded."""
+        return self._writing is not None and self._writing.result()
+
+    def wait(self) -> None:
+        """Wait until the last `write` is over."""
+        if self._writing is not None:
+            self._writing.exception()
 
     def close(self) -> None:
         """Wait until all is done, and close the file."""
         self._thread.submit(self._disconnect).result()
         self._thread.shutdown()
 
+    def _logged(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        try:
+            result = self._do(work)
+        except sqlite3.OperationalError as err:
+            if str(err) != self._failure:
+                logger.error("%s: the %s cannot be saved: %s (free space or inodes there; until then a restart loses "
+                             "them)", self._path, self._content, err)
+            self._failure = str(err)
+            return otherwise
+        except sqlite3.DatabaseError:  # the file is set aside, which is logged
+            return otherwise
+        self._failure = ""
+        return result
+
     def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        if self._connection is None:
-            self._connection = self._opened()
+        if self._connection is None or self._file != self._identity():
+            self._open()
+        assert self._connection is not None
         try:
             with self._connection:
                 return work(self._connection)
@@ -61,6 +114,24 @@ class KeptDatabase:
         except (sqlite3.DatabaseError, ValueError, OverflowError) as err:
             self._set_aside(err)
             raise sqlite3.DatabaseError(str(err)) from err
+
+    def _identity(self) -> tuple[int, int] | None:
+        """The device and inode of the file at the path; None for none."""
+        with contextlib.suppress(OSError):
+            if self._path is not None:
+                info = self._path.lstat()
+                return info.st_dev, info.st_ino
+        return None
+
+    def _open(self) -> None:
+        """Open the file; where it was removed while it was open, make it again with what it held."""
+        if not self._owned():
+            raise sqlite3.OperationalError("the run directory was removed, or is another process's")
+        opened = self._opened()
+        if self._connection is not None:
+            self._connection.backup(opened)
+            self._connection.close()
+        self._connection, self._file = opened, self._identity()
 
     def _opened(self) -> sqlite3.Connection:
         if self._path is None:
@@ -81,6 +152,8 @@ class KeptDatabase:
 
     def _connected(self, name: str) -> sqlite3.Connection:
         connection = sqlite3.connect(name, timeout=0.0)
+        # Text that is damaged is text still: as an OperationalError it would look like a disk without space.
+        connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
         try:
             # Alone with its file: there is no shared memory beside it. Each commit is on the disk when it returns.
             for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL",
@@ -117,7 +190,8 @@ class KeptDatabase:
     def _set_aside(self, err: Exception) -> None:
         self._disconnect()
         if self._path is not None:
-            logger.warning("%s", set_file_aside(self._path, err, aside=True, then=self._then))
+            logger.warning("%s", set_file_aside(self._path, err, aside=True,
+                                                 then=f"the {self._content} begin anew"))
             for path in files_of(self._path):
                 with contextlib.suppress(OSError):
                     path.unlink()

@@ -1,1 +1,1 @@
-"""Longer reports about a node: audit, residency over time, the map of its CPUs, the bundle for a bug report."""
+"""Longer reports about a node: audit, the map of its CPUs, the bundle for a bug report."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.pod_names import PodNames
 from vmpin.reports.cpu_owners import CpuOwner, located
-from vmpin.reports.residency.usage import SampledProcess, SampledThread, container_of
+from vmpin.residency.usage import SampledProcess, SampledThread, container_of
 
 #: Of the JSON document.
 VERSION = 1

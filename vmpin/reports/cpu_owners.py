@@ -9,7 +9,7 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.terminal import pod_name, short_id
-from vmpin.reports.residency.usage import SampledProcess, container_of
+from vmpin.residency.usage import SampledProcess, container_of
 
 
 @dataclass(frozen=True)

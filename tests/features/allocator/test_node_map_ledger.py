@@ -21,7 +21,7 @@ from vmpin.features.map import svg
 from vmpin.features.map.node_map import Picture, picture
 from vmpin.features.map.text import lines
 from vmpin.reports.audit import judge
-from vmpin.reports.residency.usage import SampledProcess, SampledThread
+from vmpin.residency.usage import SampledProcess, SampledThread
 
 CPUS = CpuSet.parse("0-15")
 MACHINE = Topology.build(CPUS, [CpuSet.parse(f"{cpu},{cpu + 8}") for cpu in range(8)],

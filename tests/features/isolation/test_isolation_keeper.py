@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def fill(books: IsolationBooks) -> None:
 @contextmanager
 def keeping(path: Path | None, boot_id: str = "boot") -> Iterator[IsolationKeeper]:
     keeper = IsolationKeeper(path, boot_id)
-    keeper.load()
+    asyncio.run(keeper.load())
     yield keeper
     keeper.close()
 
@@ -72,6 +73,7 @@ def test_a_kill_loses_what_was_booked_after_the_last_writing(tmp_path: Path) -> 
     if not child:
         try:
             keeper = IsolationKeeper(path, "boot")
+            asyncio.run(keeper.load())
             fill(keeper.books)
             keeper.write(0.0)
             foreign(keeper, "one")  # it is written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ def closed() -> Iterator[None]:
 def observing(node: Spinners) -> IsolationObserver:
     """Processes are scanned in each round."""
     keeper = IsolationKeeper(None, "boot")
+    asyncio.run(keeper.load())
     KEEPERS.append(keeper)
     return IsolationObserver(node.reconciler.view, keeper, scan_share=float("inf"))
 

@@ -13,13 +13,15 @@ import pytest
 from strayed import Spinners, spinners
 
 from vmpin.errors import WatcherError
+from vmpin.feature import WatcherPart
+from vmpin.features.isolation.isolation_observer import IsolationObserver
 from vmpin.features.isolation.node_isolation import NodeIsolation
-from vmpin.reports.residency.sampler import Sampler
+from vmpin.residency.sampler import RunListener, Sampler
 
 _OFF = """\
 import json, sys
 from vmpin.features.isolation.node_isolation import NodeIsolation
-NodeIsolation(None).part().after_pass()
+NodeIsolation(None, None, None).part().after_pass()
 print(json.dumps([name for name in sys.modules if name.startswith("vmpin.features.isolation.")]))
 """
 
@@ -35,8 +37,22 @@ def test_while_no_samples_are_taken_it_loads_nothing() -> None:
     assert json.loads(ran.stdout) == ["vmpin.features.isolation.node_isolation"]
 
 
+async def settled() -> None:
+    """Sampling has begun, or is off."""
+
+
+def listened(part: WatcherPart, sampler: Sampler) -> IsolationObserver:
+    async def listening() -> RunListener:
+        assert part.listen is not None
+        return await part.listen(sampler)
+
+    listener = asyncio.run(listening())
+    assert isinstance(listener, IsolationObserver)
+    return listener
+
+
 def test_its_request_is_answered_while_samples_are_taken(node: Spinners) -> None:
-    isolation = NodeIsolation(node.node_state)
+    isolation = NodeIsolation(node.node_state, settled, lambda: True)
     part = isolation.part()
     request = part.requests["isolation"]
     assert request.reading
@@ -49,11 +65,15 @@ def test_its_request_is_answered_while_samples_are_taken(node: Spinners) -> None
     with pytest.raises(WatcherError, match="no samples"):
         answer()
     sampler = Sampler(node.node_state)
-    assert part.listen is not None
-    sampler.listener = part.listen(sampler)
+    sampler.listener = observer = listened(part, sampler)
     assert answer()["pods"] == []
     sampler.close()
     assert isolation.observer is None
+    sampler.listener = again = listened(part, sampler)
+    assert again.books is observer.books
+    sampler.close()
+    assert part.end is not None
+    part.end()
     assert (node.root / "run" / "isolation").exists()
     with pytest.raises(WatcherError, match="no samples"):
         answer()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,11 @@ from strayed import Spinners, spinners
 from vmpin.config import loading as settings
 from vmpin.cpuset import CpuSet
 from vmpin.daemon.sampling import Sampling
-from vmpin.domain.model import SandboxId
+from vmpin.domain.model import SandboxId, ThreadRole
+from vmpin.domain.proof import ResidencyLedger
+from vmpin.residency import run_time_books
+from vmpin.residency.run_time_books import RunTimeBooks
+from vmpin.residency.sampler import Sampler
 
 
 @pytest.fixture
@@ -50,15 +56,26 @@ class Endless:
         self.closed = True
 
 
+def listening(listener: Endless) -> Callable[[Sampler], Awaitable[Endless]]:
+    async def listen(sampler: Sampler) -> Endless:
+        return listener
+
+    return listen
+
+
+async def becomes(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def test_what_a_listener_does_between_rounds_delays_none(node: Spinners) -> None:
     listener = Endless()
-    sampling = Sampling(node.node_state, lambda sampler: listener)
+    sampling = Sampling(node.node_state, listen=listening(listener))
 
     async def sampled() -> None:
         task = asyncio.create_task(sampling.run())
-        async with asyncio.timeout(120):
-            while listener.ended < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await becomes(lambda: listener.ended >= 3)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -77,7 +94,7 @@ def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinn
     listener = Endless()
 
     async def switched() -> None:
-        sampling = Sampling(node.node_state, lambda sampler: listener)
+        sampling = Sampling(node.node_state, listen=listening(listener))
         task = asyncio.create_task(sampling.run())
         await asyncio.sleep(0)
         assert [handle for handle in asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
@@ -85,14 +102,50 @@ def test_it_sleeps_while_it_is_off_and_begins_when_it_is_switched_on(node: Spinn
         assert sampling.sampler is None
         node.node_state.config = on
         sampling.reconfigured()
-        async with asyncio.timeout(120):
-            while not listener.ended:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            node.node_state.config = off
-            while not listener.closed:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert sampling.sampler is None
+        await becomes(lambda: listener.ended)
+        node.node_state.config = off
+        await becomes(lambda: listener.closed)
+        assert await sampling.settled() is None
+        # And on once more: with the books as they are, which the file need not have.
+        sums = node.node_state.ledger.of(SandboxId("a")).of(ThreadRole.VCPU)
+        sums.placed += 7
+        node.node_state.config, rounds = on, listener.ended
+        sampling.reconfigured()
+        await becomes(lambda: listener.ended > rounds)
+        assert node.node_state.ledger.roles()[ThreadRole.VCPU].placed == 7
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        sampling.close()
 
     asyncio.run(switched())
+
+
+def test_while_earlier_books_are_read_the_loop_goes_on_and_nothing_is_lost(
+        node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = ResidencyLedger()
+    earlier.began = 5.0
+    earlier.drift["tuned"] = 2
+    RunTimeBooks(node.node_state.config.paths.proof_file, node.node_state.boot_id, earlier).close()
+    readable, read = threading.Event(), run_time_books.kept_ledger
+
+    def slow(connection: sqlite3.Connection) -> ResidencyLedger | None:
+        assert readable.wait(120)
+        return read(connection)
+
+    monkeypatch.setattr(run_time_books, "kept_ledger", slow)
+
+    async def begun() -> None:
+        sampling = Sampling(node.node_state)
+        task, asked = asyncio.create_task(sampling.run()), asyncio.create_task(sampling.settled())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        node.node_state.ledger.drift["tuned"] += 1
+        assert not asked.done()
+        readable.set()
+        assert await asked is sampling.sampler is not None
+        assert (node.node_state.ledger.began, node.node_state.ledger.drift) == (5.0, {"tuned": 3})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        sampling.close()
+
+    asyncio.run(begun())

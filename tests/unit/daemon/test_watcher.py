@@ -227,6 +227,7 @@ def test_it_ends_and_touches_nothing_when_another_process_takes_the_lock(place: 
     async def main() -> None:
         config = place.config()
         async with place.watching() as watcher:
+            await watcher.sampling.settled()  # its databases are open: what they write is in the removed directory
             with contextlib.ExitStack() as stack:
                 # At once: between the two a resync may make the directory again, and take the lock.
                 remove_in_use(config.paths.run)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +9,6 @@ from hypothesis import strategies as st
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.domain.proof import MAX_FINDINGS, Mark, ResidencyLedger, RunAccount, StrayRun, thinned
-from vmpin.errors import StateFileError
-from vmpin.reports.residency import books_file
 
 A, B = SandboxId("a"), SandboxId("b")
 VCPU, SHIM, IOTHREAD = ThreadRole.VCPU, ThreadRole.SHIM, ThreadRole.IOTHREAD
@@ -26,6 +22,13 @@ def ledger(began: float = 0.0) -> ResidencyLedger:
     made = ResidencyLedger()
     made.began = began
     return made
+
+
+def continued(books: ResidencyLedger) -> ResidencyLedger:
+    """The books of the next process, from the marks of these."""
+    again = ResidencyLedger()
+    again.begin(ResidencyLedger.of_marks(books.marks, books.began or 0.0), 0.0)
+    return again
 
 
 def finding(tid: int = 1, cpu: int = 5, place: int = 2, spent: int = SECOND,
@@ -150,7 +153,7 @@ def test_a_mark_is_due_every_five_minutes_and_when_the_clock_was_put_back() -> N
 
 
 @pytest.mark.parametrize("ahead", [HOUR, 400 * DAY])
-def test_a_clock_that_is_put_back_takes_nothing_from_the_books(tmp_path: Path, ahead: float) -> None:
+def test_a_clock_that_is_put_back_takes_nothing_from_the_books(ahead: float) -> None:
     books, now = ledger(ahead), 0.0
     for number in range(7):
         now = number * 300.0 + (ahead if number < 3 else 0.0)
@@ -162,24 +165,8 @@ def test_a_clock_that_is_put_back_takes_nothing_from_the_books(tmp_path: Path, a
     assert books.since(1200.0, now).total.placed == 600 * SECOND
     begun = books.since(0.0, now)
     assert (begun.since, begun.total.placed) == (900.0, 2100 * SECOND)
-    books_file.save(tmp_path / "proof", "boot", books)
-    again = ResidencyLedger()
-    assert books_file.load(tmp_path / "proof", "boot", again) == ""
+    again = continued(books)
     assert (again.roles(), again.drift) == (books.roles(), books.drift)
-
-
-def test_books_go_on_from_the_mark_that_was_made_last_whatever_its_time(tmp_path: Path) -> None:
-    books = ledger()
-    for time in (2 * HOUR, HOUR):  # as an earlier version kept them
-        books.of(A).of(VCPU).placed += 5
-        books.marks.append(Mark(time, books.dump()))
-    books_file.save(tmp_path / "proof", "boot", books)
-    again = ResidencyLedger()
-    assert books_file.load(tmp_path / "proof", "boot", again) == ""
-    assert again.roles() == {VCPU: RunAccount(10)}
-    assert again.due(HOUR) is False
-    again.mark(HOUR + 300)
-    assert [mark.time for mark in again.marks] == [HOUR, HOUR + 300]
 
 
 def test_more_of_the_same_is_one_finding() -> None:
@@ -204,8 +191,8 @@ def test_findings_are_the_latest() -> None:
     assert min(each.tid for each in books.findings.values()) == 5
 
 
-def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
-    books, path = ledger(5.0), tmp_path / "proof"
+def test_books_go_on_from_their_last_mark() -> None:
+    books = ledger(5.0)
     for number in range(1, 4):
         books.of(A).of(VCPU).add(RunAccount(number, 0, 1, 0, 0, 2))
         books.of(A).unseen += number
@@ -214,10 +201,7 @@ def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
         if number == 2:
             books.end([A])
         books.mark(number * 300.0)
-    books_file.save(path, "boot", books)
-    assert path.stat().st_mode & 0o777 == 0o600
-    again = ResidencyLedger()
-    assert books_file.load(path, "boot", again) == ""
+    again = continued(books)
     assert (again.began, again.watched, again.drift) == (5.0, 900.0, {"other": 3})
     assert again.marks == books.marks
     assert (again.sandboxes, again.ended) == (books.sandboxes, books.ended)
@@ -226,17 +210,15 @@ def test_the_books_outlive_a_restart(tmp_path: Path) -> None:
     assert again.since(900.0, 1000.0).total.placed == 10
 
 
-def test_what_was_added_since_the_books_were_taken_up_is_distinguished(tmp_path: Path) -> None:
-    books, path = ledger(), tmp_path / "proof"
+def test_what_was_added_since_the_books_were_taken_up_is_distinguished() -> None:
+    books = ledger()
     for sandbox in (A, B):
         books.of(sandbox).of(VCPU).placed += 100
     books.watched = 300.0
     books.mark(300.0)
     assert (books.added(), books.added_to(A), books.added_seconds()) == (
         {VCPU: RunAccount(200)}, RunAccount(100), 300.0)
-    books_file.save(path, "boot", books)
-    again = ResidencyLedger()
-    assert books_file.load(path, "boot", again) == ""
+    again = continued(books)
     assert (again.added(), again.added_to(A), again.added_seconds()) == ({VCPU: RunAccount()}, RunAccount(), 0.0)
     again.of(A).of(VCPU).placed += 7
     again.of(A).of(IOTHREAD).elsewhere += 5
@@ -253,48 +235,12 @@ def test_what_was_added_since_the_books_were_taken_up_is_distinguished(tmp_path:
     assert again.added()[VCPU] == RunAccount(310)
 
 
-def test_repairs_from_before_the_books_were_read_count_too(tmp_path: Path) -> None:
-    books, path = ledger(5.0), tmp_path / "proof"
+def test_repairs_from_before_the_books_were_read_count_too() -> None:
+    books = ledger(5.0)
     books.drift.update(other=2, tuned=1)
     books.mark(300.0)
-    books_file.save(path, "boot", books)
     again = ResidencyLedger()
     again.drift["other"] += 1
-    books_file.load(path, "boot", again)
+    again.begin(ResidencyLedger.of_marks(books.marks, 5.0), 400.0)
     assert again.drift == {"other": 3, "tuned": 1}
     assert again.since(300.0, 400.0).drift == {"other": 1}
-
-
-def test_the_books_of_another_boot_are_not_gone_on_with(tmp_path: Path) -> None:
-    books, path = ledger(5.0), tmp_path / "proof"
-    books.mark(300.0)
-    books_file.save(path, "boot", books)
-    again = ResidencyLedger()
-    assert books_file.load(path, "another", again) == ""
-    assert (again.began, again.marks) == (None, [])
-    assert books_file.load(tmp_path / "none", "boot", again) == ""
-
-
-@pytest.mark.parametrize("change", [
-    lambda raw: raw[:-5], lambda raw: raw.replace(b"watched", b"wat\xffhed"), lambda raw: b"", lambda raw: b"[]\n",
-    lambda raw: raw.replace(b'"version":1', b'"version":9'), lambda raw: b"{" * 100000,
-    lambda raw: raw.replace(b'"began":5.0', b'"began":"x"')])
-def test_books_that_cannot_be_believed_are_begun_anew(tmp_path: Path, change: object) -> None:
-    books, path = ledger(5.0), tmp_path / "proof"
-    books.of(A).of(VCPU).placed = 7
-    books.mark(300.0)
-    books_file.save(path, "boot", books)
-    assert callable(change)
-    path.write_bytes(change(path.read_bytes()))
-    again = ResidencyLedger()
-    assert "earlier run times are lost" in books_file.load(path, "boot", again)
-    assert (again.began, again.marks, again.sandboxes) == (None, [], {})
-
-
-def test_books_that_cannot_be_kept_are_an_error_and_leave_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(StateFileError, match="the books of run times cannot be saved"):
-        books_file.save(tmp_path / "none" / "proof", "boot", ledger())
-    (tmp_path / "proof").mkdir()
-    with pytest.raises(StateFileError):
-        books_file.save(tmp_path / "proof", "boot", ledger())
-    assert [path.name for path in tmp_path.iterdir()] == ["proof"]

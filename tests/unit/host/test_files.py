@@ -28,7 +28,7 @@ from vmpin.install.oci_hook import HookOptions
 from vmpin.pinning.original_masks import OriginalMasks
 from vmpin.reconcile import state_file
 from vmpin.reconcile.state_format import SavedState
-from vmpin.reports.residency import books_file
+from vmpin.residency.run_time_books import RunTimeBooks
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.oci import read_bundle
 from vmpin.sources.spool import Spool
@@ -224,10 +224,11 @@ def test_the_notes_of_masks(tmp_path: Path, kind: Callable[[Path], None]) -> Non
 @KINDS
 def test_the_proof(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     path = tmp_path / "proof"
-    books_file.save(path, BOOT, ResidencyLedger())
-    assert books_file.load(path, BOOT, ResidencyLedger()) == ""
     put(path, kind)
-    assert f"{path}: cannot be read: " in books_file.load(path, BOOT, ResidencyLedger())
+    books = RunTimeBooks(path, BOOT, ResidencyLedger())
+    assert books.read().result() is None
+    books.close()
+    assert path.is_file()
 
 
 @KINDS

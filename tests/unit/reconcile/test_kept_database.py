@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +17,8 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS number (value INTEGER);"
 
 @contextmanager
 def database(path: Path | None, boot_id: str = "boot", version: int = 1,
-             most: int = 1 << 20) -> Iterator[KeptDatabase]:
-    made = KeptDatabase(path, boot_id, SCHEMA, version, most, "it begins anew")
+             most: int = 1 << 20, owned: Callable[[], bool] = lambda: True) -> Iterator[KeptDatabase]:
+    made = KeptDatabase(path, boot_id, SCHEMA, version, most, "numbers", owned)
     yield made
     made.close()
 
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_set_aside_wherever_it_is_cut(path: Path, caplog: pyte
             assert values(made) == []
             add(made, 8)
             assert values(made) == [[8]]
-        assert "set aside as numbers.bad, it begins anew" in caplog.text
+        assert "set aside as numbers.bad, the numbers begin anew" in caplog.text
         path.with_name("numbers.bad").unlink()
         assert list(path.parent.iterdir()) == [path]
 
@@ -127,6 +127,28 @@ def test_without_a_directory_each_work_fails_until_there_is_one(tmp_path: Path) 
             values(made)
         (tmp_path / "none").mkdir()
         assert values(made) == []
+
+
+def test_a_file_that_was_removed_is_made_again_with_what_it_held(path: Path) -> None:
+    with database(path) as made:
+        assert values(made) == [[7]]
+        for file in list(path.parent.iterdir()):
+            file.unlink()
+        add(made, 8)
+    with database(path) as made:
+        assert values(made) == [[7], [8]]
+
+
+def test_in_a_directory_of_another_process_nothing_is_made(path: Path) -> None:
+    owned = True
+    with database(path, owned=lambda: owned) as made:
+        assert values(made) == [[7]]
+        owned = False
+        for file in list(path.parent.iterdir()):
+            file.unlink()
+        with pytest.raises(sqlite3.OperationalError, match="another process's"):
+            add(made, 8)
+    assert list(path.parent.iterdir()) == []
 
 
 def test_while_it_is_open_its_files_are_those_that_are_listed(path: Path) -> None:

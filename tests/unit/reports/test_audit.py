@@ -14,7 +14,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.pod_names import PodNames
 from vmpin.reports.audit import Judgement, Kind, judge
 from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
-from vmpin.reports.residency.usage import SampledProcess, SampledThread, container_of
+from vmpin.residency.usage import SampledProcess, SampledThread, container_of
 
 A, B = "a" * 64, "b" * 64
 MS = 1_000_000

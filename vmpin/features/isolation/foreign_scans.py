@@ -20,7 +20,7 @@ from vmpin.features.isolation.isolation_books import ForeignProgram, ForeignRun
 from vmpin.host.cpu_times import Schedstat, process_ran
 from vmpin.host.procfs import Stat, read_file, seconds_since_boot
 from vmpin.reconcile.view import NodeView
-from vmpin.reports.residency.usage import container_of
+from vmpin.residency.usage import container_of
 
 #: What ran less since the last scan is not looked at (ns).
 _LEAST = 1_000_000

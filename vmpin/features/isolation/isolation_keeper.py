@@ -1,10 +1,9 @@
-"""Keeps the books of isolation in their database: what was booked is written every half minute, in another thread."""
+"""Keeps the books of isolation in their database."""
 
 from __future__ import annotations
 
-import logging
-import sqlite3
-import time
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -12,81 +11,42 @@ from vmpin.features.isolation.books_database import MAX_BYTES, SCHEMA, VERSION, 
 from vmpin.features.isolation.isolation_books import Booked, IsolationBooks, Owner
 from vmpin.features.isolation.isolation_shares import Figures
 from vmpin.host import boottime
-from vmpin.reconcile.kept_database import KeptDatabase
+from vmpin.reconcile.kept_database import WRITE_EVERY, KeptDatabase
 
-logger = logging.getLogger(__name__)
-
-#: Seconds between two writings: with the time between two rounds less than a minute, which is what a kill loses.
-EVERY = 30.0
 #: Writings that are tried again while the file cannot be written: an hour of them.
 _MOST = 120
 
 
 class IsolationKeeper:
-    """The books of one boot. :param path: of the file; None for none."""
+    """The books of one boot. :param path: of the file; None for none. :param owned: as KeptDatabase's."""
 
-    def __init__(self, path: Path | None, boot_id: str) -> None:
+    def __init__(self, path: Path | None, boot_id: str, owned: Callable[[], bool] = lambda: True) -> None:
         self.books = IsolationBooks()
-        self._path = path
-        self._database = KeptDatabase(path, boot_id, SCHEMA, VERSION, 2 * MAX_BYTES,
-                                      "the books of isolation begin anew")
-        self._written = time.monotonic()
-        #: What is being written, and the writing; what a failed one had is in the next one again.
+        self._database = KeptDatabase(path, boot_id, SCHEMA, VERSION, 2 * MAX_BYTES, "books of isolation", owned)
+        self.loaded = False
+        #: Handed to the database since the last writing that succeeded.
         self._booked: list[Booked] = []
-        self._writing: Future[None] | None = None
-        self._failing = ""
 
-    def load(self) -> None:
-        """Continue the books of an earlier watcher. To be called once, before `books` is used."""
-        try:
-            self.books = self._database.submit(lambda connection: kept_books(connection, boottime.now())).result()
-        except sqlite3.OperationalError as err:
-            self._log(err)
-        except sqlite3.DatabaseError:
-            pass  # it is set aside, and logged
+    async def load(self) -> None:
+        """Continue the books of an earlier watcher, before `books` is used; a file that cannot be used is logged."""
+        reading = self._database.read(lambda connection: kept_books(connection, boottime.now()), IsolationBooks())
+        self.books = await asyncio.wrap_future(reading)
+        self.loaded = True
 
-    def write(self, every: float = EVERY) -> None:
+    def write(self, every: float = WRITE_EVERY) -> None:
         """Begin to write what was booked, if the last writing began `every` seconds ago and is over."""
-        if time.monotonic() - self._written < every or not self._over():
+        if not self.loaded or not self._database.ready(every):
             return
-        self._written = time.monotonic()
-        self._booked = [*self._booked[-_MOST:], self.books.taken()]
-        booked = self._booked
-        self._writing = self._database.submit(lambda connection: add_booked(connection, booked))
+        unwritten = [] if self._database.written else self._booked[-_MOST:]
+        booked = self._booked = [*unwritten, self.books.taken()]
+        self._database.write(lambda connection: add_booked(connection, booked))
 
     def figures(self, owner: Owner, since: int, now: int, parts: int) -> Future[Figures | None]:
         """The sums of a period (`figures_of`), of all that was handed to be written before."""
         return self._database.submit(lambda connection: figures_of(connection, owner, since, now, parts))
 
     def close(self) -> None:
-        """Write all that was booked."""
-        if self._writing is not None:
-            self._writing.exception()
+        """Write all that was booked, and wait for that."""
+        self._database.wait()
         self.write(0.0)
-        if self._writing is not None:
-            self._writing.exception()
-        self._over()
         self._database.close()
-
-    def _over(self) -> bool:
-        """Whether nothing is being written."""
-        if self._writing is None:
-            return True
-        if not self._writing.done():
-            return False
-        err = self._writing.exception()
-        if err is not None and not isinstance(err, sqlite3.Error):
-            raise err
-        self._writing = None
-        self._log(err)
-        if err is None:
-            self._booked = []
-        return True
-
-    def _log(self, err: sqlite3.Error | None) -> None:
-        """An unchanged failure is logged once."""
-        failing = "" if err is None else str(err)
-        if failing and failing != self._failing:
-            logger.error("%s: the books of isolation cannot be saved: %s (free space or inodes there; until then a "
-                         "restart loses them)", self._path, failing)
-        self._failing = failing

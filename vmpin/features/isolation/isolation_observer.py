@@ -175,9 +175,9 @@ class IsolationObserver:
         return self.scans.under_way
 
     def close(self) -> None:
-        """Write the books: no more samples are taken."""
+        """Begin to write the books: no more samples are taken."""
         self.closed = True
-        self.keeper.close()
+        self.keeper.write(0.0)
 
     # Of the watcher
 

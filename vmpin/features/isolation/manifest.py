@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _watch(watcher: Watcher) -> WatcherPart:
     from vmpin.features.isolation.node_isolation import NodeIsolation
 
-    return NodeIsolation(watcher.view).part()
+    return NodeIsolation(watcher.view, lambda: watcher.sampling.settled(), watcher.lock.held).part()
 
 
 def _files(config: Config) -> Iterable[Path]:

@@ -16,7 +16,7 @@ from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs, Stat
-from vmpin.reports.residency.thread_usage import idle_times
+from vmpin.residency.thread_usage import idle_times
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Samples after which the cgroup of a process that runs is read again.

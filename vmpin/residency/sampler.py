@@ -4,26 +4,25 @@ It works in slices of a millisecond, so that the event loop is not blocked. A pr
 last round costs one system call.
 """
 
+from __future__ import annotations
+
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId, ThreadId, VmThread
 from vmpin.domain.proof import Proof, StrayRun
 from vmpin.domain.sandbox_placement import Placement
-from vmpin.errors import StateFileError
 from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.reconcile.view import NodeView
-from vmpin.reports.residency import books_file
 from vmpin.vmm.virtual_machine import Process, Vm
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from vmpin.residency.run_time_books import RunTimeBooks
 
 #: Length of a slice, and of the pause after it (seconds).
 SLICE, BREATH = 0.001, 0.005
@@ -90,14 +89,14 @@ class _Books:
 class Sampler:
     """Books from its creation on: earlier run time of a thread is not booked.
 
-    :param keep: the file in which the books survive a restart; None for no file.
+    :param books: in which the ledger, which has begun, survives a restart; None for none.
     """
 
-    def __init__(self, view: NodeView, keep: Path | None = None) -> None:
+    def __init__(self, view: NodeView, books: RunTimeBooks | None = None) -> None:
         self.view = view
         self.listener: RunListener | None = None
         self.ledger = view.ledger
-        self.keep = keep
+        self.books = books
         self.host = Schedstat(view.proc)
         #: Rounds since it began, and CPU seconds that the last one took.
         self.rounds = 0
@@ -109,17 +108,6 @@ class Sampler:
         self._waiting: list[SandboxId] = []
         self._spent = 0.0
         self._last = time.monotonic()
-        self._failing = ""
-
-    def load(self) -> None:
-        """Continue the ledger of the file, if there is none yet; a file that cannot be used is logged. To be called
-        once, before the first sample."""
-        if self.keep is not None and self.ledger.began is None:  # else the ledger has more than the file
-            trouble = books_file.load(self.keep, self.view.boot_id, self.ledger)
-            if trouble:
-                logger.warning("%s", trouble)
-        if self.ledger.began is None:
-            self.ledger.began = time.time()
 
     def turn(self, every: float) -> float:
         """Sample for one slice. :param every: seconds between rounds. :returns: seconds until the next call."""
@@ -168,7 +156,8 @@ class Sampler:
             self.listener.round_ended()
         if self.ledger.due(time.time()):
             self.ledger.mark(time.time())
-            self.save()
+        if self.books is not None:
+            self.books.write()
 
     def _sample(self, vm: Vm) -> None:
         self.ledger.of(vm.sandbox)
@@ -285,22 +274,11 @@ class Sampler:
         self.round()
         return self.ledger.since(when, time.time())
 
-    def save(self) -> None:
-        """Write the file; an unchanged failure is logged once."""
-        failing = ""
-        if self.keep is not None:
-            try:
-                books_file.save(self.keep, self.view.boot_id, self.ledger)
-            except StateFileError as err:
-                failing = str(err)
-                if failing != self._failing:
-                    logger.error("%s (%s)", err, err.hint)
-        self._failing = failing
-
     def close(self) -> None:
-        """Take a last sample and save it; the listener is closed."""
+        """Take a last sample, and begin to write it; the listener is closed."""
         self.round()
         self.ledger.mark(time.time())
-        self.save()
+        if self.books is not None:
+            self.books.write(0.0)
         if self.listener is not None:
             self.listener.close()

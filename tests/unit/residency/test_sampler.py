@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from strayed import Spinners, run_for, spinners
+from strayed import Spinners, booked, run_for, spinners
 
 from vmpin.domain.model import ThreadRole
 from vmpin.domain.proof import RunAccount
 from vmpin.host.cpu_times import Ran, Schedstat, process_ran
 from vmpin.host.procfs import Procfs
 from vmpin.reconcile.view import NodeView
-from vmpin.reports.residency.sampler import BREATH, SHARE, Sampler
+from vmpin.residency.run_time_books import RunTimeBooks
+from vmpin.residency.sampler import BREATH, SHARE, Sampler
 
 SECOND = 10**9
 
 
-def started(view: NodeView, keep: Path | None = None) -> Sampler:
-    sampler = Sampler(view, keep)
-    sampler.load()
-    return sampler
+def started(view: NodeView, books: RunTimeBooks | None = None) -> Sampler:
+    view.ledger.begin(None if books is None else books.read().result(), time.time())
+    return Sampler(view, books)
 
 
 @pytest.fixture
@@ -47,22 +47,20 @@ class Counting(Schedstat):
 def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:
     vm = node.vm()
     sampler = started(node.reconciler.view)
-    before = process_ran(vm.vmm.pid)
+    before = booked(vm.vmm.pid)
     sampler.round()
     assert node.account(vm) == RunAccount()  # what it ran before cannot be read
     run_for(0.3, vm.vmm.pid)
     sampler.round()
-    after, found = process_ran(vm.vmm.pid), node.account(vm)
-    assert before is not None
-    assert after is not None
-    assert 0.29 * SECOND < found.placed <= after - before
+    after, found = booked(vm.vmm.pid), node.account(vm)
+    assert 0.3 * SECOND <= found.placed <= after - before
     assert (found.elsewhere, found.free) == (0, 0)
     if sampler.host.counts_migrations:
         assert (found.certain, found.migrations) == (found.placed, 0)
     assert list(node.node_state.ledger.of(vm.sandbox).roles) == [ThreadRole.EMULATOR]
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm).placed > found.placed + 0.09 * SECOND
+    assert node.account(vm).placed >= found.placed + 0.1 * SECOND
 
 
 def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> None:
@@ -74,7 +72,7 @@ def test_what_another_hand_moved_away_is_booked_as_elsewhere(node: Spinners) -> 
     sampler.round()
     found = node.account(vm)
     assert found.placed == 0
-    assert found.elsewhere > 0.19 * SECOND
+    assert found.elsewhere >= 0.2 * SECOND
     assert found.certain == 0
     run_for(0.1, vm.vmm.pid)
     sampler.round()
@@ -96,8 +94,8 @@ def test_what_was_moved_away_and_put_back_between_two_samples_is_booked_as_elsew
     run_for(0.2, vm.vmm.pid)
     sampler.round()
     found = node.account(vm)
-    assert found.elsewhere > 0.19 * SECOND
-    assert found.placed > 0.19 * SECOND
+    assert found.elsewhere >= 0.2 * SECOND
+    assert found.placed >= 0.2 * SECOND
     assert found.certain == 0
     if sampler.host.counts_migrations:
         assert found.migrations >= 2
@@ -129,12 +127,12 @@ def test_a_thread_that_is_free_to_run_anywhere_is_booked_as_free(node: Spinners)
     run_for(0.1, vm.vmm.pid)
     sampler.round()
     found = node.account(vm)
-    assert found.free > 0.09 * SECOND
+    assert found.free >= 0.1 * SECOND
     assert (found.placed, found.elsewhere) == (0, 0)
     del node.node_state.placement_cache.placements[vm.sandbox]  # unpinned by hand
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm).free > found.free + 0.09 * SECOND
+    assert node.account(vm).free >= found.free + 0.1 * SECOND
 
 
 def test_where_the_place_changed_in_between_both_count_once(node: Spinners) -> None:
@@ -145,11 +143,11 @@ def test_where_the_place_changed_in_between_both_count_once(node: Spinners) -> N
     node.place(vm.sandbox, node.there)  # decided, and not set yet
     sampler.round()
     found = node.account(vm)
-    assert found.placed > 0.09 * SECOND
+    assert found.placed >= 0.1 * SECOND
     assert (found.certain == found.placed) is False
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm).elsewhere > 0.09 * SECOND
+    assert node.account(vm).elsewhere >= 0.1 * SECOND
 
 
 def test_a_process_that_sleeps_costs_one_system_call(node: Spinners) -> None:
@@ -179,7 +177,7 @@ def test_what_is_born_while_it_is_looked_at_counts_from_its_birth(node: Spinners
     run_for(0.2, vm.vmm.pid)
     sampler.round()
     found = node.account(vm)
-    assert found.placed > 0.19 * SECOND
+    assert found.placed >= 0.2 * SECOND
     assert found.certain == 0  # where it began is unknown
 
 
@@ -196,15 +194,16 @@ while True:
     while len(os.listdir(f"/proc/{vm.vmm.pid}/task")) < 2:  # Python's own start is its main thread's
         time.sleep(0.01)
     sampler = started(node.reconciler.view)
+    account, main = node.node_state.ledger.of(vm.sandbox), booked(vm.vmm.pid)
     sampler.round()
-    run_for(0.5, vm.vmm.pid)
-    sampler.round()
-    unseen = node.node_state.ledger.of(vm.sandbox).unseen
-    assert unseen > 0.4 * SECOND
-    assert node.account(vm).ran < 0.1 * SECOND
-    run_for(0.2, vm.vmm.pid)
-    sampler.round()
-    assert node.node_state.ledger.of(vm.sandbox).unseen > unseen + 0.1 * SECOND
+    for number in range(1, 3):
+        before = process_ran(vm.vmm.pid)
+        assert before is not None
+        while (now := process_ran(vm.vmm.pid)) is not None and now < before + 0.3 * SECOND:
+            time.sleep(0.01)
+        sampler.round()
+        assert account.total.ran <= booked(vm.vmm.pid) - main  # the main thread's alone
+        assert account.unseen >= number * 0.3 * SECOND - account.total.ran
 
 
 def test_a_thread_that_got_anothers_number_is_not_booked_as_that(node: Spinners) -> None:
@@ -247,26 +246,23 @@ def test_what_was_away_for_a_while_is_not_born_again(node: Spinners, kernel: boo
         vm.kernel_threads.append(thread)
         del vms[spins.sandbox]
 
-    def booked() -> int:
+    def recorded() -> int:
         return sampler.ledger.roles()[thread.role].ran
 
     run_for(0.1, thread.pid)
     sampler.round()
-    once = booked()
-    assert once > 0.09 * SECOND
+    once = recorded()
+    assert once >= 0.1 * SECOND
     del vms[vm.sandbox]  # watch.only changed, or a claim that cannot be read
     sampler.round()
     run_for(0.2, thread.pid)
     vms[vm.sandbox] = vm
     sampler.round()
-    assert booked() == once  # what it ran meanwhile is not proved
+    assert recorded() == once  # what it ran meanwhile is not proved
     run_for(0.1, thread.pid)
     sampler.round()
-    assert booked() > once + 0.09 * SECOND
-    ran = process_ran(thread.pid)
-    assert ran is not None
-    assert booked() < ran - 0.19 * SECOND
-    assert sampler.ledger.ended.unseen + sampler.ledger.of(vm.sandbox).unseen < 0.19 * SECOND
+    assert once + 0.1 * SECOND <= recorded() <= booked(thread.pid) - 0.2 * SECOND
+    assert sampler.ledger.ended.unseen + sampler.ledger.of(vm.sandbox).unseen < 0.2 * SECOND
 
 
 def test_of_what_ended_nothing_is_remembered(node: Spinners) -> None:
@@ -299,58 +295,36 @@ def test_a_vm_that_ends_leaves_its_account_in_the_sum(node: Spinners) -> None:
 
 def test_after_a_restart_the_books_go_on(node: Spinners, tmp_path: Path) -> None:
     vm, gone = node.vm(), node.vm("b")
-    sampler = started(node.reconciler.view, tmp_path / "proof")
+    books = RunTimeBooks(tmp_path / "proof", "boot", node.reconciler.view.ledger)
+    sampler = started(node.reconciler.view, books)
     sampler.round()
     began = sampler.ledger.began
     run_for(0.1, vm.vmm.pid)
     run_for(0.05, gone.vmm.pid)
     sampler.close()
+    books.close()
     placed, spent = node.account(vm).placed, node.account(gone).placed
+    assert min(placed - 0.1 * SECOND, spent - 0.05 * SECOND) >= 0
     node.end(gone)
     node.again()
     node.place(vm.sandbox, node.here)
     vm = node.meet(vm.sandbox)
-    time.sleep(0.3)
-    sampler = started(node.reconciler.view, tmp_path / "proof")
+    run_for(0.2, vm.vmm.pid)
+    resumed = booked(vm.vmm.pid)
+    books = RunTimeBooks(tmp_path / "proof", "boot", node.reconciler.view.ledger)
+    sampler = started(node.reconciler.view, books)
     sampler.round()
     assert node.account(vm).placed == placed  # what ran meanwhile is not proved
     run_for(0.1, vm.vmm.pid)
     sampler.round()
-    assert node.account(vm).placed > placed + 0.09 * SECOND
+    added = node.account(vm).placed - placed
+    assert 0.1 * SECOND <= added <= booked(vm.vmm.pid) - resumed
     proof = sampler.since(0.0)
     assert proof.since == began
     assert proof.ended.total.placed == spent
-    assert proof.watched < proof.until - proof.since - 0.25
-    assert sampler.since(time.time()).total.placed < placed + 10 * SECOND
-
-
-def test_sampling_that_is_switched_off_and_on_goes_on_with_what_is_known(node: Spinners, tmp_path: Path) -> None:
-    vm = node.vm()
-    sampler = started(node.reconciler.view, tmp_path / "proof")
-    sampler.round()
-    kept = (tmp_path / "proof").read_bytes()
-    run_for(0.1, vm.vmm.pid)
-    sampler.close()
-    (tmp_path / "proof").write_bytes(kept)  # as if there had been no space for more
-    placed = node.account(vm).placed
-    node.node_state.ledger.drift["other"] += 1
-    sampler = started(node.reconciler.view, tmp_path / "proof")
-    assert node.account(vm).placed == placed > 0.09 * SECOND
-    assert sampler.ledger.drift == {"other": 1}
-
-
-def test_a_file_that_cannot_be_kept_is_reported_once(node: Spinners, tmp_path: Path,
-                                                     caplog: pytest.LogCaptureFixture) -> None:
-    sampler = started(node.reconciler.view, tmp_path / "none" / "proof")
-    for _ in range(3):
-        sampler.save()
-    assert [record.message for record in caplog.records if "cannot be saved" in record.message] == [
-        f"{tmp_path}/none/proof: the books of run times cannot be saved: No such file or directory (free space or "
-        "inodes there; until then a restart loses the recorded run times)"]
-    sampler.keep = tmp_path / "proof"
-    sampler.ledger.mark(time.time())
-    sampler.save()
-    assert sampler.keep.exists()
+    assert proof.watched < proof.until - proof.since - 0.15  # it ran for 0.2 s meanwhile
+    assert sampler.since(time.time()).total.placed <= booked(vm.vmm.pid) - resumed
+    books.close()
 
 
 def test_sampling_that_takes_long_is_done_less_often(node: Spinners) -> None:

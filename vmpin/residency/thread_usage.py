@@ -14,7 +14,7 @@ from vmpin.host import affinity
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.cpu_times import CpuLines, Schedstat
 from vmpin.host.procfs import Procfs
-from vmpin.reports.residency.usage import SampledProcess, SampledThread
+from vmpin.residency.usage import SampledProcess, SampledThread
 
 #: Sampling uses at most this share of one CPU: it runs beside the threads that it samples.
 _SHARE = 0.1

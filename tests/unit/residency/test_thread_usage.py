@@ -19,8 +19,8 @@ from trees import make_tree
 from vmpin.cpuset import CpuSet
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
-from vmpin.reports.residency.thread_usage import ThreadUsageSampler, idle_times
-from vmpin.reports.residency.usage import SampledProcess, SampledThread
+from vmpin.residency.thread_usage import ThreadUsageSampler, idle_times
+from vmpin.residency.usage import SampledProcess, SampledThread
 
 
 def of(census: ThreadUsageSampler, pid: int) -> SampledProcess:
