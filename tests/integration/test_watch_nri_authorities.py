@@ -1,5 +1,5 @@
-"""Nodes without a static CPU manager and without a configured pool, under a real containerd: who owns which CPU follows
-from the cpusets of all containers, or from DRA claims."""
+"""Nodes without a static CPU manager and without a configured pool, under a real containerd: who owns which CPU
+follows from the cpusets of all containers, or from DRA claims."""
 
 from __future__ import annotations
 

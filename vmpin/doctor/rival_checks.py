@@ -18,8 +18,9 @@ PINNERS = {
     "libvirt": ("libvirt sets vcpupin, emulatorpin and iothreadpin when its VMs start",
                 "none, unless its VMs have names that vmpin manages (sandbox-ID); then remove those elements"),
     "balloons": ("the NRI policy plugin gives containers CPUs of its own choosing, shared within a balloon",
-                 "leave node.shared_pool unset: its VMs then float on the current CPUs of their balloons. With the "
-                 "key set, vmpin would treat a balloon's CPUs as exclusive to one container"),
+                 "leave node.shared_pool unset: a VM that is alone in its balloon is then pinned on its CPUs, and one "
+                 "that shares it floats there. With the key set, vmpin would treat a balloon's CPUs as exclusive to "
+                 "one container"),
     "topology-aware": ("the NRI policy plugin changes containers' cpusets by itself",
                        "leave policy.runc_repair off: both would set the same cpusets again and again"),
     "numad": ("numad moves processes to the node of their memory, all of their threads at once",
@@ -31,7 +32,7 @@ PINNERS = {
     "nri-policy": ("the NRI policy plugin changes containers' cpusets by itself",
                    "leave policy.runc_repair off: both would set the same cpusets again and again"),
     "dra-driver-cpu": ("dra-driver-cpu gives containers the CPUs of their ResourceClaims over NRI, others the rest",
-                       "leave policy.runc_repair off: vmpin follows the cpusets that NRI reports"),
+                       "leave policy.runc_repair off: vmpin follows its claims"),
     "katalyst": ("katalyst-agent writes containers' cpusets by their QoS, and changes its pools as it runs",
                  "let only one of both decide: vmpin follows with policy.runc_repair off"),
     "cpu-pooler": ("CPU-Pooler's setter writes containers' cpusets by the pool that they asked for",

@@ -32,9 +32,22 @@ def kubelet(facts: NodeFacts) -> CheckResult:
         return broken
     if point.policy.lower() == "static":
         return _static_policy(facts, point, evidence)
-    if pool:
-        return ok(f"policy {point.policy}; node.shared_pool is {pool}, and CPUs outside it are exclusive", *evidence)
+    other = _other_authority(facts, pool)
+    if other:
+        return ok(f"policy {point.policy}; {other}", *evidence)
     return warn(f"policy {point.policy}: no container owns a CPU, so no vCPU is pinned one-to-one", _POOL, *evidence)
+
+
+def _other_authority(facts: NodeFacts, pool: str) -> str:
+    """Name the authority in place of the kubelet, by the watcher's status; "" without one."""
+    rulings = (facts.status.get("node") or {}).get("authorities") or ()
+    if "dra" in rulings:
+        return "the claims of dra-driver-cpu decide which CPUs are exclusive"
+    if pool:
+        return f"node.shared_pool is {pool}, and CPUs outside it are exclusive"
+    if "observed" in rulings:
+        return "CPUs that no other pod's container may use are exclusive (policy.observed_ownership)"
+    return ""
 
 
 def _no_checkpoint(facts: NodeFacts, pool: str, evidence: Sequence[str]) -> CheckResult:
@@ -48,8 +61,9 @@ def _no_checkpoint(facts: NodeFacts, pool: str, evidence: Sequence[str]) -> Chec
     if config.text("cpuManagerPolicy") == "static":
         return bad("the kubelet is configured for the static policy, and has no checkpoint",
                    "start the kubelet; if it runs, set paths.kubelet to its directory (--root-dir)", *evidence)
-    if pool:
-        return ok(f"no static CPU manager; node.shared_pool is {pool}, and CPUs outside it are exclusive", *evidence)
+    other = _other_authority(facts, pool)
+    if other:
+        return ok(f"no static CPU manager; {other}", *evidence)
     if config.pid is None and not config.files:
         return unknown("no kubelet was found, and node.shared_pool is unset: no container owns a CPU, so every VM "
                        "floats on its containers' CPUs", *evidence, remedy=_POOL)
