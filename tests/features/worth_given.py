@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vmpin.cpuset import CpuSet
-from vmpin.features.demo.kata_pinning import kata_pinning
-from vmpin.features.demo.worth import Circumstances, NoiseReading, Setup, WakeUps, Worth
+from vmpin.features.demo.worth import Circumstances, NoiseReading, Setup, WakeUps, Worth, kata_pinning
 
 CIRCUMSTANCES = Circumstances(
     kernel="6.1.0", qemu="7.2.22", accelerator="KVM", processor="A <fast> CPU", shared_cpu=0, exclusive_cpu=1,

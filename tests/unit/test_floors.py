@@ -48,9 +48,7 @@ SHARED = ("bounded", "cpuset", "protocol")
 PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "wire", "placement",
               "scenario",
               "features.gather.redact",
-              "features.demo.firmware", "features.demo.kata_pinning", "features.demo.worth",
-              "features.demo.worth_picture",
-              "features.demo.worth_report",
+              "features.demo.worth", "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
               "reports.audit", "reports.cpu_owners", "features.map.node_map", "features.map.svg", "features.map.text",
@@ -105,7 +103,7 @@ NUMBERS_ELSEWHERE = {
         "features.allocator.scenario_events", "cpuset", "install.oci_hook", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.reconcile", "features.demo.verbs.demo", "features.gather.verbs", "cli.run_times", "config.settings",
+        "cli.reconcile", "features.demo.verbs", "features.gather.verbs", "cli.run_times", "config.settings",
         "config.yaml_file",
         "features.isolation.isolation_answers",
         *(f"features.cluster.{name}" for name in (

@@ -40,7 +40,7 @@ class Containers:
         self._options = options
         self._pod = pod
         self._script = oci_hook.script_path(directory / "hooks.d")
-        self._made: list[str] = []
+        self._running: list[str] = []
         rootfs = directory / "rootfs"
         for name in ("bin", "dev", "proc", "sys"):
             (rootfs / name).mkdir(parents=True)
@@ -57,7 +57,7 @@ class Containers:
         bundle.mkdir()
         spec = oci_hook.with_hook(self._spec(name, cpus, command), self._script, self._options)
         (bundle / "config.json").write_text(json.dumps(spec, indent=1))
-        self._made.append(name)
+        self._running.append(name)
         self._call("run", "--detach", "--bundle", str(bundle), self.id(name))
 
     def update(self, name: str, cpus: CpuSet) -> None:
@@ -66,10 +66,10 @@ class Containers:
 
     def stop(self, name: str) -> None:
         self._call("delete", "--force", self.id(name))
-        self._made.remove(name)
+        self._running.remove(name)
 
     def close(self) -> None:
-        for name in list(self._made):
+        for name in list(self._running):
             with contextlib.suppress(VmpinError, OSError):
                 self.stop(name)
         self.remove_cgroups()

@@ -7,7 +7,7 @@
 #     as --32 firmware.S -o firmware.o
 #     ld -m elf_i386 -Ttext 0xfffffe00 --oformat binary -o firmware.bin firmware.o
 
-        .set BLOCKS, 0x10000            # control block of vCPU N: BLOCKS + 256 * N. Offsets in it (guest_memory.py):
+        .set BLOCKS, 0x10000            # control block of vCPU N: BLOCKS + 256 * N. Offsets in it (probe_vm.py):
         .set MODE, 0                    # written by the host
         .set READY, 4                   # 1 once the vCPU runs
         .set NOW, 8                     # the counter, 64 bits

@@ -1,14 +1,15 @@
-"""The result of `vmpin demo --noise`: readings of one container's vCPU under each placement, and their summary.
+"""The result of `vmpin demo --noise`: readings of one container's vCPU under each placement, their summary, and what
+Kata's own pinning would have done. Pure."""
 
-Pure.
-"""
+from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from vmpin.features.demo.kata_pinning import SOURCE, KataPinning
+from vmpin.cpuset import CpuSet
+from vmpin.domain.terminal import number_of
 
 #: Milliseconds: shorter gaps are not recorded. Without hardware virtualization a turn of the guest's loop takes 0.03.
 LEAST_GAP = 0.1
@@ -66,7 +67,7 @@ class NoiseReading:
 def wake_ups(slept: Iterable[float]) -> WakeUps | None:
     """Sum up how late the sleeps ended; None if the timer is not as assumed.
     :param slept: the lengths of sleeps of SLEEP, in milliseconds."""
-    late = sorted(each - SLEEP for each in slept)
+    late = sorted(length - SLEEP for length in slept)
     if not late or late[0] < (_TOO_SHORT - 1) * SLEEP:
         return None
     return WakeUps(len(late), statistics.median(late), late[int(len(late) * 0.99)], late[-1])
@@ -120,18 +121,46 @@ class Circumstances:
 
 
 def _woken(figure: Callable[[WakeUps], float]) -> Callable[[NoiseReading], float | None]:
-    return lambda each: None if each.wake_ups is None else figure(each.wake_ups)
+    return lambda reading: None if reading.wake_ups is None else figure(reading.wake_ups)
 
 
 #: Key, title, unit and value of each metric.
 _FIGURES: tuple[tuple[str, str, str, Callable[[NoiseReading], float | None]], ...] = (
-    ("share_percent", "share of its CPU", "%", lambda each: each.share),
-    ("longest_gap_ms", "longest gap", "ms", lambda each: each.longest_gap),
-    ("migrations_per_minute", "migrations", "/min", lambda each: each.migrations_per_minute),
+    ("share_percent", "share of its CPU", "%", lambda reading: reading.share),
+    ("longest_gap_ms", "longest gap", "ms", lambda reading: reading.longest_gap),
+    ("migrations_per_minute", "migrations", "/min", lambda reading: reading.migrations_per_minute),
     ("wake_up_median_ms", "late, median", "ms", _woken(lambda woken: woken.median)),
     ("wake_up_percentile_99_ms", "late, 99 %", "ms", _woken(lambda woken: woken.percentile_99)),
     ("wake_up_longest_ms", "late, longest", "ms", _woken(lambda woken: woken.longest)),
 )
+
+
+#: Go: src/runtime/virtcontainers/sandbox.go (where `enable_numa` is off, the default); runtime-rs:
+#: src/runtime-rs/crates/resource/src/cgroups/resource_inner.rs. Both pin one to one where the VM has as many vCPU
+#: threads as all containers together have CPUs, and else nothing.
+SOURCE = "Kata 4.1.0, checkVCPUsPinning (virtcontainers/sandbox.go) and check_vcpus_pinning (runtime-rs)"
+
+
+@dataclass(frozen=True)
+class KataPinning:
+    """What Kata's own `enable_vcpus_pinning` would place."""
+
+    #: By number of the vCPU; empty where nothing is pinned: the pod's cgroup alone confines the threads then.
+    masks: dict[int, CpuSet]
+    reason: str
+
+
+def kata_pinning(vcpus: Collection[int], cpus: CpuSet) -> KataPinning:
+    """Return the masks that Kata's own pinning of vCPUs would set.
+    :param vcpus: the numbers of the VM's vCPUs.
+    :param cpus: the cpusets of all containers of the pod together; Kata does not distinguish exclusive ones."""
+    if not cpus:
+        return KataPinning({}, "no container of the pod has a cpuset")
+    if len(vcpus) != len(cpus):
+        have = f"the VM has {number_of(len(vcpus), 'vCPU')} and the pod {number_of(len(cpus), 'CPU')}"
+        return KataPinning({}, f"{have}; it pins only where these numbers are equal")
+    return KataPinning({vcpu: CpuSet((cpu,)) for vcpu, cpu in zip(sorted(vcpus), cpus, strict=True)},
+                       f"the VM has as many vCPUs as the pod has CPUs: {len(vcpus)}")
 
 
 @dataclass(frozen=True)
@@ -142,18 +171,18 @@ class Worth:
 
     def counted(self) -> tuple[NoiseReading, ...]:
         """The readings that nothing else disturbed; all of them if none of some placement is left otherwise."""
-        quiet = tuple(each for each in self.readings if each.others <= DISTURBED)
-        return quiet if {each.setup for each in quiet} == set(Setup) else self.readings
+        quiet = tuple(reading for reading in self.readings if reading.others <= DISTURBED)
+        return quiet if {reading.setup for reading in quiet} == set(Setup) else self.readings
 
     @property
     def disturbed(self) -> bool:
         """Whether readings count that something else disturbed."""
-        return any(each.others > DISTURBED for each in self.counted())
+        return any(reading.others > DISTURBED for reading in self.counted())
 
     def metrics(self) -> list[Metric]:
         counted = self.counted()
         return [Metric(key, title, unit, {
-            setup: _spread([figure(each) for each in counted if each.setup is setup]) for setup in Setup
+            setup: _spread([figure(reading) for reading in counted if reading.setup is setup]) for setup in Setup
         }, rises=key == "share_percent") for key, title, unit, figure in _FIGURES]
 
     def document(self) -> dict[str, object]:
@@ -165,9 +194,9 @@ class Worth:
                             for setup, spread in metric.spreads.items()}} for metric in self.metrics()],
             "kata_pinning": {"masks": {str(vcpu): str(cpus) for vcpu, cpus in self.kata.masks.items()},
                              "reason": self.kata.reason, "source": SOURCE},
-            "readings": [asdict(each) for each in self.readings]}
+            "readings": [asdict(reading) for reading in self.readings]}
 
 
 def _spread(figures: Sequence[float | None]) -> Spread | None:
-    measured = [each for each in figures if each is not None]
+    measured = [figure for figure in figures if figure is not None]
     return Spread(statistics.median(measured), min(measured), max(measured)) if measured else None

@@ -1,11 +1,21 @@
-"""The result of `vmpin demo --noise` as text: a table of at most 80 columns, and notes.
+"""The result of `vmpin demo --noise` as text, a table of at most 80 columns with notes, and as a picture (worth.svg).
+Pure."""
 
-Pure.
-"""
+from __future__ import annotations
 
 from vmpin.domain.terminal import number_of
 from vmpin.features.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
 
+#: The metrics that are drawn.
+_TITLES = {
+    "share_percent": "Share of its CPU that the container got",
+    "longest_gap_ms": "Longest gap in its running",
+    "migrations_per_minute": "Its moves between CPUs, a minute",
+    "wake_up_percentile_99_ms": "Late wake-ups: 99 of 100 are not later than",
+}
+#: Where bars begin, and how long they can be (pixels).
+_LEFT, _LONGEST = 128, 400
+#: Widths of the first and the other columns of the table (characters).
 _FIRST, _COLUMN = 20, 18
 
 
@@ -42,7 +52,7 @@ def machine(at: Circumstances) -> str:
 
 def disturbance(worth: Worth) -> str:
     """How many readings do not count, or that they had to be counted."""
-    disturbed = sum(each.others > DISTURBED for each in worth.readings)
+    disturbed = sum(reading.others > DISTURBED for reading in worth.readings)
     took = f"other programs took more than {DISTURBED:g} % of the two CPUs"
     if not disturbed:
         return f"During no measurement {took}."
@@ -82,3 +92,25 @@ def gain(metric: Metric) -> str:
     if factor is None:
         return ""
     return f"x{factor:.1f}" if factor < 10 else f"x{factor:.0f}"
+
+
+def picture(worth: Worth) -> str:
+    """An SVG that stands alone."""
+    from vmpin.domain.templates import render
+    at = worth.circumstances
+    rounds = f"Median of {at.rounds} rounds, with the least and the most" if at.rounds > 1 else "One round"
+    verdict, _, reason = kata_line(worth).partition(": ")
+    share, *_ = metrics = worth.metrics()
+    return render(
+        "vmpin.features.demo", "worth.svg", titles=_TITLES, noise=noise(at), cell=cell, positions=_positions,
+        metrics=[metric for metric in metrics if metric.key in _TITLES and any(metric.spreads.values())],
+        summary="; ".join(f"{setup.heading}: {cell(share, spread)} % of its CPU"
+                          for setup, spread in share.spreads.items()),
+        notes=(f"{rounds}, {at.seconds:g} s each.", disturbance(worth), machine(at), f"{verdict}:", reason))
+
+
+def _positions(metric: Metric, spread: Spread) -> list[float]:
+    """Where on the bar's scale the median, the least and the most are. The scale ends at 100 %, or at the most."""
+    most = max(known.most for known in metric.spreads.values() if known is not None)
+    full = 100.0 if metric.unit == "%" else most or 1.0
+    return [_LEFT + _LONGEST * figure / full for figure in (spread.median, spread.least, spread.most)]

@@ -61,12 +61,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(as_json: bool) -> int:
     from vmpin.features.demo import needs
-    from vmpin.features.demo.stage import Stage
-    from vmpin.features.demo.story import play
-    found = needs.tools()
+    from vmpin.features.demo.story import Stage, play
+    tools = needs.tools()
     _unwind_at_signals()
     # The story is for people: with -o json it goes to standard error, and its texts follow as data at the end.
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), Stage(found) as stage:
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), Stage(tools) as stage:
         play(stage)
     if as_json:
         print_data({"version": VERSION, "ok": True, "steps": stage.story}, "json")
@@ -75,18 +74,16 @@ def _show(as_json: bool) -> int:
 
 def _measure(args: argparse.Namespace) -> int:
     from vmpin.features.demo import needs
-    from vmpin.features.demo.noise_stage import NoiseStage
-    from vmpin.features.demo.noise_story import longest, play
-    from vmpin.features.demo.worth_picture import picture
-    from vmpin.features.demo.worth_report import notes, result_table
+    from vmpin.features.demo.noise_story import NoiseStage, longest, play
+    from vmpin.features.demo.worth_report import notes, picture, result_table
     rounds = _within("--rounds", 2 if args.rounds is None else args.rounds, _ROUNDS)
     seconds = _within("--seconds", 5.0 if args.seconds is None else args.seconds, _SECONDS)
     if args.svg is not None and (args.svg.is_dir() or not os.access(args.svg.absolute().parent, os.W_OK)):
         raise UsageError(f"--svg {args.svg}: cannot be written", "is it a directory, or in one that does not exist?")
-    found = needs.tools()
+    tools = needs.tools()
     _unwind_at_signals()
     busy = not args.quiet_sidecar
-    with contextlib.redirect_stdout(sys.stderr), NoiseStage(found, busy, longest(seconds, int(rounds))) as stage:
+    with contextlib.redirect_stdout(sys.stderr), NoiseStage(tools, busy, longest(seconds, int(rounds))) as stage:
         worth = play(stage, seconds, int(rounds), busy)
     if args.svg is not None:
         args.svg.write_text(picture(worth), encoding="utf-8")
