@@ -74,7 +74,7 @@ def test_a_cgroup_with_other_cpus_is_corrected(node: Node, caplog: pytest.LogCap
     node.cgroup = OTHER
     with caplog.at_level(logging.WARNING):
         assert node.start() == (MAIN, OWN)
-    assert "other CPUs container=main has=0,3 granted=1-2: it is given its own again" in caplog.text
+    assert "other CPUs container=main has=0,3 granted=1-2: vmpin gives it its own again" in caplog.text
 
 
 def test_of_a_vms_container_and_of_one_that_has_ended_no_cgroup_counts(node: Node) -> None:
@@ -90,8 +90,8 @@ def test_another_writer_is_left_its_way_after_some_tries(node: Node, caplog: pyt
     for _ in range(TRIES + 3):
         node.allocator.given(update)
         node.updates.compare()
-    assert caplog.text.count("it is given its own again") == TRIES
-    assert caplog.text.count("another writer takes its own") == 1
+    assert caplog.text.count("vmpin gives it its own again") == TRIES
+    assert caplog.text.count("another program changes them") == 1
 
 
 class Refusing(CriServer):
@@ -132,7 +132,7 @@ def test_a_call_that_the_runtime_refuses_counts_no_try(tmp_path: Path, caplog: p
     loop.close()
     runtime.stop()
     assert len(runtime.updates) > TRIES
-    assert caplog.text.count("not given by the runtime container=main cpus=1-2") > TRIES
+    assert caplog.text.count("CPUs not given container=main by=CRI cpus=1-2") > TRIES
     assert "another writer" not in caplog.text
 
 

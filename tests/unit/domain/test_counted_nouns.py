@@ -22,7 +22,7 @@ SEVERAL = {
     ("vmpin/cli/audit.py", "len(use.owners)"), ("vmpin/cli/audit.py", "everyone"),
     ("vmpin/cli/audit.py", "sampler.samples"), ("vmpin/cli/repetition.py", "len(lines) - room + 1"),
     ("vmpin/features/allocator/scenario_events.py", "len(created)"),
-    ("vmpin/features/allocator/watcher_part.py", "len(found)"),
+    ("vmpin/features/allocator/watcher_part.py", "len(grants)"),
     ("vmpin/features/demo/probe_vm.py", "count"), ("vmpin/features/demo/worth_report.py", "at.rounds"),
     ("vmpin/domain/guest_report.py", "len(cpus)"), ("vmpin/placement/vcpus.py", "wants"),
     ("vmpin/runtime/kata.py", "len(configs)"),

@@ -1,9 +1,9 @@
 """The owner of the ledger: answers the runtime's calls with CPUs, and keeps the ledger in its file.
 
-The plugin's thread calls it for answers, the event loop for everything else; a lock serialises both, and what is done
-under it waits for nothing but the ledger's file. What no answer has carried (`decisions.due_updates`: CPUs that came
-back, updates that failed) is given by CRI calls from the loop (features.allocator.cri_calls): one made from within
-an answer would wait for itself. Such a call comes back as an UpdateContainer, which is decided on as any other: where
+The plugin's thread calls it for answers, the event loop for everything else; a lock serialises both, and under it
+nothing waits but for the ledger's file. Updates that no answer has carried (`decisions.due_updates`: CPUs that came
+back, updates that failed) are made by CRI calls from the loop (features.allocator.cri_calls): a call from within an
+answer would wait for itself. Such a call comes back as an UpdateContainer, which is decided on as any other: where
 its CPUs are still the container's it changes nothing, else it is corrected.
 """
 
@@ -37,7 +37,8 @@ _NEAR = "cpu-near.vmpin.io"
 
 
 class CpuAllocator:
-    """With `allocate.mode` observe it works everything out, and answers nothing.
+    """With `allocate.mode` observe it decides, and answers nothing. `machine` is the node's topology; `suspended` is
+    the reason why nothing is given out for now, "" for none.
     :param vm_size_of: whether a pod is a VM, and of which size, from NRI's pod.
     :param device_nodes: the NUMA nodes of devices, by name."""
 
@@ -45,7 +46,8 @@ class CpuAllocator:
                  vm_size_of: Callable[[NriPod], VmSize],
                  device_nodes: Callable[[Collection[str]], Mapping[str, int]] = lambda names: {}) -> None:
         self._lock = threading.Lock()
-        self._machine, self._options, self._file = machine, options, file
+        self.machine, self.options, self._file = machine, options, file
+        self.suspended = ""
         self._acts = options.mode is AllocationMode.ON
         #: Since the watcher started: refusals by kind, and changes of the CPUs that shared containers are on.
         self.refusals: Counter[str] = Counter()
@@ -53,16 +55,15 @@ class CpuAllocator:
         self._vm_size_of, self._device_nodes = vm_size_of, device_nodes
         #: None until the runtime's first list, where there is no file.
         self._ledger: Ledger | None = file.load() if self._acts else None
-        self._listed = False  #: Whether the runtime has listed what runs.
-        self._suspended = ""
-        #: What is to be given by CRI calls, and from when on (CLOCK_MONOTONIC in seconds).
+        self._listed = False  #: Whether the runtime has listed its containers.
+        #: The updates to make by CRI calls, and from when on (CLOCK_MONOTONIC in seconds).
         self._due: tuple[SideUpdate, ...] = ()
         self._due_at = 0.0
 
     # The runtime's calls, in the plugin's thread
 
     def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None = None) -> CpuAnswer:
-        """Decide on CREATE, UPDATE or STOP. What is granted is in the file before this returns."""
+        """Decide on CREATE, UPDATE or STOP. The grant is in the file before this returns."""
         container = _sized(container, VmSize() if pod is None else self._vm_size_of(pod))
         with self._lock:
             ledger = self._current()
@@ -71,23 +72,23 @@ class CpuAllocator:
             match verb:
                 case Verb.CREATE:
                     machine = self._with_devices([container])
-                    answer = decisions.on_create(machine, ledger, container, self._options)
+                    answer = decisions.on_create(machine, ledger, container, self.options)
                 case Verb.UPDATE:
-                    answer = decisions.on_update(self._machine, ledger, container, self._options)
+                    answer = decisions.on_update(self.machine, ledger, container, self.options)
                 case _:
-                    answer = decisions.on_stop(self._machine, ledger, container.id, self._options)
+                    answer = decisions.on_stop(self.machine, ledger, container.id, self.options)
             self._keep(answer)
             return CpuAnswer(answer.adjustment, answer.updates, answer.refusal)
 
     def synchronize(self, listed: Listed, pods: Sequence[NriPod] = ()) -> CpuAnswer:
-        """Take in the runtime's list, with which the ledger begins, or is corrected."""
+        """Take in the runtime's list, which begins the ledger, or corrects it."""
         sizes = {pod.id: self._vm_size_of(pod) for pod in pods}
         listed = listed._replace(containers=tuple(_sized(container, sizes.get(container.sandbox, VmSize()))
                                                   for container in listed.containers))
         with self._lock:
-            if self._suspended:
+            if self.suspended:
                 return _NOTHING
-            answer = on_synchronize(self._with_devices(listed.containers), listed, self._ledger, self._options)
+            answer = on_synchronize(self._with_devices(listed.containers), listed, self._ledger, self.options)
             self._listed = True
             self._keep(answer)
             return CpuAnswer(updates=answer.updates)
@@ -100,44 +101,44 @@ class CpuAllocator:
                 return
             if isinstance(event, PodEvent):
                 if event.verb is not Verb.RUN_POD:
-                    self._keep(decisions.on_pod_end(self._machine, ledger, event.pod.id, self._options))
+                    self._keep(decisions.on_pod_end(self.machine, ledger, event.pod.id, self.options))
                 return
             container = event.container
             if event.verb is Verb.POST_START:
-                self._keep(decisions.on_start(self._machine, ledger, RequestedContainer(
-                    container.id, container.pod, container.name), self._options))
+                self._keep(decisions.on_start(self.machine, ledger, RequestedContainer(
+                    container.id, container.pod, container.name), self.options))
             elif event.verb is Verb.REMOVE:
-                self._keep(decisions.on_remove(self._machine, ledger, container.id, self._options))
+                self._keep(decisions.on_remove(self.machine, ledger, container.id, self.options))
 
     def _current(self) -> Ledger | None:
         """The ledger; None while nothing is given out."""
-        return self._ledger if self._listed and not self._suspended else None
+        return self._ledger if self._listed and not self.suspended else None
 
     def _with_devices(self, containers: Iterable[RequestedContainer]) -> Topology:
-        """The machine with the nodes of the devices that containers have, or that their annotations name."""
+        """The machine with the NUMA nodes of the devices that containers have, or that their annotations name."""
         names: set[str] = set()
         for container in containers:
             names.update(container.devices, (value.strip() for key, value in container.pod_annotations.items()
                                              if key.partition("/")[0] == _NEAR))
-        return self._machine._replace(devices=self._device_nodes(names)) if names else self._machine
+        return self.machine._replace(devices=self._device_nodes(names)) if names else self.machine
 
     def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
-        """Another wish for a container that runs, its updates due at once. :param dry_run: only the plan."""
+        """Change what a running container asks for, its updates due at once. :param dry_run: only plan it."""
         with self._lock:
             ledger = self._current()
             if ledger is None:
-                why = self._suspended or "the container runtime has not listed its containers yet"
+                why = self.suspended or "the container runtime has not listed its containers yet"
                 return Answer(Ledger(), refusal=f"vmpin: nothing is given out: {why}")
-            machine = self._machine._replace(devices=self._device_nodes(changes.values()))
-            answer = live_change.set_policy(machine, ledger, container, changes, self._options)
+            machine = self.machine._replace(devices=self._device_nodes(changes.values()))
+            answer = live_change.set_policy(machine, ledger, container, changes, self.options)
             if not answer.refusal and not dry_run:
                 self._keep(answer)
                 self._due_at = time.monotonic()
             return answer
 
     def follow(self, container: ContainerId, handed: Mapping[str, Mapping[str, str]]) -> Answer | None:
-        """Decide on a container's changed annotations, its updates due at once. :param handed: of pods, by uid.
-        :returns: None while nothing is given out, or the container is gone."""
+        """Decide on a container's changed annotations, its updates due at once. :param handed: those of pods, by uid.
+        :returns: None while nothing is given out, and where the container is gone."""
         with self._lock:
             ledger = self._current()
             grant = None if ledger is None else ledger.grants.get(container)
@@ -145,7 +146,7 @@ class CpuAllocator:
                 return None
             annotations = handed[grant.pod_uid]
             machine = self._with_devices([RequestedContainer(container, grant.sandbox, pod_annotations=annotations)])
-            answer = follow_annotations(machine, ledger, container, annotations, self._options, time.time_ns())
+            answer = follow_annotations(machine, ledger, container, annotations, self.options, time.time_ns())
             self._keep(answer)
             if answer.updates:
                 self._due_at = time.monotonic()
@@ -160,7 +161,7 @@ class CpuAllocator:
         self._replace(answer.ledger)
 
     def _replace(self, ledger: Ledger) -> None:
-        """Have another ledger, in the file first."""
+        """Replace the ledger, first in the file."""
         if ledger == self._ledger:
             return
         if self._acts:
@@ -170,74 +171,62 @@ class CpuAllocator:
         self._find_due(ledger)
 
     def _find_due(self, ledger: Ledger) -> None:
-        due = decisions.due_updates(self._machine, ledger, self._options)
+        due = decisions.due_updates(self.machine, ledger, self.options)
         if not set(due) <= set(self._due):
-            soon = time.monotonic() + self._options.grow_delay_seconds
+            soon = time.monotonic() + self.options.grow_delay_seconds
             self._due_at = min(soon, self._due_at) if self._due else soon
         self._due = due
 
-    # What follows from the ledger, and what no answer has carried: in the event loop
+    # The ledger's reading, and the updates that no answer has carried: in the event loop
 
     def idle_pods(self) -> frozenset[SandboxId]:
-        """The pods that hold CPUs, and all of whose containers have stopped."""
+        """Return the pods that hold CPUs, and all of whose containers have stopped."""
         with self._lock:
-            grants = {} if (ledger := self._current()) is None else ledger.grants
-        return (frozenset(grant.sandbox for grant in grants.values())
-                - {grant.sandbox for grant in grants.values() if grant.live})
+            ledger = self._current() or Ledger()
+        return (frozenset(grant.sandbox for grant in ledger.grants.values())
+                - {grant.sandbox for grant in ledger.grants.values() if grant.live})
 
     def end_idle(self, sandbox: SandboxId) -> bool:
-        """End a pod that has ended unreported. :returns: whether it still was idle."""
+        """End a pod whose end the runtime has not reported. :returns: whether it was still idle."""
         with self._lock:
             ledger = self._current()
             grants = [] if ledger is None else ledger.of_sandbox(sandbox)
             if ledger is None or not grants or any(grant.live for grant in grants):
                 return False
-            self._keep(decisions.on_pod_end(self._machine, ledger, sandbox, self._options))
+            self._keep(decisions.on_pod_end(self.machine, ledger, sandbox, self.options))
             return True
 
-    @property
-    def machine(self) -> Topology:
-        return self._machine
-
-    @property
-    def options(self) -> AllocationOptions:
-        return self._options
-
-    @property
-    def suspended(self) -> str:
-        """Why nothing is given out for now, "" when it is."""
-        return self._suspended
-
     def suspend(self, why: str) -> None:
-        """Give nothing out from now on; with "" begin again, at the runtime's next list."""
+        """Give nothing out from now on; with "" start again, at the runtime's next list."""
         with self._lock:
-            self._suspended, self._listed, self._due = why, False, ()
+            self.suspended, self._listed, self._due = why, False, ()
 
     def renew(self, machine: Topology) -> None:
-        """Other CPUs are online, or isolated. What was given stays; what follows for others is due at once."""
+        """Take over a topology with other online or isolated CPUs. Grants stay; the updates of others are due at
+        once."""
         with self._lock:
-            self._machine, ledger = machine, self._current()
+            self.machine, ledger = machine, self._current()
             if ledger is None:
                 return
-            answer = on_online_changed(machine, ledger, self._options)
+            answer = on_online_changed(machine, ledger, self.options)
             after = answer.ledger
             for container, _ in answer.updates:  # they are yet to be made
-                had = ledger.grants.get(container)
-                after = with_written(after, container, None if had is None else had.written)
+                grant = ledger.grants.get(container)
+                after = with_written(after, container, None if grant is None else grant.written)
             self._keep(answer._replace(ledger=after))
-            self._find_due(after)  # a container's own CPU that went or came back changes nothing in the ledger
+            self._find_due(after)  # an own CPU that went or came back changes nothing in the ledger
             self._due_at = time.monotonic()
 
     def assignments(self) -> Assignments | None:
         """Return the given CPUs, which placement follows; None while nothing is given out."""
         with self._lock:
             ledger = self._ledger
-            if ledger is None or not self._acts or self._suspended:
+            if ledger is None or not self._acts or self.suspended:
                 return None
         return assignments_by(ledger)
 
     def expected(self) -> dict[ContainerId, CpuSet]:
-        """The cpuset that each container's cgroup should have by now; empty while nothing is given out."""
+        """Return the cpuset that each container's cgroup should have by now; {} while nothing is given out."""
         with self._lock:
             ledger = self._current()
             return {} if ledger is None or not self._acts else {
@@ -245,7 +234,7 @@ class CpuAllocator:
                 if grant.live and grant.written and not grant.left_alone}
 
     def read_back(self, container: ContainerId, cpus: CpuSet) -> None:
-        """A container's cgroup has these CPUs: where they are others than its own, an update is due at once."""
+        """Record the CPUs of a container's cgroup: where they are not its own, an update is due at once."""
         with self._lock:
             ledger = self._current()
             if ledger is not None:
@@ -253,12 +242,12 @@ class CpuAllocator:
                 self._due_at = time.monotonic()
 
     def pause(self) -> float | None:
-        """The seconds until CRI calls are to be made; None: none is due."""
+        """Return the seconds until CRI calls are to be made; None: none is due."""
         with self._lock:
             return max(0.0, self._due_at - time.monotonic()) if self._due else None
 
     def next_update(self, but: Container[ContainerId]) -> SideUpdate | None:
-        """Return the update that is to be made by a CRI call now; None where none is due. `given` follows.
+        """Return the update to make by a CRI call now; None where none is due. `given` follows.
         :param but: containers for which a call has just failed."""
         with self._lock:
             if self._due_at > time.monotonic():
@@ -266,22 +255,22 @@ class CpuAllocator:
             return next((update for update in self._due if update.container not in but), None)
 
     def given(self, update: SideUpdate) -> None:
-        """The CRI call has been done."""
+        """Record that the CRI call has been made."""
         with self._lock:
             if self._ledger is not None and update in self._due:
                 self._replace(with_written(self._ledger, update.container, update.cpus))
 
     def postpone(self, seconds: float) -> None:
-        """CRI calls have failed: the next ones are made later."""
+        """Have the next CRI calls made later, as calls have failed."""
         with self._lock:
             self._due_at = time.monotonic() + seconds
 
     def ledger(self) -> Ledger | None:
-        """The present ledger; None before the runtime's first list."""
+        """Return the present ledger; None before the runtime's first list."""
         with self._lock:
             return self._ledger
 
 
 def _sized(container: RequestedContainer, vm: VmSize) -> RequestedContainer:
-    """A request of a container in a VM of this size."""
+    """The request, of a container in a VM of this size."""
     return container._replace(vm=True, vm_vcpus=vm.vcpus, vm_most=vm.most, vm_part=vm.part) if vm.vm else container

@@ -1,8 +1,9 @@
-"""Gives containers the CPUs that no answer of ours has carried, and has the cgroups read back, outside NRI's answers.
+"""The allocator's calls to the runtime over CRI, outside NRI's answers: updates that no answer has carried, pods that
+ended unreported, and the pool given back once the allocator is switched off.
 
-It makes the CRI call UpdateContainerResources; where no CRI runtime answers, it uses the answer to the runtime's next
-list, for which the plugin connects again. It never uses NRI's UpdateContainers, which hangs runtimes
-(sources.nri.session.NriSession.register), and makes no call from within an answer.
+Where no CRI runtime answers, the updates are made in the answer to the runtime's next list, for which the plugin
+connects again. NRI's UpdateContainers is never used, as it hangs runtimes (sources.nri.session.NriSession.register),
+and no call is made from within an answer.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from vmpin.reconcile.view import NodeView
 
 logger = logging.getLogger(__name__)
 
-#: A container whose cgroup has other CPUs than its own is given them so often within so many seconds.
+#: How often in so many seconds a container whose cgroup has other CPUs is given its own again.
 TRIES, WITHIN = 3, 600.0
 
 
 class RuntimeLists(Protocol):
-    """The connection to the runtime, of which the allocator uses that a list can be asked for."""
+    """The connection to the runtime, as far as the allocator uses it: it can request a list."""
 
     def request_list(self) -> None:
         """Have the runtime list its containers again, where it can."""
 
     def request_list_for(self, purpose: str, pause: float, why: Exception) -> None:
-        """The same for a purpose that can wait: once in `pause` seconds, and with `why` in the log."""
+        """Request a list for a purpose that can wait: once in `pause` seconds, and with `why` in the log."""
 
 
 class PoolUpdates:
@@ -55,20 +56,20 @@ class PoolUpdates:
         self._timeouts = timeouts
         self._wake = asyncio.Event()
         self._tries: dict[ContainerId, list[float]] = {}
-        #: For which containers a call has failed, and until when none is made again (CLOCK_MONOTONIC in seconds).
+        #: The containers for which a call has failed, and until when none is made again (CLOCK_MONOTONIC in seconds).
         self._refused: dict[ContainerId, float] = {}
 
     def touch(self) -> None:
-        """Called after the runtime's events, as CPUs may wait for an update."""
+        """Called after the runtime's events: CPUs may wait for an update."""
         self._wake.set()
 
     def compare(self) -> None:
-        """Called after a resync. Give containers their CPUs again that have had other ones than the ledger's for
-        longer than a resync: an update may have failed, which no runtime reports."""
+        """Called after a resync. Give containers their CPUs again that have had other CPUs for longer than a resync:
+        an update may have failed, which no runtime reports."""
         self._correct(self._view.disagreements)
 
     def started(self, containers: Iterable[tuple[SandboxId, ContainerId]]) -> None:
-        """Have the cgroups of containers read back that have just been started; one with other CPUs is given its own
+        """Have the cgroups of containers read back that have just started; those with other CPUs are given their own
         again. A container in a VM has no cgroup: there Kata's state and its vCPUs' masks are the proof."""
         begun = list(containers)
         if begun:
@@ -79,7 +80,7 @@ class PoolUpdates:
         view, vms, now = self._view, self._view.vm_sandboxes(), time.monotonic()
         expected = self._allocator.expected()
         self._tries = {container: recent for container, times in self._tries.items()
-                       if (recent := [each for each in times if each > now - WITHIN])}
+                       if (recent := [time for time in times if time > now - WITHIN])}
         for sandbox, container in containers:
             state, cpus = view.sandboxes.get(sandbox), expected.get(container)
             record = None if state is None else state.containers.get(container)
@@ -91,10 +92,10 @@ class PoolUpdates:
                 continue
             times.append(now)
             if len(times) > TRIES:
-                logger.error("other CPUs again container=%s has=%s granted=%s: another writer takes its own; after "
-                             "%d tries it is left alone for some minutes", container, report.cpuset, cpus, TRIES)
+                logger.error("other CPUs again container=%s has=%s granted=%s: another program changes them; after "
+                             "%d tries vmpin leaves them for some minutes", container, report.cpuset, cpus, TRIES)
                 continue
-            logger.warning("other CPUs container=%s has=%s granted=%s: it is given its own again", container,
+            logger.warning("other CPUs container=%s has=%s granted=%s: vmpin gives it its own again", container,
                            report.cpuset, cpus)
             self._allocator.read_back(container, report.cpuset)
             self.touch()
@@ -106,14 +107,14 @@ class PoolUpdates:
             self._wake.clear()
             while (pause := self._allocator.pause()) is not None:
                 if not pause:
-                    await self._give()
+                    await self._make_calls()
                     continue
                 with contextlib.suppress(TimeoutError):  # another update may be due sooner
                     await asyncio.wait_for(self._wake.wait(), pause)
                 self._wake.clear()
 
-    async def _give(self) -> None:
-        """Make the calls that are due, one after the other: what an answer carries meanwhile is due no more."""
+    async def _make_calls(self) -> None:
+        """Make the calls that are due, one after the other: an update that an answer carries meanwhile is not due."""
         from vmpin.sources import cri  # protobuf and gRPC, which a node without an allocator does not load
 
         servers = cri.sockets(self._view.config.paths.cri)
@@ -127,12 +128,12 @@ class PoolUpdates:
                 await asyncio.to_thread(cri.update_cpus, servers, container, cpus, self._timeouts.cri_call)
             except cri.NoRuntime as err:
                 self._allocator.postpone(pause)
-                if (lists := self._runtime()) is not None:  # a new connection: the answer to the list gives the CPUs
+                if (lists := self._runtime()) is not None:
                     lists.request_list_for("CPUs are given with the answer to the next list", pause, err)
                 return
             except SourceError as err:
                 self._refused[container] = time.monotonic() + pause
-                logger.warning("not given by the runtime container=%s cpus=%s: %s", container, cpus, err)
+                logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err)
                 self._keep_due(container)
                 if cri.is_mute(err):
                     break
@@ -144,9 +145,9 @@ class PoolUpdates:
             self._allocator.postpone(max(0.0, min(self._refused.values()) - time.monotonic()))
 
     def _keep_due(self, container: ContainerId) -> None:
-        """After a call that failed. The runtime had the call decided on before it tried, as any other update: so the
-        ledger has what was asked for, which is not so. No other writer took anything: a pass that saw the difference
-        during the call has counted no try."""
+        """Put the ledger right after a call that failed. The runtime had the call decided on before it tried, as any
+        other update: so the ledger has CPUs that the container does not have. No other program changed any: a try that
+        a pass counted during the call does not count."""
         self._tries.pop(container, None)
         self._read_back([container])
         for state in self._view.sandboxes.values():
@@ -157,8 +158,12 @@ class PoolUpdates:
 
 
 class EndedPods:
-    """`run` is one of the watcher's tasks. :param configured: the CRI socket of the configuration.
-    :param ended: called after a pod has been ended. :param runtime: None without NRI."""
+    """Ends the pods of the ledger whose end the runtime has not reported: they would hold their CPUs for ever.
+
+    A containerd that is started again reports over NRI the end of no pod that existed before (containerd#8426; so does
+    2.1). A pod all of whose containers have stopped is looked up in the runtime's own list after two resyncs.
+    :param configured: the CRI socket of the configuration. :param ended: called after a pod has been ended.
+    :param runtime: None without NRI."""
 
     def __init__(self, allocator: CpuAllocator, configured: Path | None, ended: Callable[[], None],
                  runtime: Callable[[], RuntimeLists | None], timeouts: Timeouts = TIMEOUTS) -> None:
@@ -168,18 +173,18 @@ class EndedPods:
         self._before: Set[SandboxId] = frozenset()
 
     def touch(self) -> None:
-        """Called after a resync: have pods of the ledger looked for."""
+        """Called after a resync: have pods of the ledger looked up."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Look for ended pods whenever that is due, until cancelled."""
+        """Find and end such pods whenever that is due, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             await self.refresh()
 
     async def refresh(self) -> None:
-        """End the pods that were idle at the last refresh, too, and that the runtime does not run."""
+        """End the pods that were idle at the last refresh, too, and that the runtime does not list as ready."""
         idle = self._allocator.idle_pods()
         waiting, self._before = idle & self._before, idle
         if not waiting:
@@ -204,8 +209,11 @@ class EndedPods:
 
 
 def release_ledger(config: Config, timeout: float) -> bool:
-    """Give the pool back, with the run directory's lock held. Interrupted at any moment and called again, it does the
-    rest. :param timeout: in seconds, for each CRI call. :returns: whether nothing is left to do."""
+    """Give the pool back, once the allocator is switched off: shared containers get all online CPUs, by CRI calls, and
+    the ledger's file goes. Containers with CPUs of their own keep these until they end; the log names them. It is due
+    when the watcher starts with `allocate.mode` off or observe and finds a ledger, and at `vmpin unpin --all`.
+    Interrupted at any moment and called again, it does the rest. The run directory's lock is held.
+    :param timeout: in seconds, for each CRI call. :returns: whether nothing is left to do."""
     path = ledger_path(config)
     if not path.exists():
         return True
@@ -213,7 +221,7 @@ def release_ledger(config: Config, timeout: float) -> bool:
     if ledger is None:
         if not path.exists():  # damaged, and set aside
             logger.warning("allocate: switched off without a ledger: shared containers keep the CPUs that they have "
-                           "until their pods are made again")
+                           "until their pods are created again")
         path.unlink(missing_ok=True)  # of another boot: nothing of it runs
         return True
     from vmpin.sources import cri  # protobuf and gRPC, which a node without a ledger does not load
@@ -229,7 +237,7 @@ def release_ledger(config: Config, timeout: float) -> bool:
             if getattr(err, "code", "") == "NOT_FOUND":
                 continue  # it has ended meanwhile
             failed += 1
-            logger.warning("not given all CPUs container=%s: %s", container, err)
+            logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err)
             if isinstance(err, cri.NoRuntime) or cri.is_mute(err):
                 break
     if failed:

@@ -1,4 +1,5 @@
-"""The ledger's file: the CPUs that the allocator has given out, in the state file's envelope, replaced as a whole.
+"""The ledger's file, in the state file's envelope and replaced as a whole; and the assignments that placement follows,
+from a ledger or its file: for the watcher, for a pass before its allocator exists, and for commands without a watcher.
 
 It lies in the run directory and is of one boot. A damaged one is set aside: the ledger is then rebuilt from what the
 runtime lists.
@@ -13,7 +14,7 @@ from vmpin.authorities.authority import GivenAuthority
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.assignments import Assignments, Owner, Rank
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy
-from vmpin.features.allocator.grants.ledger import Grant, Ledger
+from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.texts import grant_data
 from vmpin.reconcile.state_file import MAX_BYTES, read_kept, replace, sealed, set_file_aside, unsealed
 from vmpin.reconcile.state_format import dumps
@@ -64,14 +65,19 @@ class LedgerFile:
 
 
 def assignments_by(ledger: Ledger) -> Assignments:
-    """Return the CPUs of the containers that live. A container that the ledger does not have is none of its business:
-    the next authority decides."""
-    grants = [grant for grant in ledger.grants.values() if grant.live]
-    own = {grant.container: grant for grant in grants if grant.policy is CpuPolicy.EXCLUSIVE and grant.cpus}
-    exclusive: dict[Owner, CpuSet] = {("", container): grant.cpus for container, grant in own.items()}
-    exclusive |= {("", grant.container): EMPTY for grant in grants if _is_shared(grant)}
-    return Assignments(exclusive, ledger.shared, writes=True, spare={
-        ("", container): grant.spare for container, grant in own.items() if grant.spare})
+    """Return the CPUs of the live containers. The next authority decides on a container that the ledger does not have,
+    or whose cpuset is another plugin's."""
+    exclusive: dict[Owner, CpuSet] = {}
+    spare: dict[Owner, CpuSet] = {}
+    for grant in ledger.grants.values():
+        owner = "", grant.container
+        if grant.live and grant.policy is CpuPolicy.EXCLUSIVE and grant.cpus:
+            exclusive[owner] = grant.cpus
+            if grant.spare:
+                spare[owner] = grant.spare
+        elif grant.live and grant.policy is not CpuPolicy.EXCLUSIVE and not (grant.left_alone and grant.written):
+            exclusive[owner] = EMPTY
+    return Assignments(exclusive, ledger.shared, writes=True, spare=spare)
 
 
 def ledger_authority(assignments: Assignments | None) -> GivenAuthority:
@@ -80,12 +86,7 @@ def ledger_authority(assignments: Assignments | None) -> GivenAuthority:
 
 
 def kept_assignments(path: Path, boot_id: str) -> Assignments | None:
-    """Return what a watcher has given out in this boot, None where no file shows it. The file stays as it is, so the
+    """Return the assignments of a watcher in this boot, None where no file shows any. The file stays as it is, so the
     run directory's lock need not be held."""
     ledger = LedgerFile(path, boot_id).load(set_aside=False)
     return None if ledger is None else assignments_by(ledger)
-
-
-def _is_shared(grant: Grant) -> bool:
-    """Whether its CPUs are not its own alone; those that another plugin has given it are no grant."""
-    return grant.policy is not CpuPolicy.EXCLUSIVE and not (grant.left_alone and grant.written)

@@ -1,5 +1,5 @@
-"""The allocator of a watcher's node: suspended while the kubelet's static policy gives out the CPUs, and its ledger
-handed to the reconciler."""
+"""The allocator of a watcher's node, with its readers of the machine: suspended while the kubelet's static policy
+gives out the CPUs, and its ledger handed to the reconciler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vmpin.features.allocator.cpu_allocator import CpuAllocator
 from vmpin.features.allocator.cri_calls import EndedPods, PoolUpdates, RuntimeLists
 from vmpin.features.allocator.grants.admission import about
 from vmpin.features.allocator.grants.allocation_options import AllocationMode
-from vmpin.features.allocator.grants.ledger import Answer, Grant
+from vmpin.features.allocator.grants.ledger import Answer, Grant, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.ledger_file import LedgerFile, ledger_authority
 from vmpin.features.allocator.vm_size import vm_size_of
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _STATIC = ("the kubelet's CPU manager policy is static: it gives out the CPUs, and vmpin follows (set "
            "cpuManagerPolicy: none, or allocate.mode: off)")
-#: As many containers with a cpuset of another plugin are named in the status.
+#: The most containers with a cpuset of another plugin that the status names.
 _FOREIGN = 10
 
 
@@ -69,7 +69,7 @@ class NodeAllocator:
 
     def check(self) -> None:
         """Suspend the allocator while the kubelet gives out CPUs, resume it when that ends, and hand the reconciler
-        what is given out. To be called before any source reports, and after each resync."""
+        the ledger. To be called before any source reports, and after each resync."""
         kubelet = self._view.kubelet
         suspended = _STATIC if kubelet is not None and kubelet.static else ""
         if suspended != self.allocator.suspended:
@@ -77,26 +77,26 @@ class NodeAllocator:
             if suspended:
                 logger.error("allocate: nothing is allocated: %s", suspended)
             else:
-                logger.info("allocate: the kubelet's policy is not static any more: CPUs are allocated")
+                logger.info("allocate: the kubelet's policy is no longer static: CPUs are allocated")
                 if (lists := self._runtime()) is not None:
                     lists.request_list()
         self.take()
 
     def take(self) -> None:
-        """Hand the reconciler what is given out; CPUs may wait for an update."""
+        """Hand the reconciler the ledger; CPUs may wait for an update."""
         self._node_state.put_authority(ledger_authority(self.allocator.assignments()))
         self.updates.touch()
         if self.live is not None:
             self.live.touch()
 
     def started(self, events: Iterable[NriEvent]) -> None:
-        """Read back the cgroups of containers that have been started. The state has taken the events in."""
+        """Read back the cgroups of containers that have started. The state has taken the events in."""
         self.updates.started((event.container.pod, event.container.id) for event in events
                              if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START)
 
     def resynced(self) -> None:
-        """Called after a resync. Read the allocator's topology again if the node's changed: other CPUs are online, or
-        isolated."""
+        """Called after a resync. Read the allocator's topology again if the node's has changed: other CPUs are online,
+        or isolated."""
         topology = self._view.node.topology
         if topology != self._topology:
             self._topology = topology
@@ -106,7 +106,7 @@ class NodeAllocator:
         self.ended.touch()
 
     def view(self) -> AllocatorView | None:
-        """Return what is given out now; None before the runtime's first list."""
+        """Return the allocator's present state; None before the runtime's first list."""
         ledger = self.allocator.ledger()
         if ledger is None:
             return None
@@ -116,24 +116,22 @@ class NodeAllocator:
                              pool(machine, ledger, options), self.allocator.refusals, self.allocator.pool_changes)
 
     def actual_cpus(self, grant: Grant) -> str | None:
-        """The CPUs that a container's cgroup leaves it now; None where that cannot be read, and for a container in a
-        VM: the VMM is in the sandbox's cgroups."""
+        """Return the CPUs that a container's cgroup leaves it now; None where that cannot be read, and for a container
+        in a VM: the VMM is in the sandbox's cgroups."""
         state = self._view.sandboxes.get(grant.sandbox)
         record = None if state is None else state.containers.get(grant.container)
         if grant.vm or record is None or record.init is None:
             return None
-        found = self._view.cgroups.cpuset_of(record.init.tid)
-        return None if found is None else str(found.effective)
+        cpuset = self._view.cgroups.cpuset_of(record.init.tid)
+        return None if cpuset is None else str(cpuset.effective)
 
     def brief(self) -> dict[str, object] | None:
-        """Return what followers get; None while nothing is given out."""
+        """Return the summary for followers; None while nothing is given out."""
         if self.allocator.suspended or self.allocator.options.mode is not AllocationMode.ON:
             return None
         view = self.view()
-        refused = {} if self.live is None else {"refused": self.live.refused()}
-        if view is None:
-            return {"why": "the container runtime has not listed its containers yet", **refused}
-        return {**brief(view), **refused}
+        cpus = {"why": "the container runtime has not listed its containers yet"} if view is None else brief(view)
+        return {**cpus, **({} if self.live is None else {"refused": self.live.refused()})}
 
     def change(self, container: ContainerId, changes: Mapping[str, str], dry_run: bool) -> Answer:
         """Change a container's CPUs, as `CpuAllocator.change` does."""
@@ -144,11 +142,10 @@ class NodeAllocator:
 
     def data(self) -> dict[str, object]:
         """Return the allocator's part of the status."""
-        ledger = self.allocator.ledger()
+        known = self.allocator.ledger()
+        ledger = known or Ledger()
         return {"mode": str(self.allocator.options.mode), "suspended": self.allocator.suspended,
-                "pool": None if ledger is None else str(ledger.shared),
-                "grants": 0 if ledger is None else len(ledger.grants),
-                "foreign": [] if ledger is None else sorted({
-                    about(grant) for grant in ledger.grants.values()
-                    if grant.live and grant.left_alone and grant.written})[:_FOREIGN],
-                "refused": [] if ledger is None else [each._asdict() for each in ledger.refused]}
+                "pool": None if known is None else str(ledger.shared), "grants": len(ledger.grants),
+                "foreign": sorted({about(grant) for grant in ledger.grants.values()
+                                   if grant.live and grant.left_alone and grant.written})[:_FOREIGN],
+                "refused": [refused._asdict() for refused in ledger.refused]}

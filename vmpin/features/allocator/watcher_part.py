@@ -1,4 +1,5 @@
-"""What the allocator does in a watcher: its tasks, requests, metrics, and when it is called."""
+"""The allocator in a watcher: its tasks, metrics and calls, and its answers on the control socket: the ledger
+(`vmpin allocations`, `vmpin explain`), and other CPUs for a container that runs (`vmpin set`)."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from vmpin.errors import UsageError, WatcherError
 from vmpin.feature import SocketRequest, WatcherPart
 from vmpin.features.allocator.allocation_report import VERSION, AllocatorView, allocation_report, explanations
 from vmpin.features.allocator.cri_calls import RuntimeLists
+from vmpin.features.allocator.grants.admission import about
 from vmpin.features.allocator.grants.decisions import due_updates
 from vmpin.features.allocator.grants.ledger import Grant, Ledger
 from vmpin.features.allocator.node_allocator import NodeAllocator
@@ -22,8 +24,10 @@ from vmpin.reconcile.node_state import NodeState
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
 
 if TYPE_CHECKING:
-    from vmpin.features.allocator.node_allocator import NodeAllocator
     from vmpin.status.prometheus import ScrapeData
+
+_NO_LIST = "the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`"
+
 
 def watcher_part(node_state: NodeState, runtime: Callable[[], RuntimeLists | None],
                  timeouts: Timeouts) -> WatcherPart:
@@ -50,8 +54,8 @@ def _metrics(node: NodeAllocator, scrape: ScrapeData) -> Iterator[Any]:
 
 
 def release_task(config: Config, timeouts: Timeouts) -> Callable[[], Coroutine[Any, Any, None]]:
-    """The task that gives up the ledger of an allocator that was switched off. As every task that ends, it is made
-    again."""
+    """The task that gives up the ledger of an allocator that was switched off; restarted when it ends, like every
+    task."""
     async def run() -> None:
         from vmpin.features.allocator.cri_calls import release_ledger
 
@@ -61,42 +65,40 @@ def release_task(config: Config, timeouts: Timeouts) -> Callable[[], Coroutine[A
     return run
 
 
-_NO_LIST = "the container runtime has not listed its containers yet", "is NRI on? `vmpin doctor nri`"
-
-
 def allocations(node: NodeAllocator, request: Mapping[str, object]) -> dict[str, Any] | Awaitable[dict[str, Any]]:
     """Answer the request `allocations` with the report of the ledger, or with sentences about a pod or container.
-    :raises WatcherError: while nothing is given out."""
+    :raises WatcherError: before the runtime's first list."""
     view = node.view()
     if view is None:
         raise WatcherError(*_NO_LIST)
-    return _reported(node, view, request) if request.get("explain") is None else _explained(view, str(
-        request["explain"]))
+    name = request.get("explain")
+    return _explained(view, str(name)) if name is not None else _reported(node, view, request.get("actual") is True)
 
 
 async def _explained(view: AllocatorView, name: str) -> dict[str, Any]:
-    """Explain in a thread of its own: on a machine of 16 nodes the next best set may take seconds to be found."""
+    """Explain in a thread of its own: on a machine of 16 nodes the search for the next best set may take seconds."""
     return {"sentences": await asyncio.to_thread(explanations, view, name)}
 
 
-def _reported(node: NodeAllocator, view: AllocatorView, request: Mapping[str, object]) -> dict[str, Any]:
+def _reported(node: NodeAllocator, view: AllocatorView, with_actual: bool) -> dict[str, Any]:
     report = allocation_report(view)
-    if request.get("actual") is True:
-        due = dict(due_updates(view.machine, view.ledger, view.options))
-        for grant in report["grants"]:
-            actual = node.actual_cpus(view.ledger.grants[grant["id"]])
-            wanted = due.get(grant["id"])
-            # CPUs that it has yet to lose are not its own, though its cgroup was written with them last. Those that it
-            # has yet to get back are no mistake.
-            if actual is not None and wanted is not None and not CpuSet.parse(actual) <= wanted:
-                grant["cpuset"] = str(wanted)
-            grant["actual"] = actual
+    if not with_actual:
+        return report
+    due = dict(due_updates(view.machine, view.ledger, view.options))
+    for grant in report["grants"]:
+        actual = node.actual_cpus(view.ledger.grants[grant["id"]])
+        wanted = due.get(grant["id"])
+        # CPUs that it has yet to lose are not its own, though its cgroup was written with them last. CPUs that it has
+        # yet to get back are no mistake.
+        if actual is not None and wanted is not None and not CpuSet.parse(actual) <= wanted:
+            grant["cpuset"] = str(wanted)
+        grant["actual"] = actual
     return report
 
 
 def set_policy(node: NodeAllocator, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Change what a running container asks for. :raises WatcherError: while nothing is given out.
-    :raises UsageError: when it is refused, or the name fits no container, or several."""
+    """Answer the request `set`: change what a running container asks for. :raises WatcherError: before the runtime's
+    first list. :raises UsageError: when it is refused, or the name fits no container, or several."""
     ledger = node.allocator.ledger()
     changes = request["changes"]
     if ledger is None or not isinstance(changes, dict):
@@ -109,28 +111,23 @@ def set_policy(node: NodeAllocator, request: Mapping[str, Any]) -> dict[str, Any
     after = answer.ledger.grants[grant.container]
     return {"version": VERSION, "container": grant.container, "before": str(grant.cpus), "cpus": str(after.cpus),
             "policy": str(after.policy), "notes": list(answer.notes),
-            "updates": [{"container": update.container, "cpus": str(update.cpus), "name": _name(ledger, update[0])}
-                        for update in answer.updates]}
+            "updates": [{"container": update.container, "cpus": str(update.cpus),
+                         "name": about(answer.ledger.grants[update.container])} for update in answer.updates]}
 
 
 def _named(ledger: Ledger, target: str, namespace: str) -> Grant:
-    """The running container of a name or of the first digits of an id; a pod's with one container, too."""
+    """The running container of a name, or of the beginning of an id; or the only one of a pod."""
     pods: dict[str, list[Grant]] = {}
     for grant in ledger.grants.values():
         if grant.live:
             pods.setdefault(grant.sandbox, []).append(grant)
     chosen = the_one_meant(target, namespace, [NamedSandbox(
-        sandbox, many[0].namespace, many[0].pod, [(grant.container, grant.name) for grant in many])
-        for sandbox, many in pods.items()], "running container", "vmpin allocations -o wide")
+        sandbox, grants[0].namespace, grants[0].pod, [(grant.container, grant.name) for grant in grants])
+        for sandbox, grants in pods.items()], "running container", "vmpin allocations -o wide")
     if chosen.container:
         return ledger.grants[ContainerId(chosen.container)]
-    found = pods[chosen.sandbox.id]
-    if len(found) > 1:
-        names = ", ".join(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in found[:8])
-        raise UsageError(f"{target!r} has {len(found)} containers: {names}", "name one of them")
-    return found[0]
-
-
-def _name(ledger: Ledger, container: ContainerId) -> str:
-    grant = ledger.grants.get(container)
-    return container if grant is None else f"{grant.namespace}/{grant.pod}/{grant.name}"
+    grants = pods[chosen.sandbox.id]
+    if len(grants) > 1:
+        names = ", ".join(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in grants[:8])
+        raise UsageError(f"{target!r} has {len(grants)} containers: {names}", "name one of them")
+    return grants[0]

@@ -29,7 +29,7 @@ def test_the_container_starts_and_the_other_is_narrowed_once_that_can_be(node: A
     own = pod.container("main", **WHOLE)
     assert (own.cgroup_cpus(), shared.cgroup_cpus(), other.cgroup_cpus()) == (node.own, str(node.all), node.rest)
     node.wait_for_log(f"other CPUs container={shared.id} has={node.all} granted={node.rest}")
-    node.wait_for_log(f"not given by the runtime container={shared.id} cpus={node.rest}: ")
+    node.wait_for_log(f"CPUs not given container={shared.id} by=CRI cpus={node.rest}: ")
     done = node.cli("verify")
     assert done.returncode == 1
     assert f"tests/shared/main has CPUs {node.all}, and not {node.rest}, which vmpin has given it" in done.stdout

@@ -240,7 +240,7 @@ def test_a_side_update_that_was_lost_is_made_good(node: AllocatingNode) -> None:
     finally:
         other.stop(PATIENCE)
     node.wait_for(shared, node.rest)
-    node.wait_for_log("is given its own again")
+    node.wait_for_log("vmpin gives it its own again")
 
 
 def near_devices(node: AllocatingNode, *devices: str, **env: str) -> Container:
