@@ -44,7 +44,7 @@ def allocation(facts: NodeFacts) -> CheckResult:
 
 
 def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult:
-    """Whether what the scheduler gives out fits what there is."""
+    """Compare the CPUs that the scheduler gives out with those that vmpin can give out."""
     try:
         kept = CpuSet.parse(reserved)
     except CpuSetError:
@@ -56,17 +56,17 @@ def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult
                    "reserve fewer CPUs (allocate.reserved)", *evidence)
     if not kept <= facts.cpus.online:
         evidence.append(f"of the reserved CPUs {kept - facts.cpus.online} are not online")
-    there, why = _to_give(facts, kept)
-    left = f"{there} are " + ("for any request" if why else "not reserved")
+    free, why = _to_give(facts, kept)
+    left = f"{free} are " + ("for any request" if why else "not reserved")
     allocatable = len(facts.cpus.online) - _reserved_by_kubelet(facts.kubelet)
     if facts.kubelet.pid is None and not facts.kubelet.files:
         return unknown("no kubelet was found: how many CPUs the scheduler gives out is unknown", *evidence)
     evidence += [f"the kubelet lets the scheduler give out CPUs of this node: {allocatable:g}; {left}",
                  *why]
-    if math.floor(allocatable) > there:
+    if math.floor(allocatable) > free:
         return warn(f"the scheduler gives out {number_of(math.floor(allocatable), 'CPU')}, and only {left}: "
                     "containers with CPUs of their own may be refused, or leave the others too few",
-                    f"reserve {number_of(math.floor(allocatable) - there, 'CPU')} more in the kubelet's configuration "
+                    f"reserve {number_of(math.floor(allocatable) - free, 'CPU')} more in the kubelet's configuration "
                     "(systemReserved.cpu or reservedSystemCPUs), or fewer in allocate.reserved", *evidence)
     if not facts.cri_sockets:
         return warn("no CRI socket was found: CPUs that come back reach the shared containers only with the next "
@@ -76,19 +76,19 @@ def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult
 
 
 def _to_give(facts: NodeFacts, kept: CpuSet) -> tuple[int, list[str]]:
-    """How many CPUs any request may get, and what else is kept from it: isolated ones, and one for the pool where no
-    reserved one stays in it."""
+    """How many CPUs any request may get, and the reasons for those that it may not: isolated CPUs, those of groups,
+    and one for the pool where no reserved one stays in it."""
     isolated = facts.cpus.isolated & facts.cpus.online - kept
     why = [f"isolated CPUs {isolated} are not counted: cpu-kind.vmpin.io=isolated alone gets them"] if isolated else []
     online = facts.cpus.online - kept - isolated
     grouped = _grouped(facts) & online
     if grouped:
         why.append(f"CPUs {grouped} are not counted: they are those of allocate.groups")
-    there = len(online - grouped)
+    free = len(online - grouped)
     if facts.settings.get("allocate.strict_reserved") == "true" or kept.isdisjoint(facts.cpus.online):
-        there -= 1
+        free -= 1
         why.append("one CPU is not counted: the pool keeps it, as no reserved one is in it")
-    return there, why
+    return free, why
 
 
 def _grouped(facts: NodeFacts) -> CpuSet:
@@ -98,9 +98,9 @@ def _grouped(facts: NodeFacts) -> CpuSet:
 
 
 def _kubelet_evidence(facts: NodeFacts) -> list[str]:
-    found = facts.kubelet.settings
-    return [f"{found[key].file}: {key} {_plain(found[key].value)}"
-            for key in ("cpuManagerPolicy", "reservedSystemCPUs", *_RESERVATIONS) if key in found]
+    settings = facts.kubelet.settings
+    return [f"{settings[key].file}: {key} {_plain(settings[key].value)}"
+            for key in ("cpuManagerPolicy", "reservedSystemCPUs", *_RESERVATIONS) if key in settings]
 
 
 def _plain(value: object) -> object:
@@ -108,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def _reserved_by_kubelet(kubelet: KubeletConfig) -> float:
-    """CPUs that the kubelet takes off what it reports as allocatable. reservedSystemCPUs replaces both amounts
+    """The CPUs that the kubelet subtracts from the allocatable ones. reservedSystemCPUs replaces both amounts
     (kubernetes pkg/kubelet/cm/container_manager_linux.go; cmd/kubelet/app/server.go)."""
     try:
         listed = CpuSet.parse(kubelet.text("reservedSystemCPUs"))

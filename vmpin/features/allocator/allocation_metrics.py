@@ -22,8 +22,8 @@ def allocation_families(view: AllocatorView, by_pod: bool) -> Iterator[Metric]:
     machine, free = view.machine, free_cpus(view)
     mode = GaugeMetricFamily("vmpin_allocate_mode", "Whether CPUs are given out (allocate.mode), 1 for the mode in "
                              "force; off also where the kubelet's policy is static.", labels=["mode"])
-    for each in AllocationMode:
-        mode.add_metric([each], each == view.mode)
+    for name in AllocationMode:
+        mode.add_metric([name], name == view.mode)
     yield mode
     by_node = GaugeMetricFamily("vmpin_allocatable_cpus", "CPUs that a container can still get as its own, by NUMA "
                                 "node.", labels=["node"])
@@ -57,8 +57,8 @@ def allocation_families(view: AllocatorView, by_pod: bool) -> Iterator[Metric]:
         refused.add_metric([kind], view.refusals.get(kind, 0))
     yield refused
     if by_pod:
-        last = {(each.namespace, each.pod, each.container, str(each.kind)): each.time_ns / 1e9
-                for each in view.ledger.refused}
+        last = {(request.namespace, request.pod, request.container, str(request.kind)): request.time_ns / 1e9
+                for request in view.ledger.refused}
         times = GaugeMetricFamily("vmpin_pod_refused_timestamp_seconds", "Unix time of the last refused request of a "
                                   "container, of those in vmpin allocations.",
                                   labels=["namespace", "pod", "container", "reason"])

@@ -1,7 +1,5 @@
-"""What `vmpin allocations` shows: each container's CPUs, why and since when; what is free, and what was refused.
-
-Pure.
-"""
+"""The allocator's report, and its text: each container's CPUs, by which annotation and since when; what is free, and
+what was refused (`vmpin allocations`); and sentences about one pod (`vmpin explain`). Pure."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ VERSION = 1
 
 
 class AllocatorView(NamedTuple):
-    """What the allocator is at one moment. `mode` is the one in force; `why` is the reason where it is not the
-    configured one, else "". `pool` are the CPUs that no container has as its own. `refusals` since the watcher
-    started, by kind."""
+    """The allocator's state at one moment. `mode` is the one in force; `why` is the reason where it is not the
+    configured one, else "". `pool` are the CPUs that are no container's own. `refusals` since the watcher started, by
+    kind."""
 
     mode: str
     why: str
@@ -60,8 +58,8 @@ def allocation_report(view: AllocatorView) -> dict[str, Any]:
                      "nodes": {str(node): str(cpus & free) for node, cpus in machine.nodes.items()},
                      "caches": [{"cpus": str(cache), "free": str(cache & free)} for cache in caches]},
             "grants": [_grant(grant) for grant in sorted(ledger.grants.values(), key=age)],
-            "refused": [{"namespace": one.namespace, "pod": one.pod, "container": one.container,
-                         "reason": one.reason, "time": _time(one.time_ns)} for one in ledger.refused]}
+            "refused": [{"namespace": request.namespace, "pod": request.pod, "container": request.container,
+                         "reason": request.reason, "time": _time(request.time_ns)} for request in ledger.refused]}
 
 
 def allocatable_cpus(view: AllocatorView) -> CpuSet:
@@ -77,7 +75,7 @@ def free_cpus(view: AllocatorView) -> CpuSet:
 
 
 def brief(view: AllocatorView) -> dict[str, str]:
-    """Return what followers of the watcher get of it: two CPU lists, whatever the number of containers."""
+    """Return the summary for followers of the watcher: two CPU lists, however many containers there are."""
     return {"allocatable": str(allocatable_cpus(view)), "free": str(free_cpus(view)), "why": ""}
 
 
@@ -91,10 +89,10 @@ def largest_sets(view: AllocatorView) -> dict[str, int]:
 
 
 def free_text(free: Mapping[str, Any]) -> str:
-    """Describe the free CPUs, and how far they are in pieces. :param free: as the report has it."""
+    """Describe the free CPUs, and how fragmented they are. :param free: as the report has it."""
     nodes = ", ".join(f"node {node}: {cpus or 'none'}" for node, cpus in free["nodes"].items())
-    many = len(CpuSet.parse(free["cpus"]))
-    these = f"{'this' if many == 1 else 'these'} {number_of(many, 'CPU')}"
+    count = len(CpuSet.parse(free["cpus"]))
+    these = f"{'this' if count == 1 else 'these'} {number_of(count, 'CPU')}"
     return (f"free {free['cpus'] or 'none'} ({nodes}); of {these} the largest "
             f"set that fits has {free['largest']}, within one NUMA node {free['largest_in_node']}, within one "
             f"last-level cache {free['largest_in_cache']}")
@@ -132,12 +130,10 @@ def _why(grant: Mapping[str, Any]) -> str:
 
 
 def _asked_text(asked: Mapping[str, str], near: str) -> str:
-    """Describe what is asked for, and in which NUMA nodes the devices are that it names."""
-    parts = [f"{key}={text}" for key, text in asked.items()]
-    if "near" in asked and not asked["near"].startswith("nodes:"):
-        found = f"NUMA node{'' if near.isdigit() else 's'} {near}" if near else "no NUMA node"
-        parts[list(asked).index("near")] += f" ({found})"
-    return " ".join(parts) or "allocate.default"
+    """Describe what annotations ask for. :param near: the NUMA nodes of the devices that they name."""
+    nodes = f"NUMA node{'' if near.isdigit() else 's'} {near}" if near else "no NUMA node"
+    return " ".join(f"{key}={text} ({nodes})" if key == "near" and not text.startswith("nodes:") else f"{key}={text}"
+                    for key, text in asked.items()) or "allocate.default"
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
@@ -151,13 +147,13 @@ def summary(report: Mapping[str, Any]) -> list[str]:
 
 
 def refusals(report: Mapping[str, Any], now: datetime) -> list[str]:
-    return [f"refused {age_at(one['time'], now)} ago: {one['namespace']}/{one['pod']}/{one['container']}: "
-            f"{one['reason']}" for one in report["refused"]]
+    return [f"refused {age_at(request['time'], now)} ago: {request['namespace']}/{request['pod']}/"
+            f"{request['container']}: {request['reason']}" for request in report["refused"]]
 
 
 def misplaced(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The running containers whose cgroups leave them other CPUs than the ledger has for them. :param report: with the
-    CPUs of cgroups (`actual`); those without are not compared."""
+    """The running containers whose cgroups leave them other CPUs than the ledger's. :param report: with the CPUs of
+    cgroups (`actual`); grants without them are not compared."""
     online = CpuSet.parse(report["online"])
     keys = ("namespace", "pod", "container", "id", "sandbox", "policy", "cpuset", "actual")
     return [{key: grant[key] for key in keys} for grant in report["grants"]
@@ -167,8 +163,8 @@ def misplaced(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def explanations(view: AllocatorView, name: str) -> list[str]:
-    """Sentences about the grants of a container or pod: what each has, by what, at which cost, and the next best set;
-    and what they were refused.
+    """Sentences about the grants of a container or pod: its CPUs, by which annotation, at which cost, and the next
+    best set; and its refusals.
     :param name: NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the beginning of a container's or sandbox's id."""
     grants = [grant for grant in sorted(view.ledger.grants.values(), key=age)
               if name in (f"{grant.namespace}/{grant.pod}", f"{grant.namespace}/{grant.pod}/{grant.name}")
@@ -176,9 +172,10 @@ def explanations(view: AllocatorView, name: str) -> list[str]:
     names = {name, *(f"{grant.namespace}/{grant.pod}/{grant.name}" for grant in grants),
              *(f"{grant.namespace}/{grant.pod}" for grant in grants if grant.sandbox.startswith(name))}
     return [*(sentence for grant in grants for sentence in _explained(view, grant)),
-            *(f"container {one.container} of {one.namespace}/{one.pod} was refused at {_time(one.time_ns)}: "
-              f"{one.reason}" for one in view.ledger.refused
-              if names & {f"{one.namespace}/{one.pod}", f"{one.namespace}/{one.pod}/{one.container}"})]
+            *(f"container {request.container} of {request.namespace}/{request.pod} was refused at "
+              f"{_time(request.time_ns)}: {request.reason}" for request in view.ledger.refused
+              if names & {f"{request.namespace}/{request.pod}",
+                          f"{request.namespace}/{request.pod}/{request.container}"})]
 
 
 def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
@@ -212,7 +209,7 @@ def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
 
 
 def _parts(cost: CpuCost) -> str:
-    """The parts that are not 0, as a text."""
+    """The parts of a cost that are not 0, as text."""
     names = {"nodes": "NUMA nodes", "distance": "distance", "away": "CPUs away from the devices",
              "caches": "last-level caches", "partial_cores": "cores held in part",
              "broken_nodes": "whole nodes broken", "broken_caches": "whole caches broken",

@@ -1,8 +1,8 @@
-"""/sys, as the allocator needs it: besides what host.sysfs reads, the sockets, dies and kinds of cores, the nodes with
-memory, and the nodes of devices.
+"""The machine's topology as the allocator needs it, from /sys: besides what host.sysfs reads, the sockets, dies and
+kinds of cores, the nodes with memory, and the nodes of devices.
 
-A node that gives out no CPUs reads none of it. Everything degrades to what is known without it, and CPUs may come and
-go meanwhile.
+Only a node that gives out CPUs reads it. A file that is missing leaves its part unknown, and CPUs may come and go
+meanwhile.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PMUS = {"performance": ("cpu_core",), "efficient": ("cpu_atom", "cpu_lowpower")
 
 
 def allocator_topology(sysfs: Sysfs, devices: Iterable[str] = ()) -> Topology:
-    """The topology with all that the allocator needs, and the nodes of `devices`, as far as they have one. Read at the
-    start and when the online or isolated CPUs change. :raises SourceError: as `Sysfs.online`."""
+    """The allocator's topology, with the NUMA nodes of `devices`. Read at the start and when the online or isolated
+    CPUs change. :raises SourceError: as `Sysfs.online`."""
     base = sysfs.topology()
     kinds = {kind: union(cpu_list(f"{sysfs.root}/devices/{pmu}/cpus") or EMPTY for pmu in pmus) & base.all_cpus
              for kind, pmus in _PMUS.items()}
@@ -49,7 +49,7 @@ def device_nodes(sysfs: Sysfs, names: Iterable[str]) -> dict[str, int]:
     """The NUMA node of each named device that has one: PCI addresses, with or without the domain, network devices, and
     "b" or "c" with the number of a device ("b259:0"), which has the node of its nearest ancestor with one. A name may
     come from a pod's annotation: one that can be no device is left out, like one that is not there."""
-    found: dict[str, int] = {}
+    nodes: dict[str, int] = {}
     numbered = _NumberedDevices(sysfs)
     for name in names:
         if (match := _NUMBER.fullmatch(name)) is not None:
@@ -61,8 +61,8 @@ def device_nodes(sysfs: Sysfs, names: Iterable[str]) -> dict[str, int]:
         else:
             continue
         if node is not None:
-            found[name] = node
-    return found
+            nodes[name] = node
+    return nodes
 
 
 def _node(path: str) -> int | None:
@@ -72,20 +72,20 @@ def _node(path: str) -> int | None:
 
 
 class _NumberedDevices:
-    """The nodes of devices with a number. What was read is kept: devices have ancestors in common, and a privileged
-    container has all devices of the machine."""
+    """The nodes of devices with a number. Each directory is read once: devices have ancestors in common, and a
+    privileged container has all devices of the machine."""
 
     def __init__(self, sysfs: Sysfs) -> None:
         self._root = sysfs.root
         self._nodes: dict[str, int | None] = {"": None}
 
     def node(self, kind: str, number: str) -> int | None:
-        """A VFIO group has the node of its devices, which are on one: they share a path to memory, which is why the
-        IOMMU cannot separate them. Other virtual devices have none."""
+        """Return a device's node. A VFIO group's is that of its devices, which are on one: they share a path to
+        memory, which is why the IOMMU cannot separate them. Other virtual devices have none."""
         path = _linked(f"{self._root}/dev/{kind}/{number}")
         if (group := _VFIO_GROUP.fullmatch(path)) is not None:
             directory = f"{self._root}/kernel/iommu_groups/{group[1]}/devices"
-            nodes = (self._above(_linked(f"{directory}/{each}")) for each in sorted(names_in(directory)))
+            nodes = (self._above(_linked(f"{directory}/{device}")) for device in sorted(names_in(directory)))
             return next((node for node in nodes if node is not None), None)
         return None if path.startswith("virtual/") else self._above(path)
 
@@ -108,7 +108,7 @@ def _linked(path: str) -> str:
 
 
 def _groups(sysfs: Sysfs, cpus: CpuSet, *names: str) -> list[CpuSet]:
-    """The sets of CPUs that the first file of these names shows, read once for each set and not for each CPU."""
+    """The sets of CPUs that the first existing file of these names shows, read once for each set, not for each CPU."""
     groups: list[CpuSet] = []
     seen = EMPTY
     for cpu in cpus:

@@ -1,7 +1,4 @@
-"""Which containers hold which CPUs by the allocator's ledger, for the map.
-
-Pure: from the report of `vmpin allocations`.
-"""
+"""Which containers hold which CPUs by the allocator's report, for the map and the audit. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ _NAMES = 6
 
 
 def held_cpus(report: Mapping[str, Any]) -> HeldCpus | None:
-    """Return what the ledger adds to a map. None where nothing is given out, and where it is only observed: no
-    container has those CPUs then."""
+    """Return the CPUs that the ledger marks in a map. None with `allocate.mode` off or observe: no container has them
+    then."""
     if report["mode"] != "on":
         return None
     grants, reserved = report["grants"], CpuSet.parse(report["reserved"])
@@ -42,39 +39,38 @@ def ledger_owners(report: Mapping[str, Any]) -> tuple[CpuOwner, ...]:
     """The owners of CPUs that are out of the pool and are no exclusive container's: groups, and VMs whose spare set is
     their own."""
     pool, live = CpuSet.parse(report["pool"]), [grant for grant in report["grants"] if grant["state"] != "lapsed"]
-    spare = [(grant, CpuSet.parse(grant["spare"])) for grant in live]
     members: dict[str, set[str]] = {}
     for grant in live:
         members.setdefault(_group_title(grant["group"]), set()).update((grant["id"], grant["sandbox"]))
-    groups = [CpuOwner("", holder.title, holder.cpus, False, label=holder.title,
+    owners = [CpuOwner("", holder.title, holder.cpus, False, label=holder.title,
                        members=frozenset(members.get(holder.title, ()))) for holder in _groups(report)]
-    return tuple(owner for owner in (*groups, *(
-        CpuOwner(grant["sandbox"], grant["id"], cpus - pool, True, label=_title(grant)) for grant, cpus in spare))
-        if owner.cpus)
+    owners += [CpuOwner(grant["sandbox"], grant["id"], CpuSet.parse(grant["spare"]) - pool, True, label=_title(grant))
+               for grant in live]
+    return tuple(owner for owner in owners if owner.cpus)
 
 
 def _holders(grant: Mapping[str, Any], grants: list[Mapping[str, Any]], pool: CpuSet) -> list[CpuHolder]:
     kind = "VM" if grant["vm"] else "runc"
     cpus, spare, title = CpuSet.parse(grant["cpus"]), CpuSet.parse(grant["spare"]), _title(grant)
-    if grant["state"] == "lapsed":  # a running container of the pod may have some of its CPUs by now
+    if grant["state"] == "lapsed":  # a live container of the pod may have some of its CPUs by now
         live = union(CpuSet.parse(other["cpus"]) for other in grants
                      if other["sandbox"] == grant["sandbox"] and other["state"] != "lapsed")
         return [CpuHolder(title, f"lapsed: its pod keeps them until it ends, {kind}", cpus - live, grant["sandbox"])]
-    what = "fixed, also in the shared pool" if grant["policy"] == "fixed" else grant["policy"]
-    shared = "also in the shared pool" if spare <= pool else "the VM's own"
-    return [CpuHolder(title, f"{what}, {kind}", cpus, grant["sandbox"]),
-            CpuHolder(title, f"spare CPUs of the VM, {shared}", spare, grant["sandbox"])]
+    policy = "fixed, also in the shared pool" if grant["policy"] == "fixed" else grant["policy"]
+    pooled = "also in the shared pool" if spare <= pool else "the VM's own"
+    return [CpuHolder(title, f"{policy}, {kind}", cpus, grant["sandbox"]),
+            CpuHolder(title, f"spare CPUs of the VM, {pooled}", spare, grant["sandbox"])]
 
 
 def _groups(report: Mapping[str, Any]) -> list[CpuHolder]:
     """Each group once: its containers share its CPUs. One with a fixed set has it without any container."""
-    found: dict[str, tuple[CpuSet, list[str]]] = {
+    groups: dict[str, tuple[CpuSet, list[str]]] = {
         name: (CpuSet.parse(cpus), []) for name, cpus in report.get("groups", {}).items()}
     for grant in report["grants"]:
         if grant["group"]:
-            cpus, names = found.setdefault(grant["group"], (EMPTY, []))
-            found[grant["group"]] = (cpus | CpuSet.parse(grant["cpus"]), [*names, _title(grant)])
-    return [CpuHolder(_group_title(name), _members(names), cpus) for name, (cpus, names) in found.items()]
+            cpus, names = groups.setdefault(grant["group"], (EMPTY, []))
+            groups[grant["group"]] = (cpus | CpuSet.parse(grant["cpus"]), [*names, _title(grant)])
+    return [CpuHolder(_group_title(name), _members(names), cpus) for name, (cpus, names) in groups.items()]
 
 
 def _members(names: list[str]) -> str:

@@ -51,7 +51,7 @@ def _sections() -> Mapping[str, type[Any]]:
     return {"allocate": AllocateSettings}
 
 
-#: The key of what hands changed annotations over; no key where nothing can.
+#: The key that has changed annotations handed over; missing where nothing can.
 _WATCH_PODS = "kubernetes.watch_pods"
 
 
@@ -81,7 +81,8 @@ def _authority(config: Config, boot_id: str) -> Authority | None:
         return None
     from vmpin.features.allocator.ledger_file import kept_assignments, ledger_authority
 
-    # Until the watcher's allocator has it: a pass without the ledger takes exclusive CPUs for shared ones.
+    # It counts until the watcher's allocator puts its own: a pass without it would take exclusive CPUs for shared
+    # ones.
     return ledger_authority(kept_assignments(_files(config)[0], boot_id))
 
 

@@ -1,11 +1,11 @@
 """How many vCPUs a VM has without those of its containers, as the allocator needs it at a container's creation.
 
 Kata boots the VM with `default_vcpus` before it creates any container, and plugs in the containers' vCPUs later, up to
-`maxcpus`; so the vCPUs on a VMM's command line (QEMU's) are that number. Where it has none, the number is the pod's
-annotation, or else that of Kata's configuration. With static sizing (static_sandbox_resource_mgmt) the VM boots with
-all vCPUs, and `maxcpus`
-is their number (rounded up to whole NUMA nodes of the guest, where it has several): the containers' CPUs make it no
-larger. runtime-rs (4.1) then adds a part of a vCPU (`overhead_vcpus`, 0.2) to their sum before it rounds up.
+`maxcpus`; so the vCPUs on QEMU's command line are that number. Other VMMs' command lines have none: there it is the
+pod's annotation, or else that of Kata's configuration. With static sizing (static_sandbox_resource_mgmt) the VM boots
+with all vCPUs, and `maxcpus` is their number (rounded up to whole NUMA nodes of the guest, where it has several): the
+containers' CPUs make it no larger. runtime-rs (4.1) then adds a part of a vCPU (`overhead_vcpus`, 0.2) to their sum
+before it rounds up.
 
 Sources: kata-containers src/runtime/virtcontainers/sandbox.go and qemu.go, src/runtime/pkg/oci/utils.go;
 src/runtime-rs/crates/resource/src/cpu_mem/initial_size.rs, src/runtime-rs/crates/hypervisor/src/qemu/inner.rs.
@@ -30,22 +30,22 @@ _DEFAULT_VCPUS = "io.katacontainers.config.hypervisor.default_vcpus"
 def vm_size_of(pod: NriPod, proc: Procfs, configured: Callable[[str], int],
              known: Callable[[SandboxId], bool] = lambda sandbox: False,
              overhead: Callable[[str], int | None] = lambda handler: None) -> VmSize:
-    """Whether a pod is a VM, and of which size. Reads /proc of one process.
+    """Return whether a pod is a VM, and of which size. Reads /proc of one process.
     :param configured: `default_vcpus` of Kata's configuration, by runtime handler.
     :param known: whether a sandbox is known for a VM (NodeView.has_vm).
     :param overhead: `overhead_vcpus` in thousandths, by runtime handler; None without runtime-rs' static sizing."""
     argv = proc.cmdline(pod.pid) if pod.pid else []
     if not (named_for_kata(pod.handler) or known(pod.id) or _is_vms(argv, pod.pid, proc)):
         return VmSize()
-    found = classify(argv) or classify_by_arguments(argv)
-    start = found.type.start(tuple(argv)) if isinstance(found, VmmProcess) else None
+    process = classify(argv) or classify_by_arguments(argv)
+    start = process.type.start(tuple(argv)) if isinstance(process, VmmProcess) else None
     if start is not None and start.slots:
         return VmSize(True, start.vcpus, start.slots)
     part = overhead(pod.handler)
-    if part is not None:  # of the pod's annotation nothing is left then
+    if part is not None:  # then the pod's annotation does not count
         return VmSize(True, 0, part=part)
-    asked = parse_whole(pod.annotations.get(_DEFAULT_VCPUS, ""), MAX_VCPUS, 1)
-    return VmSize(True, configured(pod.handler) if asked is None else asked)
+    annotated = parse_whole(pod.annotations.get(_DEFAULT_VCPUS, ""), MAX_VCPUS, 1)
+    return VmSize(True, configured(pod.handler) if annotated is None else annotated)
 
 
 def _is_vms(argv: Sequence[str], pid: int, proc: Procfs) -> bool:

@@ -1,4 +1,5 @@
-"""`vmpin allocations`: which container was given which CPUs."""
+"""`vmpin allocations`: which container was given which CPUs; and that report for `map`, `verify`, `audit`,
+`explain`."""
 
 from __future__ import annotations
 
@@ -41,25 +42,25 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     from vmpin.features.allocator.allocation_report import grant_columns, grant_rows, refusals, summary
     config = usable_config(args)
-    found = ask(config, {"op": "allocations"})
-    if found is None:
+    report = ask(config, {"op": "allocations"})
+    if report is None:
         raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",
                            "start it: systemctl start vmpin, or `vmpin watch`")
     if args.output in ("json", "yaml"):
-        print_data(found, args.output)
+        print_data(report, args.output)
         return 0
     wide = args.output == "wide"
-    for line in summary(found):
+    for line in summary(report):
         print_text(line)
     now = _now()
-    rows = grant_rows(found, now, wide)
+    rows = grant_rows(report, now, wide)
     if rows:
         print()
         table(grant_columns(wide), rows, {"running": "green", "reserved": "cyan", "lapsed": "yellow"},
               spare=() if wide else ("WHY", "SINCE"), also="`vmpin allocations -o wide`", keys=("POD", "CONTAINER"))
     else:
         print("no container has CPUs of its own")
-    for line in refusals(found, now):
+    for line in refusals(report, now):
         print_text(line)
     return 0
 
@@ -69,27 +70,26 @@ def _now() -> datetime:
 
 
 def ledger_report(config: Config, actual: bool = False) -> Document | None:
-    """Ask the watcher for what it gives out, as `vmpin allocations` shows it. None where it gives out nothing, before
-    the runtime's first list, and without a watcher.
-    :param actual: with the CPUs that containers' cgroups have."""
+    """Ask the watcher for the report of `vmpin allocations`. None where it gives out nothing, before the runtime's
+    first list, and without a watcher. :param actual: with the CPUs that containers' cgroups have."""
     with contextlib.suppress(UsageError):
-        found = ask(config, {"op": "allocations", "actual": actual})
-        return found if found is not None and found["mode"] == "on" else None
+        report = ask(config, {"op": "allocations", "actual": actual})
+        return report if report is not None and report["mode"] == "on" else None
     return None
 
 
 def compared(config: Config, sandbox: str | None) -> Comparison | None:
-    """Compare the CPUs that containers have with those that vmpin has given them, now and, where they are others, a
-    second later: a runtime applies an answer some milliseconds after it. None where vmpin gives out no CPUs."""
-    found = _misplaced(config, sandbox)
-    if found is None:
+    """Compare the CPUs that containers have with those that vmpin has given them, now and, where they differ, a second
+    later: a runtime applies an answer some milliseconds after it. None where vmpin gives out no CPUs."""
+    grants = _misplaced(config, sandbox)
+    if grants is None:
         return None
-    if found:
+    if grants:
         time.sleep(1.0)
-        found = [grant for grant in _misplaced(config, sandbox) or () if grant in found]
+        grants = [grant for grant in _misplaced(config, sandbox) or () if grant in grants]
     lines = [f"{grant['namespace']}/{grant['pod']}/{grant['container']} has CPUs {grant['actual'] or 'none'}, and not "
-             f"{grant['cpuset']}, which vmpin has given it ({grant['policy']})" for grant in found]
-    return Comparison(not found, {"grants": found},
+             f"{grant['cpuset']}, which vmpin has given it ({grant['policy']})" for grant in grants]
+    return Comparison(not grants, {"grants": grants},
                       lines or ["each container outside of VMs has the CPUs that vmpin has given it"])
 
 
@@ -113,8 +113,8 @@ def explained_pods(config: Config) -> ExplainedPods:
         pods.setdefault(grant["sandbox"], []).append(grant)
 
     def sentences(id: str) -> list[str]:
-        found = ask(config, {"op": "allocations", "explain": id})
-        return [] if found is None else [f"{text[0].upper()}{text[1:]}." for text in found["sentences"]]
+        answer = ask(config, {"op": "allocations", "explain": id})
+        return [] if answer is None else [f"{text[0].upper()}{text[1:]}." for text in answer["sentences"]]
 
     return ExplainedPods([NamedSandbox(sandbox, grants[0]["namespace"], grants[0]["pod"],
                                        [(grant["id"], grant["container"]) for grant in grants])

@@ -46,23 +46,23 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(KEYS)}", "e.g. policy=fixed")
         changes[key] = value
     config = usable_config(args)
-    found = ask(config, {"op": "set", "target": args.target, "namespace": args.namespace, "changes": changes,
+    answer = ask(config, {"op": "set", "target": args.target, "namespace": args.namespace, "changes": changes,
                          "dry_run": args.dry_run})
-    if found is None:
+    if answer is None:
         raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",
                            "start it: systemctl start vmpin, or `vmpin watch`")
     if args.output == "json":
-        print_data(found, "json")
+        print_data(answer, "json")
     else:
-        _print(found, args.dry_run)
+        _print(answer, args.dry_run)
     return 0
 
 
-def _print(found: Document, dry_run: bool) -> None:
-    for note in found["notes"]:
+def _print(answer: Document, dry_run: bool) -> None:
+    for note in answer["notes"]:
         print_text(note)
-    for update in found["updates"]:
+    for update in answer["updates"]:
         print_text(f"{update['name']}: cpuset {update['cpus']}", "  ")
-    if not found["updates"]:
+    if not answer["updates"]:
         print("  no cpuset changes")
     print("planned, and not done" if dry_run else "the container runtime is asked for these changes now")
