@@ -9,21 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from hypothesis import strategies as st
+
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.grants.allocation_options import AllocationOptions
+from vmpin.features.allocator.grants import decisions
+from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions, GroupRule
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy
-from vmpin.features.allocator.grants.decisions import (
-    due_updates,
-    on_create,
-    on_pod_end,
-    on_remove,
-    on_start,
-    on_stop,
-    on_update,
-)
 from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.live_change import follow_annotations, set_policy
 from vmpin.features.allocator.grants.placing import kata_vcpus
@@ -32,6 +26,24 @@ from vmpin.features.allocator.grants.synchronizing import on_synchronize
 from vmpin.features.allocator.texts.grant_data import from_data, to_data
 
 _RUNNING = ContainerState.RUNNING
+#: Cores of two threads on two nodes; and with caches, and isolated CPUs.
+MACHINES = [
+    Topology.build(CpuSet(range(8)), cores=[CpuSet((n, n + 1)) for n in range(0, 8, 2)],
+                   nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))},
+                   distances={0: {0: 10, 1: 21}, 1: {0: 21, 1: 10}}),
+    Topology.build(CpuSet(range(12)), cores=[CpuSet((n, n + 6)) for n in range(6)],
+                   caches=[CpuSet((0, 1, 2, 6, 7, 8)), CpuSet((3, 4, 5, 9, 10, 11))],
+                   nodes={0: CpuSet((0, 1, 2, 6, 7, 8)), 1: CpuSet((3, 4, 5, 9, 10, 11))}, isolated=CpuSet((5, 11))),
+]
+
+
+@st.composite
+def option_sets(draw: st.DrawFn) -> AllocationOptions:
+    reserved = draw(st.sampled_from([EMPTY, CpuSet((0,)), CpuSet((0, 1))]))
+    return AllocationOptions(
+        mode=AllocationMode.ON, reserved=reserved, strict_reserved=bool(reserved) and draw(st.booleans()),
+        pool_headroom=draw(st.sampled_from([0, 0, 1, 3])), privileged_namespaces=frozenset({"a"}),
+        groups={"set": GroupRule(CpuSet((3,)))} if draw(st.booleans()) else {})
 
 
 class Crash(Exception):
@@ -155,8 +167,8 @@ class ModelNode:
         self.clock += 1
         requested = requested._replace(time_ns=self.clock)
         before = self.ledger
-        answer = on_create(self.machine, before, requested, self.options)
-        self.check_pure(answer, on_create(self.machine, shuffled(before), requested, self.options))
+        answer = decisions.on_create(self.machine, before, requested, self.options)
+        self.check_pure(answer, decisions.on_create(self.machine, shuffled(before), requested, self.options))
         if answer.refusal:
             assert answer.ledger.grants == before.grants
             self.keep(answer.ledger)
@@ -170,7 +182,7 @@ class ModelNode:
             self.containers.pop(key, None)
         self.keep(answer.ledger)
         if replay:
-            again = on_create(self.machine, self.ledger, requested, self.options)
+            again = decisions.on_create(self.machine, self.ledger, requested, self.options)
             assert again.ledger == self.ledger
             assert again.adjustment == answer.adjustment
         self.write(answer.updates)
@@ -189,13 +201,13 @@ class ModelNode:
 
     def start(self, container: ContainerId) -> None:
         self.containers[container] = self.containers[container]._replace(state=_RUNNING)
-        self.keep(on_start(self.machine, self.ledger, self.containers[container], self.options).ledger)
+        self.keep(decisions.on_start(self.machine, self.ledger, self.containers[container], self.options).ledger)
 
     def update(self, container: ContainerId, cpus: int) -> None:
         old = self.containers[container]
         new = old._replace(shares=1024 * cpus, quota=100_000 * cpus, cpuset=None)
         before = self.ledger
-        answer = on_update(self.machine, before, new, self.options)
+        answer = decisions.on_update(self.machine, before, new, self.options)
         if answer.refusal:
             assert answer.ledger.grants == before.grants
             self.keep(answer.ledger)
@@ -209,7 +221,7 @@ class ModelNode:
 
     def stop(self, container: ContainerId, remove: bool) -> None:
         sandbox = self.containers.pop(container).sandbox
-        answer = on_stop(self.machine, self.ledger, container, self.options)
+        answer = decisions.on_stop(self.machine, self.ledger, container, self.options)
         own = [other for other in answer.ledger.grants.values() if other.own_spare]
         assert answer.ledger.held() <= self.ledger.held() | union(other.spare for other in own)
         grant = self.ledger.grants.get(container)
@@ -219,31 +231,31 @@ class ModelNode:
         self.keep(answer.ledger)
         self.write(answer.updates)
         if remove:
-            self.keep(on_remove(self.machine, self.ledger, container, self.options).ledger)
+            self.keep(decisions.on_remove(self.machine, self.ledger, container, self.options).ledger)
 
     def end(self, sandbox: SandboxId) -> None:
         for container in [key for key, one in self.containers.items() if one.sandbox == sandbox]:
             self.stop(container, remove=True)
         del self.sandboxes[sandbox]
-        self.keep(on_pod_end(self.machine, self.ledger, sandbox, self.options).ledger)
+        self.keep(decisions.on_pod_end(self.machine, self.ledger, sandbox, self.options).ledger)
         assert not self.ledger.of_sandbox(sandbox)
 
     def by_cri(self) -> None:
         """The cgroups are read back, and then come the later updates, one by one; each comes back as
         UpdateContainer."""
         self.read_back()
-        for update in due_updates(self.machine, self.ledger, self.options):
+        for update in decisions.due_updates(self.machine, self.ledger, self.options):
             one = self.containers.get(update.container)
             if one is None:
                 continue
             asked = one._replace(shares=None, quota=None, cpuset=update.cpus)
-            answer = on_update(self.machine, self.ledger, asked, self.options)
+            answer = decisions.on_update(self.machine, self.ledger, asked, self.options)
             assert not answer.refusal
             own = [each.cpus for each in answer.updates if each.container == update.container]
             self.write([each for each in answer.updates if each.container != update.container])
             self._set(update.container, own[-1] if own else update.cpus)
             self.keep(with_written(answer.ledger, update.container, self.containers[update.container].cpuset))
-        assert due_updates(self.machine, self.ledger, self.options) == ()
+        assert decisions.due_updates(self.machine, self.ledger, self.options) == ()
         self.check_written()
 
     def change(self, container: ContainerId, changes: Mapping[str, str]) -> None:

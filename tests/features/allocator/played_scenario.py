@@ -34,8 +34,12 @@ def shown(tmp_path: Path, scenario: str, *options: str) -> tuple[int, str]:
     return code, out.getvalue()
 
 
+def played(tmp_path: Path, scenario: str) -> list[dict[str, Any]]:
+    code, out = shown(tmp_path, scenario, "-o", "json")
+    outcomes: list[dict[str, Any]] = json.loads(out)["events"]
+    assert code == any("refused" in outcome for outcome in outcomes)
+    return outcomes
+
+
 def events(tmp_path: Path, text: str, allocate: str = "{reserved: 0}", node: str = NODE) -> list[dict[str, Any]]:
-    code, out = shown(tmp_path, f"{node}\nallocate: {allocate}\nevents:\n{text}", "-o", "json")
-    found: list[dict[str, Any]] = json.loads(out)["events"]
-    assert code == any("refused" in event for event in found)
-    return found
+    return played(tmp_path, f"{node}\nallocate: {allocate}\nevents:\n{text}")

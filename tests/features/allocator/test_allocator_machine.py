@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from allocation_model import MACHINES as MODEL_MACHINES
+from allocation_model import option_sets
 from hostile_runtime import HostileRuntime, Kill, PodMade
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,23 +28,13 @@ from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import RequestedContainer, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import (
-    AllocationMode,
     AllocationOptions,
     DefaultPolicy,
-    GroupRule,
     HonouredKeys,
 )
 from vmpin.features.allocator.texts.grant_data import GRANT_KEY
 
-MACHINES = [
-    Topology.build(CpuSet(range(8)), cores=[CpuSet((n, n + 1)) for n in range(0, 8, 2)],
-                   nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))},
-                   distances={0: {0: 10, 1: 21}, 1: {0: 21, 1: 10}}),
-    Topology.build(CpuSet(range(12)), cores=[CpuSet((n, n + 6)) for n in range(6)],
-                   caches=[CpuSet((0, 1, 2, 6, 7, 8)), CpuSet((3, 4, 5, 9, 10, 11))],
-                   nodes={0: CpuSet((0, 1, 2, 6, 7, 8)), 1: CpuSet((3, 4, 5, 9, 10, 11))}, isolated=CpuSet((5, 11))),
-    Topology.build(CpuSet(range(4))),
-]
+MACHINES = [*MODEL_MACHINES, Topology.build(CpuSet(range(4)))]
 POLICIES = ["none", *["exclusive"] * 5, "fixed", "numa", "infra", "group:a", "group:set"]
 #: What authors write that is no value of a key.
 NONSENSE = ["", " exclusive", "EXCLUSIVE", "group:", "group:../x", "group:" + "x" * 300, "nodes:0-8191:1/4095",
@@ -92,13 +84,9 @@ def resources(draw: st.DrawFn) -> dict[str, int | None]:
 
 
 @st.composite
-def option_sets(draw: st.DrawFn) -> AllocationOptions:
-    reserved = draw(st.sampled_from([EMPTY, CpuSet((0,)), CpuSet((0, 1))]))
-    return AllocationOptions(
-        AllocationMode.ON, reserved, draw(st.sampled_from([DefaultPolicy.NONE, *DefaultPolicy])),
-        strict_reserved=bool(reserved) and draw(st.booleans()), pool_headroom=draw(st.sampled_from([0, 0, 1, 3])),
-        privileged_namespaces=frozenset({"a"}), groups={"set": GroupRule(CpuSet((3,)))} if draw(st.booleans()) else {},
-        honour=frozenset(HonouredKeys), grow_delay_seconds=0.0)
+def hostile_options(draw: st.DrawFn) -> AllocationOptions:
+    return draw(option_sets())._replace(default=draw(st.sampled_from([DefaultPolicy.NONE, *DefaultPolicy])),
+                                        honour=frozenset(HonouredKeys), grow_delay_seconds=0.0)
 
 
 class AllocatorMachine(RuleBasedStateMachine):
@@ -112,7 +100,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.directory)
 
-    @initialize(machine=st.sampled_from(MACHINES), options=option_sets())
+    @initialize(machine=st.sampled_from(MACHINES), options=hostile_options())
     def begin(self, machine: Topology, options: AllocationOptions) -> None:
         self.node = HostileRuntime(machine, options, self.directory / "ledger.json")
         self.node.connect()

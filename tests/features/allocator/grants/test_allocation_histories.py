@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from allocation_model import Crash, ModelNode
+from allocation_model import MACHINES as MODEL_MACHINES
+from allocation_model import Crash, ModelNode, option_sets
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
@@ -20,25 +21,8 @@ from vmpin.features.allocator.grants.ledger import GrantState
 from vmpin.features.allocator.grants.pool_cpus import pool, target, with_written
 from vmpin.features.allocator.grants.synchronizing import on_online_changed
 
-MACHINES = [
-    Topology.build(CpuSet(range(8)), cores=[CpuSet((n, n + 1)) for n in range(0, 8, 2)],
-                   nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))},
-                   distances={0: {0: 10, 1: 21}, 1: {0: 21, 1: 10}}),
-    Topology.build(CpuSet(range(12)), cores=[CpuSet((n, n + 6)) for n in range(6)],
-                   caches=[CpuSet((0, 1, 2, 6, 7, 8)), CpuSet((3, 4, 5, 9, 10, 11))],
-                   nodes={0: CpuSet((0, 1, 2, 6, 7, 8)), 1: CpuSet((3, 4, 5, 9, 10, 11))}, isolated=CpuSet((5, 11))),
-    Topology.build(CpuSet(range(5))),
-]
+MACHINES = [*MODEL_MACHINES, Topology.build(CpuSet(range(5)))]
 POLICIES = ["none", "exclusive", "exclusive", "exclusive", "fixed", "numa", "infra", "group:a", "group:set"]
-
-
-@st.composite
-def options(draw: st.DrawFn) -> AllocationOptions:
-    reserved = draw(st.sampled_from([EMPTY, CpuSet((0,)), CpuSet((0, 1))]))
-    return AllocationOptions(
-        mode=AllocationMode.ON, reserved=reserved, strict_reserved=bool(reserved) and draw(st.booleans()),
-        pool_headroom=draw(st.sampled_from([0, 0, 1, 3])), privileged_namespaces=frozenset({"a"}),
-        groups={"set": GroupRule(CpuSet((3,)))} if draw(st.booleans()) else {})
 
 
 def drawn_container(draw: Any, node: ModelNode, number: int, name: str = "") -> RequestedContainer:
@@ -95,7 +79,7 @@ def one_step(draw: Any, node: ModelNode, number: int) -> str:
 
 
 @settings(max_examples=120)
-@given(st.data(), st.sampled_from(MACHINES), options())
+@given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_whatever_happens_no_cpu_is_two_containers_own(data: st.DataObject, machine: Topology,
                                                        chosen: AllocationOptions) -> None:
     node = ModelNode(machine, chosen)
@@ -125,7 +109,7 @@ def test_one_of_the_pool_leaves_before_its_cpus_become_anothers_own() -> None:
 
 
 @settings(max_examples=120)
-@given(st.data(), st.sampled_from(MACHINES), options())
+@given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_killed_at_any_step_vmpin_leaves_no_overlap_and_no_leak(data: st.DataObject, machine: Topology,
                                                                 chosen: AllocationOptions) -> None:
     """Where vmpin dies before it answers a creation, the runtime creates the container without it."""
@@ -155,7 +139,7 @@ def test_killed_at_any_step_vmpin_leaves_no_overlap_and_no_leak(data: st.DataObj
 
 
 @settings(max_examples=120)
-@given(st.data(), st.sampled_from(MACHINES), options())
+@given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_a_lost_ledger_is_rebuilt_and_nothing_moves(data: st.DataObject, machine: Topology,
                                                     chosen: AllocationOptions) -> None:
     node = ModelNode(machine, chosen)
@@ -181,7 +165,7 @@ def test_a_lost_ledger_is_rebuilt_and_nothing_moves(data: st.DataObject, machine
         assert same == {key: cpusets[key] for key in same}
 
 
-@given(st.data(), st.sampled_from(MACHINES), options())
+@given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_creating_and_removing_leaves_everything_as_before(data: st.DataObject, machine: Topology,
                                                            chosen: AllocationOptions) -> None:
     node = ModelNode(machine, chosen)
@@ -201,7 +185,7 @@ def test_creating_and_removing_leaves_everything_as_before(data: st.DataObject, 
         assert len(grant.spare) == len(node.ledger.grants[key].spare)
 
 
-@given(st.data(), st.sampled_from(MACHINES), options())
+@given(st.data(), st.sampled_from(MACHINES), option_sets())
 def test_a_cpu_that_goes_offline_stays_its_containers_own(data: st.DataObject, machine: Topology,
                                                           chosen: AllocationOptions) -> None:
     node = ModelNode(machine, chosen)

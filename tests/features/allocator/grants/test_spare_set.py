@@ -1,4 +1,4 @@
-"""How many vCPUs a VM's containers make, by which its spare set is sized (allocation/spare_set)."""
+"""How many vCPUs a VM's containers make, by which its spare set is sized."""
 
 from __future__ import annotations
 

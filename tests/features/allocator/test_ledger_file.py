@@ -1,18 +1,28 @@
-"""The ledger that a watcher left is followed from the first pass on."""
+"""The ledger that a watcher left is followed from the first pass on; and absurd files and annotations raise nothing
+but the declared errors."""
 
 from __future__ import annotations
 
-import pytest
-from newcomers import Machine, sandbox
+from pathlib import Path
 
+import pytest
+from absurd_values import absurd_json, absurd_texts, spoil
+from newcomers import Machine, sandbox
+from saved_states import BOOT
+
+from vmpin.bounded import load_json
 from vmpin.domain.events import ContainerSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, ThreadRole
 from vmpin.features.allocator.allocate_settings import ledger_path
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.ledger_file import LedgerFile
+from vmpin.features.allocator.texts.annotation_values import AnnotationError
+from vmpin.features.allocator.texts.grant_data import read_annotation
 from vmpin.host import boottime
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.state_file import sealed
+from vmpin.reconcile.state_format import dumps
 
 pytest_plugins = ["given_unit"]
 
@@ -44,3 +54,30 @@ def test_a_ledger_that_cannot_be_read_stays_as_it_is_until_the_allocator_reads_i
     ledger.write_text("damaged")
     assert not Reconciler(config).node_state.placement_cache.rulings.written
     assert (ledger.read_text(), caplog.text) == ("damaged", "")
+
+
+def test_the_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    body = {"version": 1, "boot_id": BOOT, "ledger": {
+        "version": 1, "shared": "0-1", "grants": [
+            {"container": "c1", "sandbox": "pod", "cpus": "2-3", "policy": "dedicated", "state": "running", "node": 0,
+             "amount": [1000, 2000, 100], "wish": {"near": "nic"}}],
+        "refused": [{"container": "c2", "sandbox": "pod", "reason": "none", "time_ns": 7, "kind": "request"}]}}
+
+    def load(raw: bytes) -> object:
+        path.write_bytes(raw)
+        return LedgerFile(path, BOOT).load()
+
+    def seal(text: str) -> bytes:
+        try:
+            return sealed(dumps(load_json(text)))
+        except (ValueError, RecursionError):
+            return text.encode("utf-8", "surrogatepass")
+
+    spoil(load, map(seal, absurd_json(body)))
+    spoil(load, absurd_texts())
+
+
+def test_a_grants_annotation() -> None:
+    document = {"v": 1, "policy": "dedicated", "since": 7, "cpus": "2-3", "own": True, "wish": {"near": "nic"}}
+    spoil(lambda raw: read_annotation(raw.decode("utf-8", "surrogatepass")), absurd_json(document), AnnotationError)
