@@ -24,7 +24,7 @@ from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId
 from vmpin.host.procfs import PF_USER_WORKER, Procfs
 from vmpin.vmm import qemu
 from vmpin.vmm.qemu import guest_vcpus, iothread_ids, qmp_sockets
-from vmpin.vmm.qmp import ask, query
+from vmpin.vmm.qmp import query, query_threads
 from vmpin.vmm.recognition import VmmProcess, classify
 from vmpin.vmm.threads import Identified, identify, wants_qmp
 from vmpin.vmm.virtual_machine import Process, Vm
@@ -240,7 +240,7 @@ def test_a_qemu_that_is_late_is_asked_again(tmp_path: Path) -> None:
         os.kill(vm.pid, signal.SIGSTOP)
         goes_on = threading.Timer(0.5, os.kill, (vm.pid, signal.SIGCONT))
         goes_on.start()
-        assert asyncio.run(ask(asked, (0.1, *[0.5] * 240)))
+        assert asyncio.run(query_threads(asked, (0.1, *[0.5] * 240)))
         goes_on.join()
 
 

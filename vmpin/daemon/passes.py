@@ -162,7 +162,7 @@ class Passes:
     async def _query(self, vm: Vm) -> None:
         from vmpin.vmm import qmp  # here, as the first pass waits for imports at the top
 
-        if await qmp.ask(vm) and self._view.vms.get(vm.sandbox) is vm:
+        if await qmp.query_threads(vm) and self._view.vms.get(vm.sandbox) is vm:
             self.run([vm.sandbox], "qmp")
             self._saving.save_soon()
 

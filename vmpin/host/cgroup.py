@@ -204,7 +204,7 @@ class Cgroups:
             for controller, mounts in (("cpuset", cpuset), ("cpuacct", cpuacct)):
                 if kind[0] == "cgroup" and controller in options:
                     mounts.append(mount)
-        return _whole(cpuset), _whole(cpuacct), _whole(unified)
+        return _topmost(cpuset), _topmost(cpuacct), _topmost(unified)
 
     def _by_files(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
         """Find the hierarchies by the files below `root`, for a host's /sys that is visible under another path."""
@@ -242,7 +242,7 @@ def _cut_after(cgroup: str, container: str) -> str:
     return cgroup
 
 
-def _whole(mounts: list[_Mount]) -> _Mount | None:
+def _topmost(mounts: list[_Mount]) -> _Mount | None:
     return min(mounts, key=lambda mount: (len(mount.top), len(mount.point)), default=None)
 
 

@@ -193,15 +193,16 @@ class ProcConnector:
     def _receives(self) -> bool:
         """Whether a new thread of this process is reported. The kernel does not report a refused subscription
         (cn_proc_mcast_ctl)."""
-        own, late = os.getpid(), False
+        own = os.getpid()
         threading.Thread(target=time.sleep, args=(0,)).start()
         deadline = time.monotonic() + self._patience
-        while not late:  # then one last read: the event may have arrived while this thread was stopped
-            late = (left := deadline - time.monotonic()) <= 0
+        while True:
+            left = deadline - time.monotonic()
             select.select([self._socket], [], [], max(0.0, left))
             if any(isinstance(event, Fork) and event.process == own for event in self.read(_ALL)[0]):
                 return True
-        return False
+            if left <= 0:  # only now: the event may have arrived while this thread was stopped
+                return False
 
     def _unavailable(self, err: OSError) -> SourceError:
         missing = err.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT)

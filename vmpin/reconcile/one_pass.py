@@ -93,7 +93,7 @@ def _passes(reconciler: Reconciler, act: bool) -> PassReport:
     from vmpin.vmm import qmp
 
     async def ask_all() -> list[bool]:
-        return list(await asyncio.gather(*(qmp.ask(vm) for vm in vms)))
+        return list(await asyncio.gather(*(qmp.query_threads(vm) for vm in vms)))
 
     if not any(asyncio.run(ask_all())):
         return report

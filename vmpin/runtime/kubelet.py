@@ -37,10 +37,10 @@ def parse_checkpoint(raw: bytes, where: str = NAME) -> CpuManagerState:
     if isinstance(data, str) and data:
         # The rest of the file is for older kubelets; newer ones ignore it.
         state = _contents(_object(data, f"{where}: data"), where)._replace(version=4)
-        return _judged(state, _matches(outer.get("datachecksum"), [f"(string){data}"]))
+        return _with_trouble(state, _matches(outer.get("datachecksum"), [f"(string){data}"]))
     state = _contents(outer, where)
     checksum = outer.get("checksum")
-    return _judged(state, None if checksum in (0, None) else _matches(checksum, _dumps(outer, state)))
+    return _with_trouble(state, None if checksum in (0, None) else _matches(checksum, _dumps(outer, state)))
 
 
 def _object(raw: bytes | str, where: str) -> dict[str, object]:
@@ -76,7 +76,7 @@ def _contents(document: dict[str, object], where: str) -> CpuManagerState:
                            {cid: cpus for cid, cpus in by_id.items() if cpus}, 1 if by_id else 3 if pods else 2)
 
 
-def _judged(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:
+def _with_trouble(state: CpuManagerState, checksum_ok: bool | None) -> CpuManagerState:
     troubles = list(_overlaps(state))
     if checksum_ok is False:
         # Without the numbers, so that not every change of the file gives a new text.

@@ -112,18 +112,18 @@ def _identity(where: str, state_id: str, bundle: str, annotations: Mapping[str, 
     if named is not None and theirs not in (None, named):
         raise SourceError(where, f"the annotations of {state_id} name two sandboxes: {dialect.sandbox} {named}, and "
                                  f"{other(dialect).sandbox} {plain(str(theirs), 80)}")
-    # Kata's Go runtime passes the sandbox's id at poststart and poststop of every container.
-    of_sandbox = bundle_id(bundle) != state_id if dialect is CRIO else kind == "container" and named == state_id
-    container = bundle_id(bundle) if of_sandbox else state_id
+    # Kata's Go runtime passes the sandbox's id in place of the container's at poststart and poststop.
+    replaced = bundle_id(bundle) != state_id if dialect is CRIO else kind == "container" and named == state_id
+    container = bundle_id(bundle) if replaced else state_id
     if not valid_id(container):
         raise SourceError(where, f"names no container of sandbox {state_id}")
-    own = of_sandbox or kind in _PAUSE
-    if own and named not in (None, state_id):
+    is_sandbox_id = replaced or kind in _PAUSE
+    if is_sandbox_id and named not in (None, state_id):
         raise SourceError(where, f"{state_id} is a sandbox by its state, and its annotation {dialect.sandbox} names "
                                  f"another: {named}")
     # Other containers have an id of their own. In the config of CRI-O's pause container `kind` may be the author's.
-    pause = not of_sandbox and (kind in _PAUSE or (dialect is CRIO and named == state_id))
-    return container, state_id if own else named or state_id, pause
+    pause = not replaced and (kind in _PAUSE or (dialect is CRIO and named == state_id))
+    return container, state_id if is_sandbox_id else named or state_id, pause
 
 
 def clean_path(path: object) -> bool:

@@ -21,8 +21,8 @@ from vmpin.vmm.virtual_machine import Process, Refresh, Vm
 
 logger = logging.getLogger(__name__)
 
-#: How many consecutive passes repeat the identification of a VM's threads: if not all vCPUs are identified, and if
-#: vCPUs can be identified only by their system calls.
+#: Consecutive passes that identify the threads of an unchanged VM again: while vCPUs are missing, and where only
+#: system calls show which threads are vCPUs.
 ATTEMPTS, ATTEMPTS_BY_CALLS = 5, 3
 #: Seconds for which placement waits for unidentified vCPU threads: each vCPU has to run once, which takes some 20 s in
 #: a guest that boots under nested virtualization on a busy node.
@@ -264,7 +264,7 @@ class VmInventory:
                 continue
             if vm.needs_qmp is None:  # parsing hundreds of command lines costs as much as a pass
                 vm.needs_qmp = vmm_threads.wants_qmp(vm.type, vm.vmm.argv, vm.vcpus_identified, bool(vm.iothreads))
-            if vm.needs_qmp and vm.qmp_asked != frozenset(vm.vmm.stats):
+            if vm.needs_qmp and vm.qmp_queried != frozenset(vm.vmm.stats):
                 needing.append(vm)
         return needing
 

@@ -130,7 +130,7 @@ class ProcessTable:
             return
         identity, process, argv = recognized
         if isinstance(process, VmmProcess):
-            process = self._whole(identity, process)
+            process = self._complete(identity, process)
         elif process.role is ThreadRole.SHIM and (vmm := self._vmm_within(pid)) is not None:
             process = VmmProcess(vmm, process.sandbox)
         if isinstance(process, VmmProcess):
@@ -150,7 +150,7 @@ class ProcessTable:
                            "line of a sandbox's VM, and neither a shim nor Kata's state confirms it",
                            pid, impostor.uid, impostor.sandbox)
 
-    def _whole(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
+    def _complete(self, identity: ThreadId, vmm: VmmProcess) -> VmmProcess:
         """Complete a sandbox id that Kata truncated, by the command line of its shim, which may have ended since."""
         if vmm.sandbox is None or not vmm.cut:
             return vmm

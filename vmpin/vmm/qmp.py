@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vmpin.vmm.virtual_machine import Vm
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The library logs every failed connection as an error, but a busy or ended QEMU is no error here. This logger has no
 #: parent and no handler.
@@ -34,10 +34,10 @@ _READ_LIMIT = 1 << 20
 DEADLINES = 0.2, 0.8, 3.2
 
 
-async def ask(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> bool:
+async def query_threads(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> bool:
     """Query a VM's QMP sockets in turn and store the answer in `vm.qmp`. A thread set is queried only once.
     :returns: whether there was an answer."""
-    vm.qmp_asked = frozenset(vm.vmm.stats)
+    vm.qmp_queried = frozenset(vm.vmm.stats)
     for path in () if vm.type.qmp_sockets is None else vm.type.qmp_sockets(vm.vmm.argv):
         vm.qmp = await _repeated(path, vm.vmm.pid, deadlines)
         if vm.qmp is not None:
@@ -72,7 +72,7 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
 
     process = f"/proc/{pid or 'self'}"
     if _in_use(path, f"{process}/net/unix"):
-        _log.debug("QMP socket in use path=%s", path)
+        logger.debug("QMP socket in use path=%s", path)
         return None
     directory = -1
     try:
@@ -85,10 +85,10 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
             return await _query(QMPClient(readbuflen=_READ_LIMIT),
                                 f"/proc/self/fd/{directory}/{os.path.basename(path)}")
     except TimeoutError:
-        _log.debug("no answer from QMP path=%s within %g s", path, deadline)
+        logger.debug("no answer from QMP path=%s within %g s", path, deadline)
         raise
     except Exception as err:  # any failure means that there is no answer
-        _log.debug("no answer from QMP path=%s error=%r", path, err)
+        logger.debug("no answer from QMP path=%s error=%r", path, err)
         return None
     finally:
         if directory >= 0:

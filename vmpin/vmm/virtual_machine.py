@@ -143,7 +143,7 @@ class Vm:
         #: QEMU's answer until the next refresh uses it.
         self.qmp: QmpAnswer | None = None
         #: The thread set for which QMP was last queried; each set is queried once.
-        self.qmp_asked: frozenset[int] = frozenset()
+        self.qmp_queried: frozenset[int] = frozenset()
         #: Whether QMP is needed to identify threads; None: not determined since they were last identified.
         self.needs_qmp: bool | None = None
         #: Whether the threads have changed since their roles were identified.
