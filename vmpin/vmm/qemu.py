@@ -218,9 +218,9 @@ def _uuid(argv: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _start(argv: tuple[str, ...]) -> VmStart:
-    smp, iothreads = parse_smp(argv), iothread_ids(argv)
-    return VmStart(smp.cpus, smp.maxcpus if option_values(argv, "smp") else 0, iothreads,
-                   bool(iothreads) and has_qmp(argv))
+    values, iothreads = tuple(option_values(argv, "smp")), iothread_ids(argv)
+    smp = _parse_smp(values)
+    return VmStart(smp.cpus, smp.maxcpus if values else 0, iothreads, bool(iothreads) and has_qmp(argv))
 
 
 def iothread_ids(argv: Sequence[str]) -> tuple[str, ...]:
