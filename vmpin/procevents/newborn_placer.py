@@ -29,7 +29,7 @@ from vmpin.pinning.apply import Outcome
 from vmpin.procevents.latency import LatencyBook, Newborn
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.vmm.recognition import VmmProcess, is_shim, kernel_thread_owner
-from vmpin.vmm.threads import read_names
+from vmpin.vmm.threads import EMULATOR, ROLE_BY_GROUP, read_name
 from vmpin.vmm.virtual_machine import Process, Vm
 from vmpin.vmm.vmms import library_with
 from vmpin.wire.proc_events import KTHREADD, Comm, Event, Exec, Fork
@@ -335,13 +335,12 @@ class NamedVcpuPlacer:
     def place_named(self, event: Comm, vm: Vm, follow_up: FollowUp) -> None:
         """Place a VMM's thread that just got a name, and mark its name as new. A pass must confirm it, unless the name
         is that of an emulator thread."""
-        names = read_names(vm.type, vm.vmm.pid, {event.thread: Stat(event.name, "", 0, 0, 0, 0)})
-        if not names.vcpus and names.roles[event.thread][0] is ThreadRole.EMULATOR:
+        group, _, vcpu = read_name(vm.type.thread_names, event.name)
+        if vcpu is None and (group is None or ROLE_BY_GROUP[group] is EMULATOR):
             self._book.confirm(event.thread)
             return
         again = event.thread in vm.vmm.young  # a thread may rename itself all the time: leave it to the pass
         vm.vmm.young.add(event.thread)
-        vcpu = names.vcpus.get(event.thread)
         # Names are ignored if the VM's other vCPUs were not identified by names.
         can_wait = vcpu is not None and vm.found_by == "names" and not again and self._place(event.thread, vm, vcpu)
         (follow_up.soon if can_wait else follow_up.now).add(vm.sandbox)

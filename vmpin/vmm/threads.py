@@ -48,7 +48,7 @@ _ANY = r"|(?P<vhost>vhost-[0-9]+$)|(?P<kvm>kvm-nx-lpage)|(?P<own>iou-)"
 Role = tuple[ThreadRole, VcpuId | None]
 EMULATOR: Role = (ThreadRole.EMULATOR, None)
 IOTHREAD: Role = (ThreadRole.IOTHREAD, None)
-_BY_GROUP: dict[str, Role] = {
+ROLE_BY_GROUP: dict[str, Role] = {
     "io": IOTHREAD, "monitor": EMULATOR, "vhost": (ThreadRole.VHOST, None), "kvm": (ThreadRole.KVM, None),
     "own": EMULATOR}
 
@@ -76,14 +76,14 @@ def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Ite
     for tid, stat in stats.items():
         comm = stat.comm
         role = EMULATOR
-        group, text, vcpu = _read_name(pattern, comm)
+        group, text, vcpu = read_name(pattern, comm)
         if vcpu is not None:
             vcpus[tid] = vcpu
         elif group is None:
             if tid != pid:
                 (unnamed if comm == process else other).append(tid)
         else:
-            role = _BY_GROUP[group]
+            role = ROLE_BY_GROUP[group]
             if group == "monitor":
                 monitors.append(tid)
                 role = IOTHREAD if text in iothreads else EMULATOR
@@ -92,7 +92,7 @@ def read_names(vmm: VmmType, pid: int, stats: Mapping[int, Stat], iothreads: Ite
 
 
 @lru_cache(maxsize=1024)
-def _read_name(pattern: str, comm: str) -> tuple[str | None, str, VcpuId | None]:
+def read_name(pattern: str, comm: str) -> tuple[str | None, str, VcpuId | None]:
     """Match a name. :returns: the group of the pattern that matches, its text, and the number in a vCPU's name.
     Cached: thousands of threads share a few names."""
     match = re.match(pattern + _ANY, comm)
