@@ -49,12 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("vmpin-agent", description="Keeps each container of this guest on the vCPUs that "
                                      "vmpin on the host assigned to it.")
     parser.add_argument("--version", action="version", version=f"vmpin-agent {VERSION}")
-    ways = parser.add_argument_group("how the host reaches it (all of them, as far as there are such devices)")
-    ways.add_argument("--vsock-port", type=_port, default=PORT, metavar="N",
-                      help="AF_VSOCK, from the host alone (default %(default)s; 0: not)")
-    ways.add_argument("--serial", default="auto", metavar="PATH",
-                      help="a virtio-serial port's device; auto: the one named org.vmpin.agent.0; empty: none")
-    ways.add_argument("--unix", default="", metavar="PATH", help="a unix socket, peers are not checked (for tests)")
+    channels = parser.add_argument_group("how the host reaches it (all of them, as far as there are such devices)")
+    channels.add_argument("--vsock-port", type=_port, default=PORT, metavar="N",
+                          help="AF_VSOCK, from the host alone (default %(default)s; 0: not)")
+    channels.add_argument("--serial", default="auto", metavar="PATH",
+                          help="a virtio-serial port's device; auto: the one named org.vmpin.agent.0; empty: none")
+    channels.add_argument("--unix", default="", metavar="PATH",
+                          help="a unix socket, peers are not checked (for tests)")
     trees = parser.add_argument_group("where things are")
     for name, default in (("proc", "/proc"), ("cgroup", "/sys/fs/cgroup"), ("sys", "/sys"), ("run", "/run/vmpin")):
         trees.add_argument(f"--{name}", default=default, metavar="DIR", help="default: %(default)s")

@@ -117,9 +117,9 @@ def _memory_nodes(path: str) -> List[CpusetWrite]:
 
 
 def _note(originals: Originals, path: str, cid: str, current: CpuSet, own: Optional[CpuSet]) -> Original:
-    original, now = originals.cgroups.get(path), inode(path) or 0
-    if original is None or original.inode != now:
-        original = originals.cgroups[path] = Original(cid, current, own, now)
+    original, current_inode = originals.cgroups.get(path), inode(path) or 0
+    if original is None or original.inode != current_inode:
+        original = originals.cgroups[path] = Original(cid, current, own, current_inode)
     elif cid and original.container != cid:
         original.container = cid  # so far noted only as an ancestor of a container's
     elif current not in original.ours and current != original.before and own != original.own:

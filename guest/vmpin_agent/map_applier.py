@@ -74,11 +74,11 @@ class MapApplier:
             container.trouble = container.trouble or group.trouble
         for container in containers:
             outcomes[container.cid] = self._check(container)
-        own = None if map.system is None else self._pin_system(map, map.system, table, masks)
+        system = None if map.system is None else self._pin_system(map, map.system, table, masks)
         masks.prune()
         cpusets.prune(self._originals)
         file_io.log(self._originals.save())
-        return Applied(None, map.generation, {cid: outcomes[cid] for cid in map.containers}, own)
+        return Applied(None, map.generation, {cid: outcomes[cid] for cid in map.containers}, system)
 
     def unpin(self) -> None:
         """Restore everything to what it was before the first map."""
@@ -128,11 +128,11 @@ class MapApplier:
         return named
 
     def _restore(self, masks: ThreadMasks, cids: Set[str], places: Dict[str, ContainerCgroup]) -> None:
-        own = self._system_processes(set(places)) if "" in cids else None
+        system = self._system_processes(set(places)) if "" in cids else None
 
         def tids() -> List[int]:
             members = [tid for cid in cids & places.keys() for tid in self._tids(places[cid], within(places[cid]))]
-            return members if own is None else members + own.threads()
+            return members if system is None else members + system.threads()
 
         if cids:
             masks.restore(cids, tids)
@@ -151,13 +151,14 @@ class MapApplier:
             for _ in range(_TRIES):
                 base = container.allowed(path) or online
                 masked = ((tid, mask(tid)) for tid in self._cgroups.threads(container.place.hierarchy, path))
-                odd = [(tid, now) for tid, now in masked if now is not None and (now != base or masks.noted(tid))]
+                differing = [(tid, current) for tid, current in masked
+                             if current is not None and (current != base or masks.noted(tid))]
                 # Otherwise a cpuset that another program writes meanwhile, such as Kata's agent, looks like the
                 # threads' own mask.
-                if not odd or base == (container.allowed(path) or online):
+                if not differing or base == (container.allowed(path) or online):
                     break
-            for tid, now in odd:
-                key = masks.note(tid, now, base, container.cid)
+            for tid, current in differing:
+                key = masks.note(tid, current, base, container.cid)
                 if key is not None:
                     container.own_masks.append((key, path))
 
@@ -195,7 +196,7 @@ class MapApplier:
 
     def _check(self, container: MappedContainer) -> ContainerOutcome:
         tids = self._tids(container.place, container.cgroups)
-        out = outside(tids, container.wanted)
+        strays = outside(tids, container.wanted)
         if container.writes is not None:
             got = container.allowed() or EMPTY
             if got != container.wanted:
@@ -203,8 +204,8 @@ class MapApplier:
             cgroup: Optional[str] = container.place.shown
         else:
             got, cgroup = _union_of_masks(tids), None
-        return ContainerOutcome(_state(out, container.missing, container.pending), cgroup, container.wanted, got,
-                                self._cgroups.count(container.cgroups), len(tids), tuple(out[:MAX_OUTSIDE]),
+        return ContainerOutcome(_state(strays, container.missing, container.pending), cgroup, container.wanted, got,
+                                self._cgroups.count(container.cgroups), len(tids), tuple(strays[:MAX_OUTSIDE]),
                                 clean("; ".join(filter(None, (container.missing, container.trouble)))))
 
     def _pin_system(self, map: VcpuMap, hw: Tuple[int, ...], table: CpuTable, masks: ThreadMasks) -> ContainerOutcome:
@@ -215,14 +216,14 @@ class MapApplier:
         if not self._cgroups.hierarchies:
             return ContainerOutcome(ERROR, wanted=wanted,
                                     error="no cgroups: containers' processes cannot be distinguished")
-        own = self._system_processes(set(map.containers))
+        system = self._system_processes(set(map.containers))
         self._originals.add(self._originals.system, wanted)
-        group = ThreadGroup("", own.threads, wanted, table.online)
+        group = ThreadGroup("", system.threads, wanted, table.online)
         masks.pin_all([group])
-        tids = own.threads()
-        out = outside(tids, wanted)
-        return ContainerOutcome(_state(out, missing, pending), None, wanted, _union_of_masks(tids),
-                                len(own.processes()), len(tids), tuple(out[:MAX_OUTSIDE]),
+        tids = system.threads()
+        strays = outside(tids, wanted)
+        return ContainerOutcome(_state(strays, missing, pending), None, wanted, _union_of_masks(tids),
+                                len(system.processes()), len(tids), tuple(strays[:MAX_OUTSIDE]),
                                 "; ".join(filter(None, (missing, group.trouble))))
 
 

@@ -246,7 +246,7 @@ class AgentSession(Session):
     async def _receive_all(self, received: Sequence[Mapping[str, object]]) -> None:
         """Take messages into account, in as many turns of the loop as the budget needs."""
         for message in received:
-            if self.budget.over():
+            if self.budget.is_over():
                 pause = self.budget.end()
                 self.budget.begin()
                 await asyncio.sleep(pause)

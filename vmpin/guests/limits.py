@@ -11,17 +11,17 @@ logger = logging.getLogger(__name__)
 
 #: The longest message that is read (bytes), and the addition for each container asked about. 256 KiB delay the watcher
 #: by 20 ms at worst. An `applied` of 50 containers is 20 kB; with an error a container takes less than 1 kB.
-MAX_ANSWER, MAX_EACH = 256 << 10, 768
+MAX_ANSWER, MAX_PER_CONTAINER = 256 << 10, 768
 #: What a guest may send within WINDOW seconds, and the addition for each request.
 WINDOW, MAX_BYTES, MAX_MESSAGES = 60.0, 4 << 20, 600
-ASKED_BYTES, ASKED_MESSAGES = 64 << 10, 4
+REQUEST_BYTES, REQUEST_MESSAGES = 64 << 10, 4
 #: How often within WINDOW a guest may ask for the map again. Such a request does not raise its limits.
 MAX_RESENDS = 8
 
 
 def longest_answer(containers: int) -> int:
     """The longest message (bytes) of a guest that was asked about this many containers."""
-    return min(MAX_ANSWER + MAX_EACH * containers, MAX_FRAME)
+    return min(MAX_ANSWER + MAX_PER_CONTAINER * containers, MAX_FRAME)
 
 
 class RateLimit:
@@ -36,7 +36,7 @@ class RateLimit:
     def add_request(self, containers: int = 0) -> None:
         """Raise the limits by one request of the host's own, about this many containers."""
         self.requests += 1
-        self._added += MAX_EACH * containers
+        self._added += MAX_PER_CONTAINER * containers
 
     def add_resend(self, generation: int = 0) -> None:
         """Count a request for a newer map. :raises ProtocolError: too many, or no clock gives such a generation."""
@@ -53,8 +53,8 @@ class RateLimit:
             self.requests = self._added = self._bytes = self._messages = self._resends = 0
         self._bytes += size
         self._messages += messages
-        if self._bytes > MAX_BYTES + ASKED_BYTES * self.requests + self._added or \
-                self._messages > MAX_MESSAGES + ASKED_MESSAGES * self.requests:
+        if self._bytes > MAX_BYTES + REQUEST_BYTES * self.requests + self._added or \
+                self._messages > MAX_MESSAGES + REQUEST_MESSAGES * self.requests:
             raise ProtocolError(f"it sent more than {MAX_MESSAGES} messages, or {MAX_BYTES} bytes, within "
                                 f"{WINDOW:g} s")
 
@@ -81,7 +81,7 @@ class TimeBudget:
         """Begin a turn."""
         self._begun = self._used()
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the turn is to end, for the loop's other work."""
         return self._used() - self._begun >= TURN
 

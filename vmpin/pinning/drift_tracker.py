@@ -35,10 +35,10 @@ class _Drift:
         #: The placement that the threads were compared with last.
         self.placement: Placement | None = None
         #: Threads that drifted, with the masks that the kernel showed before.
-        self.away: dict[ThreadId, CpuSet] = {}
+        self.threads: dict[ThreadId, CpuSet] = {}
         #: Threads that are left to another writer, and when the first of them is retried (monotonic, seconds).
-        self.left: set[ThreadId] = set()
-        self.again = NEVER
+        self.left_alone: set[ThreadId] = set()
+        self.retry_at = NEVER
         #: Threads in contention when it was last logged; it may be over by now.
         self.contended: set[ThreadId] = set()
         #: The evidence of the last repair.
@@ -66,7 +66,7 @@ class DriftTracker:
     def rests(self, sandbox: SandboxId) -> bool:
         """Whether no retry is due for a thread that was left to another writer."""
         drift = self._of.get(sandbox)
-        return drift is None or self.now() < drift.again
+        return drift is None or self.now() < drift.retry_at
 
     def notes(self, sandbox: SandboxId) -> list[str]:
         """Sentences about threads in contention, for the status."""
@@ -78,7 +78,8 @@ class DriftTracker:
                      if rule is OnContention.PERSIST and self.contention.count(thread)]
         return [f"{number_of(len(threads), 'thread is moved')} by another program again and again (the last time: "
                 f"{drift.why}) and {'is' if len(threads) == 1 else 'are'} {treatment} (drift.on_contention={rule})"
-                for threads, treatment in ((drift.left, "left alone"), (persisted, "put back each time")) if threads]
+                for threads, treatment in ((drift.left_alone, "left alone"), (persisted, "put back each time"))
+                if threads]
 
     def keep_only(self, sandboxes: Iterable[SandboxId], threads: Callable[[], set[ThreadId]]) -> None:
         """Forget VMs that have ended, and contention that is over."""
@@ -96,46 +97,46 @@ class DriftTracker:
     def retry_now(self) -> list[SandboxId]:
         """Make retries due for all threads that were left to another writer. :returns: their sandboxes."""
         self.contention.retry_now()
-        return [sandbox for sandbox, drift in self._of.items() if drift.left]
+        return [sandbox for sandbox, drift in self._of.items() if drift.left_alone]
 
     def disregard(self, sandbox: SandboxId) -> None:
         """Do not count the pending repairs as drift: the runtime moved the threads."""
         if (drift := self._of.get(sandbox)) is not None:
-            drift.away = {}
+            drift.threads = {}
 
-    def sort(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
-             expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...] | None:
+    def filter_operations(self, sandbox: SandboxId, placement: Placement, operations: tuple[SetAffinity, ...],
+                          expected: Mapping[int, frozenset[int]]) -> tuple[SetAffinity, ...] | None:
         """Record which operations are repairs. :returns: the operations without those of threads that are left to
         another writer; None, with nothing recorded, if threads drifted and an unread report may show that the runtime
         moved them. :param expected: the masks that the kernel was expected to show, by tid."""
         drift = self._of.get(sandbox)
         if drift is None:
             drift = self._of[sandbox] = _Drift()
-        away = _away(drift, placement, operations, expected) if operations and drift.placement else {}
-        if away and sandbox in self.unread():
+        drifted = _drifted_threads(drift, placement, operations, expected) if operations and drift.placement else {}
+        if drifted and sandbox in self.unread():
             return None
-        drift.left, drift.again = set(), NEVER
-        drift.away, drift.placement = away, placement
+        drift.left_alone, drift.retry_at = set(), NEVER
+        drift.threads, drift.placement = drifted, placement
         return self._without_contended(sandbox, drift, operations) if operations and self.contention else operations
 
     def _without_contended(self, sandbox: SandboxId, drift: _Drift,
-                        operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
+                           operations: Iterable[SetAffinity]) -> tuple[SetAffinity, ...]:
         kept, begun = [], []
         now = self.now()
         for operation in operations:
             thread, cpus = operation.thread.id, operation.cpus
             resting = self.contention.resting(thread, cpus, now)
-            if not resting and thread not in drift.away and self.contention.retry_due(thread, cpus, now):
-                drift.away[thread] = cpus  # its rest is over: retry
-            elif not resting and thread in drift.away and self.contention.starts(thread, cpus, now):
+            if not resting and thread not in drift.threads and self.contention.retry_due(thread, cpus, now):
+                drift.threads[thread] = cpus  # its rest is over: retry
+            elif not resting and thread in drift.threads and self.contention.starts(thread, cpus, now):
                 begun.append(thread)
                 resting = self.contention.resting(thread, cpus, now)
             if resting:
-                drift.left.add(thread)
-                drift.away.pop(thread, None)
+                drift.left_alone.add(thread)
+                drift.threads.pop(thread, None)
             else:
                 kept.append(operation)
-        drift.again = self.contention.next_retry(drift.left, now) or NEVER
+        drift.retry_at = self.contention.next_retry(drift.left_alone, now) or NEVER
         if begun:
             self._contended(sandbox, drift, begun)
         return tuple(kept)
@@ -159,14 +160,14 @@ class DriftTracker:
 
     def record_repairs(self, results: Iterable[Result]) -> None:
         """Count the repairs among the results with their causes, and log one line per sandbox."""
-        if not any(drift.away for drift in self._of.values()):
+        if not any(drift.threads for drift in self._of.values()):
             return
         now = self.now()
         counted: dict[SandboxId, Counter[MaskRepair]] = {}
         for sandbox, changes in self._repairs(results).items():
             for threads in changes.values():
                 self.contention.add_repairs(threads, now)
-            self._of[sandbox].away = {}
+            self._of[sandbox].threads = {}
             counted[sandbox] = Counter({change: len(threads) for change, threads in changes.items()})
         for sandbox, causes in self._explain(counted).items() if counted else ():
             self._of[sandbox].why = why = causes[0].evidence
@@ -183,7 +184,7 @@ class DriftTracker:
         for result in results:
             (sandbox, thread, cpus, was), outcome, got, *_ = result
             drift = self._of.get(sandbox)
-            shown = None if drift is None else drift.away.get(thread.id)
+            shown = None if drift is None else drift.threads.get(thread.id)
             if shown is None or outcome is gone or outcome is waiting:
                 continue
             left = None if outcome is refused else got
@@ -198,17 +199,17 @@ class DriftTracker:
         return {sandbox: dict(alike.values()) for sandbox, alike in repairs.items()}
 
 
-def _away(drift: _Drift, placement: Placement, operations: Iterable[SetAffinity],
-          held: Mapping[int, frozenset[int]]) -> dict[ThreadId, CpuSet]:
+def _drifted_threads(drift: _Drift, placement: Placement, operations: Iterable[SetAffinity],
+                     expected: Mapping[int, frozenset[int]]) -> dict[ThreadId, CpuSet]:
     """The drifted threads among those to be set: they had the wanted mask before. :returns: the masks that the kernel
     showed then. A thread whose placement has changed since has not drifted."""
     was, masks = drift.placement, dict[ThreadId, CpuSet]()
     for _, thread, cpus, actual in operations:
         if was is not placement and (was is None or was.cpus_for(thread.role, thread.vcpu) != cpus):
             continue
-        shown = held.get(thread.id.tid)
+        shown = expected.get(thread.id.tid)
         if shown is not None and shown != actual.frozen():
             masks[thread.id] = shared_cpuset(shown)
-        elif thread.id in drift.away:  # recorded by a pass that did not set masks
-            masks[thread.id] = drift.away[thread.id]
+        elif thread.id in drift.threads:  # recorded by a pass that did not set masks
+            masks[thread.id] = drift.threads[thread.id]
     return masks

@@ -36,11 +36,11 @@ class OriginalMasks(NamedTuple):
         """Return a copy with the masks of a new process; `self` if the process is recorded already."""
         if main in self.processes:
             return self
-        mine = next((cpus for thread, cpus in masks if thread.id == main), None)
-        if not mine:
+        main_mask = next((cpus for thread, cpus in masks if thread.id == main), None)
+        if not main_mask:
             return self
-        kept = {thread.id: cpus for thread, cpus in masks if cpus is not mine and cpus and cpus != mine}
-        return OriginalMasks({**self.processes, main: ProcessMasks(mine, kept)})
+        kept = {thread.id: cpus for thread, cpus in masks if cpus is not main_mask and cpus and cpus != main_mask}
+        return OriginalMasks({**self.processes, main: ProcessMasks(main_mask, kept)})
 
     def with_unknown(self, main: ThreadId) -> OriginalMasks:
         """Return a copy with a process whose original mask is unknown; `self` if it is recorded already."""

@@ -121,8 +121,9 @@ class Pinner:
             masks.waits = ""
         if placement.pending:
             self.drift_tracker.disregard(vm.sandbox)
-        operations = self.drift_tracker.sort(vm.sandbox, placement, diff(placement, observed),
-                                      {} if masks.waits or placement.pending else masks.expected)
+        operations = self.drift_tracker.filter_operations(
+            vm.sandbox, placement, diff(placement, observed),
+            {} if masks.waits or placement.pending else masks.expected)
         if operations is None:
             masks.open = True
             return ()  # the pass after the report, or the next resync, compares again

@@ -362,9 +362,9 @@ def test_a_turn_is_over_when_its_time_is() -> None:
     clocks = Clocks()
     budget = clocks.budget()
     budget.begin()
-    assert not budget.over()
+    assert not budget.is_over()
     clocks.work(TURN)
-    assert budget.over()
+    assert budget.is_over()
 
 
 async def test_messages_beyond_a_turn_leave_one_to_the_loops_other_work_and_what_a_guest_cost_outlasts_its_connection(
