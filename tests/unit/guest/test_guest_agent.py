@@ -1,4 +1,4 @@
-"""The guest's agent: what it makes of a map, what it says, and what it survives, in made-up trees."""
+"""The guest's agent: applying maps, answers, and hostile input, in made-up trees."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_layout_is_named(tmp_path: Path, files: dict[str, str], layout: str)
     assert GuestCgroups(str(write(tmp_path, files))).layout == layout
 
 
-def test_what_is_mounted_later_is_found(tmp_path: Path) -> None:
+def test_hierarchies_mounted_later_are_found(tmp_path: Path) -> None:
     """An init mounts version 1 piece by piece, and the agent may be there before it."""
     cgroups = GuestCgroups(str(write(tmp_path, {"memory/tasks": ""})))
     assert [hierarchy.cpuset for hierarchy in cgroups.hierarchies] == [False]
@@ -209,7 +209,7 @@ def test_a_second_subscriber_takes_nothing_from_the_first(tmp_path: Path, both: 
     assert guest_agent.check(True) == []
 
 
-def test_what_could_not_be_taken_back_is_tried_again(tmp_path: Path, both: tuple[Worker, Worker],
+def test_a_failed_unpin_is_repeated(tmp_path: Path, both: tuple[Worker, Worker],
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = both
     plain(tmp_path, a=first)
@@ -229,7 +229,7 @@ def test_what_could_not_be_taken_back_is_tried_again(tmp_path: Path, both: tuple
         assert first.masks() == {"0-1"}
 
 
-def test_nothing_is_looked_at_while_no_thread_is_born_or_ends(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+def test_no_cgroup_is_read_while_no_thread_is_created_or_ends(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     first, _ = both
     plain(tmp_path, a=first)
     write(tmp_path, {**cpu_files("0-1"), "proc/cpuinfo": cpuinfo({0: 0, 1: 1}), "proc/loadavg": "0 0 0 1/9 17\n"})

@@ -51,7 +51,7 @@ def test_on_v2_the_containers_cpuset_is_written(tmp_path: Path, both: tuple[Work
     assert (place / "cpuset.cpus").read_text().startswith("\n")
 
 
-def test_what_others_write_to_a_cpuset_meanwhile_is_no_wish_of_the_threads(
+def test_a_cpuset_that_another_program_writes_meanwhile_is_no_mask_of_the_threads_own(
         tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Kata's agent, between the agent's look at the cpuset and at the threads."""
     first, _ = both
@@ -67,7 +67,7 @@ def test_what_others_write_to_a_cpuset_meanwhile_is_no_wish_of_the_threads(
     assert json.loads((tmp_path / "run/agent.json").read_text())["threads"] == []
 
 
-def test_where_a_cpuset_is_narrower_above_threads_are_pinned_as_far_as_that_goes(
+def test_below_a_narrower_cpuset_threads_are_pinned_within_it(
         tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     first, _ = both
     v2(tmp_path, first, "0")
@@ -92,7 +92,7 @@ def test_a_cgroup_file_that_refuses_leaves_the_masks(tmp_path: Path, both: tuple
 
 def test_the_controller_is_enabled_down_the_path_and_disabled_again(
         tmp_path: Path, both: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the kernel answers it: a cgroup's files are there once its parent passes the controller on."""
+    """As in the kernel: a cgroup has the files once its parent passes the controller on."""
     first, _ = both
     root = write(tmp_path / "cgroup", {"cgroup.controllers": "cpuset", "cgroup.subtree_control": "memory",
                                        "pods/cgroup.subtree_control": ""})
@@ -126,7 +126,7 @@ def real_v1() -> None:
 
 @pytest.mark.root
 @pytest.mark.usefixtures("real_v1")
-def test_on_v1_new_processes_are_born_inside(tmp_path: Path) -> None:
+def test_on_v1_new_processes_begin_inside(tmp_path: Path) -> None:
     with v1_cgroup(ID) as (_, place), worker(place) as first:
         first.threads(3)
         guest_agent = agent(tmp_path, "/sys/fs/cgroup")
@@ -222,7 +222,7 @@ def test_a_cgroup_that_is_made_anew_under_its_name_is_another(tmp_path: Path) ->
 
 @pytest.mark.root
 @pytest.mark.usefixtures("real_v1")
-def test_cgroups_that_came_and_went_are_forgotten(tmp_path: Path) -> None:
+def test_removed_cgroups_are_forgotten(tmp_path: Path) -> None:
     with v1_cgroup(ID) as (_, place):
         guest_agent = agent(tmp_path, "/sys/fs/cgroup")
         for number in range(20):
@@ -251,7 +251,7 @@ def test_an_error_is_no_longer_than_the_host_shows(tmp_path: Path, both: tuple[W
     assert len(put(agent(tmp_path), {"a": "1"}).containers["a"].error) == 400
 
 
-def test_what_a_cgroup_leaves_its_threads_is_its_nearest_ancestors(tmp_path: Path) -> None:
+def test_a_cgroup_without_the_file_has_its_nearest_ancestors_cpus(tmp_path: Path) -> None:
     write(tmp_path, {"cgroup.controllers": "cpuset", "a/cpuset.cpus.effective": "0-2", "a/b/c/cgroup.procs": ""})
     (hierarchy,) = GuestCgroups(str(tmp_path)).hierarchies
     assert cpusets.effective(hierarchy, f"{tmp_path}/a/b/c") == CpuSet([0, 1, 2])

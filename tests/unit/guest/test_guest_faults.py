@@ -97,7 +97,7 @@ def killed_at_each_point(start: Callable[[], Agent], steps: list[Callable[[Agent
         number += 1
 
 
-def test_killed_at_any_point_threads_get_back_what_they_had(tmp_path: Path) -> None:
+def test_killed_at_any_point_threads_get_their_original_masks_back(tmp_path: Path) -> None:
     with worker() as inside, worker() as other, worker() as own:
         inside.threads(2)
         inside.narrow(1)
@@ -225,7 +225,7 @@ def test_where_a_real_cgroup_refuses_threads_are_pinned(tmp_path: Path) -> None:
         assert first.masks() == {"0-1"}
 
 
-def test_what_an_agent_kept_is_void_after_a_boot(tmp_path: Path) -> None:
+def test_the_file_of_originals_is_void_after_a_boot(tmp_path: Path) -> None:
     with worker() as first:
         root = write(tmp_path / "cgroup", {"cgroup.controllers": "memory"})
         fill(root / "a", first)

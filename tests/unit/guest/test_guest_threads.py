@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("two_cpus")
 # Threads, where there is no cpuset
 
 
-def test_every_thread_is_pinned_and_the_ones_born_later_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+def test_every_thread_is_pinned_and_later_ones_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     first, second = both
     first.threads(5)
     root = plain(tmp_path, a=first, b=second)
@@ -48,7 +48,7 @@ def test_every_thread_is_pinned_and_the_ones_born_later_too(tmp_path: Path, both
     assert second.masks() == {"1"}
 
 
-def test_containers_change_places_and_get_back_what_they_had(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+def test_containers_swap_vcpus_and_get_their_original_masks_back(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     first, second = both
     plain(tmp_path, a=first, b=second)
     guest_agent = agent(tmp_path)
@@ -81,7 +81,7 @@ def test_a_threads_own_mask_is_never_widened(tmp_path: Path, both: tuple[Worker,
     assert (mask(first.pid), mask(own)) == ("0-1", "0")
 
 
-def test_a_process_born_since_the_last_reading_is_released_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
+def test_a_process_created_since_the_last_reading_is_released_too(tmp_path: Path, both: tuple[Worker, Worker]) -> None:
     """It begins with its creator's mask, and has no original mask of its own."""
     first, second = both
     root = plain(tmp_path, a=first)
@@ -123,14 +123,14 @@ def test_an_agent_that_was_killed_knows_its_own_work(tmp_path: Path, both: tuple
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', "[" * 100000, "null",
                                   '{"boot":"","cgroups":{"a":[1]},"threads":[],"enabled":[],"system":[]}'])
-def test_a_spoilt_memory_is_no_memory(tmp_path: Path, text: str, both: tuple[Worker, Worker]) -> None:
+def test_a_damaged_file_of_originals_is_ignored(tmp_path: Path, text: str, both: tuple[Worker, Worker]) -> None:
     plain(tmp_path, a=both[0])
     (tmp_path / "run").mkdir()
     (tmp_path / "run/agent.json").write_text(text)
     assert states(put(agent(tmp_path), {"a": "0"})) == {"a": "applied"}
 
 
-def test_a_container_that_is_not_there_is_said_and_the_others_applied(tmp_path: Path,
+def test_a_missing_container_is_reported_and_the_others_are_applied(tmp_path: Path,
                                                                      both: tuple[Worker, Worker]) -> None:
     first, second = both
     plain(tmp_path, a=first, b=second)

@@ -1,4 +1,4 @@
-"""The agent's serial port without its loop: what a check alone does."""
+"""The agent's serial port without its loop: a check alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ends() -> Iterator[tuple[int, str]]:
     os.close(guest)
 
 
-def test_what_waits_is_answered_by_a_check_though_nothing_wakes_the_loop(ends: tuple[int, str]) -> None:
+def test_a_check_answers_waiting_input_although_no_event_wakes_the_loop(ends: tuple[int, str]) -> None:
     """As in Linux, where the check's own poll has taken the buffer before the interrupt came."""
     host, path = ends
 

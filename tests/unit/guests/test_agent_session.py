@@ -47,7 +47,7 @@ async def test_the_map_is_sent_and_its_outcome_is_received() -> None:
         assert any(isinstance(request, Subscribe) for request in agent.requests)
 
 
-async def test_what_became_of_a_map_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_outcome_of_a_map_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     class Half(Agent):
         def applied(self, request: VcpuMap) -> Applied:
             found = super().applied(request)
@@ -82,7 +82,7 @@ async def test_a_change_is_pushed_at_once_with_a_newer_generation() -> None:
         assert len(agent.maps) == count  # the same again is no change
 
 
-async def test_an_agent_that_was_started_again_is_sent_again() -> None:
+async def test_a_restarted_agent_is_sent_the_map_again() -> None:
     agent = Agent()
     async with serving(agent.talk) as path, session(path) as ours:
         ours.push(MAP)
@@ -98,7 +98,7 @@ async def test_an_agent_that_was_started_again_is_sent_again() -> None:
         await until(lambda: len(agent.maps) > count and ours.done)
 
 
-async def test_a_host_that_was_started_again_goes_on_from_a_newer_generation() -> None:
+async def test_a_restarted_host_continues_from_a_newer_generation() -> None:
     agent = Agent()
     agent.generation = 1 << 50  # of a host whose clock was ahead
     async with serving(agent.talk) as path, session(path) as ours:
@@ -122,7 +122,7 @@ async def test_everything_is_taken_back() -> None:
 
 
 async def test_an_answer_before_the_unpin_is_sent_takes_nothing_back() -> None:
-    """Its id is that of no request."""
+    """Its id is of no request."""
     class Early(Agent):
         def say(self, message: AgentMessage) -> None:
             super().say(message)
@@ -135,7 +135,7 @@ async def test_an_answer_before_the_unpin_is_sent_takes_nothing_back() -> None:
         assert [type(request) for request in agent.requests if isinstance(request, Unpin)] == [Unpin]
 
 
-async def test_one_that_stops_answering_is_dropped() -> None:
+async def test_an_agent_that_stops_answering_is_dropped() -> None:
     agent = Agent()
     async with serving(agent.talk) as path, session(
             path, timeouts=replace(QUICK, agent_answer=0.2, agent_idle=0.2)) as ours:
@@ -151,7 +151,7 @@ async def test_one_that_stops_answering_is_dropped() -> None:
         await until(lambda: ours.up and sum(isinstance(request, Ping) for request in agent.requests) > 4)
 
 
-async def test_reports_about_containers_not_asked_for_are_left_out() -> None:
+async def test_reports_about_containers_outside_the_map_are_left_out() -> None:
     class Chatty(Agent):
         def applied(self, request: VcpuMap) -> Applied:
             found = super().applied(request)
@@ -175,7 +175,7 @@ def test_threads_outside_are_not_applied() -> None:
     assert (container_report(outcome).state, container_report(outcome).outside) == ("pending", (77, 78))
 
 
-async def test_an_error_about_the_map_is_every_containers() -> None:
+async def test_an_error_about_the_map_is_reported_for_every_container() -> None:
     class Refusing(Agent):
         def answer(self, request: HostMessage) -> None:
             if isinstance(request, VcpuMap):
@@ -222,7 +222,7 @@ async def test_an_unpin_that_fails_is_reported_and_tried_again(caplog: pytest.Lo
         "guest containers could not be unpinned sandbox=pod-a: the agent failed: OSError"]
 
 
-async def test_what_it_says_of_itself_is_in_the_state() -> None:
+async def test_the_agents_note_is_in_the_text() -> None:
     class Guessing(Agent):
         def answer(self, request: HostMessage) -> None:
             if isinstance(request, Subscribe):

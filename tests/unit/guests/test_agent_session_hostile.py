@@ -78,7 +78,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str,
+async def test_endless_garbage_is_dropped_with_backoff_and_counted(what: str,
                                                                     caplog: pytest.LogCaptureFixture) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HOSTILE[what])
@@ -96,7 +96,7 @@ async def test_garbage_for_ever_is_dropped_with_backoff_and_counted(what: str,
     assert len(caplog.records) <= 4
 
 
-async def test_one_that_says_garbage_is_tried_ever_more_seldom() -> None:
+async def test_a_guest_that_sends_garbage_is_tried_more_and_more_rarely() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HOSTILE["bytes"])
         await reader.read()
@@ -126,7 +126,7 @@ async def test_a_guest_that_wants_every_map_again_is_dropped_with_backoff(says: 
             assert 4 <= ours.counters.pushes <= ours.counters.connects * (1 + MAX_RESENDS)
 
 
-async def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
+async def test_a_map_sent_again_on_request_raises_no_limit() -> None:
     agent = Agent()
     async with serving(agent.talk) as path, session(path) as ours:
         for wanted in MAP, OTHER:
@@ -138,7 +138,7 @@ async def test_what_the_guest_has_sent_again_allows_it_nothing() -> None:
             assert ours.rate.requests == own
 
 
-async def test_one_that_answers_with_an_error_is_no_agent_with_a_reason() -> None:
+async def test_an_error_as_first_answer_counts_as_no_agent_with_a_reason() -> None:
     """So that Kata's agent is asked instead (vm_guest)."""
     class Odd(Agent):
         def answer(self, request: HostMessage) -> None:
@@ -150,7 +150,7 @@ async def test_one_that_answers_with_an_error_is_no_agent_with_a_reason() -> Non
 
 
 @pytest.mark.parametrize("says", [NEED, encode(as_json(GuestEvent("cpus")))])
-async def test_before_a_pong_nothing_else_is_an_answer(says: bytes) -> None:
+async def test_before_a_pong_no_other_message_is_an_answer(says: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(says)
@@ -215,7 +215,7 @@ async def test_a_guest_that_never_ends_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_what_is_too_much_is_counted_anew_each_minute_and_questions_allow_for_answers() -> None:
+def test_limits_are_counted_anew_each_minute_and_requests_raise_them() -> None:
     limit = RateLimit(0.0)
     for second in range(0, 600, 20):
         limit.add_received(1 << 20, 100, float(second))
@@ -258,7 +258,7 @@ async def test_a_guest_that_does_not_read_is_dropped() -> None:
         await until(lambda: ours.counters.connects >= 2)
 
 
-def test_fifty_thousand_spoilt_messages_change_nothing() -> None:
+def test_fifty_thousand_damaged_messages_change_nothing() -> None:
     """Straight into the session: nothing but ProtocolError may come of it."""
     chance = random.Random(7)
     outcome = ContainerOutcome("applied", "/x", CpuSet((1,)), CpuSet((1,)), 1, 2, (5,))
@@ -358,7 +358,7 @@ def test_a_guest_that_was_quiet_does_not_wait() -> None:
     assert budget.end() > 1.0
 
 
-def test_a_turn_is_over_when_its_time_is() -> None:
+def test_a_turn_ends_when_its_time_is_used_up() -> None:
     clocks = Clocks()
     budget = clocks.budget()
     budget.begin()
@@ -367,7 +367,7 @@ def test_a_turn_is_over_when_its_time_is() -> None:
     assert budget.is_over()
 
 
-async def test_messages_beyond_a_turn_leave_one_to_the_loops_other_work_and_what_a_guest_cost_outlasts_its_connection(
+async def test_many_messages_leave_turns_to_other_work_and_their_cost_outlasts_the_connection(
 ) -> None:
     clocks, happened = Clocks(), []
 
@@ -405,6 +405,6 @@ async def test_messages_beyond_a_turn_leave_one_to_the_loops_other_work_and_what
     assert not any(one == other == "message" for one, other in itertools.pairwise(happened[first:last]))
 
 
-def test_of_an_inventory_the_host_reads_the_note_alone() -> None:
+def test_the_host_reads_only_the_note_of_an_inventory() -> None:
     message = {"v": 1, "type": "inventory", "note": "guessed", "cpus": ["no", "objects"], "containers": 3}
     assert only_used((), message) == {**message, "cpus": [], "containers": []}

@@ -53,7 +53,7 @@ def vmm(answer: bytes, then: bytes = b"", asked: list[bytes] | None = None) -> T
     return talk
 
 
-async def test_hybrid_vsock_asks_for_the_port_and_loses_nothing_that_follows() -> None:
+async def test_hybrid_vsock_requests_the_port_and_loses_no_byte_that_follows() -> None:
     asked: list[bytes] = []
     async with serving(vmm(b"OK 1073741824\n", b"hello\n", asked)) as path:
         stream = await HybridVsock(str(path), ME, ME).open(10789)
@@ -75,7 +75,7 @@ async def test_hybrid_vsock_over_a_path_longer_than_an_address_may_be(tmp_path: 
 
 @pytest.mark.parametrize("answer", [b"", b"no\n", b"OK\n", b"OK x\n", b"OK 99999999999\n", b"OK 1" + b"1" * 10_000,
                                     b"\xff" * 100_000])
-async def test_hybrid_vsock_takes_nothing_else_for_a_yes(answer: bytes) -> None:
+async def test_hybrid_vsock_accepts_no_other_answer(answer: bytes) -> None:
     async with serving(vmm(answer)) as path:
         with pytest.raises(OSError) as caught:
             await HybridVsock(str(path), ME).open(1024)
@@ -180,7 +180,7 @@ def test_qemus_command_line_comes_before_katas_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["vsock://2:1024", "vsock://4294967295:1024", "vsock://x:1024", "vsock://٣:1024",
                                  "hvsock://relative:1024", "hvsock:///a\0b:1024", "tcp://1.2.3.4:1", "vsock://77", ""])
-def test_an_address_of_katas_that_makes_no_sense_is_left_out(url: str, tmp_path: Path) -> None:
+def test_an_invalid_agent_address_of_katas_is_left_out(url: str, tmp_path: Path) -> None:
     assert ways(QEMU, ["qemu-system-x86_64"], tmp_path, url) == []
 
 
@@ -197,7 +197,7 @@ def short() -> Iterator[Path]:
     (FIRECRACKER, "kata/pod-a/kata.hvsock"), (FIRECRACKER, "kata/firecracker/pod-a/root/kata.hvsock"),
     (DRAGONBALL, "kata/pod-a/root/kata.hvsock"),
 ])
-def test_katas_vmms_listen_where_kata_lets_them(vmm_type: VmmType, path: str, short: Path) -> None:
+def test_katas_vmms_listen_at_katas_paths(vmm_type: VmmType, path: str, short: Path) -> None:
     place = short / path
     place.parent.mkdir(parents=True)
     place.touch()
@@ -232,7 +232,7 @@ def test_stratovirts_command_line_is_qemus(tmp_path: Path) -> None:
     assert ways(STRATOVIRT, argv, tmp_path) == [Vsock(9)]
 
 
-def test_the_daemon_of_a_vhost_user_vsock_is_found(tmp_path: Path) -> None:
+def test_the_daemon_of_a_vhost_user_vsock_is_a_channel(tmp_path: Path) -> None:
     argv = ["qemu-system-x86_64", "-chardev", f"socket,id=vv,path={tmp_path}/vd.sock", "-device",
             "vhost-user-vsock-pci,chardev=vv"]
     assert ways(QEMU, argv, tmp_path) == []
@@ -260,7 +260,7 @@ def test_where_a_daemon_takes_connections_is_on_its_command_line() -> None:
 
 
 @pytest.mark.parametrize(("inside", "found"), [("", [HybridVsock("vm4.vsock", 4000, 4000)]), ("\t1", [])])
-def test_a_daemon_in_a_container_is_none_of_the_vms(tmp_path: Path, inside: str, found: list[Channel]) -> None:
+def test_a_daemon_in_a_container_is_no_channel(tmp_path: Path, inside: str, found: list[Channel]) -> None:
     """Anyone's container may run a vhost-device-vsock with that socket's path on its command line."""
     argv = ["qemu-system-x86_64", "-chardev", "socket,id=vv,path=/run/vd.sock", "-device",
             "vhost-user-vsock-pci,chardev=vv"]

@@ -53,7 +53,7 @@ async def session(server: Server, kernel: tuple[int, int] | None = OLD,
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_success_is_sent_and_no_more() -> None:
+async def test_success_is_reported_as_sent() -> None:
     server = Server()
     async with session(server) as ours:
         ours.push(WISH)
@@ -127,7 +127,7 @@ async def test_a_container_given_cpus_before_a_refusal_is_not_left_alone() -> No
         assert (ours.reports[C1].state, ours.reports[C1].wanted) == ("sent", CpuSet((2, 3)))
 
 
-async def test_refused_metrics_are_done_without() -> None:
+async def test_a_session_works_without_metrics() -> None:
     server = Server()
     server.policy.add("GetMetrics")
     async with session(server) as ours:
@@ -165,7 +165,7 @@ async def test_a_cpu_that_is_not_online_is_waited_for() -> None:
         await until(lambda: ours.done)
 
 
-async def test_the_guests_kernel_says_which_cpus_plugged_vcpus_are() -> None:
+async def test_the_guests_kernel_version_shows_the_cpus_of_plugged_vcpus() -> None:
     for kernel, cpus in (OLD, "2-3"), ((6, 12), "6-7"):
         server = Server()
         async with session(server, kernel) as ours:
@@ -174,8 +174,8 @@ async def test_the_guests_kernel_says_which_cpus_plugged_vcpus_are() -> None:
         assert server.containers == {"c1": cpus, "c2": "0-1"}
 
 
-async def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> None:
-    """Those that have none of it, too: they could not be given it back."""
+async def test_a_vcpu_without_a_certain_number_leaves_every_container_alone() -> None:
+    """Also those without that vCPU: they could not be given it back."""
     server = Server()
     async with session(server, None) as ours:
         ours.push(KataWish(PLUGGED, PLUGGED_MAP))
@@ -185,7 +185,7 @@ async def test_a_vcpu_whose_number_cannot_be_shown_leaves_everyone_alone() -> No
         assert server.containers == {"c1": "", "c2": ""}
 
 
-async def test_what_was_given_is_taken_back() -> None:
+async def test_given_cpus_are_taken_back() -> None:
     server = Server("c1", "c2", "c3")
     async with session(server) as ours:
         ours.push(WISH)
@@ -206,7 +206,7 @@ async def test_what_was_given_is_taken_back() -> None:
         await until(lambda: server.containers == {"c1": "0-4", "c2": "0-4", "c3": ""})
 
 
-async def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_gone_is_no_matter() -> None:
+async def test_cpus_that_an_earlier_process_gave_are_taken_back_and_ended_containers_are_ignored() -> None:
     server = Server("c1")
     server.containers["c1"] = "2"
     async with session(server) as ours:
@@ -216,7 +216,7 @@ async def test_what_a_process_before_this_one_gave_is_taken_back_and_what_has_go
         assert server.containers == {"c1": "0-3"}
 
 
-async def test_a_dead_slow_or_mad_agent_is_tried_with_backoff_and_found_again(tmp_path: Path) -> None:
+async def test_a_dead_slow_or_foreign_agent_is_tried_with_backoff_until_it_answers(tmp_path: Path) -> None:
     server = Server()
     nowhere: list[Channel] = []
     paths = nowhere
@@ -253,7 +253,7 @@ async def test_a_vm_that_ends_is_no_warning(tmp_path: Path, caplog: pytest.LogCa
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_an_agent_that_is_slow_for_once_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_agent_that_is_slow_once_is_given_time(caplog: pytest.LogCaptureFixture) -> None:
     """It creates a container before it answers."""
     server = Server()
     async with session(server, timeouts=IMPATIENT) as ours:
@@ -292,7 +292,7 @@ async def test_a_call_that_is_carried_out_late_is_overridden_soon() -> None:
         await until(lambda: server.containers["c1"] == "1")
 
 
-async def test_another_no_is_that_containers_error() -> None:
+async def test_any_other_error_is_that_containers_error() -> None:
     class Failing(Server):
         def answer(self, request: ttrpc.Call) -> ttrpc.Reply:
             if request.method == "UpdateContainer":

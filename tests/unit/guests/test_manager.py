@@ -43,7 +43,7 @@ async def test_vmpins_agent_comes_first_and_is_sent_each_change(tmp_path: Path) 
         assert len(node.agent.maps) == count
 
 
-async def test_without_it_katas_own_agent_is_asked_until_it_comes(tmp_path: Path) -> None:
+async def test_katas_own_agent_is_used_until_vmpins_answers(tmp_path: Path) -> None:
     node = Machine(tmp_path, ports={1024})
     async with running(node):
         await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
@@ -74,7 +74,7 @@ async def test_a_guest_without_an_agent_makes_no_line_in_the_log(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("via", "ports"), [("vmpin-agent", {10789}), ("kata-agent", {1024})])
-async def test_only_the_one_that_is_configured_is_asked(via: str, ports: set[int], tmp_path: Path) -> None:
+async def test_only_the_configured_agent_is_used(via: str, ports: set[int], tmp_path: Path) -> None:
     async with running(Machine(tmp_path, {"guest_via": via})) as node:
         await until(lambda: node.by() == via)
         await asyncio.sleep(0.3)
@@ -89,7 +89,7 @@ async def test_a_guest_without_a_map_is_not_even_connected_to(values: dict[str, 
         assert node.guests.report(POD) is None
 
 
-async def test_vcpus_that_are_not_all_known_narrow_nothing(tmp_path: Path) -> None:
+async def test_unidentified_vcpus_narrow_no_container(tmp_path: Path) -> None:
     async with running(Machine(tmp_path)) as node:
         await until(lambda: node.states().get("web") == "applied")
         count = len(node.agent.maps)
@@ -130,7 +130,7 @@ async def test_the_watcher_started_again_sends_it_again(tmp_path: Path) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_one_that_speaks_nonsense_is_an_error_with_a_counter_in_the_status(tmp_path: Path) -> None:
+async def test_a_foreign_agent_is_an_error_with_a_counter_in_the_status(tmp_path: Path) -> None:
     class Mad(Agent):
         async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"\x00\x00\x00\x09[\x1b[31m\x07]]]")
@@ -162,7 +162,7 @@ async def test_an_agent_that_comes_late_is_found_on_request(tmp_path: Path) -> N
         await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
 
 
-def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
+def test_vcpus_are_in_the_order_of_creation(tmp_path: Path) -> None:
     node = Machine(tmp_path)
     threads = {tid: VmThread(ThreadId(tid, began), ThreadRole.VCPU, f"CPU {vcpu}/KVM", 1, VcpuId(vcpu))
                for tid, began, vcpu in ((500, 9, 6), (400, 7, 1), (401, 7, 0), (402, 9, 7), (600, 1, 2))}
@@ -175,7 +175,7 @@ def test_vcpus_in_the_order_they_came(tmp_path: Path) -> None:
     assert guest_vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
 
 
-async def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs_little(tmp_path: Path) -> None:
+async def test_an_update_of_three_hundred_unchanged_guests_costs_little(tmp_path: Path) -> None:
     node = Machine(tmp_path)
     vms, states, placements = {}, {}, {}
     for number in range(300):
@@ -189,7 +189,7 @@ async def test_looking_after_three_hundred_guests_in_which_nothing_changed_costs
     assert effort(node.update, 20) < 0.6
 
 
-def test_what_goes_wrong_with_the_guests_is_reported_once_and_stops_nothing(
+def test_a_failed_update_is_logged_once_and_stops_no_pass(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "vmpin.guests.vm_guest", None)  # as if a library were not there
@@ -202,7 +202,7 @@ def test_what_goes_wrong_with_the_guests_is_reported_once_and_stops_nothing(
     assert machine.guests.data(POD) is not None
 
 
-async def test_a_cid_that_two_claim_belongs_to_neither(tmp_path: Path) -> None:
+async def test_a_cid_that_two_vmms_name_is_connected_to_for_neither(tmp_path: Path) -> None:
     """A command line is its process's to write; the kernel gives a CID to one VM."""
     node = Machine(tmp_path, {"guest_via": "off"})
     argv = ["qemu-system-x86_64", "-smp", "4", "-device", "vhost-vsock-pci,guest-cid=77"]

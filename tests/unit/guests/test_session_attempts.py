@@ -1,4 +1,4 @@
-"""When a session with a guest's agent is tried again, and what an attempt leaves behind."""
+"""The attempts of a session with a guest's agent: pauses, log lines, and memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from vmpin.protocol.messages import (
 )
 
 
-async def test_no_agent_is_normal_and_the_one_that_comes_late_is_found(
+async def test_a_missing_agent_is_normal_and_a_late_one_is_connected_to(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent, path = Agent(), tmp_path / "late.sock"
     async with serving(agent.talk, tmp_path / "other.sock"):
@@ -85,7 +85,7 @@ async def test_a_vm_that_ends_is_no_warning(number: int, caplog: pytest.LogCaptu
     assert caplog.records == []
 
 
-async def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_guest_that_does_not_answer_yet_is_given_time(caplog: pytest.LogCaptureFixture) -> None:
     """As while it boots: its vsock is there, and nothing takes the connection."""
     states: list[str] = []
 
@@ -108,7 +108,7 @@ async def test_a_guest_that_does_not_answer_yet_is_waited_for(caplog: pytest.Log
     assert [record.getMessage() for record in caplog.records] == ["guest agent sandbox=pod-a: no answer in time"]
 
 
-async def test_the_next_way_is_tried_when_one_has_no_answer() -> None:
+async def test_the_next_channel_is_tried_when_one_has_no_answer() -> None:
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
     agent = Agent()
@@ -119,9 +119,9 @@ async def test_the_next_way_is_tried_when_one_has_no_answer() -> None:
 
 
 @pytest.mark.parametrize("says", [b"", encode(as_json(NeedMap()))])
-async def test_a_guest_that_comes_and_goes_is_not_always_looked_for_at_once(says: bytes,
+async def test_a_guest_that_comes_and_goes_is_not_always_retried_at_once(says: bytes,
                                                                       caplog: pytest.LogCaptureFixture) -> None:
-    """And whatever names it gives itself are not all in the log."""
+    """Not all the names that it gives itself are logged."""
     count = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -211,7 +211,7 @@ async def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> No
         gc.enable()
 
 
-async def test_a_flag_wakes_the_one_that_waits() -> None:
+async def test_a_flag_wakes_the_waiting_task() -> None:
     flag = Flag()
     task = asyncio.create_task(flag.wait())
     await asyncio.sleep(0)
@@ -230,7 +230,7 @@ async def test_a_flag_wakes_the_one_that_waits() -> None:
     assert flag.is_set()
 
 
-def test_a_guest_without_a_container_has_the_time_to_boot() -> None:
+def test_a_guest_without_a_container_is_given_time_to_boot() -> None:
     for boots, patience in (False, PATIENCE), (True, BOOT_PATIENCE):
         streak = TimeoutStreak()
         assert [streak.add(TimeoutError(), boots) for _ in range(patience)] == [True] * (patience - 1) + [False]

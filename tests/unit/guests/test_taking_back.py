@@ -1,4 +1,4 @@
-"""What a guest was sent is taken back: by the manager, and without a watcher."""
+"""Taking back what a guest was sent: by the manager, and without a watcher."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_switched_off_while_it_runs_everything_is_taken_back(tmp_path: Pat
 
 @pytest.mark.parametrize("excluded", [True, False])
 async def test_the_guest_of_a_sandbox_that_is_excluded_takes_everything_back(tmp_path: Path, excluded: bool) -> None:
-    """Which one that has ended need not."""
+    """The guest of a VM that has ended need not."""
     async with running(Machine(tmp_path)) as node:
         await until(lambda: node.states().get("web") == "applied")
         if excluded:
@@ -59,7 +59,8 @@ async def test_the_guest_of_a_sandbox_that_is_excluded_takes_everything_back(tmp
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])
-async def test_another_way_begins_when_the_one_before_has_taken_everything_back(pause: float, tmp_path: Path) -> None:
+async def test_another_agent_begins_when_the_one_before_has_taken_everything_back(
+        pause: float, tmp_path: Path) -> None:
     async with running(Machine(tmp_path)) as node:
         await until(lambda: node.states().get("web") == "applied")
         for via in ("off", "kata-agent") if pause else ("kata-agent",):
@@ -89,7 +90,7 @@ async def test_off_and_on_again_at_once_ends_with_the_map(tmp_path: Path) -> Non
             request, VcpuMap | Unpin)][-1], VcpuMap)
 
 
-async def test_unpin_says_what_became_of_it(tmp_path: Path) -> None:
+async def test_unpin_reports_the_result_in_each_guest(tmp_path: Path) -> None:
     async with running(Machine(tmp_path)) as node:
         await until(lambda: node.states().get("web") == "applied")
         node.give("2-3", held=True)
@@ -118,7 +119,7 @@ async def test_katas_agents_map_is_taken_back_too(tmp_path: Path) -> None:
 
 
 async def test_katas_agents_map_from_before_vmpins_came_is_taken_back_with_the_rest(tmp_path: Path) -> None:
-    """What vmpin's agent found is for it what was there before."""
+    """vmpin's agent takes the CPUs that Kata's had set for the original ones."""
     async with running(Machine(tmp_path, ports={1024})) as node:
         await until(lambda: node.states() == {"web": "sent", "logs": "sent"})
         node.ports.add(10789)
@@ -175,7 +176,7 @@ async def test_without_a_watcher_guests_that_keep_their_map_are_named(
     assert node.asked == [] or word is not None
 
 
-async def test_without_a_watcher_one_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+async def test_without_a_watcher_a_silent_agent_is_given_up(tmp_path: Path) -> None:
     node = Machine(tmp_path, guests=GuestManager(timeouts=Timeouts(guest_unpin=0.3)))
     node.agent.silent_on = (Unpin,)
     assert await take_back(node) == {POD: "no answer within 0.3 s"}

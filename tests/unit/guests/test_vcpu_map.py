@@ -65,7 +65,7 @@ def test_without_exclusive_cpus_each_container_has_every_vcpu() -> None:
     assert sent_vcpus(decide(2, box("a", "0"), box("b"))) == {"a": "0-1", "b": "0-1", "system": "0-1"}
 
 
-def test_where_no_vcpu_floats_the_shared_container_has_all_and_none_for_itself() -> None:
+def test_where_no_vcpu_floats_a_shared_container_has_all_and_is_not_exclusive() -> None:
     assert sent_vcpus(decide(2, box("own", "2-3"), box("shared", "0-1"))) == {
         "own": "0-1!", "shared": "0-1", "system": "0-1"}
 
@@ -79,7 +79,7 @@ def test_the_guests_own_processes_are_left_alone_by_policy() -> None:
     assert sent_vcpus(decide(3, box("own", "2-3")), system="off")["system"] == "-"
 
 
-def test_the_numbers_are_the_hardwares() -> None:
+def test_a_map_has_hardware_ids() -> None:
     placement = decide(0, box("own", "2-3"), box("shared", "0-1"), ids=[0, 1, 7])
     vcpu_map = guest_map(placement, {VcpuId(0): 0, VcpuId(1): 4, VcpuId(7): 0x10000}, export=True)
     assert vcpu_map is not None
@@ -92,7 +92,7 @@ def test_nothing_is_sent_where_a_vcpus_number_is_not_known() -> None:
     assert guest_map(decide(0, box("own", "2")), IDS) is None
 
 
-def test_an_id_that_the_protocol_does_not_take_is_left_out() -> None:
+def test_an_id_that_the_protocol_refuses_is_left_out() -> None:
     assert sent_vcpus(decide(2, box("../x", "2"), box("b"))) == {"b": "0", "system": "0"}
 
 
@@ -137,7 +137,7 @@ OLD, NEW = (6, 8), (6, 9)
     (2, [0, 2], [], [], []),
     (2, [], [], [], []),
 ])
-def test_numbers_are_shown_by_what_is_known_of_the_guests_linux(
+def test_cpu_numbers_follow_from_the_guests_kernel_version(
         boot: int, arrived: list[int], alike: list[int], old: list[int], new: list[int]) -> None:
     """Where the kernel is not known, only what an old and a new one do alike."""
     vcpus = GuestVcpus({VcpuId(number): number for number in arrived}, boot, 8)
@@ -172,7 +172,7 @@ def test_a_kernels_version_is_in_its_image(image: bytes, version: tuple[int, int
     assert version_in(io.BytesIO(image)) == version
 
 
-def test_spoilt_images_are_no_kernels() -> None:
+def test_damaged_images_have_no_version() -> None:
     chance = random.Random(3)
     for right in (bzimage("6.1.0"), VMLINUX[:80_000]):
         for _ in range(200):
@@ -198,7 +198,7 @@ def process(place: Path) -> Iterator[tuple[int, int]]:
             made.communicate(b"\n")
 
 
-def test_the_kernel_is_that_which_the_vmm_was_given(tmp_path: Path) -> None:
+def test_the_version_is_of_the_image_on_the_vmms_command_line(tmp_path: Path) -> None:
     image = tmp_path / "vmlinux"
     image.write_bytes(VMLINUX)
     fifo = tmp_path / "fifo"
@@ -221,7 +221,7 @@ def test_the_kernel_is_that_which_the_vmm_was_given(tmp_path: Path) -> None:
 
 # The metrics
 
-def test_a_line_of_each_online_cpu_is_counted_and_nothing_else() -> None:
+def test_only_lines_of_online_cpus_are_counted() -> None:
     text = """\
 # HELP kata_guest_cpu_time Guest CPU statistics.
 # TYPE kata_guest_cpu_time gauge

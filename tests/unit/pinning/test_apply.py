@@ -1,4 +1,4 @@
-"""What becomes of an operation, and its line in the log, on a real thread."""
+"""The outcome of an operation, and its line in the log, on a real thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def child() -> Iterator[int]:
         made.kill()
 
 
-def test_what_was_refused_is_not_logged_as_set(child: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_mask_is_not_logged_as_set(child: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     before = CpuSet(os.sched_getaffinity(child))
     nowhere = CpuSet([max(Sysfs().topology().all_cpus) + 1])

@@ -1,4 +1,4 @@
-"""Why a thread's mask strayed: a daemon, another hand, a cgroup or a CPU that was away; on real processes."""
+"""The causes of drift: a daemon, another program, a cgroup or a replugged CPU; on real processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OutOfDescriptors(Procfs):
         raise OSError(24, "Too many open files")
 
 
-def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spinners) -> None:
+def test_a_mask_is_repaired_even_if_rivals_cannot_be_read(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
     node.node_state.drift_evidence.proc = OutOfDescriptors()
@@ -54,7 +54,7 @@ def test_where_no_rival_can_be_found_the_mask_is_put_back_all_the_same(node: Spi
     assert node.node_state.counters.drift == {"other": 1}
 
 
-def test_each_threads_cause_is_its_own(node: Spinners) -> None:
+def test_each_thread_has_its_own_cause(node: Spinners) -> None:
     vm = node.vm()
     here, there = node.here, node.there
     changes = {MaskRepair(ThreadRole.VCPU, here, here, there, here): 3,
@@ -73,9 +73,9 @@ def in_cgroups(root: Path, vm: Vm, **cpus: CpuSet) -> Cgroups:
     return Cgroups(tree / "cgroup", Procfs(tree / "proc"))
 
 
-def test_a_mask_that_another_hand_narrowed_is_put_back_and_no_cgroup_is_blamed(node: Spinners,
+def test_a_mask_that_another_program_narrowed_is_repaired_and_no_cgroup_is_the_cause(node: Spinners,
                                                                                tmp_path: Path) -> None:
-    """The cgroup was written, too, and has all the CPUs: so it is not that."""
+    """The cgroup was written, too, but has all the CPUs: it is not the cause."""
     vm = node.vm()
     both = node.here | node.there
     node.place(vm.sandbox, both)
@@ -121,7 +121,7 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
     assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.OTHER]  # that was reported
 
 
-def test_a_cpu_that_was_away_explains_it_until_all_is_settled(node: Spinners, tmp_path: Path) -> None:
+def test_a_replugged_cpu_is_the_cause_until_the_evidence_is_discarded(node: Spinners, tmp_path: Path) -> None:
     sys = make_tree(tmp_path / "sys", "devices/system/cpu/cpu0/topology/core_id = 0\n"
                     "devices/system/cpu/cpu1/topology/core_id = 1\ndevices/system/cpu/cpu2/ =\n")
     evidence = node.node_state.drift_evidence

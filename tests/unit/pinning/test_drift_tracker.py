@@ -23,7 +23,7 @@ from vmpin.pinning.plan import SetAffinity
 node = drift_steps.node
 
 
-def test_a_thread_that_another_hand_moved_is_put_back_counted_and_explained(
+def test_a_thread_that_another_program_moved_is_repaired_counted_and_explained(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
@@ -41,7 +41,7 @@ def test_a_thread_that_another_hand_moved_is_put_back_counted_and_explained(
 
 
 def test_the_log_has_the_masks_that_were_set(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
-    """And not the sandbox's, which no thread of it may have."""
+    """Not the sandbox's mask, which perhaps no thread has."""
     vm = node.vm()
     node.place(vm.sandbox, node.there)
     placements = node.node_state.placement_cache.placements
@@ -53,7 +53,7 @@ def test_the_log_has_the_masks_that_were_set(node: Spinners, caplog: pytest.LogC
     assert shown_masks([CpuSet([cpu]) for cpu in range(20)]).count("|") == SHOWN
 
 
-def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_placement_is_no_drift(node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm = node.vm()
     node.move(vm, node.there)
     assert node.repair(vm) == 1  # met as it was, and placed for the first time
@@ -67,7 +67,7 @@ def test_what_is_placed_anew_is_no_drift(node: Spinners, caplog: pytest.LogCaptu
     assert log(caplog, "repaired") == []
 
 
-def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for(
+def test_a_mask_waits_for_a_cgroup_that_the_kubelet_has_yet_to_rewrite(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     """The kernel refuses a mask without any CPU that the cgroup has (EINVAL): here one that the machine has not."""
     vm = node.vm()
@@ -100,7 +100,7 @@ def test_what_a_cgroup_refuses_that_the_kubelet_has_yet_to_rewrite_is_waited_for
     assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.ERROR]
 
 
-def test_a_place_decided_again_hides_no_drift(node: Spinners) -> None:
+def test_an_equal_new_placement_hides_no_drift(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
     node.move(vm, node.there)
@@ -109,7 +109,7 @@ def test_a_place_decided_again_hides_no_drift(node: Spinners) -> None:
     assert node.node_state.counters.drift == {"other": 1}
 
 
-def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Spinners) -> None:
+def test_drift_that_an_unread_report_may_explain_is_judged_once_it_is_read(node: Spinners) -> None:
     """A runtime writes a VM's cgroup as soon as its call is answered, maybe amid a pass that began before."""
     vm = node.vm()
     assert node.repair(vm) == 0
@@ -133,7 +133,7 @@ def test_what_a_report_that_waits_may_explain_is_judged_once_it_is_read(node: Sp
     assert node.node_state.counters.drift == {"other": 1}
 
 
-def test_a_report_that_waits_delays_no_new_place(node: Spinners) -> None:
+def test_an_unread_report_delays_no_new_placement(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
     node.node_state.judge_drift_after(lambda: {vm.sandbox})
@@ -141,7 +141,7 @@ def test_a_report_that_waits_delays_no_new_place(node: Spinners) -> None:
     assert (node.repair(vm), mask(vm)) == (1, node.there)
 
 
-def test_drift_that_a_plan_found_is_counted_when_it_is_repaired(node: Spinners) -> None:
+def test_drift_seen_by_a_plan_is_counted_when_it_is_repaired(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
     node.move(vm, node.there)
@@ -168,7 +168,7 @@ def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:
     assert node.node_state.counters.drift == {}
 
 
-def test_the_strayed_threads_last_cpu_is_reported(node: Spinners) -> None:
+def test_the_last_cpu_of_a_strayed_thread_is_reported(node: Spinners) -> None:
     seen: list[tuple[int, int, CpuSet]] = []
 
     def strayed(sandbox: str, thread: VmThread, cpu: int, place: CpuSet) -> None:
@@ -224,7 +224,7 @@ def test_a_refusal_is_over_when_the_vm_is_left_alone(node: Spinners) -> None:
     assert node.node_state.refusals(vm.sandbox) == []
 
 
-def test_whom_another_hand_moves_before_the_mask_is_read_back_is_put_back_by_the_next_pass(
+def test_a_thread_moved_before_its_mask_is_read_back_is_repaired_by_the_next_pass(
         node: Spinners, monkeypatch: pytest.MonkeyPatch) -> None:
     vm = node.vm()
     node.move(vm, node.there)
@@ -243,7 +243,7 @@ def test_whom_another_hand_moves_before_the_mask_is_read_back_is_put_back_by_the
     assert node.repair(vm) == 0
 
 
-def test_contention_is_reported_once_loudly_and_the_thread_is_left_alone(
+def test_contention_is_logged_as_one_error_and_the_thread_is_left_alone(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     vm, other = node.vm(), node.vm("b")
     for moved_vm in (vm, other):
@@ -263,7 +263,7 @@ def test_contention_is_reported_once_loudly_and_the_thread_is_left_alone(
     assert node.node_state.refusals(other.sandbox) == []
 
 
-def test_no_contention_begins_before_the_reports_that_wait_are_read(
+def test_no_contention_begins_while_reports_are_unread(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     """What moved the thread once more may have been the runtime."""
     vm = node.vm()
@@ -281,7 +281,7 @@ def test_no_contention_begins_before_the_reports_that_wait_are_read(
     assert len(log(caplog, "contention")) == 1, "the reports explained nothing"
 
 
-def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> None:
+def test_a_thread_that_is_left_alone_follows_a_new_placement(node: Spinners) -> None:
     vm = node.vm()
     assert node.repair(vm) == 0
     assert contend(node, vm, 5) == 3
@@ -292,7 +292,7 @@ def test_a_thread_that_is_left_alone_follows_a_new_decision(node: Spinners) -> N
     assert node.node_state.refusals(vm.sandbox) == []
 
 
-def test_after_its_rest_a_thread_is_tried_again_and_contention_goes_on_quietly(
+def test_after_its_rest_a_thread_is_retried_and_contention_goes_on_without_an_error(
         node: Spinners, caplog: pytest.LogCaptureFixture) -> None:
     now = 1000.0
     vm = node.vm()
@@ -315,7 +315,7 @@ def test_after_its_rest_a_thread_is_tried_again_and_contention_goes_on_quietly(
     assert drifts.contended == 1
 
 
-def test_by_hand_it_is_taken_up_again(node: Spinners) -> None:
+def test_a_retry_by_hand_repairs_a_thread_that_was_left_alone(node: Spinners) -> None:
     vm = node.vm()
     node.node_state.pinner.drift_tracker.contention.rules = ContentionRules(OnContention.LEAVE)
     assert node.repair(vm) == 0

@@ -97,7 +97,7 @@ def pool() -> Iterator[Pool]:
         worker.end()
 
 
-def test_threads_that_are_made_while_others_get_their_masks_back_get_theirs(pool: Pool) -> None:
+def test_threads_created_during_the_restoration_are_restored_too(pool: Pool) -> None:
     pool.to_come = 3
     pool.restore()
     assert len(pool.workers) == 4
@@ -105,7 +105,7 @@ def test_threads_that_are_made_while_others_get_their_masks_back_get_theirs(pool
     assert A not in pool.originals.masks
 
 
-def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool) -> None:
+def test_original_masks_are_kept_while_new_threads_appear_without_end(pool: Pool) -> None:
     pool.to_come = 4
     pool.restore(listings=3)
     assert pool.masks() == {pool.here, pool.had}
@@ -116,14 +116,14 @@ def test_what_they_had_is_kept_where_new_ones_come_without_end(pool: Pool) -> No
     assert A not in pool.originals.masks
 
 
-def test_a_thread_that_left_the_sandbox_gets_its_mask_all_the_same(pool: Pool) -> None:
+def test_a_thread_that_left_the_sandbox_is_restored_too(pool: Pool) -> None:
     pool.known = False
     pool.restore()
     assert pool.masks() == {pool.had}
     assert A not in pool.originals.masks
 
 
-def test_the_next_holder_of_an_ended_process_number_keeps_its_mask(pool: Pool) -> None:
+def test_another_process_with_a_reused_pid_keeps_its_mask(pool: Pool) -> None:
     pool.known = False
     ended = pool.main._replace(id=ThreadId(pool.pid, pool.main.id.starttime - 1))
     pool.originals.masks[A] = OriginalMasks().with_process(ended.id, [(ended, pool.had)])
@@ -196,7 +196,7 @@ def test_the_second_file_is_not_needed_beside_the_state_file(machine: Machine, h
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_without_both_the_original_masks_are_not_known_and_all_cpus_are_given(machine: Machine, crowd: Path,
+def test_without_both_files_the_original_masks_are_unknown_and_threads_get_all_cpus(machine: Machine, crowd: Path,
                                                                              how: str) -> None:
     vmm = machine.running(crowd)
     machine.node_state.save()
@@ -225,7 +225,7 @@ def test_a_thread_that_was_free_already_is_counted_so(machine: Machine) -> None:
     assert counts(second) == {"already_free": 1}
 
 
-def test_what_starts_after_the_loss_has_its_own_mask(machine: Machine) -> None:
+def test_a_process_started_after_the_loss_has_its_own_mask_as_original(machine: Machine) -> None:
     second = again(machine)
     ended = machine.vmm("b")
     second.resync(full=True)
@@ -243,7 +243,7 @@ def test_what_starts_after_the_loss_has_its_own_mask(machine: Machine) -> None:
     ended.kill()
 
 
-def test_a_vmpin_that_comes_first_takes_other_masks_for_the_original_ones(machine: Machine) -> None:
+def test_the_first_vmpin_of_a_boot_takes_the_current_masks_as_original(machine: Machine) -> None:
     vmm = machine.vmm("a")
     os.sched_setaffinity(vmm.pid, machine.other.frozen())
     first = again(machine, used=False)
@@ -271,7 +271,7 @@ def test_masks_of_another_boot_are_no_loss(machine: Machine) -> None:
     assert mask(vmm) == machine.other
 
 
-def test_what_was_given_back_once_has_a_mask_of_its_own(machine: Machine) -> None:
+def test_a_restored_process_has_its_own_mask_as_original(machine: Machine) -> None:
     vmm = machine.vmm("a")
     second = again(machine)
     second.resync(full=True)

@@ -49,20 +49,20 @@ VCPU0, VCPU1, VCPU9 = (thread(PID + 1 + number, ThreadRole.VCPU, number) for num
     ("another hand was between setting it and reading it back", "0-7", "4-5", "0-7", None, True),
     ("another hand was between, and left other CPUs", "0", "4-5", "0", "0-3", True),
 ])
-def test_a_mask_is_set_when_it_changes_or_when_the_kernel_shows_what_it_need_not(
+def test_a_mask_is_set_when_the_request_changes_or_the_shown_mask_is_not_the_trimmed_one(
         what: str, actual: str, asked: str | None, shown: str | None, limit: str | None, needed: bool) -> None:
     seen = Observed(MAIN, cpus(actual), *(None if text is None else cpus(text) for text in (asked, shown, limit)))
     wanted = cpus("4-6") if asked == "4-6" and shown == "4-5" and actual == "5" else cpus("4-5")
     assert needs_setting(seen, wanted) is needed, what
 
 
-def test_what_is_as_wanted_gives_the_empty_plan() -> None:
+def test_masks_as_placed_give_the_empty_plan() -> None:
     seen = [Observed(MAIN, cpus("4-5")), Observed(VCPU0, cpus("4")), Observed(VCPU1, cpus("0-7"))]
     assert diff(placement(), seen) == ()
     assert diff(placement(), []) == ()
 
 
-def test_only_what_differs_is_set_and_what_is_left_alone_is_not() -> None:
+def test_only_masks_that_differ_and_are_managed_are_set() -> None:
     vhost = thread(PID + 20, ThreadRole.VHOST)
     seen = [Observed(MAIN, cpus("4-5")), Observed(VCPU0, cpus("4-5")), Observed(VCPU1, cpus("0-7")),
             Observed(VCPU9, cpus("0-7")), Observed(vhost, cpus("0-7"))]

@@ -1,4 +1,4 @@
-"""Who else sets masks, on trees of /proc and of tuned's configuration."""
+"""Other programs that set masks, on trees of /proc and of tuned's configuration."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
     assert not any(rival.sets(role) for rival in daemons if rival.cause is Cause.IRQBALANCE for role in ThreadRole)
 
 
-def test_a_container_that_calls_itself_so_is_not_to_blame(tmp_path: Path) -> None:
+def test_a_containers_process_with_a_daemons_name_is_no_rival(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     for pid, inside in ((10, "\t1"), (11, "")):
         process(proc, pid, "numad")
@@ -100,7 +100,7 @@ def test_an_administrators_profile_comes_before_the_distributions(tmp_path: Path
     assert scheduler_profile(tmp_path) == "a"
 
 
-def test_libvirt_has_to_do_with_its_own_guests_alone(tmp_path: Path) -> None:
+def test_libvirt_is_a_rival_for_its_own_guests_alone(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     process(proc, 10, "virtqemud")
     process(proc, 11, "numad")

@@ -140,7 +140,7 @@ def vmm(name: str) -> subprocess.Popen[bytes]:
                             executable="/bin/sh", stdin=subprocess.PIPE)
 
 
-async def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: Received) -> None:
+async def test_a_new_vmm_is_reported_and_older_processes_are_read_by_a_full_pass(received: Received) -> None:
     async with running(received):
         assert 1 <= received.lost <= 1 + received.overruns
         with vmm("a"):
@@ -153,7 +153,7 @@ async def test_a_new_vmm_is_reported_and_all_that_was_before_is_read(received: R
     assert not received.feed.source_health().up
 
 
-async def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(received: Received) -> None:
+async def test_in_a_storm_of_other_processes_the_loop_wakes_rarely_and_no_event_is_lost(received: Received) -> None:
     calm, connect = 0.05, Scripter()
     received.make(Timeouts(events_calm=calm), connect=connect)
     async with running(received):
@@ -175,8 +175,8 @@ async def test_in_a_storm_of_others_the_loop_wakes_seldom_and_misses_nothing(rec
             storm.wait()
 
 
-async def test_events_that_take_their_time_leave_turns_to_the_loops_other_work(received: Received) -> None:
-    """Between two pieces of what was read at once everything else that is due has its turn."""
+async def test_slow_events_leave_turns_to_the_loops_other_work(received: Received) -> None:
+    """Between two parts of a batch all other callbacks that are due run."""
     happened: list[str] = []
 
     class Slow(NewbornPlacer):
@@ -226,7 +226,7 @@ async def test_names_of_a_process_that_is_followed_are_received(received: Receiv
             await until(lambda: len(received.follow_ups) > asked)
 
 
-async def test_a_vm_that_a_pass_has_found_is_read_once_more_when_its_names_are_received(received: Received) -> None:
+async def test_a_newly_followed_vm_is_read_again_once_its_names_are_received(received: Received) -> None:
     """Its VMM may have named threads after the pass read them and before the kernel sends those names."""
     with vmm("a") as process:
         async with running(received):
@@ -245,7 +245,7 @@ def rename(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
-async def test_after_events_of_no_followed_process_the_feed_rests_as_long_as_they_took(received: Received) -> None:
+async def test_after_events_of_other_processes_the_feed_rests_in_proportion(received: Received) -> None:
     """A storm of others has a part of the loop's time, and hooks have the rest: no turn follows another at once."""
     handled: list[float] = []
 
@@ -266,7 +266,7 @@ async def test_after_events_of_no_followed_process_the_feed_rests_as_long_as_the
     assert all(other - one >= rest * received.step for one, other in itertools.pairwise(handled[:8]))
 
 
-async def test_what_goes_wrong_with_an_event_is_made_good_by_looking(received: Received,
+async def test_an_event_that_cannot_be_handled_causes_a_full_pass(received: Received,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with running(received):
@@ -280,7 +280,7 @@ async def test_what_goes_wrong_with_an_event_is_made_good_by_looking(received: R
 
 
 class Short(Procfs):
-    """No process can be looked at while it is `short` of descriptors."""
+    """No process can be read while it is `short` of descriptors."""
 
     short = False
 
@@ -290,7 +290,7 @@ class Short(Procfs):
         return super().stat(pid)
 
 
-async def test_kernel_threads_that_cannot_be_looked_at_are_looked_for(received: Received) -> None:
+async def test_kernel_threads_that_cannot_be_read_cause_a_full_pass(received: Received) -> None:
     received.reconciler.node_state.proc = proc = Short()
     received.make(connect=Scripter(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, os.getpid(), os.getpid())))
     async with running(received):
@@ -356,7 +356,7 @@ async def test_it_logs_once_why_the_connector_is_unavailable_and_tries_again(
         await task
 
 
-async def test_nothing_is_left_open(received: Received) -> None:
+async def test_no_descriptor_is_left_open(received: Received) -> None:
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(3):
         async with running(received):
@@ -392,7 +392,7 @@ async def test_cancelled_while_it_connects_it_leaves_no_listener_behind(received
     assert closed.wait(120)
 
 
-async def test_when_nothing_can_be_read_any_more_it_ends_to_be_started_again(received: Received,
+async def test_it_ends_with_an_error_when_the_connector_cannot_be_read(received: Received,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: ProcConnector, most: int = 0) -> tuple[list[Event], bool]:
         raise OSError(12, "Cannot allocate memory")

@@ -1,4 +1,4 @@
-"""How long a thread is waited for that is to have a place of its own: on a real process."""
+"""How long the book waits for a thread's own role, on a real process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Iterator[Spinners]:
 
 
 def vcpu(node: Spinners, wanted: CpuSet) -> Vm:
-    """A VM whose one thread has a CPU and turned out to be a vCPU that is to have others."""
+    """A VM whose one thread was identified as a vCPU with other CPUs than it has."""
     vm = node.vm()
     thread = vm.vmm.threads[vm.vmm.pid]
     vm.vmm.threads = {vm.vmm.pid: thread._replace(role=ThreadRole.VCPU, vcpu=VcpuId(0))}
@@ -41,7 +41,7 @@ def newborn(vm: Vm, born: int, at: int, mask: CpuSet) -> Newborn:
     return Newborn(vm.sandbox, vm.vmm.pid, born, at, mask, mask, mask, mask)
 
 
-def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_life(node: Spinners) -> None:
+def test_a_vcpu_that_never_gets_its_mask_is_confirmed_after_a_while(node: Spinners) -> None:
     both = node.here | node.there
     vm, book = vcpu(node, both), LatencyBook(node.node_state)
     born = time.monotonic_ns() - MINUTE
@@ -55,7 +55,7 @@ def test_a_vcpu_whose_mask_is_never_what_it_is_to_be_is_not_waited_for_all_its_l
     assert node.node_state.counters.placement_latency.sum == 0.001
 
 
-def test_one_that_has_just_come_is_waited_for(node: Spinners) -> None:
+def test_a_new_vcpu_is_confirmed_once_it_has_its_mask(node: Spinners) -> None:
     vm, book = vcpu(node, node.there), LatencyBook(node.node_state, named=600.0)
     now = time.monotonic_ns()
     book.record(newborn(vm, now, now, node.here), provisional=True)
@@ -67,7 +67,7 @@ def test_one_that_has_just_come_is_waited_for(node: Spinners) -> None:
     assert node.node_state.newborn_counts[vm.sandbox].placed_max > 0
 
 
-def test_a_fork_event_after_a_pass_has_counted_the_thread_counts_no_more(node: Spinners) -> None:
+def test_a_fork_event_of_a_thread_that_a_pass_counted_is_not_counted_again(node: Spinners) -> None:
     book = LatencyBook(node.node_state)
     time.sleep(0.03)  # the kernel gives births in ticks of 10 ms
     vm = node.vm()

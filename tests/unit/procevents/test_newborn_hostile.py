@@ -1,4 +1,4 @@
-"""What a process writes into its command line, and how often, costs other sandboxes nothing: counted, not timed."""
+"""Long command lines and frequent execs cost other sandboxes nothing: counted, not timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = [*["-name", "a"] * 8192, *["x" * 100_000] * 18]
 
 
 class Reads:
-    """What is read of files while it is installed."""
+    """Counts reads of files while it is installed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes: Counter[str] = Counter()
@@ -54,7 +54,7 @@ def contained(machine: Machine, name: str, *words: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["qemu-system-x86_64", "virtiofsd", SHIM])
-def test_of_a_containers_command_line_nothing_is_read_at_its_exec_and_its_beginning_in_a_pass(
+def test_a_containers_command_line_is_not_read_at_its_exec_and_only_its_beginning_in_a_pass(
         machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     inside = contained(machine, name, *LONG)
     reads = Reads(monkeypatch)
@@ -65,7 +65,7 @@ def test_of_a_containers_command_line_nothing_is_read_at_its_exec_and_its_beginn
     assert mask(inside) == machine.both
 
 
-def test_a_long_command_line_is_read_as_seldom_as_a_short_one_unless_it_is_a_vmms(
+def test_a_long_command_line_is_read_as_rarely_as_a_short_one_unless_it_is_a_vmms(
         machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = machine.process("sleep", "600"), machine.process("sleep", *LONG)
     vmm = machine.vmm("a")
@@ -77,7 +77,7 @@ def test_a_long_command_line_is_read_as_seldom_as_a_short_one_unless_it_is_a_vmm
     assert mask(vmm) == machine.pool
 
 
-def test_of_a_hosts_process_that_names_itself_a_vmm_a_bounded_part_is_read(machine: Machine,
+def test_a_bounded_part_is_read_of_a_host_process_that_names_itself_a_vmm(machine: Machine,
                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     vmm = machine.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')}", *(["x" * 100_000] * 18))
     reads = Reads(monkeypatch)
@@ -87,7 +87,7 @@ def test_of_a_hosts_process_that_names_itself_a_vmm_a_bounded_part_is_read(machi
     assert reads.of(vmm.pid) <= 2 * (BEGINNING + 131072)
 
 
-def test_a_process_that_executes_again_and_again_is_looked_at_once_for_all_that_came_before(
+def test_one_inspection_covers_all_earlier_execs_of_a_process(
         machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     other, vmm = machine.process("sleep"), machine.vmm("a")
     reads = Reads(monkeypatch)
@@ -98,7 +98,7 @@ def test_a_process_that_executes_again_and_again_is_looked_at_once_for_all_that_
     assert reads.times[f"/proc/{other.pid}/cmdline"] == 2  # that one came after
 
 
-def test_of_what_has_ended_nothing_more_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_of_a_process_that_has_ended(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = machine.process("sleep")
     machine.executed(ended)
     ended.kill()

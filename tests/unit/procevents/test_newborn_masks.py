@@ -1,4 +1,4 @@
-"""What was there before, or came unheard: masks are kept, and who ran outside is counted."""
+"""Processes older than the watcher or without an event: masks are kept, and threads that ran outside are counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytest_plugins = ["given_unit"]
 # What was there before
 
 
-def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine: Machine) -> None:
+def test_an_original_mask_survives_a_kill_right_after_the_mask_was_set(machine: Machine) -> None:
     vmm = machine.vmm("a")
     machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
     assert mask(vmm) == machine.pool
@@ -41,7 +41,7 @@ def test_what_it_had_before_outlives_a_kill_right_after_its_mask_was_set(machine
     assert machine.both <= mask(vmm)
 
 
-def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> None:
+def test_the_notes_are_removed_once_the_state_file_has_them(machine: Machine) -> None:
     vmm = machine.vmm("a")
     machine.placer.handle([Exec(time.monotonic_ns(), vmm.pid)])
     assert machine.node_state.config.paths.notes_file.exists()
@@ -52,7 +52,7 @@ def test_the_notes_are_gone_when_the_state_file_has_them(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_vmm_that_was_born_of_a_placed_process_had_what_that_had(machine: Machine, apart: bool) -> None:
+def test_a_vmm_forked_by_a_placed_process_has_that_processs_original_mask(machine: Machine, apart: bool) -> None:
     where = machine.other if apart else machine.pool
     if apart:
         machine.configure(virtiofsd=str(machine.other))
@@ -75,7 +75,7 @@ def test_a_vmm_that_was_born_of_a_placed_process_had_what_that_had(machine: Mach
         os.kill(vmm, signal.SIGKILL)
 
 
-def test_a_helper_without_a_vm_gets_back_what_it_had(machine: Machine) -> None:
+def test_a_helper_without_a_vm_gets_its_original_mask_back(machine: Machine) -> None:
     helper = machine.virtiofsd("a")
     machine.executed(helper)
     machine.resync()
@@ -99,7 +99,7 @@ def test_a_helper_that_has_ended_is_forgotten(machine: Machine, name: str) -> No
 # Without events
 
 
-def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine, crowd: Path) -> None:
+def test_a_vm_that_only_a_pass_sees_counts_as_outside_until_then(machine: Machine, crowd: Path) -> None:
     machine.resync()
     time.sleep(0.03)
     began = time.monotonic_ns()
@@ -122,7 +122,7 @@ def test_a_vm_that_was_found_late_could_run_outside_until_then(machine: Machine,
     assert machine.account("a").outside == len(tids(vmm))
 
 
-def test_a_thread_found_late_within_its_cpus_was_never_outside(machine: Machine, crowd: Path) -> None:
+def test_a_thread_that_a_pass_sees_within_its_cpus_does_not_count_as_outside(machine: Machine, crowd: Path) -> None:
     machine.configure(emulator=str(machine.other))
     machine.resync()
     time.sleep(0.03)
@@ -137,7 +137,7 @@ def test_a_thread_found_late_within_its_cpus_was_never_outside(machine: Machine,
     assert machine.node_state.newborn_counts == {}
 
 
-def test_a_reported_thread_moved_by_another_writer_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
+def test_a_reported_thread_moved_by_another_writer_is_not_counted_as_new(machine: Machine, crowd: Path) -> None:
     machine.resync()
     time.sleep(0.03)
     vmm = machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
@@ -150,7 +150,7 @@ def test_a_reported_thread_moved_by_another_writer_is_not_called_newborn(machine
     assert machine.account("a").outside == before
 
 
-def test_a_thread_that_was_there_before_is_not_called_newborn(machine: Machine, crowd: Path) -> None:
+def test_a_thread_older_than_the_watcher_is_not_counted_as_new(machine: Machine, crowd: Path) -> None:
     machine.crowd(crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')},debug-threads=on", "-smp", "2")
     time.sleep(0.03)
     placer = NewbornPlacer(machine.reconciler)

@@ -1,4 +1,4 @@
-"""Programs that are executed: what is a sandbox's is in its place before any pass."""
+"""Programs that are executed: a sandbox's are placed before any pass."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_other_programs_are_left_alone(machine: Machine) -> None:
     assert (follow_up.relevant, follow_up.now, machine.node_state.newborn_counts) == (False, set(), {})
 
 
-def test_a_sandbox_out_of_our_hands_is_left_alone_at_its_vmms_exec(machine: Machine) -> None:
+def test_an_unpinned_or_excluded_sandbox_is_left_alone_at_its_vmms_exec(machine: Machine) -> None:
     machine.report("a", machine.other)
     machine.node_state.apply_events([SuspensionChanged(sandbox("a"), True)])
     machine.reconciler.reconcile([sandbox("a")])
@@ -129,7 +129,7 @@ def test_threads_of_a_helper_that_was_given_back_are_left_alone(machine: Machine
     assert mask(tid) == machine.pool
 
 
-def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machine: Machine, crowd: Path) -> None:
+def test_threads_created_before_the_inspection_are_placed_with_their_process(machine: Machine, crowd: Path) -> None:
     helper = machine.crowd(crowd, "virtiofsd", shared_dir("a"))
     machine.placer.handle([Exec(time.monotonic_ns(), helper.pid)])
     assert {mask(tid) for tid in tids(helper)} == {machine.pool}
@@ -137,7 +137,7 @@ def test_threads_that_were_made_before_it_was_looked_at_are_placed_with_it(machi
     assert (account.reported, account.outside) == (len(tids(helper)), len(tids(helper)))
 
 
-def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_with_it(machine: Machine) -> None:
+def test_a_few_processes_forked_before_the_inspection_are_placed_with_their_parent(machine: Machine) -> None:
     """QEMU's -daemonize forks twice; a process that forks on and on does not keep the watcher from the others."""
     vmm = machine.vmm("a", script="exec 3<&0; fork() { if [ $1 = 30 ]; then echo .; read line <&3; else"
                                   " fork $(($1 + 1)) & wait; fi; }; fork 0")
@@ -154,7 +154,7 @@ def test_of_processes_that_were_forked_before_it_was_looked_at_a_few_are_placed_
     assert masks[-1] == machine.both
 
 
-def test_a_process_that_executes_something_else_is_followed_no_more(machine: Machine) -> None:
+def test_a_process_that_executes_another_program_is_no_longer_followed(machine: Machine) -> None:
     vmm = machine.process("qemu-system-x86_64", "-name", f"sandbox-{sandbox('a')}", script="read line; exec sleep 600")
     machine.executed(vmm)
     assert sandbox("a") in machine.node_state.inventory.vms
@@ -218,7 +218,7 @@ def test_a_shim_keeps_its_mask_until_its_vmm_runs(machine: Machine, crowd: Path)
     assert {mask(vmm), *(mask(tid) for tid in tids(shim))} == {machine.both}
 
 
-def test_a_shim_of_a_vm_that_was_found_by_a_pass_is_no_leak(machine: Machine) -> None:
+def test_a_shim_of_a_vm_that_a_pass_found_does_not_count_as_outside(machine: Machine) -> None:
     machine.resync()
     shim = machine.shim("a")
     time.sleep(0.03)  # a clock tick or more between the start times
@@ -229,7 +229,7 @@ def test_a_shim_of_a_vm_that_was_found_by_a_pass_is_no_leak(machine: Machine) ->
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("off", "both"), ("sandbox", "pool"), ("other", "other")])
-def test_a_shim_goes_by_its_policy_once_its_vmm_runs(machine: Machine, rule: str, expected: str) -> None:
+def test_a_shim_is_placed_by_its_policy_once_its_vmm_runs(machine: Machine, rule: str, expected: str) -> None:
     machine.configure(shim=str(machine.other) if rule == "other" else rule)
     shim = machine.shim("a")
     machine.executed(shim)
@@ -280,7 +280,7 @@ def test_a_shim_that_becomes_the_vmm_is_placed_at_its_first_vcpu(
 
 
 @pytest.mark.parametrize("action", ["start", "delete"])
-def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machine, action: str) -> None:
+def test_a_runtimes_call_of_the_shims_program_is_no_sandbox(machine: Machine, action: str) -> None:
     """One for each container, with the container's id."""
     machine.executed(machine.vmm("a"))
     called = [machine.process(SHIM, "-namespace", "k8s.io", "-id", sandbox(name), action) for name in ("a", "c1")]
@@ -295,7 +295,7 @@ def test_the_runtimes_calls_of_the_shims_program_are_no_sandboxes(machine: Machi
 # Any order
 
 
-def test_events_may_come_doubled_late_or_for_nothing(machine: Machine, crowd: Path) -> None:
+def test_events_may_be_doubled_late_or_wrong(machine: Machine, crowd: Path) -> None:
     vmm, now = machine.running(crowd), time.monotonic_ns()
     tid = by_name(vmm, "CPU 1/KVM")
     events: list[Event] = [

@@ -1,4 +1,4 @@
-"""Threads that are born and named: each in its place, ahead of the pass where its role is known."""
+"""Threads that are created and named: placed ahead of the pass if their role is known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 pytest_plugins = ["given_unit"]
 
 
-def test_a_thread_that_was_born_outside_is_put_with_the_others(machine: Machine, crowd: Path) -> None:
+def test_a_thread_created_outside_its_sandbox_is_placed_with_the_others(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
     os.sched_setaffinity(tid, machine.both.frozen())
@@ -59,7 +59,7 @@ class Counting(Procfs):
         return super().thread_stat(pid, tid)
 
 
-def test_a_thread_that_was_born_outside_has_its_stat_read_once(machine: Machine, crowd: Path) -> None:
+def test_the_stat_of_a_thread_created_outside_is_read_once(machine: Machine, crowd: Path) -> None:
     """Although a kernel worker, which the same stat shows, would have CPUs of its own."""
     machine.configure(emulator=str(machine.other))
     vmm = machine.running(crowd)
@@ -70,7 +70,7 @@ def test_a_thread_that_was_born_outside_has_its_stat_read_once(machine: Machine,
     assert (mask(tid), proc.reads[tid], follow_up.now) == (machine.other, 1, set())
 
 
-def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, crowd: Path) -> None:
+def test_a_thread_created_in_place_has_no_mask_set(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
     machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
@@ -79,7 +79,7 @@ def test_a_thread_that_was_born_in_its_place_costs_nothing(machine: Machine, cro
     assert machine.node_state.counters.pins.total() == 0
 
 
-def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Machine, crowd: Path) -> None:
+def test_a_thread_that_waits_for_its_cgroup_is_not_counted_as_placed(machine: Machine, crowd: Path) -> None:
     """The cgroup refuses its mask: here one with a CPU that the machine has not."""
     vmm = machine.running(crowd)
     tid, placements = by_name(vmm, "call_rcu"), machine.node_state.placement_cache.placements
@@ -93,7 +93,7 @@ def test_a_thread_that_waits_for_its_cgroup_is_not_booked_as_placed(machine: Mac
     assert (machine.account("a").reported, machine.account("a").placed) == (1, 0)
 
 
-def test_a_vcpus_name_puts_it_where_vcpus_go(machine: Machine, crowd: Path) -> None:
+def test_a_thread_named_as_a_vcpu_is_placed_as_one(machine: Machine, crowd: Path) -> None:
     machine.configure(emulator=str(machine.other))
     vmm = machine.running(crowd)
     tid = by_name(vmm, "CPU 1/KVM")
@@ -148,8 +148,8 @@ def named(vmm: subprocess.Popen[bytes], thread: str, name: str) -> Comm:
     return Comm(time.monotonic_ns(), by_name(vmm, thread), vmm.pid, name)
 
 
-def test_of_two_vcpus_that_come_before_the_pass_the_second_does_not_wait(machine: Machine, crowd: Path) -> None:
-    """Neither's place takes the other into account."""
+def test_the_second_of_two_new_vcpus_does_not_wait_for_the_pass(machine: Machine, crowd: Path) -> None:
+    """Neither's placement includes the other."""
     vmm = machine.running(crowd, vcpus=1)
     first = machine.placer.handle([named(vmm, "call_rcu", "CPU 5/KVM")])
     second = machine.placer.handle([named(vmm, "IO mon_iothread", "CPU 6/KVM")])
@@ -178,7 +178,7 @@ def test_a_vcpu_for_which_another_has_to_move_does_not_wait_for_the_pass(machine
     assert (follow_up.now, follow_up.soon) == ({sandbox("a")}, set())
 
 
-def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path) -> None:
+def test_a_thread_that_vmpin_moved_has_not_drifted(machine: Machine, crowd: Path) -> None:
     vmm = pinned(machine, crowd)
     tid = by_name(vmm, "call_rcu")
     for _ in range(5):
@@ -195,7 +195,7 @@ def test_whom_vmpin_itself_has_moved_did_not_drift(machine: Machine, crowd: Path
     assert machine.node_state.counters.drift.total() == 1
 
 
-def test_a_new_thread_that_its_vmm_moves_before_the_pass_did_not_drift(machine: Machine, crowd: Path) -> None:
+def test_a_new_thread_that_its_vmm_moves_before_the_pass_has_not_drifted(machine: Machine, crowd: Path) -> None:
     """QEMU's thread-context sets a mask after the clone, and a runtime moves a new helper into its cgroup."""
     vmm = pinned(machine, crowd)
     tid = by_name(vmm, "call_rcu")
@@ -212,7 +212,7 @@ def test_a_new_thread_that_its_vmm_moves_before_the_pass_did_not_drift(machine: 
 
 def test_a_thread_that_renames_itself_all_the_time_is_placed_once_before_the_pass(
         machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs in a VMM may be anything: it is not to keep the watcher from the others."""
+    """A VMM may run anything: it must not keep the watcher from other VMs."""
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
     asked: list[int] = []
@@ -248,9 +248,9 @@ def pinned(machine: Machine, crowd: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize(("thread", "name"), [
     ("call_rcu", "CPU 0/KVM"), ("call_rcu", "CPU 1/KVM"), ("CPU 1/KVM", "CPU 0/KVM"), ("CPU 1/KVM", "CPU 5/KVM")])
-def test_a_name_that_no_pass_would_believe_moves_nothing(machine: Machine, crowd: Path, thread: str,
+def test_a_name_that_no_pass_would_accept_moves_no_thread(machine: Machine, crowd: Path, thread: str,
                                                          name: str) -> None:
-    """Of another vCPU that is there, or by one: what one hand does the other would undo, and count as contention."""
+    """The name of another running vCPU, or of a vCPU that becomes another: a pass would move the thread back."""
     vmm = pinned(machine, crowd)
     tid = by_name(vmm, thread)
     before = mask(tid)
@@ -268,7 +268,7 @@ def test_a_vcpu_that_was_unplugged_does_not_keep_its_number(machine: Machine, cr
     assert mask(tid) == machine.other
 
 
-def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -> None:
+def test_a_name_without_a_role_causes_no_pass(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     tid = by_name(vmm, "call_rcu")
     follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid),
@@ -277,7 +277,7 @@ def test_a_name_that_says_nothing_makes_no_pass(machine: Machine, crowd: Path) -
     assert machine.account("a").placed == 1
 
 
-def test_a_thread_without_a_name_is_looked_for_again(machine: Machine, crowd: Path) -> None:
+def test_a_thread_without_a_name_causes_a_recheck(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     machine.node_state.inventory.vms[sandbox("a")].found_by = "kvm_run"
     follow_up = machine.placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, by_name(vmm, "call_rcu"), vmm.pid)])
@@ -285,7 +285,7 @@ def test_a_thread_without_a_name_is_looked_for_again(machine: Machine, crowd: Pa
     assert machine.account("a").placed == 0
 
 
-def test_a_thread_that_has_ended_is_counted_and_no_more(machine: Machine, crowd: Path) -> None:
+def test_a_thread_that_has_ended_is_only_counted(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     with Thread() as thread:
         gone = thread.tid
@@ -307,7 +307,7 @@ def test_a_thread_of_another_process_with_a_dead_vmms_number_is_left_alone(machi
     assert [mask(tid) for tid in tids_] == [machine.both, machine.both]
 
 
-def test_a_number_that_is_no_thread_of_the_process_is_left_alone(machine: Machine, crowd: Path) -> None:
+def test_a_thread_of_another_process_than_the_event_says_is_left_alone(machine: Machine, crowd: Path) -> None:
     vmm = machine.running(crowd)
     with Thread() as thread:
         free = mask(thread.tid)
@@ -316,7 +316,7 @@ def test_a_number_that_is_no_thread_of_the_process_is_left_alone(machine: Machin
         assert mask(thread.tid) == free
 
 
-def test_threads_of_processes_that_are_nothing_to_us_are_left_alone(machine: Machine) -> None:
+def test_threads_of_unrelated_processes_are_left_alone(machine: Machine) -> None:
     with Thread() as thread:
         free = mask(thread.tid)
         follow_up = machine.take(Fork(time.monotonic_ns(), 1, 1, thread.tid, os.getpid()),
@@ -326,7 +326,7 @@ def test_threads_of_processes_that_are_nothing_to_us_are_left_alone(machine: Mac
     assert follow_up == FollowUp()
 
 
-def test_new_kernel_threads_are_looked_at_when_they_have_names(machine: Machine) -> None:
+def test_new_kernel_threads_are_inspected_once_they_have_names(machine: Machine) -> None:
     follow_up = machine.take(Fork(time.monotonic_ns(), KTHREADD, KTHREADD, 77, 77))
     assert (follow_up.kernel_threads, follow_up.relevant) == ({77}, False)
     assert machine.placer.place_kernel_threads([77, 2, os.getpid(), 1 << 22]) == set()
@@ -348,8 +348,8 @@ over.set()
 """
 
 
-def test_as_many_threads_as_before_are_the_same_while_births_are_reported(machine: Machine) -> None:
-    """Or else they are listed: a thread that came as another went would not be seen."""
+def test_an_unchanged_thread_count_means_an_unchanged_set_while_forks_are_reported(machine: Machine) -> None:
+    """Otherwise they are listed: one thread may have replaced another."""
     vmm = subprocess.Popen(["qemu-system-x86_64", "-c", CHANGES, "-name", f"sandbox-{sandbox('a')}"],
                            executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     machine.children.append(vmm)
@@ -391,7 +391,7 @@ def test_as_many_threads_as_before_are_the_same_while_births_are_reported(machin
     assert proc.thread_count(vmm.pid) == -1
 
 
-def test_what_is_born_of_a_vm_that_is_unmanaged_is_left_as_it_is(machine: Machine, crowd: Path) -> None:
+def test_new_threads_of_an_unmanaged_vm_keep_their_masks(machine: Machine, crowd: Path) -> None:
     """Neither a container of it nor a shared pool is known: masks may have been set by hand."""
     machine.settings["node.shared_pool"] = ""
     machine.configure()
