@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
+    from vmpin.doctor.audit import CpuOwner
     from vmpin.doctor.finding import Check
     from vmpin.domain.desired_state import SandboxState
     from vmpin.domain.held_cpus import HeldCpus
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from vmpin.host.sysfs import Sysfs
     from vmpin.reconcile.nic_nodes import NicFinder
     from vmpin.reconcile.view import NodeView
-    from vmpin.reports.cpu_owners import CpuOwner
     from vmpin.residency.sampler import RunListener, Sampler
     from vmpin.scenario.node_scenario import ScenarioPart
     from vmpin.scenario.scenario_reader import ScenarioValues

@@ -78,7 +78,7 @@ def status() -> dict[str, Any]:
                 ("iothreads", "vhost", "emulator", "virtiofsd", "shim"), "apart")},
             "node": {"online": "0-63", "shared_pool": "0-7,32-39,44-47,56-63", "pool_known": True,
                      "unknown_owners": [], "exclusive": "40-43,48-51",
-                     "housekeeping": "0-1", "owners": [
+                     "housekeeping": "0-1", "authorities": ["kubelet"], "owners": [
                          {"sandbox": id, "container": name, "cpus": cpus, "kind": "vm", "pod": pod, "name": title,
                           "init": None, "cgroup": None}
                          for id, name, cpus, pod, title in ((SHOP, WEB, "40-43", SHOP_POD, "web"),

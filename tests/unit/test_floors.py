@@ -34,7 +34,7 @@ FLOORS = {
     "sources": 5, "authorities": 5, "pinning": 5,
     "reconcile": 6,
     "status": 7, "guests": 7, "residency": 7,
-    "procevents": 8, "reports": 8,
+    "procevents": 8,
     "doctor": 9,
     "features": 10,
     "daemon": 11,
@@ -51,7 +51,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "features.demo.worth", "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
-              "reports.audit", "reports.cpu_owners", "features.map.node_map", "features.map.svg", "features.map.text",
+              "doctor.audit", "features.map.node_map", "features.map.svg", "features.map.text",
               "residency.usage",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",

@@ -11,12 +11,22 @@ from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.verbs import Verbs, answering, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
+from vmpin.doctor.audit import (
+    VERSION,
+    AuditFinding,
+    CpuOwner,
+    Judgement,
+    Kind,
+    Use,
+    judge,
+    lasting,
+    owners_of,
+    sandboxes_of,
+)
 from vmpin.domain.pod_names import PodNames
 from vmpin.domain.terminal import number_of, short_id
 from vmpin.errors import UsageError
 from vmpin.feature import features, present
-from vmpin.reports.audit import VERSION, AuditFinding, Judgement, Kind, Use, judge
-from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
 from vmpin.residency.thread_usage import ThreadUsageSampler
 
 #: Rows of the tables; -o json has all.
@@ -92,73 +102,73 @@ def run(args: argparse.Namespace) -> int:
             sandboxes |= sandboxes_of(after)
     processes = list(sampler.processes())
     ignored = [*(Kind(kind) for kind in args.ignore), *([] if args.strict else [Kind.PAUSE])]
-    found = judge(owners, sandboxes, processes, sampler.busy, ignored, PodNames.of(before.get("pods", ())))
+    judgement = judge(owners, sandboxes, processes, sampler.busy, ignored, PodNames.of(before.get("pods", ())))
     stale = stale_checkpoint(before)
     limits = [*([] if stale is None else [f"STALE: {stale}."]), *_limits(sampler, changed)]
     if args.output == "json":
-        print_data({"version": VERSION, **found.data(), "owners": [owner.data() for owner in owners],
+        print_data({"version": VERSION, **judgement.data(), "owners": [owner.data() for owner in owners],
                     "seconds": round(sampler.seconds, 3), "samples": sampler.samples,
                     "longest_gap": round(sampler.longest, 3),
                     "resolution": "ns" if sampler.host.precise else "ticks", "processes": len(processes),
                     "threads": sum(len(process.tasks) for process in processes), "changed": str(changed),
                     "limits": limits, "pid": os.getpid()}, "json")
     else:
-        _print(found, sampler, limits, args.strict)
-    return 0 if found.alone or (found.apart and not args.strict) else 1
+        _print(judgement, sampler, limits, args.strict)
+    return 0 if judgement.alone or (judgement.apart and not args.strict) else 1
 
 
-def _owners(config: Config, found: Document, direct: bool) -> tuple[CpuOwner, ...]:
+def _owners(config: Config, document: Document, direct: bool) -> tuple[CpuOwner, ...]:
     """The exclusive containers, and what else owns CPUs by a feature."""
     others = () if direct else present(feature.cpu_owners for feature in features())
-    return (*owners_of(found), *(owner for cpu_owners in others for owner in cpu_owners(config)))
+    return (*owners_of(document), *(owner for cpu_owners in others for owner in cpu_owners(config)))
 
 
 def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
     """The limits of the answer, in sentences."""
-    found = []
+    limits = []
     if changed:
-        found.append(f"CPUs {changed} changed owners meanwhile and are left out: audit again.")
+        limits.append(f"CPUs {changed} changed owners meanwhile and are left out: audit again.")
     if sampler.samples and not sampler.sees_kernel:
-        found.append("No kernel thread is visible, so this is another PID namespace: threads outside it are missing.")
+        limits.append("No kernel thread is visible, so this is another PID namespace: threads outside it are missing.")
     if sampler.samples > 1:
-        found.append(f"{sampler.samples} samples, at most {sampler.longest * 1000:.0f} ms apart. The run time between "
-                     "two is booked to the CPU of the second; visits to other CPUs, and threads that started and "
-                     "ended in between, are in UNSEEN only.")
-        found.append("Run times are the kernel's, in nanoseconds, and lag by up to a tick (1 to 10 ms) while a thread "
-                     "runs; BUSY is counted in steps of 10 ms." if sampler.host.precise else
-                     "This kernel has run times only in ticks of 10 ms (no CONFIG_SCHED_INFO, or delayacct is off): "
-                     "shorter runs may be missing.")
-    return found
+        limits.append(f"{sampler.samples} samples, at most {sampler.longest * 1000:.0f} ms apart. The run time "
+                      "between two is booked to the CPU of the second; visits to other CPUs, and threads that started "
+                      "and ended in between, are in UNSEEN only.")
+        limits.append("Run times are the kernel's, in nanoseconds, and lag by up to a tick (1 to 10 ms) while a "
+                      "thread runs; BUSY is counted in steps of 10 ms." if sampler.host.precise else
+                      "This kernel has run times only in ticks of 10 ms (no CONFIG_SCHED_INFO, or delayacct is off): "
+                      "shorter runs may be missing.")
+    return limits
 
 
-def _print(found: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
-    print_text(_answer(found, sampler, strict))
-    for use in found.uses:
-        if use.cpu in found.contested:
+def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
+    print_text(_answer(judgement, sampler, strict))
+    for use in judgement.uses:
+        if use.cpu in judgement.contested:
             print_text(f"CPU {use.cpu} has {len(use.owners)} owners: {_names(use.owners)}")
-    if found.exclusive:
+    if judgement.exclusive:
         print()
-        _print_uses(found.uses, measured=sampler.samples > 1)
-    if found.findings:
+        _print_uses(judgement.uses, measured=sampler.samples > 1)
+    if judgement.findings:
         print()
-        _print_findings(found)
-    if found.ignored:
-        print(f"left out: {_processes(found.ignored)}")
+        _print_findings(judgement)
+    if judgement.ignored:
+        print(f"left out: {_processes(judgement.ignored)}")
     for place, limit in enumerate(limits):
         if not place:
             print()
         print_text(limit)
 
 
-def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
+def _answer(judgement: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
     """The first line of the output."""
-    if not found.exclusive:
+    if not judgement.exclusive:
         return "no CPU of this node is exclusive: nothing to audit"
-    where, within = f"exclusive {_cpus(found.exclusive)}", f"within {sampler.seconds:.1f} s"
-    ran, findings = len(found.ran), len(found.findings)
-    spent = _time(sum(finding.spent for finding in found.findings))
-    if findings and found.apart and not strict:
-        counts = Counter(finding.kind for finding in found.findings)
+    where, within = f"exclusive {_cpus(judgement.exclusive)}", f"within {sampler.seconds:.1f} s"
+    ran, findings = len(judgement.ran), len(judgement.findings)
+    spent = _time(sum(finding.spent for finding in judgement.findings))
+    if findings and judgement.apart and not strict:
+        counts = Counter(finding.kind for finding in judgement.findings)
         did = f"; {_many(ran)} ran there, for {spent} in all" if ran else ""
         when = f"{within} no other pod ran on {where}, and none may" if sampler.samples > 1 else (
             f"no other pod may run on {where}")
@@ -166,13 +176,13 @@ def _answer(found: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
     if ran:
         more = f"; {findings - ran} more may" if findings > ran else ""
         return f"NOT ALONE: {within}, {_many(ran)} ran on others' {where}, for {spent} in all{more}"
-    if found.contested:
-        return f"NOT ALONE: {_cpus(found.contested)} of {where} belong to more than one owner"
+    if judgement.contested:
+        return f"NOT ALONE: {_cpus(judgement.contested)} of {where} belong to more than one owner"
     seen = "" if sampler.sees_kernel else ", as far as this process can read"
-    left_out = "" if not found.ignored else f", except what is left out ({_counted(found.ignored)})"
+    left_out = "" if not judgement.ignored else f", except what is left out ({_counted(judgement.ignored)})"
     if sampler.samples > 1:
-        unseen = sum(use.unseen or 0 for use in found.uses)
-        share = unseen / (sampler.seconds * 1e9 * len(found.uses))
+        unseen = sum(use.unseen or 0 for use in judgement.uses)
+        share = unseen / (sampler.seconds * 1e9 * len(judgement.uses))
         doubt = f" (but {_time(unseen)} is UNSEEN)" if share > _DOUBT else ""
         nothing = f"{within} nothing but the owners was seen to run on {where}{doubt}"
         return (f"ALONE SO FAR: {nothing}{left_out}{seen}, but {_many(findings)} may" if findings else
@@ -201,10 +211,10 @@ def _spent(group: Sequence[Use]) -> list[str]:
             _time(sum(use.unseen or 0 for use in group)) if measured else "?"]
 
 
-def _print_findings(found: Judgement) -> None:
-    everyone = len({owner for use in found.uses for owner in use.owners})
+def _print_findings(judgement: Judgement) -> None:
+    everyone = len({owner for use in judgement.uses for owner in use.owners})
     groups: dict[object, list[AuditFinding]] = {}
-    for finding in found.findings:
+    for finding in judgement.findings:
         # A node has a hundred kworkers and as many shims: those that only may are one row each kind.
         alike = (finding.kind, _name(finding), finding.may, _home(finding))
         groups.setdefault(finding.process.pid if finding.spent else alike, []).append(finding)

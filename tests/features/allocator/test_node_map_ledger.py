@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vmpin.cpuset import CpuSet
+from vmpin.doctor.audit import judge
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report
@@ -20,7 +21,6 @@ from vmpin.features.allocator.ledger_holders import held_cpus, ledger_owners
 from vmpin.features.map import svg
 from vmpin.features.map.node_map import Picture, picture
 from vmpin.features.map.text import lines
-from vmpin.reports.audit import judge
 from vmpin.residency.usage import SampledProcess, SampledThread
 
 CPUS = CpuSet.parse("0-15")

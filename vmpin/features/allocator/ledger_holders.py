@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.doctor.audit import CpuOwner
 from vmpin.domain.held_cpus import CpuHolder, HeldCpus
 from vmpin.domain.terminal import printable
 from vmpin.features.allocator.allocation_report import free_text
-from vmpin.reports.cpu_owners import CpuOwner
 
 #: Names of a group's containers that a legend has.
 _NAMES = 6

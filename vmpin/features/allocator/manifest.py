@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
+    from vmpin.doctor.audit import CpuOwner
     from vmpin.doctor.finding import Check
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
     from vmpin.host.sysfs import Sysfs
-    from vmpin.reports.cpu_owners import CpuOwner
     from vmpin.scenario.node_scenario import ScenarioPart
     from vmpin.scenario.scenario_reader import ScenarioValues
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
+from vmpin.doctor.audit import CpuOwner, owners_of, sandboxes_of
 from vmpin.domain.pod_names import PodNames, names_of, with_names
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval
-from vmpin.reports.cpu_owners import CpuOwner, owners_of, sandboxes_of
 from vmpin.residency.usage import SampledProcess, container_of
 
 #: Of a container in its guest, the most urgent first; then whatever else there is.

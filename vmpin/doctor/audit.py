@@ -1,17 +1,112 @@
-"""The audit: which processes may run, or ran, on exclusive CPUs of others.
+"""The audit: the owners of exclusive CPUs, and which other processes may run there, or ran there while they were
+sampled (residency.thread_usage). Pure."""
 
-Pure: evaluates sampled threads (residency.thread_usage) against the owners (cpu_owners).
-"""
+from __future__ import annotations
 
 import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.pod_names import PodNames
-from vmpin.reports.cpu_owners import CpuOwner, located
+from vmpin.domain.terminal import pod_name, short_id
 from vmpin.residency.usage import SampledProcess, SampledThread, container_of
+
+
+@dataclass(frozen=True)
+class CpuOwner:
+    """One entry of the status document's node.owners. `label` is its name for people."""
+
+    sandbox: str
+    container: str
+    cpus: CpuSet
+    vm: bool
+    init: int | None = None
+    cgroup: str = ""
+    label: str = ""
+    #: Uid of a pod that only the kubelet reported: its cgroup is named after it (pod1-2, with systemd pod1_2.slice).
+    uid: str = ""
+    #: Of a group: its containers' ids and their sandboxes.
+    members: frozenset[str] = frozenset()
+
+    def owns(self, process: SampledProcess, sandbox: str | None) -> bool:
+        """True if a process is the owner's: a process of the owning VM sandbox, else one in the container's cgroup
+        (also probes and `kubectl exec`). A VMM's cgroup does not count: Kata may keep all VMMs of a node in one."""
+        if (self.vm and sandbox == self.sandbox) or sandbox in self.members:
+            return True
+        if self.members:
+            return container_of(process.cgroup) in self.members
+        if self.uid:
+            return f"pod{self.uid}" in process.cgroup or f"pod{self.uid.replace('-', '_')}" in process.cgroup
+        if not self.vm and (self.init == process.pid or (
+                self.cgroup and f"{process.cgroup}/".startswith(f"{self.cgroup}/"))):
+            return True
+        return bool(self.container) and container_of(process.cgroup) == self.container
+
+    def data(self) -> dict[str, str]:
+        return {"sandbox": self.sandbox, "container": self.container, "cpus": str(self.cpus),
+                "kind": "vm" if self.vm else "runc", "name": self.label}
+
+
+def owners_of(document: Mapping[str, Any]) -> tuple[CpuOwner, ...]:
+    """The owners in a status document. An owner without a kind is a VM if it is among the sandboxes."""
+    sandboxes = {sandbox["id"]: sandbox for sandbox in document["sandboxes"]}
+    owners = []
+    for entry in document["node"]["owners"]:
+        sandbox = sandboxes.get(entry["sandbox"])
+        kind = entry.get("kind") or ("runc" if sandbox is None else "vm")
+        owners.append(CpuOwner(entry["sandbox"], entry["container"], CpuSet.parse(entry["cpus"]), kind == "vm",
+                              entry.get("init"), entry.get("cgroup") or "", _label(entry, sandbox),
+                              entry["sandbox"] if kind == "unseen" else ""))
+    return tuple(owners)
+
+
+def sandboxes_of(document: Mapping[str, Any]) -> dict[int, str]:
+    """The sandbox of every thread, and of every VMM's process, that a status document lists."""
+    sandboxes: dict[int, str] = {}
+    for sandbox in document["sandboxes"]:
+        sandboxes |= {thread["tid"]: sandbox["id"] for thread in sandbox["threads"]}
+        if sandbox["vmm"] is not None:
+            sandboxes[sandbox["vmm"]["pid"]] = sandbox["id"]
+    return sandboxes
+
+
+def lasting(before: Sequence[CpuOwner], after: Sequence[CpuOwner]) -> tuple[tuple[CpuOwner, ...], CpuSet]:
+    """(the owners with the CPUs that were theirs all the time, the CPUs that changed owners).
+
+    A thread may have run on such a CPU before the new owner got it.
+    """
+    def by_cpu(owners: Iterable[CpuOwner]) -> dict[int, set[tuple[str, str]]]:
+        containers: dict[int, set[tuple[str, str]]] = {}
+        for owner in owners:
+            for cpu in owner.cpus:
+                containers.setdefault(cpu, set()).add((owner.sandbox, owner.container))
+        return containers
+
+    then, now = by_cpu(before), by_cpu(after)
+    changed = CpuSet(cpu for cpu in then.keys() | now.keys() if then.get(cpu) != now.get(cpu))
+    kept = (replace(owner, cpus=owner.cpus - changed) for owner in after)
+    return tuple(owner for owner in kept if owner.cpus), changed
+
+
+def located(owners: Iterable[CpuOwner], processes: Iterable[SampledProcess]) -> list[CpuOwner]:
+    """The owners with the current cgroup of each container's init: "" if that is the topmost, or if init has ended."""
+    cgroups = {process.pid: process.cgroup for process in processes}
+    return [owner if owner.init is None else replace(owner, cgroup=cgroups.get(owner.init, "")) for owner in owners]
+
+
+def _label(entry: Mapping[str, Any], sandbox: Mapping[str, Any] | None) -> str:
+    """`namespace/pod/container` if the names are known, else ids."""
+    source = sandbox or entry
+    names = {container["id"]: container["name"] for container in source.get("containers", ())}
+    container = names.get(entry["container"]) or entry.get("name") or short_id(entry["container"])
+    pod = entry.get("pod") or source.get("pod")
+    if pod:
+        return pod_name(pod) + (f"/{container}" if container else "")
+    return f"{container} of {short_id(entry['sandbox'])}" if container else f"pod {short_id(entry['sandbox'])}"
+
 
 #: Of the JSON document.
 VERSION = 1
@@ -52,10 +147,10 @@ class AuditFinding:
 
     @property
     def ran(self) -> dict[int, int]:
-        found: Counter[int] = Counter()
+        ran: Counter[int] = Counter()
         for task in self.threads:
-            found.update(task.ran)
-        return dict(sorted(found.items()))
+            ran.update(task.ran)
+        return dict(sorted(ran.items()))
 
     @property
     def spent(self) -> int:
@@ -141,7 +236,7 @@ def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: I
     exclusive = union(owner.cpus for owner in owners)
     uses = {cpu: Use(cpu, tuple(owner for owner in owners if cpu in owner.cpus),
                      None if busy is None else busy.get(cpu)) for cpu in exclusive}
-    made = Judgement(exclusive, CpuSet(
+    judgement = Judgement(exclusive, CpuSet(
         use.cpu for use in uses.values() if len({owner.sandbox for owner in use.owners}) > 1), list(uses.values()))
     for process in processes:
         sandbox = next((sandboxes[task.tid] for task in process.tasks if task.tid in sandboxes), None)
@@ -163,13 +258,13 @@ def judge(owners: Sequence[CpuOwner], sandboxes: Mapping[int, str], processes: I
         if threads:
             finding = _finding(process, sandbox, threads, owners, names)
             if finding.kind in ignore:
-                made.ignored[finding.kind] += 1
+                judgement.ignored[finding.kind] += 1
             else:
-                made.findings.append(finding)
+                judgement.findings.append(finding)
     # The longest run time first, then processes that may run, by class and by CPU.
-    made.findings.sort(key=lambda each: (-each.spent, list(Kind).index(each.kind), each.may.first if each.may else 0,
-                                         each.process.pid))
-    return made
+    judgement.findings.sort(key=lambda finding: (
+        -finding.spent, list(Kind).index(finding.kind), finding.may.first if finding.may else 0, finding.process.pid))
+    return judgement
 
 
 def _concerned(task: SampledThread, foreign: CpuSet) -> SampledThread | None:
@@ -187,13 +282,13 @@ def _finding(process: SampledProcess, sandbox: str | None, threads: Sequence[Sam
     elif process.kernel:
         kind = Kind.KERNEL
     else:
-        found = container_of(process.cgroup)
-        pauses = names.pauses_only(found, process.comm, len(process.tasks)) and not any(task.ran for task in threads)
-        container = process.cgroup.rpartition("/")[2] if found is None and process.contained else found
+        known = container_of(process.cgroup)
+        pauses = names.pauses_only(known, process.comm, len(process.tasks)) and not any(task.ran for task in threads)
+        container = process.cgroup.rpartition("/")[2] if known is None and process.contained else known
         kind = Kind.PAUSE if pauses else Kind.HOST if container is None else Kind.CONTAINER
-    there = union([*(task.cpus for task in threads), CpuSet(cpu for task in threads for cpu in task.ran)])
+    concerned = union([*(task.cpus for task in threads), CpuSet(cpu for task in threads for cpu in task.ran)])
     return AuditFinding(process, kind, sandbox, container, tuple(threads),
-                        tuple(owner for owner in owners if not owner.cpus.isdisjoint(there)),
+                        tuple(owner for owner in owners if not owner.cpus.isdisjoint(concerned)),
                         names.name(sandbox, container, process.cgroup))
 
 

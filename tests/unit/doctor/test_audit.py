@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.doctor.audit import CpuOwner, Judgement, Kind, judge, lasting, owners_of, sandboxes_of
 from vmpin.domain.pod_names import PodNames
-from vmpin.reports.audit import Judgement, Kind, judge
-from vmpin.reports.cpu_owners import CpuOwner, lasting, owners_of, sandboxes_of
 from vmpin.residency.usage import SampledProcess, SampledThread, container_of
 
 A, B = "a" * 64, "b" * 64
