@@ -54,9 +54,9 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "doctor.audit", "features.map.node_map", "features.map.svg", "features.map.text",
               "residency.usage",
               *(f"features.isolation.{name}" for name in (
-                  "cpu_intervals", "isolation_books", "isolation_shares", "isolation_advice", "isolation_report",
+                  "cpu_intervals", "isolation_books", "isolation_shares", "isolation_report",
                   "isolation_text", "isolation_page", "top.thread_intervals", "top.node_description", "top.pod_usage",
-                  "top.usage_document", "verbs.top.keys", "verbs.top.view_state", "verbs.top.sheet")),
+                  "verbs.top.view_state", "verbs.top.sheet")),
               "doctor.checks",
               "features.allocator.grants", "features.allocator.search", "features.allocator.texts",
               *(f"features.allocator.{name}" for name in (
@@ -77,15 +77,14 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "argcomplete": {"cli.completion"}, "jinja2": {"domain.templates"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics",
-                                 "features.cluster.reporter_metrics", "features.isolation.isolation_metrics",
-                                 "features.isolation.node_isolation"},
+                                 "features.cluster.reporter_metrics", "features.isolation.node_isolation"},
            "psutil": {"host.daemons", "doctor.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
 #: Where asyncio's tasks and where processes may be used, besides the command line and the demo.
 ASYNC = {"host.sockets", "host.retry", "host.turns", "vmm.qmp", "reconcile.one_pass", "procevents.feed", "guests",
-         "features.allocator", "features.cluster.followers", "features.isolation.isolation_answers",
-         "features.isolation.isolation_keeper", "daemon"}
+         "features.allocator", "features.cluster.followers", "features.isolation.node_isolation",
+         "features.isolation.books_database", "daemon"}
 PROCESSES = {"install.file_operations", "install.oci_hook", "features.gather.verbs", "features.network.netns"}
 #: Where a number is made by int() or float() and not by bounded: parts of the program, by where it comes from.
 NUMBERS_ELSEWHERE = {
@@ -105,7 +104,7 @@ NUMBERS_ELSEWHERE = {
     **dict.fromkeys((
         "cli.reconcile", "features.demo.verbs", "features.gather.verbs", "cli.run_times", "config.settings",
         "config.yaml_file",
-        "features.isolation.isolation_answers",
+        "features.isolation.node_isolation",
         *(f"features.cluster.{name}" for name in (
             "fleet.fleet_document", "fleet.node_fleet", "kube.agenda", "kube.event_limits", "kube.topology_agenda",
             "reporter.api_server")),

@@ -20,8 +20,7 @@ from top_given import MS, used
 
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ProgramKind
-from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook, ProgramKind
 from vmpin.features.isolation.isolation_page import page
 from vmpin.features.isolation.isolation_report import document, pod_report, with_slo
 from vmpin.features.isolation.verbs.top.screen import laid_out
@@ -55,7 +54,7 @@ def isolation() -> str:
             book.book(minute * MINUTE, Interval(MINUTE, {40: spent, 41: spent // 9, 42: 0, 43: 0}, 0, 0,
                                                 2 * MS, 0))
             if spent > 100 * MS:
-                book.add_runs(minute * MINUTE, [ForeignRun(backup, 40, spent)], ProgramKind.KERNEL)
+                book.add_runs(minute * MINUTE, [ForeignRun(backup, 40, spent)])
     now = 1440 * MINUTE
     drift = {"repairs": {"tuned": 3}, "last": 1.0, "why": "tuned runs with its scheduler plugin"}
     made = pod_report(figures_between(book, 0, 1440 * MINUTE), clock, drift)

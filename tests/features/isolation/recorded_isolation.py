@@ -9,8 +9,7 @@ from recorded_node import DB, SHOP
 
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ProgramKind
-from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook, ProgramKind
 from vmpin.features.isolation.isolation_report import document, pod_report
 
 
@@ -28,9 +27,8 @@ def isolation() -> dict[str, Any]:
                                                 taken // 50, 0))
     backup = ForeignProgram(ProgramKind.HOST, "backup-everything", "backup.service")
     kworker = ForeignProgram(ProgramKind.KERNEL, "kworker/u128:3", "")
-    shop.add_runs(90 * MINUTE, [ForeignRun(backup, 48, 19 * 10**9), ForeignRun(kworker, 48, 10**9)],
-                  ProgramKind.KERNEL)
-    shop.add_runs(110 * MINUTE, [ForeignRun(kworker, 48, 10**7)], ProgramKind.KERNEL)
+    shop.add_runs(90 * MINUTE, [ForeignRun(backup, 48, 19 * 10**9), ForeignRun(kworker, 48, 10**9)])
+    shop.add_runs(110 * MINUTE, [ForeignRun(kworker, 48, 10**7)])
     db = OwnerBook(DB, 20 * MINUTE)
     db.namespace, db.pod, db.kind, db.ended = "shop", "db-0", "runc", 120 * MINUTE
     db.cpus = CpuSet.parse("9")

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from booked import Database, figures_between
 from test_isolation_books import BACKUP, SECOND, found, host
 
 from vmpin.cpuset import CpuSet
-from vmpin.features.isolation.books_database import figures_of, kept_books
+from vmpin.features.isolation.books_database import IsolationKeeper, figures_of, kept_books
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ProgramKind
-from vmpin.features.isolation.isolation_books import MINUTE, MINUTES, ForeignRun, IsolationBooks, OwnerBook
+from vmpin.features.isolation.isolation_books import (
+    MINUTE,
+    MINUTES,
+    ForeignRun,
+    IsolationBooks,
+    OwnerBook,
+)
 from vmpin.features.isolation.isolation_shares import FORMER
+from vmpin.host import boottime
 
 MS = 10**6
 SCAN = host("scan")
@@ -29,7 +41,7 @@ def test_minutes_that_are_written_in_parts_add_up() -> None:
     database, book = Database(), owning(2, 3)
     for _ in range(3):
         book.book(5 * MINUTE, found(10, 4, (2, 3)))
-        book.add_runs(5 * MINUTE, [ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
+        book.add_runs(5 * MINUTE, [ForeignRun(BACKUP, 2, SECOND)])
         sums = database.minutes(book, 0, 5)
     assert (sums.account.watched, sums.account.foreign, sums.account.others) == (30_000, 12_000, 3000)
     assert sums.by_cpu == {2: 6000, 3: 6000}
@@ -79,8 +91,8 @@ def test_the_worst_minute_has_its_cpu_and_its_foremost_program() -> None:
     for minute, spent in ((1, 1), (2, 20), (3, 2)):
         book.book(minute * MINUTE, Interval(MINUTE, {2: spent * SECOND // 10, 3: spent * SECOND}, 0, 0, 0, 0))
     for program, spent in ((SCAN, 3), (BACKUP, 2), (BACKUP, 2)):
-        book.add_runs(2 * MINUTE, [ForeignRun(program, 3, spent * SECOND)], ProgramKind.KERNEL)
-    book.add_runs(3 * MINUTE, [ForeignRun(SCAN, 3, 2 * SECOND)], ProgramKind.KERNEL)
+        book.add_runs(2 * MINUTE, [ForeignRun(program, 3, spent * SECOND)])
+    book.add_runs(3 * MINUTE, [ForeignRun(SCAN, 3, 2 * SECOND)])
     sums = figures_between(book, 0, 3 * MINUTE)
     worst = sums.worst
     assert worst is not None
@@ -124,7 +136,7 @@ def test_more_than_a_day_is_dropped() -> None:
     book = books.of("owner", 0, 0, 0)
     for minute in range(1, MINUTES + 300):
         book.book(minute * MINUTE, found(60, 0.6))
-        book.add_runs(minute * MINUTE, [ForeignRun(BACKUP, 2, MS)], ProgramKind.KERNEL)
+        book.add_runs(minute * MINUTE, [ForeignRun(BACKUP, 2, MS)])
         if minute % 10 == 0:
             database.add(books)
     for table in "minute", "cpu", "program":
@@ -138,7 +150,7 @@ def test_what_an_owner_that_is_forgotten_had_is_dropped() -> None:
     for begun in (7, 8):
         book = books.of("owner", MINUTE, begun, 0)
         book.book(MINUTE, found(60, 0.6))
-        book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, MS)], ProgramKind.KERNEL)
+        book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, MS)])
         database.add(books)
     assert [database.count(table) for table in ("owner", "minute", "cpu", "program")] == [1, 1, 1, 1]
     assert database.count("owner", "begun") == 8
@@ -193,7 +205,7 @@ def test_a_figure_that_no_watcher_writes_is_refused_or_a_number(table: str, colu
     book = books.of("owner", 5 * MINUTE, 77, 4 * MINUTE)
     book.cpus = CpuSet([2])
     book.book(5 * MINUTE, found(60, 4))
-    book.add_runs(5 * MINUTE, [ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
+    book.add_runs(5 * MINUTE, [ForeignRun(BACKUP, 2, SECOND)])
     database.add(books)
     database.connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
     try:
@@ -202,3 +214,113 @@ def test_a_figure_that_no_watcher_writes_is_refused_or_a_number(table: str, colu
         assert figures_of(database.connection, owner.described, 0, 10 * MINUTE, 48) is not None
     except (ValueError, OverflowError, sqlite3.DatabaseError):
         return
+
+
+def fill(books: IsolationBooks) -> None:
+    """With two owners, at this moment."""
+    now = boottime.now()
+    for name in ("one", "two"):
+        book = books.of(name, now, 7, now)
+        book.namespace, book.pod, book.kind, book.cpus = "demo", name, "vm", CpuSet([2, 3])
+        book.book(now, found(10, 4, (2, 3)))
+        book.add_runs(now, [ForeignRun(BACKUP, 2, SECOND)])
+
+
+@contextmanager
+def keeping(path: Path | None, boot_id: str = "boot") -> Iterator[IsolationKeeper]:
+    keeper = IsolationKeeper(path, boot_id)
+    asyncio.run(keeper.load())
+    yield keeper
+    keeper.close()
+
+
+def foreign(keeper: IsolationKeeper, owner: str) -> int:
+    """Until now (ms)."""
+    figures = keeper.figures(keeper.books.owners[owner].described, 0, boottime.now(), 48).result()
+    assert figures is not None
+    return figures.account.foreign
+
+
+def test_what_is_written_is_loaded_the_next_time(tmp_path: Path) -> None:
+    path = tmp_path / "isolation"
+    with keeping(path) as keeper:
+        fill(keeper.books)
+        keeper.write(0.0)
+        assert foreign(keeper, "one") == 4000
+        fill(keeper.books)  # the end writes that
+    assert [each.name for each in tmp_path.iterdir()] == ["isolation"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    with keeping(path) as keeper:
+        assert list(keeper.books.owners) == ["one", "two"]
+        assert foreign(keeper, "two") == 8000
+
+
+def test_it_is_written_no_more_often_than_it_is_due() -> None:
+    with keeping(None) as keeper:
+        fill(keeper.books)
+        keeper.write()
+        assert foreign(keeper, "one") == 0
+        keeper.write(0.0)
+        assert foreign(keeper, "one") == 4000
+
+
+def test_a_kill_loses_what_was_booked_after_the_last_writing(tmp_path: Path) -> None:
+    path = tmp_path / "isolation"
+    child = os.fork()
+    if not child:
+        try:
+            keeper = IsolationKeeper(path, "boot")
+            asyncio.run(keeper.load())
+            fill(keeper.books)
+            keeper.write(0.0)
+            foreign(keeper, "one")  # it is written
+            fill(keeper.books)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    with keeping(path) as keeper:
+        assert foreign(keeper, "one") == foreign(keeper, "two") == 4000
+
+
+def test_the_books_of_another_boot_are_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "isolation"
+    with keeping(path) as keeper:
+        fill(keeper.books)
+    with keeping(path, "other") as keeper:
+        assert not keeper.books.owners
+    with keeping(path) as keeper:
+        assert not keeper.books.owners
+
+
+def test_a_failure_is_logged_once_and_nothing_is_lost_when_it_has_passed(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "none"
+    with keeping(directory / "isolation") as keeper:
+        for _ in range(3):
+            fill(keeper.books)
+            keeper.write(0.0)
+            with pytest.raises(Exception, match="No such file"):
+                foreign(keeper, "one")
+        assert [each.levelname for each in caplog.records] == ["ERROR"]
+        assert "the books of isolation cannot be saved" in caplog.text
+        directory.mkdir()
+        keeper.write(0.0)
+        assert foreign(keeper, "one") == 12_000
+    assert len(caplog.records) == 1
+
+
+def test_a_damaged_file_is_set_aside_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "isolation").write_bytes(b"abc" * 5000)
+    with keeping(tmp_path / "isolation") as keeper:
+        assert keeper.books.owners == {}
+        fill(keeper.books)
+    assert "set aside as isolation.bad, the books of isolation begin anew" in caplog.text
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["isolation", "isolation.bad"]
+
+
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with keeping(None) as keeper:
+        fill(keeper.books)
+    assert list(tmp_path.iterdir()) == []

@@ -14,8 +14,7 @@ from strayed import Spinners, burner_on, run_for, spinners
 
 from vmpin.domain.model import SandboxId
 from vmpin.features.isolation.foreign_scans import ForeignScans, HotCpu, home
-from vmpin.features.isolation.isolation_advice import ProgramKind
-from vmpin.features.isolation.isolation_books import ForeignRun
+from vmpin.features.isolation.isolation_books import ForeignRun, ProgramKind
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, Stat
 

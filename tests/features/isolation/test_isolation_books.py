@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ProgramKind
 from vmpin.features.isolation.isolation_books import (
     MAX_OWNERS,
     MAX_PROGRAMS,
@@ -19,6 +18,7 @@ from vmpin.features.isolation.isolation_books import (
     ForeignRun,
     IsolationBooks,
     OwnerBook,
+    ProgramKind,
 )
 
 SECOND = 10**9
@@ -39,7 +39,7 @@ def test_what_was_booked_is_taken_once() -> None:
     book.begin(0, 5)
     assert book.book(MINUTE, found(60, 4, (2, 3)))
     assert book.book(MINUTE, found(30, 2, (2, 3)))
-    book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
+    book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, SECOND)])
     taken = book.taken()
     assert taken.owner == book.described
     assert taken.columns == {0: {"slack": 5}, 1: {"watched": 90 * SECOND, "seen": 180 * SECOND, "foreign": 6 * SECOND,
@@ -95,7 +95,7 @@ def test_names_without_end_take_bounded_room_and_do_not_hide_a_later_one() -> No
     book = OwnerBook("owner", 0)
     for number in range(10):
         names = [ForeignRun(host(f"n{number}-{each}"), 2, SECOND // 500) for each in range(MAX_PROGRAMS)]
-        book.add_runs(MINUTE, [*names, ForeignRun(BACKUP, 2, SECOND)], ProgramKind.KERNEL)
+        book.add_runs(MINUTE, [*names, ForeignRun(BACKUP, 2, SECOND)])
     programs = book.taken().by_program
     assert len(programs) == MAX_PROGRAMS
     assert programs[1, BACKUP] == 10 * SECOND
@@ -108,7 +108,7 @@ def test_run_time_that_a_scan_found_is_never_lost(runs: list[tuple[int, int, int
     """However many there are: the sum of all names is that of the minutes."""
     book = OwnerBook("owner", 0)
     for minute, number, spent in runs:
-        book.add_runs(minute * MINUTE, [ForeignRun(host(f"t{number}"), 2, spent)], ProgramKind.KERNEL)
+        book.add_runs(minute * MINUTE, [ForeignRun(host(f"t{number}"), 2, spent)])
     taken = book.taken()
     assert len(taken.by_program) <= MAX_PROGRAMS
     assert sum(taken.by_program.values()) == sum(spent for *_, spent in runs)
@@ -120,7 +120,7 @@ def test_run_time_that_a_scan_found_is_never_lost(runs: list[tuple[int, int, int
 def test_a_kernel_thread_is_booked_apart() -> None:
     book = OwnerBook("owner", 0)
     kworker = ForeignProgram(ProgramKind.KERNEL, "kworker/2:1", "")
-    book.add_runs(MINUTE, [ForeignRun(kworker, 2, SECOND), ForeignRun(BACKUP, 2, 2 * SECOND)], ProgramKind.KERNEL)
+    book.add_runs(MINUTE, [ForeignRun(kworker, 2, SECOND), ForeignRun(BACKUP, 2, 2 * SECOND)])
     assert book.taken().columns == {1: {"kernel": SECOND, "others": 2 * SECOND}}
 
 

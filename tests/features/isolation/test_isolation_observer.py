@@ -12,8 +12,8 @@ import pytest
 from exclusive import Owner
 from strayed import Spinners, burner_on, run_for, spinners
 
-from vmpin.features.isolation.isolation_advice import ProgramKind
-from vmpin.features.isolation.isolation_keeper import IsolationKeeper
+from vmpin.features.isolation.books_database import IsolationKeeper
+from vmpin.features.isolation.isolation_books import ProgramKind
 from vmpin.features.isolation.isolation_observer import IsolationObserver
 from vmpin.features.isolation.isolation_shares import Figures
 from vmpin.host import boottime

@@ -13,10 +13,16 @@ from documents import checked
 from vmpin.cpuset import CpuSet
 from vmpin.features.isolation import isolation_text as texts
 from vmpin.features.isolation.cpu_intervals import Interval
-from vmpin.features.isolation.isolation_advice import ProgramKind, advice, title
-from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, ForeignRun, OwnerBook, ProgramKind
 from vmpin.features.isolation.isolation_page import page
-from vmpin.features.isolation.isolation_report import document, pod_report, slo_of, with_slo
+from vmpin.features.isolation.isolation_report import (
+    advice,
+    document,
+    pod_report,
+    slo_of,
+    title,
+    with_slo,
+)
 from vmpin.features.isolation.isolation_shares import Slo
 
 SECOND = 10**9
@@ -38,7 +44,7 @@ def book(name: str = "shop", foreign: float = 0.3, minutes: int = 60) -> OwnerBo
     for minute in range(1, minutes - 10):
         spent = int(foreign * SECOND * (10 if minute == 20 else 1))
         made.book(minute * MINUTE, Interval(MINUTE, {2: spent, 3: 0}, 0, 0, spent // 10, 0))
-    made.add_runs(20 * MINUTE, [ForeignRun(PROGRAM, 2, int(5 * foreign * SECOND))], ProgramKind.KERNEL)
+    made.add_runs(20 * MINUTE, [ForeignRun(PROGRAM, 2, int(5 * foreign * SECOND))])
     made.book(minutes * MINUTE, Interval(MINUTE, {2: 0, 3: 0}, 0, 0, 0, 0))
     return made
 

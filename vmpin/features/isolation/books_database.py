@@ -6,12 +6,14 @@ tables, and milliseconds in what is summed up.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 
 from vmpin.bounded import MAX_INT64, checked_whole
 from vmpin.cpuset import CpuSet
-from vmpin.features.isolation.isolation_advice import ProgramKind
 from vmpin.features.isolation.isolation_books import (
     COLUMNS,
     MAX_OWNERS,
@@ -21,9 +23,11 @@ from vmpin.features.isolation.isolation_books import (
     ForeignProgram,
     IsolationBooks,
     Owner,
+    ProgramKind,
 )
 from vmpin.features.isolation.isolation_shares import FORMER, Account, Figures, Period, WorstMinute, period
-from vmpin.reconcile.kept_database import rows
+from vmpin.host import boottime
+from vmpin.reconcile.kept_database import WRITE_EVERY, KeptDatabase, rows
 
 VERSION = 3
 #: What the tables may have (bytes); where they have more, the oldest hours go. The file never has twice as much.
@@ -179,3 +183,42 @@ def _bins(connection: sqlite3.Connection, owner: Owner, span: Period, most: int)
         "GROUP BY 1", span.first, step, owner.number, span.last)}
     return [(minute, min(step, span.last - minute), sums.get(part, Account()))
             for part, minute in enumerate(range(span.first, span.last + 1, step))]
+
+
+#: Writings that are tried again while the file cannot be written: an hour of them.
+_MOST = 120
+
+
+class IsolationKeeper:
+    """The books of one boot. :param path: of the file; None for none. :param owned: as KeptDatabase's."""
+
+    def __init__(self, path: Path | None, boot_id: str, owned: Callable[[], bool] = lambda: True) -> None:
+        self.books = IsolationBooks()
+        self._database = KeptDatabase(path, boot_id, SCHEMA, VERSION, 2 * MAX_BYTES, "books of isolation", owned)
+        self.loaded = False
+        #: Handed to the database since the last writing that succeeded.
+        self._booked: list[Booked] = []
+
+    async def load(self) -> None:
+        """Continue the books of an earlier watcher, before `books` is used; a file that cannot be used is logged."""
+        reading = self._database.read(lambda connection: kept_books(connection, boottime.now()), IsolationBooks())
+        self.books = await asyncio.wrap_future(reading)
+        self.loaded = True
+
+    def write(self, every: float = WRITE_EVERY) -> None:
+        """Begin to write what was booked, if the last writing began `every` seconds ago and is over."""
+        if not self.loaded or not self._database.ready(every):
+            return
+        unwritten = [] if self._database.written else self._booked[-_MOST:]
+        booked = self._booked = [*unwritten, self.books.taken()]
+        self._database.write(lambda connection: add_booked(connection, booked))
+
+    def figures(self, owner: Owner, since: int, now: int, parts: int) -> Future[Figures | None]:
+        """The sums of a period (`figures_of`), of all that was handed to be written before."""
+        return self._database.submit(lambda connection: figures_of(connection, owner, since, now, parts))
+
+    def close(self) -> None:
+        """Write all that was booked, and wait for that."""
+        self._database.wait()
+        self.write(0.0)
+        self._database.close()

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.terminal import excerpt, pod_name, short_id
-from vmpin.features.isolation.isolation_advice import ProgramKind
-from vmpin.features.isolation.isolation_books import ForeignProgram, ForeignRun
+from vmpin.features.isolation.isolation_books import ForeignProgram, ForeignRun, ProgramKind
 from vmpin.host.cpu_times import Schedstat, process_ran
 from vmpin.host.procfs import Stat, read_file, seconds_since_boot
 from vmpin.reconcile.view import NodeView

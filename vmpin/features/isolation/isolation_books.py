@@ -9,6 +9,7 @@ are those since boot (CLOCK_BOOTTIME), which no step of the system's clock chang
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
@@ -31,17 +32,30 @@ COLUMNS = (
     "interrupts", "steal", "kernel", "others")  # of which interrupts; the hypervisor's; programs that scans found
 
 
-class ForeignProgram(NamedTuple):
-    """A program that ran on exclusive CPUs of others; a kernel thread and the hypervisor count as such. `kind` is a
-    ProgramKind, `name` the thread's, `where` its unit, container or pod."""
+class ProgramKind(StrEnum):
+    """Kinds of foreign programs."""
 
-    kind: str
+    VM = "vm"
+    CONTAINER = "container"
+    HOST = "host"
+    KERNEL = "kernel"
+    INTERRUPTS = "interrupts"
+    HYPERVISOR = "hypervisor"
+    #: Several programs that each had little time.
+    OTHERS = "others"
+
+
+class ForeignProgram(NamedTuple):
+    """A program that ran on exclusive CPUs of others; a kernel thread and the hypervisor count as such. `name` is
+    the thread's, `where` its unit, container or pod."""
+
+    kind: ProgramKind
     name: str
     where: str
 
 
 #: The programs with the least time, together, where there are more than are kept.
-OTHERS = ForeignProgram("others", "others", "")
+OTHERS = ForeignProgram(ProgramKind.OTHERS, "others", "")
 
 
 class ForeignRun(NamedTuple):
@@ -137,14 +151,14 @@ class OwnerBook:
         if elapsed <= self.longest:
             self._add(now // MINUTE, watched=elapsed)
 
-    def add_runs(self, now: int, runs: Iterable[ForeignRun], kernel: str) -> None:
-        """Add run times that a scan found. :param kernel: the kind of kernel threads."""
+    def add_runs(self, now: int, runs: Iterable[ForeignRun]) -> None:
+        """Add run times that a scan found."""
         minute = now // MINUTE
         for program, _, spent in runs:
             while (minute, program) not in self._by_program and len(self._by_program) >= MAX_PROGRAMS:
                 self._join_least()
             self._by_program[minute, program] = self._by_program.get((minute, program), 0) + spent
-            self._add(minute, **{"kernel" if program.kind == kernel else "others": spent})
+            self._add(minute, **{"kernel" if program.kind is ProgramKind.KERNEL else "others": spent})
 
     def _join_least(self) -> None:
         """Add the time of the program that had the least to that of OTHERS in its minute."""

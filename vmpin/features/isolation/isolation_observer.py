@@ -12,11 +12,10 @@ import time
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId
 from vmpin.domain.sandbox_placement import Placement
+from vmpin.features.isolation.books_database import IsolationKeeper
 from vmpin.features.isolation.cpu_intervals import CpuReading, CpuTimes, Interval, OwnRun, interval
 from vmpin.features.isolation.foreign_scans import ForeignScans, HotCpu
-from vmpin.features.isolation.isolation_advice import ProgramKind
 from vmpin.features.isolation.isolation_books import MINUTE, OwnerBook
-from vmpin.features.isolation.isolation_keeper import IsolationKeeper
 from vmpin.host import boottime
 from vmpin.host.cgroup import usage
 from vmpin.host.cpu_times import STEP, CpuLines, tickless
@@ -171,7 +170,7 @@ class IsolationObserver:
             self.scans.step(budget)
             for sandbox, runs in self.scans.taken().items():
                 if (book := self.books.owners.get(sandbox)) is not None:
-                    book.add_runs(self._scanned_at, runs, ProgramKind.KERNEL)
+                    book.add_runs(self._scanned_at, runs)
         return self.scans.under_way
 
     def close(self) -> None:

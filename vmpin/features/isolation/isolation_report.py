@@ -1,5 +1,5 @@
-"""The isolation report of one owner of exclusive CPUs as data: shares, worst minute, foreign programs, and what
-sampling could not see.
+"""The isolation report of one owner of exclusive CPUs as data: shares, the worst minute with its cause and a remedy,
+foreign programs, and what sampling could not see.
 
 Pure.
 """
@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from vmpin.features.isolation.isolation_advice import ProgramKind, advice, title
-from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, Owner
+from vmpin.features.isolation.isolation_books import MINUTE, ForeignProgram, Owner, ProgramKind
 from vmpin.features.isolation.isolation_shares import (
     FORMER,
     Account,
@@ -146,3 +145,43 @@ def _text(milliseconds: int) -> str:
     seconds = milliseconds / 1000
     return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:.0f} s"
 
+
+#: A kernel thread that takes work of any CPU: its CPUs are set in another place than those of other threads.
+_WORKQUEUE = "kworker/u"
+
+
+def title(program: ForeignProgram) -> str:
+    """`backup in backup.service (host daemon)`"""
+    kinds = {ProgramKind.VM: "thread of another VM", ProgramKind.CONTAINER: "another container",
+             ProgramKind.HOST: "program of the node", ProgramKind.KERNEL: "kernel thread"}
+    kind = kinds.get(program.kind)
+    where = f" in {program.where}" if program.where else ""
+    return f"{program.name}{where}" + (f" ({kind})" if kind else "")
+
+
+def advice(program: ForeignProgram, cpus: str) -> str:
+    """How to keep a program off a pod's CPUs. :param cpus: as a list."""
+    match program.kind:
+        case ProgramKind.VM:
+            return ("run `vmpin verify`: it lists threads outside of their placement; vmpin keeps no VM off that it "
+                    "does not manage (watch.only), or that is unpinned")
+        case ProgramKind.CONTAINER:
+            return (f"its cpuset must not include CPUs {cpus}: set the kubelet's cpuManagerPolicy to static, or "
+                    "policy.runc_repair where the runtime has lost the cpuset; `vmpin audit` shows its mask")
+        case ProgramKind.HOST:
+            unit = program.where.rpartition("/")[2]
+            place = f"of {unit} (systemctl edit {unit})" if unit.endswith((".service", ".scope")) else \
+                "of its unit, or in /etc/systemd/system.conf"
+            return f"set CPUAffinity= {place} to CPUs that no pod owns, and the kubelet's reservedSystemCPUs to them"
+        case ProgramKind.KERNEL if program.name.startswith(_WORKQUEUE):
+            return f"write a mask without CPUs {cpus} to /sys/devices/virtual/workqueue/cpumask"
+        case ProgramKind.KERNEL:
+            return (f"a kernel thread that is bound to a CPU does that CPU's work; rcu_nocbs={cpus} on the kernel's "
+                    "command line moves RCU's work, and the kubelet's reservedSystemCPUs keeps such a CPU from pods")
+        case ProgramKind.INTERRUPTS:
+            return (f"keep interrupts off CPUs {cpus}: irqaffinity= on the kernel's command line with the other CPUs, "
+                    f"and IRQBALANCE_BANNED_CPULIST={cpus} for irqbalance")
+        case ProgramKind.HYPERVISOR:
+            return "this node is a virtual machine: pin its vCPUs on its host, or run fewer VMs there"
+        case ProgramKind.OTHERS:
+            return f"many short runs of several programs: `vmpin audit --seconds 60` shows what may run on CPUs {cpus}"

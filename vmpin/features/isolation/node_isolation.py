@@ -1,10 +1,13 @@
 """What isolation does in a watcher: it listens to the sampler, answers the request `isolation`, and has foreign time
-for the metrics."""
+for the metrics.
+
+It loads what it needs when sampling begins: with `proof.sample_seconds: off` it never does.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vmpin.feature import SocketRequest, WatcherPart
@@ -14,16 +17,18 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from vmpin.domain.model import SandboxId
-    from vmpin.features.isolation.isolation_keeper import IsolationKeeper
+    from vmpin.features.isolation.books_database import IsolationKeeper
     from vmpin.features.isolation.isolation_observer import IsolationObserver
     from vmpin.residency.sampler import Sampler
     from vmpin.status.prometheus import ScrapeData
 
+#: Seconds that a report may go back: the books have a day; a little more, as the client's clock may be another.
+_LONGEST = 100_000
+
 
 class NodeIsolation:
-    """Loads what it needs when sampling begins: with `proof.sample_seconds: off` it never does.
-    :param settled: waits until sampling has begun, where it is to. :param owned: whether the run directory is this
-        watcher's."""
+    """:param settled: waits until sampling has begun, where it is to. :param owned: whether the run directory is this
+    watcher's."""
 
     def __init__(self, view: NodeView, settled: Callable[[], Awaitable[object]], owned: Callable[[], bool]) -> None:
         self._view, self._settled, self._owned = view, settled, owned
@@ -42,7 +47,7 @@ class NodeIsolation:
         return None if self._observer is None or self._observer.closed else self._observer
 
     async def _listen(self, sampler: Sampler) -> IsolationObserver:
-        from vmpin.features.isolation.isolation_keeper import IsolationKeeper
+        from vmpin.features.isolation.books_database import IsolationKeeper
         from vmpin.features.isolation.isolation_observer import IsolationObserver
 
         if self._keeper is None:
@@ -66,17 +71,74 @@ class NodeIsolation:
                 observer.begin(sandbox)
 
     async def _answer(self, request: dict[str, Any], _: SandboxId | None) -> dict[str, Any]:
+        """The reports of all pods that have, or had, exclusive CPUs in the last `since` seconds.
+
+        :raises WatcherError: no samples are taken, or the books cannot be read."""
+        import sqlite3
+
+        from vmpin.bounded import real
         from vmpin.errors import WatcherError
 
         await self._settled()
         if self._sampler is None or (observer := self.observer) is None:
             raise WatcherError("vmpin takes no samples of what runs on exclusive CPUs", "set proof.sample_seconds")
-        from vmpin.features.isolation.isolation_answers import isolation
-
+        since = real(request["since"], _LONGEST)
+        if not since:  # members of watch.status_group ask as well
+            raise ValueError("since")
         self._sampler.round()
-        return await isolation(self._view, observer.keeper, request)
+        try:
+            return await self._document(observer.keeper, since)
+        except sqlite3.Error as err:
+            raise WatcherError(f"the books of isolation cannot be read: {err}",
+                               "free space in the run directory, or restart the watcher") from err
+
+    async def _document(self, keeper: IsolationKeeper, seconds: float) -> dict[str, Any]:
+        import asyncio
+
+        from vmpin.domain.model import SandboxId
+        from vmpin.features.isolation.isolation_report import MAX_BINS, document, pod_report
+        from vmpin.host import boottime
+        from vmpin.status.collector import when
+
+        now, offset = boottime.now(), boottime.wall_offset()
+        since = now - int(seconds * 1e9)
+
+        def clock(moment: int) -> str:
+            return when((moment + offset) / 1e9)
+
+        keeper.write(0.0)
+        pods = []
+        for owner in [book.described for book in keeper.books.owners.values()]:
+            figures = await asyncio.wrap_future(keeper.figures(owner, since, now, MAX_BINS))
+            if figures is not None:
+                history = self._view.drift(SandboxId(owner.owner))
+                pods.append(pod_report(figures, clock, None if history is None else history.data()))
+        return document(pods, clock(since), clock(now))
 
     def _metrics(self, scrape: ScrapeData) -> Iterator[Metric]:
-        from vmpin.features.isolation.isolation_metrics import foreign_families
+        if (observer := self.observer) is None:
+            return foreign_families(scrape, {}, {})
+        return foreign_families(scrape, observer.foreign_seconds(), observer.foreign_by_sandbox())
 
-        return foreign_families(scrape, self.observer)
+
+def foreign_families(scrape: ScrapeData, by_cpu: Mapping[int, float],
+                     by_sandbox: Mapping[SandboxId, Mapping[int, float]]) -> Iterator[Metric]:
+    """Foreign time (seconds) by CPU and, where the configuration has it, by owner and CPU."""
+    from prometheus_client.core import CounterMetricFamily
+
+    from vmpin.status.prometheus import POD, pod_labels
+
+    family = CounterMetricFamily("vmpin_exclusive_cpu_foreign_seconds_total", "Time of a CPU, while it was "
+                                 "exclusive, that the kernel and foreign programs had.", labels=["cpu"])
+    for cpu, spent in by_cpu.items():
+        family.add_metric([str(cpu)], spent)
+    yield family
+    if not scrape.per_sandbox:
+        return
+    family = CounterMetricFamily("vmpin_sandbox_exclusive_cpu_foreign_seconds_total", "As vmpin_exclusive_cpu_"
+                                 "foreign_seconds_total, for each sandbox that owns CPUs, with a VM or without.",
+                                 labels=[*POD, "cpu"])
+    for sandbox, names in pod_labels(by_sandbox, scrape.view).items():
+        for cpu, spent in by_sandbox[sandbox].items():
+            family.add_metric([*names, str(cpu)], spent)
+    yield family

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from top_given import BAD, CACHE, DB, MS, RUNC, SHOP, described, document, owner, process, ran, used
 
 from vmpin.features.isolation.top.node_description import describe
-from vmpin.features.isolation.top.pod_usage import NodeUsage, PodUsage, sorted_pods, usage
+from vmpin.features.isolation.top.pod_usage import NodeUsage, PodUsage, sorted_pods, usage, usage_data
 from vmpin.features.isolation.top.thread_intervals import UsageInterval
-from vmpin.features.isolation.top.usage_document import usage_data
 
 
 def pod(found: NodeUsage, id: str) -> PodUsage:

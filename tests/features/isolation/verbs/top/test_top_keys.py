@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmpin.features.isolation.verbs.top.keys import decode
 from vmpin.features.isolation.verbs.top.view_state import (
     ListedRows,
     Mode,
@@ -17,6 +16,7 @@ from vmpin.features.isolation.verbs.top.view_state import (
     State,
     View,
     answered,
+    decode,
     reduce,
     with_selection,
 )

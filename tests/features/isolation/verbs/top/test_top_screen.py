@@ -16,8 +16,8 @@ from top_given import BAD, MS, SHOP, described, document, process, ran, sandbox,
 
 from vmpin.features.isolation.top.node_description import describe
 from vmpin.features.isolation.top.pod_usage import NodeUsage, usage
-from vmpin.features.isolation.verbs.top.answers import HELP
 from vmpin.features.isolation.verbs.top.batch import block
+from vmpin.features.isolation.verbs.top.live import HELP
 from vmpin.features.isolation.verbs.top.screen import ScreenWriter, column_widths, cut, laid_out, wrapped
 from vmpin.features.isolation.verbs.top.sheet import PODS, Surroundings, percent, rate, sheet, text_lines
 from vmpin.features.isolation.verbs.top.view_state import Line, Mode, Page, State, View, answered, with_selection

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 
 from vmpin.cli.output import plain_table
 from vmpin.domain.terminal import number_of, printable
-from vmpin.features.isolation.top.pod_usage import NodeUsage, sorted_pods
-from vmpin.features.isolation.top.usage_document import usage_data
+from vmpin.features.isolation.top.pod_usage import NodeUsage, sorted_pods, usage_data
 from vmpin.features.isolation.verbs.top.feed import NodeReader
 from vmpin.features.isolation.verbs.top.sheet import PODS, foreign_text, percent, pod_row, rate
 

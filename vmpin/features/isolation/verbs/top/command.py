@@ -90,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if batch:
         from vmpin.features.isolation.verbs.top.batch import run_batch
         return run_batch(reader, args.delay, args.count, args.sort, args.filter, args.output or "table")
-    from vmpin.features.isolation.verbs.top.answers import Answers
-    from vmpin.features.isolation.verbs.top.live import LiveView
+    from vmpin.features.isolation.verbs.top.live import Answers, LiveView
     from vmpin.features.isolation.verbs.top.view_state import Page, State, View
     state = State((Page(View.PODS, sort=args.sort, filter=args.filter),))
     return LiveView(reader, args.delay, args.count, state, Answers(config, args.direct)).run()

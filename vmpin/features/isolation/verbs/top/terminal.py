@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Self
 
-from vmpin.features.isolation.verbs.top.keys import decode
+from vmpin.features.isolation.verbs.top.view_state import decode
 
 #: The alternate screen without a cursor, and back with the attributes as they were.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[0m\x1b[?25h\x1b[?1049l"
