@@ -31,9 +31,10 @@ from vmpin.host.lock import Lock
 from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
-from vmpin.reconcile.first_list import AWAITED_FOR
+from vmpin.reconcile.cpuset_files import CpusetFiles
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
+from vmpin.reconcile.runtime_waits import AWAITED_FOR
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
 from vmpin.sources.nri.nri_reports import Relist
 from vmpin.sources.spool import Spool
@@ -75,6 +76,7 @@ class Watcher:
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)
         self._relist = Relist()
+        self._cpuset_files = CpusetFiles(node_state)
         self._repair = RuncRepair(self.view, self.counters, node_state.read_cgroups,
                                   lambda: None if self.nri is None else self.nri.plugin, timeouts)
         self.sampling = Sampling(node_state, lock.held,
@@ -198,7 +200,7 @@ class Watcher:
         grows &= self.view.vms.keys()
         self.passes.run(touched, "nri", since, scan=bool(begun))
         if grows:
-            self.node_state.expect_cgroup_moves(grows)
+            self._cpuset_files.expect_moves(grows)
             self._watch_files()
         self.passes.rechecks.restart(begun | grows)
         self.saving.save_soon()
@@ -206,7 +208,7 @@ class Watcher:
     @log.operation()
     def _on_files(self, written: set[Path], since: float) -> None:
         """Make a pass for the sandboxes of written files: the kubelet's checkpoint, cpuset cgroups."""
-        touched = self.node_state.read_written(written)
+        touched = self._cpuset_files.read(written)
         self._relist.written(self.node_state.without_kata(touched))
         self.passes.run(touched, "files", since, scan=False)
         self.saving.save_soon()
@@ -215,7 +217,7 @@ class Watcher:
         """Watch the directories of the kubelet and of CDI specs, and the cpusets of containers and VMs."""
         config = self.view.config
         kubelet = [config.paths.kubelet] if config.watch.kubelet else []
-        self.files.watch([*kubelet, config.paths.cdi, *self.node_state.cpuset_files()])
+        self.files.watch([*kubelet, config.paths.cdi, *self._cpuset_files.paths()])
 
     @log.operation()
     def _on_new_threads(self, follow_up: FollowUp, since: float) -> None:

@@ -3,6 +3,8 @@
 Plain frozen data, used everywhere.
 """
 
+from __future__ import annotations
+
 import enum
 import re
 from collections.abc import Mapping
@@ -151,3 +153,10 @@ class Pod(NamedTuple):
 def uid_of(pod: Pod | None) -> str:
     """The uid of a pod, "" for None."""
     return "" if pod is None else pod.uid
+
+
+class NearNic(NamedTuple):
+    """`numa_node` is the NIC's, None where it is not known; `why` is how it was found, or why not."""
+
+    numa_node: int | None
+    why: str

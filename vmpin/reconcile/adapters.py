@@ -10,7 +10,7 @@ from vmpin.config.settings import Config
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs
 from vmpin.host.sysfs import Sysfs
-from vmpin.reconcile.state_store import StateStore
+from vmpin.reconcile.state_file import StateStore
 from vmpin.runtime.kata import KataState
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
-"""Applies messages to the state of a node: hook messages from the watcher's socket and from the spool, and what the
-runtime reports over NRI."""
+"""Applies reports to the state of a node: hook messages, from the watcher's socket and from the spool, and the
+runtime's reports over NRI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vmpin import log
 from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
-from vmpin.reconcile.node_state import NodeState, received
+from vmpin.reconcile.node_state import NodeState
 from vmpin.sources.spool import Spool
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 
 class NriOutcome(NamedTuple):
-    """What became of the runtime's events: the sandboxes they are about, and whether some could not be used, so that
-    everything has to be listed again."""
+    """The sandboxes of the runtime's events, and whether some events could not be applied, so that the runtime has to
+    list everything again."""
 
     sandboxes: set[SandboxId]
     lost: bool
 
 
 def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = True) -> list[str]:
-    """Apply the spooled messages, without those named in `but`. :returns: the names of those that need no second try.
-    :param tidy: whether what is no message is removed from the spool."""
+    """Apply the spooled messages except those named in `but`. :returns: the names of those that need no second try.
+    :param tidy: whether to remove other files from the spool."""
     waiting = spool.waiting(but, tidy)
     if not waiting:
         return []
-    from vmpin.runtime.oci import parse_hook  # most starts have no message
+    from vmpin.runtime.oci import parse_hook  # not at the top: at most starts there is no message
 
     logger.info("took messages=%d from the spool", len(waiting))
     done = []
@@ -54,12 +54,12 @@ def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = 
 
 @log.operation()
 def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
-    """Apply one parsed message, and count it. :returns: the sandboxes it is about; None when it has to be tried again,
-    as what it names could not be read."""
+    """Apply a parsed message, and count it. :returns: the sandboxes it is about; None if it has to be tried again,
+    because its process or bundle could not be read."""
     from vmpin.sources.hook_state import began_at
 
     try:
-        sandboxes = node_state.apply_hook(hook)
+        sandboxes = apply_hook(node_state, hook)
     except OSError as err:
         logger.error("hook message not applied, it is tried again later: %s", err)
         return None
@@ -69,26 +69,44 @@ def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
     return sandboxes
 
 
+def apply_hook(node_state: NodeState, hook: HookState) -> set[SandboxId]:
+    """Apply a parsed message. :returns: the sandboxes it is about. :raises OSError: if its process or bundle cannot be
+    read at the moment."""
+    from vmpin.sources.hook_state import events_of
+
+    events = events_of(hook, node_state.state, node_state.proc, node_state.config.policy.exclusive_annotation,
+                       node_state.counters)
+    node_state.apply_events(events)
+    return received("hook", {event.sandbox for event in events})
+
+
 @log.operation()
 def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
-    """Apply what the runtime reported."""
-    from vmpin.sources.nri import translation  # not at the top: the first pass of a starting watcher has no events
+    """Apply the runtime's reports."""
+    from vmpin.sources.nri import translation  # not at the top: a starting watcher's first pass has no events
 
     touched: set[SandboxId] = set()
     lost = False
     for event in events:
         try:
-            found = translation.events_of(node_state.reports.take(event), node_state.state, node_state.proc,
-                                          node_state.config.policy.exclusive_annotation)
-        except OSError as err:  # out of descriptors, for instance: the other events count all the same
+            changes = translation.events_of(node_state.reports.take(event), node_state.state, node_state.proc,
+                                            node_state.config.policy.exclusive_annotation)
+        except OSError as err:  # out of descriptors, for instance; the other events are applied
             logger.error("NRI event not applied, everything is listed again: %s", err)
             lost = True
             continue
-        for each in found:
-            if isinstance(each, ContainerMisplaced):
-                node_state.counters.dispute(each.by)
+        for change in changes:
+            if isinstance(change, ContainerMisplaced):
+                node_state.counters.dispute(change.by)
                 logger.warning("container misplaced by an annotation sandbox=%s container=%s: the runtime has it in "
-                               "another", each.sandbox, each.container)
-        node_state.apply_events(found)
-        touched.update(each.sandbox for each in found)
+                               "another", change.sandbox, change.container)
+        node_state.apply_events(changes)
+        touched.update(change.sandbox for change in changes)
     return NriOutcome(received("nri", touched), lost)
+
+
+def received(source: str, sandboxes: set[SandboxId]) -> set[SandboxId]:
+    """Log that a source's reports concern `sandboxes`, and return these."""
+    if sandboxes and logger.isEnabledFor(logging.DEBUG):
+        logger.debug("received source=%s sandboxes=%s", source, ",".join(sorted(sandboxes)))
+    return sandboxes

@@ -1,8 +1,8 @@
-"""The state of a node that lives from pass to pass, and the reports that change it.
+"""The state of a node, kept from pass to pass.
 
-Each part has one owner: the desired state this class (`reduce` alone replaces it), ownership and placements
-`PlacementCache`, masks `Pinner`, VMs the inventory, the files of CPU assignments `DiskSources`, guests' maps
-`guests.manager`. Everything outside reads through `NodeView`.
+Each part has one owner: the desired state this class (only `apply_events` and `forget_ended` change it), ownership and
+placements `PlacementCache`, masks `Pinner`, VMs the inventory, files of the runtimes `DiskSources`, guests' maps
+`guests.manager`. Everything outside this package reads through `NodeView`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmpin.authorities.authority import Authorities, Authority
@@ -32,17 +31,13 @@ from vmpin.pinning.drift_evidence import DriftEvidence
 from vmpin.pinning.drift_tracker import DriftTracker
 from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.pinner import Pinner
-from vmpin.placement.ownership import Node, is_counted
+from vmpin.placement.ownership import Node
 from vmpin.reconcile.adapters import Adapters
-from vmpin.reconcile.cpuset_files import CpusetFiles
-from vmpin.reconcile.disagreements import SourceDisagreements
-from vmpin.reconcile.failures import Failures
-from vmpin.reconcile.first_list import FirstList
 from vmpin.reconcile.nic_nodes import NicNodes
 from vmpin.reconcile.placement_cache import PlacementCache
-from vmpin.reconcile.requests import RuntimeRequests
+from vmpin.reconcile.runtime_waits import FirstList, RuntimeRequests
+from vmpin.reconcile.source_findings import SourceDisagreements, UnknownOwners
 from vmpin.reconcile.state_format import SavedState
-from vmpin.reconcile.unknown_owners import RESYNCS, UnknownOwners
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.disk import DiskSources
 from vmpin.vmm.inventory import VmInventory
@@ -58,7 +53,6 @@ if TYPE_CHECKING:
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Ownership
     from vmpin.runtime.kata import KataSandbox
-    from vmpin.runtime.oci import HookState
     from vmpin.sources.kubelet_process import KubeletProcess
     from vmpin.sources.nri.nri_reports import NriCpusetReports
     from vmpin.vmm.recognition import Impostor
@@ -66,15 +60,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A stopped container is remembered for so long (ns): a late report of its creation must find its end.
+#: A stopped container is kept for so long (ns), so that a late report of its creation has no effect.
 STOPPED_FOR = 600 * 10**9
 
 
 class NodeState:
-    """:param acts: whether the lock is held. Without it the run directory is left as it is.
+    """The state of a node.
+    :param acts: whether the lock is held. Without it nothing in the run directory is changed.
     :param adapters: None for those at the configuration's paths.
-    :param used: whether a vmpin may have set masks in this boot already; None: it has if the lock file is of another.
-    :raises SourceError: when the topology or the boot id cannot be read."""
+    :param used: whether vmpin may have set masks in this boot already; None: yes if another process has made the lock
+        file.
+    :raises SourceError: if the topology or the boot id cannot be read."""
 
     def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
                  used: bool | None = None) -> None:
@@ -108,8 +104,9 @@ class NodeState:
             if (authority := authority_of(config, self.boot_id)) is not None:
                 self.authorities.put(authority)
         self.source_disagreements = SourceDisagreements()
-        self._unknown_owners = UnknownOwners(config.paths.kubelet / "pods")
-        self._watches = False
+        self.owner_search = UnknownOwners(config.paths.kubelet / "pods")
+        #: Whether this process goes on watching.
+        self.watches = False
         self.requests = RuntimeRequests()
         finder = next(present(feature.nic_finder for feature in features()), None)
         self.nic_nodes = NicNodes(
@@ -130,19 +127,17 @@ class NodeState:
         self.original_masks = OriginalMaskStore(self.proc, saved.originals, lost)
         self.originals: Mapping[SandboxId, OriginalMasks] = self.original_masks.masks
         self.pinner = Pinner(self.proc, self.cgroups, self.original_masks, self.drift_tracker)
-        self.cpusets = CpusetFiles(self.cgroups)
-        self.failures = Failures(self.pinner.recheck)
-        #: Of each sandbox's new threads; the placement-latency book counts.
+        #: Counts of each sandbox's new threads, counted up by the placement-latency book.
         self.newborn_counts: defaultdict[SandboxId, NewbornCounts] = defaultdict(NewbornCounts)
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
         self.changed = self.kubelet != saved.kubelet
 
-    # These are made when they are used first: to load them takes 3 ms of a starting watcher's first pass.
+    # Created when they are first used: loading them would take 3 ms of a starting watcher's first pass.
 
     @cached_property
     def reports(self) -> NriCpusetReports:
-        """The record of what the runtime has reported of containers' CPUs over NRI."""
+        """The CPUs of containers as the runtime has reported them over NRI."""
         from vmpin.sources.nri.nri_reports import NriCpusetReports
 
         return NriCpusetReports()
@@ -155,7 +150,7 @@ class NodeState:
 
     @cached_property
     def ledger(self) -> ResidencyLedger:
-        """Where threads ran, as far as samples are taken."""
+        """The run times of threads, if samples are taken."""
         from vmpin.domain.proof import ResidencyLedger
 
         return ResidencyLedger()
@@ -165,7 +160,7 @@ class NodeState:
         """The node's topology, shared pool and housekeeping CPUs."""
         return self.placement_cache.node
 
-    # What readers get besides (view.NodeView)
+    # For readers (view.NodeView)
 
     @property
     def sandboxes(self) -> Mapping[SandboxId, SandboxState]:
@@ -189,7 +184,7 @@ class NodeState:
 
     @property
     def unknown_owners(self) -> Mapping[str, UnknownOwner]:
-        return self._unknown_owners.lasting
+        return self.owner_search.lasting
 
     @property
     def announced(self) -> Mapping[ContainerId, CpuSet]:
@@ -228,20 +223,20 @@ class NodeState:
     def drift(self, sandbox: SandboxId) -> History | None:
         return self.drift_evidence.histories.get(sandbox)
 
-    # What is kept over a restart
+    # Kept over a restart
 
     @property
     def unsaved(self) -> bool:
-        """Whether the state file is behind."""
+        """Whether the state file is out of date."""
         return self.changed or self.original_masks.unsaved or self.placement_cache.unsaved or self.inventory.unsaved
 
     def save_again(self) -> None:
-        """Have everything written once more: the state file is gone."""
+        """Have the state file written again, because it is gone."""
         self.changed = True
 
     @property
     def saved(self) -> bool:
-        """Whether the state file could be written when it was last tried."""
+        """Whether the last attempt to write the state file succeeded."""
         return not self._store.failing
 
     def apply_events(self, events: Iterable[Event]) -> None:
@@ -253,86 +248,42 @@ class NodeState:
                 self.placement_cache.dirty.add(event.sandbox)
                 self.changed = True
 
-    def apply_hook(self, hook: HookState) -> set[SandboxId]:
-        """Apply a hook's message. :returns: the sandboxes it is about. :raises OSError: when what it names cannot be
-        read at the moment."""
-        from vmpin.sources.hook_state import events_of
-
-        events = events_of(hook, self.state, self.proc, self.config.policy.exclusive_annotation, self.counters)
-        self.apply_events(events)
-        return received("hook", {event.sandbox for event in events})
-
-    def cpuset_files(self) -> Iterable[Path]:
-        """The cpuset.cpus files that the CPUs of containers, and of VMMs' cgroups, are written to."""
-        processes = [*(init for _, _, init in self._with_processes()),
-                     *(vm.vmm.id for vm in self.vms.values())]
-        return self.cpusets.paths(processes, self.inventory.process_table.round)
-
-    def _with_processes(self) -> Iterator[tuple[SandboxId, ContainerRecord, ThreadId]]:
-        """The containers of which the first process is known, with their sandboxes and that."""
+    def containers_with_processes(self) -> Iterator[tuple[SandboxId, ContainerRecord, ThreadId]]:
+        """The containers whose first process is known: (sandbox, record, first process)."""
         for sandbox in self.state.sandboxes.values():
             for record in sandbox.containers.values():
                 if record.init is not None:
                     yield sandbox.id, record, record.init
 
-    def expect_cgroup_moves(self, sandboxes: Iterable[SandboxId]) -> None:
-        """Have the cgroups of VMMs read again: the runtime may have moved them, or soon will."""
-        for sandbox in sandboxes:
-            if (vm := self.vms.get(sandbox)) is not None:
-                self.cpusets.forget(vm.vmm.id)
-
-    def read_written(self, files: Collection[Path]) -> set[SandboxId]:
-        """Read some of the `cpuset_files` that were written. :returns: the sandboxes they belong to."""
-        touched: set[SandboxId] = set()
-        for sandbox, record, init in self._with_processes():
-            if self.cpusets.among(init, files):
-                touched.add(sandbox)
-                self.apply_events(self.sources.cgroup(sandbox, record, init))
-        for vm in self.vms.values():
-            if self.cpusets.among(vm.vmm.id, files):
-                touched.add(vm.sandbox)
-                self.drift_evidence.written(vm.sandbox)
-                self.pinner.recheck(vm.sandbox)
-        return received("files", touched)
-
     def read_cgroups(self, containers: Container[ContainerId]) -> None:
-        """Read the CPUs of some containers' cgroups into the state."""
-        for sandbox, record, init in self._with_processes():
+        """Read the cgroups of some containers, and apply their CPUs to the state."""
+        for sandbox, record, init in self.containers_with_processes():
             if record.container.id in containers:
                 self.apply_events(self.sources.cgroup(sandbox, record, init))
 
     def begin_watching(self) -> None:
-        """Note that this process goes on watching: it connects to the runtime (`watch.nri`), and sees what lasts."""
-        self._watches = True
+        """Note that this process goes on watching, and connects to the runtime (`watch.nri`)."""
+        self.watches = True
         if self.config.watch.nri != "off":
             self.first_list.connect(wanted=self.config.watch.nri == "on")
 
-    def compare_owners(self) -> None:
-        """Look again for pods with CPUs of which no container is known. A command without a watcher cannot wait."""
-        nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
-                       for sandbox in map(self.state.sandboxes.get, self.vms) if sandbox is not None)
-        patience = RESYNCS * self.config.watch.resync_seconds if self._watches else 0.0
-        self._unknown_owners.compare(self.state, self.kubelet, nameless, self.sources.nri, patience,
-                                    doubt=self.checkpoint_doubt)
-
     def checkpoint_doubt(self) -> str:
-        """Why a static checkpoint may be out of date, "" for no reason: no kubelet runs that would keep it. For a
-        finding that rests on it: the answer may take a look at every process."""
+        """Why a static checkpoint may be out of date, "" for no reason: no kubelet runs to update it. Call it only for
+        a finding that depends on the checkpoint, as it may read every process."""
         kubelet = self.kubelet
         if kubelet is None or not kubelet.static or self.source_disagreements.resources is not None:
-            return ""  # an answer of PodResources is the kubelet's
+            return ""  # a kubelet that answers PodResources runs
         return orphaned(kubelet) if self._kubelet_process.runs() is False else ""
 
     def nri_connected(self, listed: bool) -> None:
-        """Take in whether the runtime has listed its containers over NRI, and the connection is up."""
+        """Record whether the runtime has listed its containers over NRI, and the connection is up."""
         self.sources.nri = listed
         if listed and self.first_list.came():
             self.placement_cache.dirty.update(self.state.sandboxes)
         self.observe_ownership()
 
     def put_authority(self, authority: Authority, rules: bool = True) -> None:
-        """Use an authority from now on, or one with another decision. :param rules: False: it does not rule any more.
-        """
+        """Use an authority, or a new decision of one. :param rules: False: it does not rule any more."""
         self.authorities.put(authority, rules)
         self.placement_cache.follow_authorities(self.state)
 
@@ -341,28 +292,29 @@ class NodeState:
         return self.config.policy.observed_ownership == "auto" and self.first_list.complete
 
     def observe_ownership(self) -> None:
-        """Have ownership follow from the cpusets of all containers from the next pass on, or not any more."""
+        """Begin or stop to derive ownership from the cpusets of all containers, from the next pass on."""
         self.authorities.put(self._observed, self._every_container_known())
 
     def forks_reported(self, reported: bool) -> None:
-        """Take in whether every fork event arrives: a process with as many threads as before is not listed then."""
+        """Record whether every fork event reaches us: an unchanged thread count then means an unchanged thread set."""
         self.inventory.forks_reported = reported
 
     def take_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
-        """Take in the answer of PodResources, None without one."""
+        """Record the answer of PodResources, None without one."""
         self.source_disagreements.resources = resources
 
     def report_strays(self, stray: Callable[[SandboxId, VmThread, int, CpuSet], None] | None) -> None:
-        """Have each thread that is put back reported with the CPU that it was on outside its place; None ends that."""
+        """Have `stray` called for each repaired thread that ran outside its placement, with its CPU; None ends
+        that."""
         self.drift_tracker.strayed = stray
 
     def judge_drift_after(self, unread: Callable[[], Set[SandboxId]]) -> None:
-        """Have drift judged once the reports of its sandbox are read: they may show a move by the runtime.
-        :param unread: the sandboxes of reports that wait to be read."""
+        """Have drift of a sandbox repaired only when its reports are read: they may show a change by the runtime.
+        :param unread: returns the sandboxes with unread reports."""
         self.drift_tracker.unread = unread
 
     def read_assignments(self) -> None:
-        """Read the checkpoint and the claims: both are written before the runtime creates the container."""
+        """Read the checkpoint and the claims, which are written before the runtime creates the container."""
         if self._dra.read():
             self.put_authority(self._dra, self._dra.rules)
         before, self.kubelet = self.kubelet, self.checkpoint.read() if self.config.watch.kubelet else None
@@ -371,8 +323,8 @@ class NodeState:
             self.put_authority(kubelet_authority(self.kubelet))
 
     def read_node(self) -> None:
-        """Read checkpoint and claims, and which CPUs are online and isolated; the topology is kept where it cannot be
-        read."""
+        """Read checkpoint and claims, and which CPUs are online and isolated. If the topology cannot be read, the last
+        one is used."""
         self.read_assignments()
         before = self.node.topology
         try:
@@ -390,7 +342,7 @@ class NodeState:
         self.placement_cache.renew(self.config, topology, self.state)
 
     def reconfigure(self, config: Config) -> None:
-        """Use another configuration. Paths stay as they were until a restart."""
+        """Use another configuration. Its paths are used only after a restart."""
         self.config = config
         self.inventory.only = config.watch.pattern
         self.pinner.drift_tracker.contention.rules = config.contention_rules
@@ -401,11 +353,11 @@ class NodeState:
         self.placement_cache.renew(config, self.node.topology, self.state)
 
     def needing_qmp(self) -> list[Vm]:
-        """The VMs whose threads only QMP can identify, and that were not asked as they are; none if QMP is off."""
+        """The VMs to query over QMP: only that can identify their threads. None if QMP is off."""
         return self.inventory.needing_qmp() if self.config.watch.qmp else []
 
     def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
-        """The VMs among these whose containers' CPUs are in no file of Kata's."""
+        """The VMs among these whose containers are in no file of Kata's."""
         return {sandbox for sandbox in sandboxes if sandbox in self.vms
                 and not self._listed_by_kata(sandbox)}
 
@@ -415,7 +367,7 @@ class NodeState:
         return kata is not None and kata.containers is not None
 
     def all_sandboxes(self) -> list[SandboxId]:
-        """Every sandbox of the desired state, and those of whose threads original masks are kept."""
+        """Every sandbox of the desired state, and every sandbox with original masks."""
         return list(dict.fromkeys([*self.state.sandboxes, *self.original_masks.masks]))
 
     def has_vm(self, sandbox: SandboxId) -> bool:
@@ -429,12 +381,12 @@ class NodeState:
         return self.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
 
     def _pinned_by_kata(self, sandbox: SandboxId) -> bool:
-        """Whether Kata sets the masks of a sandbox's vCPUs, too (enable_vcpus_pinning)."""
+        """Whether Kata also sets the masks of a sandbox's vCPUs (enable_vcpus_pinning)."""
         kata = self.sources.sandboxes.get(sandbox)
         return kata is not None and kata.pins_vcpus
 
     def save(self) -> bool:
-        """Write the state file. :returns: False when that failed, which is logged once; everything else goes on."""
+        """Write the state file. :returns: False if that failed, which is logged once."""
         state = self.state
         if self.leaving:
             state = DesiredState({name: sandbox._replace(suspended=False) if name in self.leaving else sandbox
@@ -447,10 +399,9 @@ class NodeState:
         return True
 
     def forget_ended(self) -> None:
-        """Have each owner drop VMs that have ended, sandboxes that are gone, and containers stopped long ago."""
+        """Drop VMs that have ended, sandboxes that are gone, and containers that stopped long ago."""
         vms, helped = self.vms.keys(), self.helped()
         self.drift_evidence.keep_only(vms)
-        self.failures.keep_only(vms)
         for sandbox in self.newborn_counts.keys() - vms - helped:
             del self.newborn_counts[sandbox]
         kept = vms | self.state.sandboxes.keys() | helped
@@ -469,16 +420,9 @@ class NodeState:
                 self.changed = True
 
     def keep_mask(self, sandbox: SandboxId, main: VmThread, mask: CpuSet) -> None:
-        """Keep the original mask of a process that has just appeared, before it is changed: in the notes, so that the
-        state file can wait."""
-        had = self.original_masks.record_early(sandbox, main, mask)
-        if had is not None:
+        """Record the original mask of a new process before it is changed; in the notes, so that the state file can be
+        written later."""
+        original = self.original_masks.record_early(sandbox, main, mask)
+        if original is not None:
             self.changed = True
-            self._store.note(sandbox, main.id, had)
-
-
-def received(source: str, sandboxes: set[SandboxId]) -> set[SandboxId]:
-    """`sandboxes`, logged as what a source's report was about."""
-    if sandboxes and logger.isEnabledFor(logging.DEBUG):
-        logger.debug("received source=%s sandboxes=%s", source, ",".join(sorted(sandboxes)))
-    return sandboxes
+            self._store.note(sandbox, main.id, original)

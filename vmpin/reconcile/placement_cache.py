@@ -13,7 +13,7 @@ from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_unreported
 from vmpin.placement.rules import UNLISTED, PlacementRequest, place, place_before_vm
 from vmpin.placement.rulings import concerned, effective_containers, unreported_assignments
-from vmpin.reconcile.first_list import FirstList
+from vmpin.reconcile.runtime_waits import FirstList
 from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Passes over a node: state, placement, operations, system calls, and the masks read back.
 
-`reconcile` makes true what concerns some sandboxes, `resync` everything, from what the runtimes and the kernel have
-now. Synchronous, and usable without a watcher (`vmpin reconcile`; read-only for `plan`, `status` and `verify`).
+`reconcile` is a pass over some sandboxes, `resync` over all, from what the runtimes and the kernel show now.
+Synchronous, and usable without a watcher (`vmpin reconcile`; read-only for `plan`, `status` and `verify`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,8 +27,10 @@ from vmpin.domain.sandbox_placement import Placement
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.original_mask_store import Restoration
 from vmpin.pinning.plan import Observed, SetAffinity, diff, ordered
+from vmpin.placement.ownership import is_counted
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.node_state import NodeState
+from vmpin.reconcile.source_findings import RESYNCS
 from vmpin.vmm.recognition import Recognized
 from vmpin.vmm.virtual_machine import Refresh, Vm
 
@@ -36,12 +39,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: While the runtime reports what happens (NRI): for so long (s) a cgroup may refuse or trim masks before that counts.
+#: For so long (s) a cgroup may refuse or trim masks before that counts, while the runtime reports changes (NRI).
 GRACE = 2.0
 
 
 class PassReport(NamedTuple):
-    """What a pass did. `vms` is how many it was about, `results` what became of each operation."""
+    """The outcome of a pass: a result for each operation, the number of VMs, and the duration."""
 
     results: tuple[Result, ...]
     vms: int
@@ -52,27 +55,25 @@ class PassReport(NamedTuple):
 
 
 class Reconciler:
-    """The passes that make the state of a node true.
-    :param acts: whether the lock is held. Without it the run directory is left as it is.
-    :param adapters: None for those at the configuration's paths.
-    :param used: as `NodeState` has it."""
+    """Makes passes over a node. :param acts, adapters, used: see `NodeState`."""
 
     def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
                  used: bool | None = None) -> None:
         self.node_state = NodeState(config, acts, adapters, used)
-        #: Sandboxes that `watch.only` excludes and that still have masks of vmpin's; each is logged once.
+        self._failures = Failures(self.node_state.pinner.recheck)
+        #: Excluded sandboxes (`watch.only`) that still have masks of vmpin's; each is logged once.
         self._not_restored: set[SandboxId] = set()
         self._restoration = Restoration(self.node_state.proc, self.node_state.cgroups, self.node_state.original_masks)
 
     @property
     def view(self) -> NodeView:
-        """The state of the node, for every reader outside this package."""
+        """The state of the node, for readers outside this package."""
         return self.node_state
 
     @log.operation()
     def resync(self, act: bool = True, full: bool = False) -> PassReport:
-        """Read everything again, and set the masks that differ if `act`.
-        :param full: also classify again processes that were found to be unrelated."""
+        """A pass over all sandboxes; everything is read again. :param act: whether to set the masks that differ.
+        :param full: also classify processes again that were unrelated before."""
         node_state = self.node_state
         started = time.perf_counter()
         node_state.read_node()
@@ -83,25 +84,37 @@ class Reconciler:
         node_state.sources.read()
         self._scan(full)
         node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
-        node_state.apply_events(node_state.requests.over(node_state.state, time.monotonic()))
+        node_state.apply_events(node_state.requests.expired(node_state.state, time.monotonic()))
         node_state.forget_ended()
+        self._failures.keep_only(node_state.vms)
         if act:
             self._restore_excluded()
-        # What a full pass reads is mostly new: the files of its threads are kept open for the masks that follow.
+        # Most threads of a full pass are new: their files are kept open until their masks are set.
         with node_state.proc.keeping_stat_files() if act and full else contextlib.nullcontext():
-            found = self._pass(list(node_state.vms), act)
+            results = self._pass(list(node_state.vms), act)
         if act:
             node_state.drift_evidence.forget_evidence(node_state.node.topology.all_cpus, node_state.vms.values())
-        node_state.compare_owners()
+        self._compare_sources()
+        return PassReport(results, len(node_state.vms), time.perf_counter() - started)
+
+    def _compare_sources(self) -> None:
+        """Look for pods with CPUs of which no container is known, and for containers on whose CPUs the sources
+        disagree."""
+        node_state = self.node_state
+        nri, resync_seconds = node_state.sources.nri, node_state.config.watch.resync_seconds
+        nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
+                       for sandbox in map(node_state.sandboxes.get, node_state.vms) if sandbox is not None)
+        patience = RESYNCS * resync_seconds if node_state.watches else 0.0  # a single pass cannot wait
+        node_state.owner_search.compare(node_state.state, node_state.kubelet, nameless, nri, patience,
+                                               doubt=node_state.checkpoint_doubt)
         node_state.source_disagreements.compare(node_state.state, node_state.rulings, node_state.node.online,
-                                                node_state.config.watch.resync_seconds, nri=node_state.sources.nri)
-        return PassReport(found, len(node_state.vms), time.perf_counter() - started)
+                                                resync_seconds, nri=nri)
 
     @log.operation()
     def reconcile(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> PassReport:
-        """Set the masks of some sandboxes' threads that differ, and of others whose placement follows from theirs (the
-        shared pool).
-        :param scan: whether to look for VMs of those sandboxes that have none."""
+        """A pass over some sandboxes, and over others whose placement depends on theirs (the shared pool).
+        :param act: whether to set the masks that differ.
+        :param scan: whether to look for VMs of sandboxes without one."""
         node_state = self.node_state
         started = time.perf_counter()
         wanted = set(sandboxes)
@@ -111,24 +124,23 @@ class Reconciler:
             node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
         if scan and any(sandbox not in node_state.vms for sandbox in wanted):
             self._scan(full=False)
-        found = self._pass([sandbox for sandbox in node_state.vms if sandbox in wanted], act)
-        return PassReport(found, len(wanted), time.perf_counter() - started)
+        results = self._pass([sandbox for sandbox in node_state.vms if sandbox in wanted], act)
+        return PassReport(results, len(wanted), time.perf_counter() - started)
 
     def refresh(self) -> None:
-        """Read which threads the VMs have, so that status shows no others. Sets no mask: a new thread is placed, and
-        set in the next pass."""
+        """Read the VMs' threads and place them, for the status. The next pass sets the masks of new threads."""
         self._refreshed(list(self.node_state.vms))
         self._place()
 
     def inspect_process(self, pid: int) -> Recognized | None:
-        """Classify a process that has just executed a program, or appeared: (main thread, classification, argv); None
+        """Classify a new process, or one that has just executed a program: (main thread, classification, argv); None
         if unrelated."""
         return self.node_state.inventory.inspect(pid)
 
     def pin_newborn(self, placement: Placement, thread: VmThread, mask: CpuSet) -> Result | None:
-        """Do for one new thread, ahead of its VM's next pass, what a pass does: compare its mask with the placement,
-        keep a new process's mask, set it and count the outcome. None if nothing is to be set.
-        :param mask: the thread's mask now."""
+        """Pin one new thread ahead of its VM's next pass, in the same way: compare its mask with the placement, record
+        a new process's original mask, set the mask and count the outcome. None if there is nothing to set.
+        :param mask: the thread's current mask."""
         node_state = self.node_state
         operations = diff(placement, (Observed(thread, mask),))
         if not operations:
@@ -140,7 +152,7 @@ class Reconciler:
         return result
 
     def assign_processes(self) -> set[SandboxId]:
-        """Give sandboxes the processes that were inspected. :returns: those whose VM is another now."""
+        """Assign inspected processes to sandboxes. :returns: the sandboxes whose VM changed."""
         node_state = self.node_state
         changed = node_state.inventory.assign(node_state.sources.claims(node_state.state))
         self._changed_vms(changed)
@@ -151,17 +163,18 @@ class Reconciler:
         self._changed_vms(node_state.inventory.scan(node_state.sources.claims(node_state.state), full))
 
     def _changed_vms(self, changed: set[SandboxId]) -> None:
-        """Have sandboxes placed again whose VM appeared, ended or is another."""
+        """Place sandboxes again whose VM appeared, ended or changed."""
         node_state = self.node_state
         node_state.placement_cache.dirty |= changed
         for sandbox in changed & node_state.vms.keys():
-            # A kernel thread that came late (kvm-pit) changes neither the VMM's own threads nor the placement.
+            # Its threads are compared again even if the placement does not change: a kernel thread (kvm-pit) may be
+            # new.
             node_state.pinner.recheck(sandbox)
         node_state.apply_events([SandboxSeen(sandbox, "vmm") for sandbox in node_state.vms
                                  if outranks("vmm", node_state.sandboxes.get(sandbox))])
 
     def _pass(self, sandboxes: list[SandboxId], act: bool) -> tuple[Result, ...]:
-        """Read, place and pin the VMs of these sandboxes. :returns: results; without `act` as if all were done."""
+        """Read, place and pin the VMs of these sandboxes. :returns: the results; without `act` as if all were done."""
         node_state = self.node_state
         node_state.pinner.grace = GRACE if node_state.sources.nri else 0.0
         vms = self._refreshed(sandboxes)
@@ -169,7 +182,7 @@ class Reconciler:
         vms += self._refreshed(sandbox for sandbox in self._place() if sandbox not in seen)
         operations: list[SetAffinity] = []
         for vm in vms:
-            with node_state.failures.recorded(vm.sandbox):
+            with self._failures.recorded(vm.sandbox):
                 operations += self._operations(vm.sandbox)
         counters = node_state.counters
         counters.contentions = node_state.drift_tracker.contended
@@ -178,10 +191,10 @@ class Reconciler:
             return ()
         if not act:
             for operation in operations:
-                node_state.pinner.recheck(operation.sandbox)  # still to be done
+                node_state.pinner.recheck(operation.sandbox)  # not done yet
             return tuple(Result(operation, Outcome.DONE, None) for operation in ordered(operations))
         if node_state.original_masks.unsaved:
-            node_state.save()  # before the first mask is changed: whatever happens then, it can be given back
+            node_state.save()  # before the first mask is set, so that it can be restored after a crash
         results = tuple(node_state.pinner.set_masks(operations, node_state.placements))
         outcomes = Counter([(result.operation.thread.role, result.outcome) for result in results])
         counters.pins.update({(role, outcome.value): count for (role, outcome), count in outcomes.items()})
@@ -198,16 +211,16 @@ class Reconciler:
         return node_state.pinner.operations(node_state.vms[sandbox], placement)
 
     def _refreshed(self, sandboxes: Iterable[SandboxId]) -> list[Vm]:
-        """Read the threads of sandboxes' VMs. :returns: the VMs that could be read."""
+        """Read the threads of sandboxes' VMs. :returns: the VMs whose threads could be read."""
         vms = []
         for sandbox in sandboxes:
-            with self.node_state.failures.recorded(sandbox):
+            with self._failures.recorded(sandbox):
                 if (vm := self._refresh(sandbox)) is not None:
                     vms.append(vm)
         return vms
 
     def _refresh(self, sandbox: SandboxId) -> Vm | None:
-        """Read a VM's threads; it is placed again if they changed. None when there is no VM, or it has ended."""
+        """Read a VM's threads; it is placed again if they changed. None without a VM, or if it has ended."""
         node_state = self.node_state
         vm = node_state.vms.get(sandbox)
         if vm is None:
@@ -222,19 +235,19 @@ class Reconciler:
         return vm
 
     def _place(self) -> set[SandboxId]:
-        """Place the sandboxes that changed. :returns: those whose placement is another than before."""
+        """Place the sandboxes that changed. :returns: those whose placement changed."""
         node_state = self.node_state
         node_state.placement_cache.dirty |= node_state.nic_nodes.refresh(
             node_state.vms, node_state.inventory.process_table.round,
             node_state.config.policy.vhost is ThreadPolicy.NEAR)
         return node_state.placement_cache.place_changed(node_state.state, node_state.vms, node_state.pinner.recheck,
-                                                        node_state.failures.record)
+                                                        self._failures.record)
 
     @log.operation()
     def unpin(self, sandboxes: Iterable[SandboxId], leaving: bool = False) -> list[Result]:
-        """Give threads the masks they had before vmpin, and leave the sandboxes alone until they are taken back.
-        :param leaving: for as long as this process lives only. Were it kept, and this process killed before it has
-            left, the next one would leave them alone for good."""
+        """Restore the original masks of sandboxes' threads, and suspend the sandboxes.
+        :param leaving: suspend them only in this process, which is about to end: in the state file the suspension
+        would last for good if this process were killed before it has left."""
         node_state = self.node_state
         results: list[Result] = []
         for sandbox in sandboxes:
@@ -247,12 +260,12 @@ class Reconciler:
         return results
 
     def restore(self, sandbox: SandboxId) -> list[Result]:
-        """Give a sandbox's threads their original masks. One that is followed and not suspended is placed
-        again in the next pass."""
+        """Restore the original masks of a sandbox's threads. A sandbox that is neither excluded nor suspended is
+        placed again in the next pass."""
         node_state = self.node_state
         node_state.placement_cache.placements.pop(sandbox, None)
         results: list[Result] = []
-        with node_state.failures.recorded(sandbox):
+        with self._failures.recorded(sandbox):
             results = self._restoration.restore(sandbox, partial(self._owned, sandbox), node_state.node.topology)
         node_state.pinner.forget(sandbox)
         node_state.placement_cache.previous.pop(sandbox, None)
@@ -260,8 +273,8 @@ class Reconciler:
         return results
 
     def _restore_excluded(self) -> None:
-        """Give back the masks of sandboxes that vmpin placed and that `watch.only` excludes since. A mask that the
-        kernel refuses is tried again in the next full pass."""
+        """Restore the original masks of sandboxes that `watch.only` excludes. A refused mask is tried again in the
+        next full pass."""
         node_state = self.node_state
         only = node_state.inventory.only
         excluded = [sandbox for sandbox in node_state.originals if not fnmatchcase(sandbox, only)]
@@ -278,15 +291,15 @@ class Reconciler:
                 logger.error("excluded sandbox=%s only=%s: not all original masks restored: %s", sandbox, only, why)
 
     def restoring(self, sandboxes: Iterable[SandboxId]) -> list[SetAffinity]:
-        """The operations of `restore` that would change a mask now. Sets none."""
+        """The operations by which `restore` would change masks now. Sets none."""
         operations: list[SetAffinity] = []
         for sandbox in sandboxes:
-            with self.node_state.failures.recorded(sandbox):
+            with self._failures.recorded(sandbox):
                 operations += self._restoration.plan(sandbox, self._owned(sandbox), self.node_state.node.topology)
         return operations
 
     def _owned(self, sandbox: SandboxId) -> list[tuple[VmThread, ThreadId]]:
-        """The threads of a sandbox at this moment, each with its process; without a VM those of its helpers."""
+        """The current threads of a sandbox, each with its process; without a VM those of its helpers."""
         self._refresh(sandbox)
         vm = self.node_state.vms.get(sandbox)
         if vm is not None:
@@ -295,6 +308,34 @@ class Reconciler:
                 for thread in process.threads.values()]
 
     def take_back(self, sandboxes: Iterable[SandboxId]) -> None:
-        """Follow sandboxes again that were unpinned, and retry threads that were left to another writer."""
+        """Resume suspended sandboxes, and retry threads that were left to another writer."""
         self.node_state.apply_events([SuspensionChanged(sandbox, False) for sandbox in sandboxes])
         self.node_state.pinner.retry_now()
+
+
+class Failures:
+    """Steps for single sandboxes that failed. A failure never stops the other sandboxes, and is logged once per cause.
+    :param recheck: called for a sandbox whose step failed, so that the next pass compares all of its threads."""
+
+    def __init__(self, recheck: Callable[[SandboxId], None]) -> None:
+        self._recheck = recheck
+        self._causes: dict[SandboxId, str] = {}  #: Why the last step of a sandbox failed.
+
+    @contextmanager
+    def recorded(self, sandbox: SandboxId) -> Iterator[None]:
+        """A step for one sandbox, whose exception is recorded and suppressed."""
+        try:
+            yield
+        except Exception as err:
+            self.record(sandbox, err)
+
+    def record(self, sandbox: SandboxId, err: Exception) -> None:
+        """Record a failed step (called in an except block); logged if the cause is not the last one."""
+        self._recheck(sandbox)
+        if self._causes.get(sandbox) != repr(err):
+            logger.error("not reconciled sandbox=%s: %r", sandbox, err)
+            logger.debug("sandbox=%s", sandbox, exc_info=True)
+        self._causes[sandbox] = repr(err)
+
+    def keep_only(self, sandboxes: Container[SandboxId]) -> None:
+        self._causes = {sandbox: cause for sandbox, cause in self._causes.items() if sandbox in sandboxes}

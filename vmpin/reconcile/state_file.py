@@ -6,9 +6,13 @@ and is of one boot. A damaged one is set aside, and everything is rebuilt from w
 which a second file has as well.
 """
 
+from __future__ import annotations
+
 import json
+import logging
 import os
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,68 @@ from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.reconcile.state_format import CLOCK, VERSION, SavedState, Written, dumps, text_of, unpack
 
 MAX_BYTES = 64 << 20
+
+
+class StateStore:
+    """:param boot_id: files of another boot are not used.
+    :param originals: the second file of the original masks; None for one beside the state file."""
+
+    def __init__(self, state: Path, notes: Path, boot_id: str, originals: Path | None = None) -> None:
+        self._state, self._notes, self._boot_id = state, notes, boot_id
+        self._originals = originals or state.with_name("originals.json")
+        #: Neither file had the original masks when they were loaded: what vmpin set in this boot is not known.
+        self.lost = False
+        self._copied: Mapping[SandboxId, OriginalMasks] | None = None
+        #: Why the state could not be saved when it was last tried, "" if it could.
+        self.failing = ""
+        self._unnoted = False
+        self._written: Written = {}
+
+    def load(self, set_aside: bool) -> SavedState:
+        """Return what was saved last, with the notes since. :param set_aside: whether a damaged file is moved away."""
+        kept, trouble = load_kept(self._state, self._boot_id, set_aside)
+        if trouble:
+            logger.warning("%s", trouble)
+        if kept is None:
+            kept, trouble = load_kept(self._originals, self._boot_id, set_aside)
+            if trouble:
+                logger.warning("%s", trouble)
+            self.lost = kept is None
+        return with_notes(self._notes, self._boot_id, kept or SavedState())
+
+    def save(self, kept: SavedState) -> bool:
+        """Replace the state file, and remove the notes that it contains. :returns: False when that failed."""
+        try:
+            self._copy(kept.originals)
+            save(self._state, self._boot_id, kept, self._written)
+        except StateFileError as err:
+            if str(err) != self.failing:
+                logger.error("%s (%s)", err, err.hint)
+            self.failing = str(err)
+            return False
+        if self.failing:
+            logger.info("%s: the state can be saved again", self._state)
+        self.failing = ""
+        self._notes.unlink(missing_ok=True)
+        return True
+
+    def _copy(self, originals: Mapping[SandboxId, OriginalMasks]) -> None:
+        """Write the original masks a second time, if they changed. :raises StateFileError:"""
+        exists = self._originals.exists()
+        if (originals and not exists) or (exists and originals != self._copied):
+            save(self._originals, self._boot_id, SavedState(originals=originals))
+            self._copied = dict(originals)
+
+    def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
+        """Append a process's original mask to the notes, ahead of the state file."""
+        try:
+            note(self._notes, self._boot_id, sandbox, main, had)
+        except StateFileError as err:
+            if not self._unnoted:
+                logger.error("%s (%s)", err, err.hint)
+            self._unnoted = True
+        else:
+            self._unnoted = False
 
 
 def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = None) -> None:
@@ -76,6 +142,33 @@ def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
     return kept if before == kept.originals else kept._replace(originals=before)
 
 
+def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, str]:
+    """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
+    believed counts as empty, as does one from another boot.
+    :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held."""
+    kept, trouble = load_kept(path, boot_id, set_aside)
+    return kept or SavedState(), trouble
+
+
+def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState | None, str]:
+    """The same with None for a file that is missing, damaged or cannot be read; one of another boot is empty."""
+    raw, trouble = read_kept(path, MAX_BYTES)
+    if raw is None:
+        return None, trouble
+    try:
+        body = unsealed(raw, VERSION)
+        if body["boot_id"] != boot_id:
+            return SavedState(), ""
+        # A time that is yet to come is now, else no report would ever be later.
+        now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
+        return unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        return None, set_file_aside(path, err, set_aside)
+
+
+# Any file that is kept in the run directory
+
+
 def replace(path: Path, content: bytes) -> None:
     """Temporary file, fsync, rename. :raises OSError: the old file is then still whole, and nothing is left beside."""
     made, _ = beside(path)
@@ -110,30 +203,6 @@ def read_kept(path: Path, most: int) -> tuple[bytes | None, str]:
         return None, f"{path}: cannot be read: {err.strerror}"
 
 
-def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, str]:
-    """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
-    believed counts as empty, as does one from another boot.
-    :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held."""
-    kept, trouble = load_kept(path, boot_id, set_aside)
-    return kept or SavedState(), trouble
-
-
-def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState | None, str]:
-    """The same with None for a file that is missing, damaged or cannot be read; one of another boot is empty."""
-    raw, trouble = read_kept(path, MAX_BYTES)
-    if raw is None:
-        return None, trouble
-    try:
-        body = unsealed(raw, VERSION)
-        if body["boot_id"] != boot_id:
-            return SavedState(), ""
-        # A time that is yet to come is now, else no report would ever be later.
-        now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
-        return unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        return None, set_file_aside(path, err, set_aside)
-
-
 def set_file_aside(path: Path, err: Exception, aside: bool, then: str = "the state is rebuilt from what runs") -> str:
     """Rename a file that cannot be used to `NAME.bad`, if `aside`. :returns: what is wrong and what was done.
     :param then: what follows."""
@@ -165,3 +234,6 @@ def unsealed(raw: bytes, version: int) -> dict[str, Any]:
 def _digest(body: str) -> int:
     """Against torn and rotten files, not against people: the file is root's own."""
     return zlib.crc32(body.encode())
+
+
+logger = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmThread
-from vmpin.domain.vm_nic import NearNic
+from vmpin.domain.model import NearNic, SandboxId, ThreadId, ThreadRole, Vcpu, VcpuId, VcpuState, VmThread
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.vmm.vmm_type import VmmType
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.model import NearNic
 from vmpin.domain.sandbox_placement import Placement
-from vmpin.domain.vm_nic import NearNic
 from vmpin.features.network.netns import namespace_links
 from vmpin.features.network.network_text import near_sentence
 from vmpin.features.network.nic_path import MOST_HOPS, near_decision, near_nic, path_of_device

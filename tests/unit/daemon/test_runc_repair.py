@@ -15,12 +15,11 @@ from cri_peer import CriServer
 from vmpin.config import loading as settings
 from vmpin.config.timeouts import Timeouts
 from vmpin.cpuset import CpuSet
-from vmpin.daemon.runc_repair import RuncRepair
+from vmpin.daemon.runc_repair import TRIES, RuncRepair
 from vmpin.domain.events import ContainerSeen, CpusetSeen, SandboxSeen, Source
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.reconcile.intake import take_nri
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.reconcile.runc_drift import TRIES
 from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriUpdate, Synced
 from vmpin.sources.nri.plugin import NriPlugin
 from vmpin.wire.nri_enums import Verb

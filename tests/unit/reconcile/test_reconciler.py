@@ -22,8 +22,8 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.state_file import StateStore
 from vmpin.reconcile.state_format import SavedState
-from vmpin.reconcile.state_store import StateStore
 from vmpin.runtime.kata import KataSandbox, KataState
 
 pytest_plugins = ["given_unit"]

@@ -21,7 +21,7 @@ from vmpin.domain.sandbox_placement import Placement, Verdict
 from vmpin.host.sysfs import Sysfs
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import CpuClaims
-from vmpin.reconcile.requests import CREATION, UPDATE, RuntimeRequests
+from vmpin.reconcile.runtime_waits import CREATION, UPDATE, RuntimeRequests
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent, Synced
 from vmpin.wire.nri_enums import Verb
 
@@ -134,12 +134,12 @@ def test_a_request_ends_after_some_time_at_the_latest() -> None:
             (CREATION_EVENTS[:2], DesiredState(), CREATION, ContainerState.CREATED),
             ((event(Verb.UPDATE, 20, "2-3", "0-1", state=3),), RUNNING, UPDATE, ContainerState.RUNNING)):
         state = after(events, base)
-        assert requests.over(state, 1000.0) == []
-        assert requests.over(state, 999.0 + limit) == []
-        assert requests.over(state, 1000.0 + limit) == [RequestExpired(POD, C1)]
+        assert requests.expired(state, 1000.0) == []
+        assert requests.expired(state, 999.0 + limit) == []
+        assert requests.expired(state, 1000.0 + limit) == [RequestExpired(POD, C1)]
         state = reduce(state, RequestExpired(POD, C1))
         assert (record_of(state).pending, record_of(state).container.state) == (False, left)
-        assert requests.over(state, 2000.0 + limit) == []
+        assert requests.expired(state, 2000.0 + limit) == []
         assert reduce(state, RequestExpired(POD, C1)) is state
 
 
@@ -147,18 +147,18 @@ def test_each_update_has_its_own_time() -> None:
     """The one before was done, and the next one asked for, between two resyncs."""
     requests = RuntimeRequests()
     first = after([event(Verb.UPDATE, 20, "2-3", "0-1", state=3)], RUNNING)
-    assert requests.over(first, 1000.0) == []
+    assert requests.expired(first, 1000.0) == []
     second = after([event(Verb.POST_UPDATE, 21, "0-1", state=3), event(Verb.UPDATE, 22, "0-1", "2", state=3)], first)
-    assert requests.over(second, 1000.0 + UPDATE) == []
-    assert requests.over(second, 1000.0 + 2 * UPDATE) == [RequestExpired(POD, C1)]
+    assert requests.expired(second, 1000.0 + UPDATE) == []
+    assert requests.expired(second, 1000.0 + 2 * UPDATE) == [RequestExpired(POD, C1)]
 
 
 def test_a_container_that_is_gone_is_forgotten_with_its_request() -> None:
     requests = RuntimeRequests()
     state = after(CREATION_EVENTS[:1])
-    assert requests.over(state, 1000.0) == []
-    assert requests.over(DesiredState(), 1001.0) == []
-    assert requests.over(state, 1000.0 + CREATION) == []
+    assert requests.expired(state, 1000.0) == []
+    assert requests.expired(DesiredState(), 1001.0) == []
+    assert requests.expired(state, 1000.0 + CREATION) == []
 
 
 def test_a_second_try_of_a_creation_ends_the_first() -> None:

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.model import ThreadRole
+from vmpin.domain.model import NearNic, ThreadRole
 from vmpin.domain.sandbox_placement import Placement
-from vmpin.domain.vm_nic import NearNic
 from vmpin.features.network.vm_network import PEERS, Hop, NamespaceLinks, NetLink, Nic, NicPath, VmNetDevice
 
 #: More hops than any real path has.

@@ -12,8 +12,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from vmpin.domain.model import SandboxId, ThreadId
-from vmpin.domain.vm_nic import NearNic
+from vmpin.domain.model import NearNic, SandboxId, ThreadId
 from vmpin.errors import SourceError, WireError
 from vmpin.features.network.device_nodes import DeviceNodes, default_routes
 from vmpin.features.network.network_devices import open_devices

@@ -1,4 +1,4 @@
-"""Pods that the kubelet gives CPUs and of which nothing else is known: a finding when that lasts."""
+"""Containers on whose CPUs the sources disagree."""
 
 from __future__ import annotations
 
@@ -12,29 +12,106 @@ from typing import Any
 import pytest
 from kubelet_processes import doubted_checkpoint, proc_tree, process
 from newcomers import Machine, sandbox
+from reported import APP, ONLINE, POD, SIDE, UID, container, kubelet, pod, state_of
+from ruled import ruled
 
-from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState, SandboxState
+from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
-from vmpin.domain.model import Pod, SandboxId
+from vmpin.domain.model import ContainerState, Pod, SandboxId
 from vmpin.placement.ownership import Collision
-from vmpin.reconcile.unknown_owners import RESYNCS, UnknownOwners
+from vmpin.reconcile.source_findings import RESYNCS, SourceDisagreements, UnknownOwners, disagreements
 from vmpin.sources.kubelet_process import KubeletProcess
 from vmpin.status import collector
 from vmpin.status.document import with_doubts
 
+
+@pytest.mark.parametrize(("known", "state", "text"), [
+    (container(nri="2-3", cgroup="2-3"), kubelet({(UID, "app"): "2-3"}), None),
+    (container(nri="2-3", cgroup="2-3,9"), None, None),  # 9 is offline
+    (container(nri="2-3", bundle="4"), None, None),  # what it began with
+    (container(nri="2-3", cgroup="4"), None, "nri 2-3, cgroup 4"),
+    (container(nri="2-3"), kubelet({(UID, "app"): "4-5"}), "nri 2-3, kubelet 4-5"),
+    (container(nri="1-3"), kubelet({(UID, "app"): "2-3"}), None),  # mixed CPUs
+    (container(nri="1-3", cgroup="2-3"), kubelet({(UID, "app"): "2-3"}), "nri 1-3, cgroup 2-3, kubelet 2-3"),
+    (container(nri="1-3"), kubelet({(UID, "app"): "2-3", ("other", "db"): "1"}), "nri 1-3, kubelet 2-3"),
+    (container(nri="2"), kubelet({(UID, "app"): "2-3"}), "nri 2, kubelet 2-3"),
+    (container(nri="2"), kubelet({(UID, "app"): "2-3,9"}), "nri 2, kubelet 2-3,9"),
+    (container(nri="2-3"), kubelet({(UID, "app"): "2-3,9"}), None),  # an entry with an offline CPU
+    (container(kata="2", nri="3"), None, "kata 2, nri 3"),
+    (container(state=ContainerState.STOPPED, nri="2-3", cgroup="4"), None, None),
+])
+def test_the_source_of_another_cpuset_is_named(known: ContainerRecord, state: CpuManagerState | None,
+                                          text: str | None) -> None:
+    assert disagreements(pod(known), ruled(state), None, ONLINE).get(APP) == text
+
+
+def test_podresources_are_a_witness_for_exclusive_cpus_only() -> None:
+    sandbox = pod(container(nri="2-3"), container("side", SIDE, nri="0-1"))
+    resources = {("ns", "web", "app"): CpuSet.parse("2,4"), ("ns", "web", "side"): EMPTY}
+    assert disagreements(sandbox, ruled(None), resources, ONLINE) == {APP: "nri 2-3, podresources 2,4"}
+    resources = {("ns", "web", "app"): CpuSet.parse("2")}
+    assert disagreements(sandbox, ruled(None), resources, ONLINE) == {}  # mixed CPUs
+    assert disagreements(sandbox, ruled(kubelet({(UID, "app"): "2-3"})), resources, ONLINE) == {
+        APP: "nri 2-3, kubelet 2-3, podresources 2"}
+
+
+def test_only_a_disagreement_that_lasts_is_reported_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    agreement, odd = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="4")))
+    caplog.set_level(logging.WARNING)
+    for now in (100.0, 109.9):
+        agreement.compare(odd, ruled(None), ONLINE, 10, now)
+        assert agreement.lasting == {}
+    for now in (110.0, 120.0):
+        agreement.compare(odd, ruled(None), ONLINE, 10, now)
+        assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 4"}
+    assert len(caplog.messages) == 1
+    # Another one begins anew, and it is over when they agree.
+    agreement.compare(state_of(pod(container(nri="2-3", cgroup="5"))), ruled(None), ONLINE, 10, 130.0)
+    assert agreement.lasting == {}
+    agreement.compare(state_of(pod(container(nri="2-3", cgroup="2-3"))), ruled(None), ONLINE, 10, 150.0)
+    assert agreement.lasting == {}
+    assert len(caplog.messages) == 1
+
+
+def test_a_sandbox_that_stayed_as_it_was_is_compared_again_when_a_witness_says_something_else() -> None:
+    agreement, state = SourceDisagreements(), state_of(pod(container(nri="2-3", cgroup="2-3")))
+    agreement.compare(state, ruled(None), ONLINE, 0, 100.0)
+    assert agreement.lasting == {}
+    given_out = kubelet({(UID, "app"): "4-5"})
+    agreement.compare(state, ruled(given_out), ONLINE, 0, 110.0)
+    assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5"}
+    agreement.resources = {("ns", "web", "app"): CpuSet.parse("6")}
+    agreement.compare(state, ruled(given_out), ONLINE, 0, 120.0)
+    assert agreement.lasting == {(POD, APP): "nri 2-3, cgroup 2-3, kubelet 4-5, podresources 6"}
+    agreement.compare(state, ruled(given_out), EMPTY, 0, 130.0)  # none of all these CPUs is online
+    assert agreement.lasting == {}
+
+
+def test_what_a_state_file_kept_of_nri_takes_no_part_until_the_runtime_has_listed_its_containers() -> None:
+    """After a restart of the watcher the cgroup is read at once, and NRI's own report comes later."""
+    agreement, state = SourceDisagreements(), state_of(pod(container(nri="0-7", cgroup="0,4-7")))
+    for now in (100.0, 110.0, 120.0):
+        agreement.compare(state, ruled(None), ONLINE, 10, now, nri=False)
+        assert agreement.lasting == {}
+    agreement.compare(state, ruled(None), ONLINE, 10, 130.0)
+    assert agreement.lasting == {}
+    agreement.compare(state, ruled(None), ONLINE, 10, 140.0)
+    assert agreement.lasting == {(POD, APP): "nri 0-7, cgroup 0,4-7"}
+
+
 pytest_plugins = ["given_unit"]
-UID = "11111111-0000-0000-0000-000000000001"
-KUBELET = CpuManagerState("static", CpuSet((0,)), {(UID, "app"): CpuSet((1,)), (UID, "init"): CpuSet((1,))})
+WEB = "11111111-0000-0000-0000-000000000001"
+KUBELET = CpuManagerState("static", CpuSet((0,)), {(WEB, "app"): CpuSet((1,)), (WEB, "init"): CpuSet((1,))})
 EMPTY_STATE = DesiredState()
-KNOWN = DesiredState({SandboxId("s"): SandboxState(SandboxId("s"), pod=Pod("ns", "web", UID))})
-TEXT = f"the kubelet gives CPU 1 to pod {UID}, of which no container is known"
+KNOWN = DesiredState({SandboxId("s"): SandboxState(SandboxId("s"), pod=Pod("ns", "web", WEB))})
+TEXT = f"the kubelet gives CPU 1 to pod {WEB}, of which no container is known"
 
 
 def test_a_pod_is_known_with_its_sandbox_whatever_its_containers_are() -> None:
     """They may wait for an image, or for the end of a back-off."""
-    assert unknown_pods(EMPTY_STATE, KUBELET) == {UID: CpuSet((1,))}
+    assert unknown_pods(EMPTY_STATE, KUBELET) == {WEB: CpuSet((1,))}
     assert unknown_pods(KNOWN, KUBELET) == {}
     assert unknown_pods(EMPTY_STATE, KUBELET._replace(policy="none")) == {}
     assert unknown_pods(EMPTY_STATE, None) == {}
@@ -51,7 +128,7 @@ def test_only_what_lasts_is_a_finding_and_is_logged_once(tmp_path: Path, caplog:
         assert owners.lasting == {}
     for now in (130.0, 140.0):
         owners.compare(EMPTY_STATE, KUBELET, False, True, 30.0, now)
-        assert owners.lasting == {UID: UnknownOwner(UID, CpuSet((1,)), False)}
+        assert owners.lasting == {WEB: UnknownOwner(WEB, CpuSet((1,)), False)}
     assert caplog.messages == [f"{TEXT} (that pod is not on this node)"]
     owners.compare(KNOWN, KUBELET, False, True, 30.0, 150.0)
     assert owners.lasting == {}
@@ -69,14 +146,14 @@ def test_only_what_lasts_is_a_finding_and_is_logged_once(tmp_path: Path, caplog:
 def test_a_pod_on_this_node_counts_only_where_a_vm_may_be_its(tmp_path: Path, here: bool, nameless: bool, listed: bool,
                                                              finding: bool) -> None:
     if here:
-        (tmp_path / UID).mkdir()
+        (tmp_path / WEB).mkdir()
     os.utime(tmp_path, (0, 0))
     owners = UnknownOwners(tmp_path)
     owners.compare(EMPTY_STATE, KUBELET, nameless, listed, 0.0)
-    assert (UID in owners.lasting) == finding
+    assert (WEB in owners.lasting) == finding
     if finding:
         where = "on this node" if here else "not on this node"
-        assert owners.lasting[UID].what == f"{TEXT} (that pod is {where})"
+        assert owners.lasting[WEB].what == f"{TEXT} (that pod is {where})"
 
 
 @pytest.mark.parametrize(("removed", "written", "patience", "finding"), [
@@ -93,7 +170,7 @@ def test_who_does_not_wait_gives_the_kubelet_time(tmp_path: Path, removed: int, 
     kubelet = KUBELET._replace(written=int((now - written) * 1e9))
     for moment in (100.0, 100.0 + patience):
         owners.compare(EMPTY_STATE, kubelet, False, False, patience, moment)
-    assert (UID in owners.lasting) == finding
+    assert (WEB in owners.lasting) == finding
 
 
 @pytest.mark.parametrize("uid", ["..", "a/b", "", "x\x1b[2J", "x" * 5000])
@@ -110,10 +187,10 @@ def test_a_uid_that_is_none_names_no_directory(tmp_path: Path, uid: str) -> None
 
 def test_a_collision_with_such_a_pod_says_where_it_is() -> None:
     found = [Collision(2, (SandboxId("s"), SandboxId("t")), "exclusive to a"),
-             Collision(1, (SandboxId(UID), SandboxId("s")), "exclusive to app of u, but 6 threads of s may run there")]
-    owner = UnknownOwner(UID, CpuSet((1,)), False)
-    assert [each.what for each in with_doubts(found, {UID: owner}, lambda: "")] == [
-        f"exclusive to app of u, but 6 threads of s may run there (of pod {UID} no container is known: that pod is "
+             Collision(1, (SandboxId(WEB), SandboxId("s")), "exclusive to app of u, but 6 threads of s may run there")]
+    owner = UnknownOwner(WEB, CpuSet((1,)), False)
+    assert [each.what for each in with_doubts(found, {WEB: owner}, lambda: "")] == [
+        f"exclusive to app of u, but 6 threads of s may run there (of pod {WEB} no container is known: that pod is "
         "not on this node)", "exclusive to a"]
 
 
@@ -125,10 +202,10 @@ def test_without_a_kubelet_every_collision_says_so_and_without_collisions_no_pro
     assert orphaned(KUBELET._replace(written=1795669200 * 10**9)) == DOUBT
     assert orphaned(KUBELET) == "no kubelet runs, and the checkpoint may be out of date"
     assert orphaned(KUBELET._replace(written=2**63)).startswith("no kubelet runs, and the checkpoint")
-    found = [Collision(2, (SandboxId("s"), SandboxId("t")), "exclusive to a"), Collision(1, (SandboxId(UID),), "b")]
-    owner = UnknownOwner(UID, CpuSet((1,)), False)
-    assert [each.what for each in with_doubts(found, {UID: owner}, lambda: DOUBT)] == [
-        f"b (of pod {UID} no container is known: that pod is not on this node; {DOUBT})", f"exclusive to a ({DOUBT})"]
+    found = [Collision(2, (SandboxId("s"), SandboxId("t")), "exclusive to a"), Collision(1, (SandboxId(WEB),), "b")]
+    owner = UnknownOwner(WEB, CpuSet((1,)), False)
+    assert [each.what for each in with_doubts(found, {WEB: owner}, lambda: DOUBT)] == [
+        f"b (of pod {WEB} no container is known: that pod is not on this node; {DOUBT})", f"exclusive to a ({DOUBT})"]
     asked: list[str] = []
     assert with_doubts([], {}, lambda: asked.append("") or "") == []  # type: ignore[func-returns-value]
     assert asked == []
@@ -142,7 +219,7 @@ def test_an_unknown_owner_is_logged_again_once_no_kubelet_runs(tmp_path: Path,
         owners.compare(EMPTY_STATE, KUBELET, False, True, 30.0, now, lambda doubt=doubt: doubt)  # type: ignore[misc]
     assert caplog.messages == [
         f"{TEXT} (that pod is not on this node)",
-        f"the kubelet's checkpoint gives CPU 1 to pod {UID}, of which no container is known (that pod is not on this "
+        f"the kubelet's checkpoint gives CPU 1 to pod {WEB}, of which no container is known (that pod is not on this "
         f"node; {DOUBT})"]
 
 
@@ -155,9 +232,9 @@ def node_of(machine: Machine) -> dict[str, Any]:
 def test_a_vm_whose_source_was_lost_is_found_by_its_pods_cpus(machine: Machine) -> None:
     """Hooks are the only source, and the state file is gone: the VM goes on the pool, and verify is not content."""
     directory = machine.path / "kubelet"
-    (directory / "pods" / UID).mkdir(parents=True)
+    (directory / "pods" / WEB).mkdir(parents=True)
     (directory / "cpu_manager_state").write_text(json.dumps({
-        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {UID: {"app": str(machine.other)}},
+        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {WEB: {"app": str(machine.other)}},
         "checksum": 0}))
     machine.configure()
     machine.resync()
@@ -165,8 +242,8 @@ def test_a_vm_whose_source_was_lost_is_found_by_its_pods_cpus(machine: Machine) 
     machine.vmm("a")
     machine.resync()
     (found,) = node_of(machine)["unknown_owners"]
-    assert (found["pod"], found["cpus"], found["here"]) == (UID, str(machine.other), True)
-    machine.node_state.apply_events([SandboxSeen(sandbox("a"), "oci", Pod("ns", "web", UID))])
+    assert (found["pod"], found["cpus"], found["here"]) == (WEB, str(machine.other), True)
+    machine.node_state.apply_events([SandboxSeen(sandbox("a"), "oci", Pod("ns", "web", WEB))])
     machine.resync()
     assert node_of(machine)["unknown_owners"] == []
 
@@ -175,7 +252,7 @@ def test_a_watcher_waits_for_some_resyncs(machine: Machine) -> None:
     directory = machine.path / "kubelet"
     directory.mkdir()
     (directory / "cpu_manager_state").write_text(json.dumps({
-        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {UID: {"app": str(machine.other)}},
+        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {WEB: {"app": str(machine.other)}},
         "checksum": 0}))
     machine.settings["watch.resync_seconds"] = "600"
     machine.configure()
@@ -187,7 +264,7 @@ def test_a_watcher_waits_for_some_resyncs(machine: Machine) -> None:
 
 def test_a_node_without_a_kubelet_is_seen_in_its_collisions_unless_podresources_answers(machine: Machine) -> None:
     """The line of a VM that reaches a listed pod's CPU names the checkpoint as what may be wrong."""
-    proc = doubted_checkpoint(machine, UID)
+    proc = doubted_checkpoint(machine, WEB)
     (what,) = (each["what"] for each in node_of(machine)["collisions"])
     assert what.endswith(DOUBT + ")")
     machine.node_state.take_pod_resources({})

@@ -17,8 +17,8 @@ from vmpin.domain.model import Container, ContainerId, Pod, SandboxId
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.host import boottime
 from vmpin.placement.rules import UNLISTED
-from vmpin.reconcile.first_list import WAITS, FirstList
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.reconcile.runtime_waits import WAITS, FirstList
 from vmpin.status.document import judge
 
 pytest_plugins = ["given_unit"]
