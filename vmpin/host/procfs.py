@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Collection, Generator, Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from vmpin.bounded import parse_wholes
+from vmpin.bounded import MAX_FD, parse_whole, parse_wholes
 from vmpin.domain.model import named
 
 #: include/linux/sched.h
@@ -299,6 +300,15 @@ class Procfs:
             return os.readlink(f"{self.root}/{pid}/fd/{fd}")
         except OSError:
             return ""
+
+    def descriptors(self, pid: int | str, most: int = MAX_FD) -> Iterator[tuple[int, str]]:
+        """Yield up to `most` of a process's descriptors with their targets, as in `fd_link`; none if it has ended.
+        :raises OSError: it may not be traced."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), \
+                os.scandir(f"{self.root}/{pid}/fd") as entries:
+            for entry in islice(entries, most):
+                if (fd := parse_whole(entry.name, MAX_FD)) is not None:
+                    yield fd, self.fd_link(pid, fd)
 
     def boot_id(self) -> str:
         raw = read_file(f"{self.root}/sys/kernel/random/boot_id", 64)

@@ -7,7 +7,6 @@ VM that was never started (-S), because KVM learns the thread of a vCPU at its f
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import islice
 from time import monotonic
 
 from vmpin.bounded import MAX_FD, MAX_PID, parse_whole
@@ -31,25 +30,17 @@ _BUDGET = 0.01
 def vcpu_fds(procfs: Procfs, pid: int) -> dict[int, int]:
     """Return KVM's vcpu ids by file descriptor of the process. Unplugged vCPUs are included: QEMU keeps ("parks")
     their descriptors, because KVM cannot destroy a vCPU. {} if the process has no KVM vCPU or may not be traced."""
-    indices = {}
     try:
-        names = os.listdir(f"{procfs.root}/{pid}/fd")
+        return {fd: int(vcpu[1]) for fd, target in procfs.descriptors(pid) if (vcpu := _FD.fullmatch(target))}
     except OSError:
         return {}
-    for name in names:
-        fd = parse_whole(name, MAX_FD)
-        if fd is not None and (vcpu := _FD.fullmatch(procfs.fd_link(pid, fd))):
-            indices[fd] = int(vcpu[1])
-    return indices
 
 
 def has_kvm(procfs: Procfs, pid: int) -> bool:
     """Whether a process has KVM open (the device, a VM or a vCPU). False if it may not be traced. Only the first
     _MOST_FDS descriptors are read: a VMM opens KVM at its start, and other programs may have very many."""
     try:
-        with os.scandir(f"{procfs.root}/{pid}/fd") as listed:
-            numbers = (parse_whole(entry.name, MAX_FD) for entry in islice(listed, _MOST_FDS))
-            return any(re.fullmatch(_KVM, procfs.fd_link(pid, fd)) for fd in numbers if fd is not None)
+        return any(re.fullmatch(_KVM, target) for _, target in procfs.descriptors(pid, _MOST_FDS))
     except OSError:
         return False
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vmpin.bounded import MAX_FD, load_json, parse_whole, parse_wholes
+from vmpin.bounded import MAX_FD, load_json, parse_whole
 from vmpin.features.network.vm_network import VmNetDevice
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.vmm.arguments import ON, chardev_sockets, keyvals, option_values, options_of
@@ -55,7 +55,7 @@ def open_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> OpenDevices:
     descriptors may not be read."""
     taps: dict[VmNetDevice, list[int]] = {}
     vhost = Counter[str]()
-    for fd, target in _descriptors(proc, pid):
+    for fd, target in sorted(proc.descriptors(pid, _MOST_FDS)):
         if target == "/dev/net/tun" and (name := _interface(proc, pid, fd)):
             taps.setdefault(VmNetDevice("tap", name, 0), []).append(fd)
         elif (match := _MACVTAP.fullmatch(target)) and (index := parse_whole(match[1], _MAX_INDEX)) is not None:
@@ -89,7 +89,7 @@ def disk_devices(proc: Procfs, pid: int, argv: Sequence[str]) -> frozenset[tuple
     line names the file (-drive, -blockdev)."""
     files = {name for text in option_values(argv, "drive", "blockdev") for name in _file_names(text)}
     found = set()
-    for fd, target in _descriptors(proc, pid):
+    for fd, target in sorted(proc.descriptors(pid, _MOST_FDS)):
         if not target.startswith("/dev/") and target not in files:
             continue  # any other file may be on a file system that does not answer
         try:
@@ -113,16 +113,6 @@ def _file_names(text: str) -> Iterator[str]:
             values.extend(value.values())
             yield from (name for key, name in value.items() if isinstance(name, str)
                         and key.rpartition(".")[2] in ("file", "filename"))
-
-
-def _descriptors(proc: Procfs, pid: int) -> Iterator[tuple[int, str]]:
-    """Every descriptor with its target, ascending. :raises PermissionError: where they may not be read."""
-    try:
-        names = os.listdir(f"{proc.root}/{pid}/fd")
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for fd in sorted(parse_wholes(names[:_MOST_FDS], MAX_FD, _MOST_FDS) or ()):
-        yield fd, proc.fd_link(pid, fd)
 
 
 def _interface(proc: Procfs, pid: int, fd: int) -> str:
