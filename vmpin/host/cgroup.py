@@ -81,9 +81,8 @@ class Cgroups:
     def __init__(self, root: str | Path = "/sys/fs/cgroup", proc: Procfs | None = None) -> None:
         self.root = os.path.normpath(root)
         self.proc = proc or Procfs()
-        self._v1, self._cpuacct, self._v2 = self._mounted()
-        if self._v1 is None and self._cpuacct is None and self._v2 is None:
-            self._v1, self._cpuacct, self._v2 = self._by_files()
+        mounted = self._mounted()
+        self._v1, self._cpuacct, self._v2 = mounted if any(mounted) else self._by_files()
 
     @property
     def layout(self) -> Layout:
@@ -179,9 +178,7 @@ class Cgroups:
         hierarchy; of several mounts of one hierarchy, the mount of its root. A v1 hierarchy is identified by the
         controllers in its mount options: its directory may have any name, and /proc/PID/cgroup lists the controllers
         in another order."""
-        cpuset: list[_Mount] = []
-        cpuacct: list[_Mount] = []
-        unified: list[_Mount] = []
+        mounts: dict[str, list[_Mount]] = {"cpuset": [], "cpuacct": [], "cgroup2": []}
         try:
             # Not read_file(): read(2) returns at most a page of this file, and a node's mounts take several.
             table = Path(f"{self.proc.root}/self/mountinfo").read_bytes()
@@ -199,12 +196,10 @@ class Cgroups:
             mount = _Mount(_unescaped(fields[4]), _unescaped(fields[3]), "" if "noprefix" in options else "cpuset.")
             if not any(mount.point == top or mount.point.startswith(f"{top}/") for top in tops):
                 continue
-            if kind[0] == "cgroup2":
-                unified.append(mount)
-            for controller, mounts in (("cpuset", cpuset), ("cpuacct", cpuacct)):
-                if kind[0] == "cgroup" and controller in options:
-                    mounts.append(mount)
-        return _topmost(cpuset), _topmost(cpuacct), _topmost(unified)
+            for name in {"cgroup": options, "cgroup2": ["cgroup2"]}.get(kind[0], ()):
+                if name in mounts:
+                    mounts[name].append(mount)
+        return _topmost(mounts["cpuset"]), _topmost(mounts["cpuacct"]), _topmost(mounts["cgroup2"])
 
     def _by_files(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
         """Find the hierarchies by the files below `root`, for a host's /sys that is visible under another path."""
