@@ -40,6 +40,11 @@ def make_tree(tmp_path: Path, text_or_name: str) -> Path:
     return tmp_path
 
 
+def stat_line(tid: int, name: str = "x", parent: int = 1, start: int = 100, flags: int = 0x00400000) -> str:
+    """The stat file of a thread that sleeps (proc_pid_stat(5))."""
+    return f"{tid} ({name}) S {parent} 1 1 0 -1 {flags} {'0 ' * 8}20 0 1 0 {start} {'0 ' * 15}17{' 0' * 6}"
+
+
 def _each(path: str) -> list[str]:
     """The paths that a path with a list of CPUs in it stands for."""
     if (match := re.fullmatch(r"(.*/cpu)\[([0-9,-]+)\](/.*)", path)) is None:

@@ -11,20 +11,17 @@ from pathlib import Path
 
 import pytest
 from need import need_root, need_tool
-from trees import make_tree
+from trees import make_tree, stat_line
 
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
-from vmpin.host.procfs import Procfs
+from vmpin.host.procfs import PF_KTHREAD, Procfs
 from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.process_table import ROUNDS, YOUNG_PASSES
 
-STAT = ("({name}) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
-        "0 0 0 0 0 0")
-
 
 def process(root: Path, pid: int, name: str, *argv: str, start: int = 100, parent: int = 1) -> None:
-    stat = f"{pid} {STAT.format(name=name, start=start, parent=parent)}"
+    stat = stat_line(pid, name, parent, start)
     make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
     (root / str(pid) / "cmdline").write_text("\0".join(argv) + "\0")
 
@@ -120,7 +117,7 @@ def test_a_helper_in_a_container_belongs_to_no_sandbox(tmp_path: Path, argv: tup
 def test_a_container_cannot_pose_as_a_shim_with_a_vm_in_it(tmp_path: Path) -> None:
     """Dragonball runs in its shim's process, and shows by its threads' names alone."""
     process(tmp_path, 4000, "shim", *SHIM)
-    stat = f"4001 {STAT.format(name='db_vcpu0', start=100, parent=1)}"
+    stat = stat_line(4001, "db_vcpu0")
     make_tree(tmp_path, f"4000/task/4001/stat = {stat}\n")
     nested(tmp_path, 4000)
     inventory = VmInventory(Procfs(tmp_path))
@@ -162,7 +159,7 @@ def test_a_process_with_very_many_groups_is_in_a_container_all_the_same(tmp_path
 
 
 def kernel_thread(root: Path, pid: int, name: str, start: int = 100) -> None:
-    stat = f"{pid} {STAT.format(name=name, start=start, parent=2)}".replace("4194560", str(0x00200040))
+    stat = stat_line(pid, name, 2, start, PF_KTHREAD)
     make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
     (root / str(pid) / "cmdline").write_bytes(b"")
 

@@ -9,15 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trees import make_tree
+from trees import make_tree, stat_line
 
 from vmpin.domain.model import SandboxId, ThreadId, VcpuState, VcpuThreads
 from vmpin.host.procfs import Procfs
 from vmpin.vmm.inventory import PATIENCE, VmInventory
 from vmpin.vmm.virtual_machine import Refresh, Vm
 
-STAT = ("({name}) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
-        "0 0 0 0 0 0")
 POD = SandboxId("a")
 
 
@@ -45,7 +43,7 @@ class Nameless:
     def __init__(self, root: Path, vcpus: int, smp: str, debugfs: bool = False) -> None:
         self.proc, self.sys = root / "proc", root / "sys"
         self.procfs = Faulty(self.proc)
-        stat = f"4000 {STAT.format(name='qemu-system-x86', start=100)}"
+        stat = stat_line(4000, "qemu-system-x86")
         make_tree(self.proc, f"4000/stat = {stat}\n4000/task/4000/stat = {stat}\n"
                              "4000/task/4000/syscall = 271 0x0 0x0\n")
         (self.proc / "4000/cmdline").write_text(f"qemu-system-x86_64\0-name\0sandbox-{POD}\0-smp\0{smp}\0")
@@ -56,8 +54,8 @@ class Nameless:
                 make_tree(self.sys, f"kernel/debug/kvm/4000-9/vcpu{number}/pid = {4001 + number}\n")
 
     def thread(self, tid: int, call: str, name: str = "qemu-system-x86") -> None:
-        stat = STAT.format(name=name, start=tid)
-        make_tree(self.proc, f"4000/task/{tid}/stat = {tid} {stat}\n4000/task/{tid}/syscall = {call}\n")
+        stat = stat_line(tid, name, start=tid)
+        make_tree(self.proc, f"4000/task/{tid}/stat = {stat}\n4000/task/{tid}/syscall = {call}\n")
 
     def vcpu(self, number: int) -> None:
         """Its thread waits in KVM_RUN."""
@@ -209,7 +207,7 @@ def test_a_look_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path) ->
     """The VMM's threads were read; then descriptors were short, for the shim's."""
     qemu = Nameless(tmp_path, 2, "1,maxcpus=2")
     qemu.thread(4001, "running", "CPU 0/KVM")
-    shim = f"4100 {STAT.format(name='shim', start=101)}"
+    shim = stat_line(4100, "shim", start=101)
     make_tree(qemu.proc, f"4100/stat = {shim}\n4100/task/4100/stat = {shim}\n")
     (qemu.proc / "4100/cmdline").write_text(f"containerd-shim-kata-v2\0-id\0{POD}\0")
     inventory = qemu.inventory()

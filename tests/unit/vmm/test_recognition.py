@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from need import need_root, need_tool
-from trees import make_tree
+from trees import make_tree, stat_line
 
 from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
@@ -30,8 +30,6 @@ from vmpin.vmm.vmm_type import VmmType
 
 SID = "7f1d0c4be5a2f8c39b6d0e1a4c5f7788990011223344556677889900aabbccdd"
 UUID = "0a8b0c0e-1111-4222-8333-444455556666"
-STAT = ("{pid} (x) S {parent} 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 "
-        "0 0 0 0 0 0")
 #: The uid of no account, and not that of the tests.
 USER = 61234
 SHIM = ["containerd-shim-kata-v2", "-namespace", "k8s.io", "-id", SID]
@@ -44,7 +42,7 @@ SERVER = ["/usr/local/bin/files", "--sock", f"/run/kata/{SID}/root/virtiofsd.soc
 
 def process(root: Path, pid: int, argv: list[str], parent: int = 1, uid: int = 0, fds: tuple[str, ...] = (),
             cgroup: str = "", net: str = "", start: int = 100) -> None:
-    stat = STAT.format(pid=pid, parent=parent, start=start)
+    stat = stat_line(pid, parent=parent, start=start)
     make_tree(root, f"{pid}/stat = {stat}\n{pid}/task/{pid}/stat = {stat}\n")
     (root / str(pid) / "cmdline").write_text("\0".join(argv) + "\0")
     (root / str(pid) / "status").write_text(
