@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
@@ -51,18 +51,21 @@ classes of findings:
   vm         a thread of another VM sandbox: `vmpin verify` and `vmpin explain` have the reason
   container  a process of another container: its cpuset reaches into exclusive CPUs
   host       a daemon: CPUAffinity= of systemd keeps it off, for all of them in system.conf
-  kernel     a kernel thread that is not bound to one CPU: isolcpus= or taskset keeps it off, and for kworker/u*
-             /sys/devices/virtual/workqueue/cpumask. Those bound to their CPU are part of it and no finding
-  pause      a pod's pause process: it sleeps, whatever its mask; left out except with --strict, and of class
-             container once it ran there
+  kernel     a kernel thread that is not bound to one CPU: isolcpus= or taskset keeps it off, and a kworker/u* the
+             file /sys/devices/virtual/workqueue/cpumask. A thread that is bound to its CPU is no finding
+  pause      a pod's pause process, which sleeps, whatever its mask: left out except with --strict. If it ran there,
+             its class is container
 
-The kubelet keeps pods apart, but does not keep daemons and kernel threads off a pod's CPUs: those two are listed, and
+The kubelet keeps pods apart, but does not keep daemons and kernel threads off a pod's CPUs: these are listed, and
 cause exit code 1 only with --strict.
 This command is a host process as well, and may run where its shell may: `taskset -c 0 vmpin audit`.
 
-How busy each owner's CPUs were: BUSY is the kernel's own count; BY OWNER, BY KERNEL (threads bound to that CPU) and
-BY OTHERS (the findings) are run times of threads there; UNSEEN is the rest, interrupts and threads that started and
-ended between two samples.
+columns of run time on each owner's CPUs:
+  BUSY       the kernel's own count
+  BY OWNER   threads of the owner
+  BY KERNEL  kernel threads bound to that CPU
+  BY OTHERS  the findings
+  UNSEEN     the rest: interrupts, and threads that started and ended between two samples
 
 exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict: any process), 2 no answer
 """
@@ -91,13 +94,13 @@ def _duration(text: str) -> float:
 @answering(UsageError)
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
-    before = status_document(config, None, direct=args.direct, pods=True)
+    before = status_document(config, direct=args.direct, pods=True)
     sampler = ThreadUsageSampler()
     owners, sandboxes, changed = _owners(config, before, args.direct), sandboxes_of(before), CpuSet()
     if owners:
         sampler.watch(args.seconds)
         if args.seconds:
-            after = status_document(config, None, direct=args.direct, pods=True)
+            after = status_document(config, direct=args.direct, pods=True)
             owners, changed = lasting(owners, _owners(config, after, args.direct))
             sandboxes |= sandboxes_of(after)
     processes = list(sampler.processes())
@@ -118,30 +121,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _owners(config: Config, document: Document, direct: bool) -> tuple[CpuOwner, ...]:
-    """The exclusive containers, and what else owns CPUs by a feature."""
+    """The exclusive containers of a status document, and what else owns CPUs by a feature."""
     others = () if direct else present(feature.cpu_owners for feature in features())
     return (*owners_of(document), *(owner for cpu_owners in others for owner in cpu_owners(config)))
 
 
-def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> list[str]:
-    """The limits of the answer, in sentences."""
-    limits = []
+def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> Iterator[str]:
+    """Yield the limits of the answer, as sentences."""
     if changed:
-        limits.append(f"CPUs {changed} changed owners meanwhile and are left out: audit again.")
+        yield f"CPUs {changed} changed owners meanwhile and are left out: audit again."
     if sampler.samples and not sampler.sees_kernel:
-        limits.append("No kernel thread is visible, so this is another PID namespace: threads outside it are missing.")
-    if sampler.samples > 1:
-        limits.append(f"{sampler.samples} samples, at most {sampler.longest * 1000:.0f} ms apart. The run time "
-                      "between two is booked to the CPU of the second; visits to other CPUs, and threads that started "
-                      "and ended in between, are in UNSEEN only.")
-        limits.append("Run times are the kernel's, in nanoseconds, and lag by up to a tick (1 to 10 ms) while a "
-                      "thread runs; BUSY is counted in steps of 10 ms." if sampler.host.precise else
-                      "This kernel has run times only in ticks of 10 ms (no CONFIG_SCHED_INFO, or delayacct is off): "
-                      "shorter runs may be missing.")
-    return limits
+        yield "No kernel thread is visible, so this is another PID namespace: threads outside it are missing."
+    if sampler.samples < 2:
+        return
+    yield (f"{sampler.samples} samples, at most {sampler.longest * 1000:.0f} ms apart. The run time between two is "
+           "booked to the CPU of the second; visits to other CPUs, and threads that started and ended in between, are "
+           "in UNSEEN only.")
+    if sampler.host.precise:
+        yield ("Run times are the kernel's, in nanoseconds, and lag by up to a tick (1 to 10 ms) while a thread runs; "
+               "BUSY is counted in steps of 10 ms.")
+    else:
+        yield ("This kernel has run times only in ticks of 10 ms (no CONFIG_SCHED_INFO, or delayacct is off): shorter "
+               "runs may be missing.")
 
 
-def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Iterable[str], strict: bool) -> None:
+def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Sequence[str], strict: bool) -> None:
     print_text(_answer(judgement, sampler, strict))
     for use in judgement.uses:
         if use.cpu in judgement.contested:
@@ -154,9 +158,9 @@ def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Iterable[s
         _print_findings(judgement)
     if judgement.ignored:
         print(f"left out: {_processes(judgement.ignored)}")
-    for place, limit in enumerate(limits):
-        if not place:
-            print()
+    if limits:
+        print()
+    for limit in limits:
         print_text(limit)
 
 
@@ -212,17 +216,17 @@ def _spent(group: Sequence[Use]) -> list[str]:
 
 
 def _print_findings(judgement: Judgement) -> None:
-    everyone = len({owner for use in judgement.uses for owner in use.owners})
+    owners = len({owner for use in judgement.uses for owner in use.owners})
     groups: dict[object, list[AuditFinding]] = {}
     for finding in judgement.findings:
-        # A node has a hundred kworkers and as many shims: those that only may are one row each kind.
+        # A node has a hundred kworkers and as many shims: those that only may run there share a row.
         alike = (finding.kind, _name(finding), finding.may, _home(finding))
         groups.setdefault(finding.process.pid if finding.spent else alike, []).append(finding)
     rows = list(groups.values())
     table(["RAN", "ON", "MAY", "CLASS", "PROCESS", "PID", "THREADS", "OF", "NOT ITS OWN BUT OF"], [
         [_time(first.spent), CpuSet(first.ran) or "-", first.may or "-", first.kind, _name(first),
          f"{first.process.pid}" + (f" and {len(rest)} more" if rest else ""),
-         sum(len(finding.threads) for finding in (first, *rest)), _home(first), _names(first.owners, everyone)]
+         sum(len(finding.threads) for finding in (first, *rest)), _home(first), _names(first.owners, owners)]
         for first, *rest in rows[:_ROWS]], keys=("PROCESS", "PID"))
     more = [finding for row in rows[_ROWS:] for finding in row]
     if more:
@@ -246,10 +250,11 @@ def _home(finding: AuditFinding) -> str:
     return short_id(home) or "-"
 
 
-def _names(owners: Iterable[CpuOwner], everyone: int = 0) -> str:
+def _names(owners: Iterable[CpuOwner], of: int = 0) -> str:
+    """The owners' names, at most two of them. :param of: the number of owners on the node; 0: not counted."""
     names = [owner.label for owner in owners]
-    if len(names) > 2 and len(names) == everyone:
-        return f"all {everyone} owners"
+    if len(names) > 2 and len(names) == of:
+        return f"all {of} owners"
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 

@@ -33,7 +33,7 @@ for all users:
   vmpin completion zsh > /usr/local/share/zsh/site-functions/_vmpin
   vmpin completion fish > /etc/fish/completions/vmpin.fish
 
-The names of pods and sandboxes are the watcher's answer; without a watcher, root's command reads the node.
+The watcher has the names of pods and sandboxes; without a watcher, root's command reads the node.
 """
 
 #: What completes a value, by its metavar, so that a new verb's arguments are completed as they are named.
@@ -122,11 +122,11 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     parser.add_argument("-n", "--namespace", nargs="?", const="", default="")
     args = parser.parse_known_args(words, argparse.Namespace(set_here=[]))[0]
     config = load_config(args)
-    sandboxes = named_sandboxes(status_document(config, None))
+    sandboxes = named_sandboxes(status_document(config))
     if kind == "containers":
         from vmpin.feature import explained_pods
-        vms = {each.id for each in sandboxes}
+        vms = {sandbox.id for sandbox in sandboxes}
         sandboxes += [pod for pods, _ in explained_pods(config) for pod in pods if pod.id not in vms]
     if kind == "namespaces":
-        return sorted({each.namespace for each in sandboxes if each.namespace.startswith(text)})
+        return sorted({sandbox.namespace for sandbox in sandboxes if sandbox.namespace.startswith(text)})
     return offered(text, args.namespace, sandboxes, containers=kind == "containers")

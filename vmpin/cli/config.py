@@ -8,9 +8,9 @@ from vmpin.cli.verbs import Verbs, load_config, output_flag, verb
 from vmpin.domain.terminal import as_written
 
 _ABOUT = """\
-Print every key with its value and origin. Sources of values, each overriding the ones before: the defaults, the file
+Print every key with its value and origin. The origins, each stronger than the ones before it: the default, the file
 (/etc/vmpin/vmpin.yaml or --config FILE), the environment (VMPIN_POLICY_VCPUS=union), --set KEY=VALUE. Unknown keys are
-refused, and so are variables named VMPIN_… without a key.
+refused, and so are variables VMPIN_… that set no key.
 """
 
 _EXAMPLES = """\

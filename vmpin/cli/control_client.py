@@ -65,69 +65,65 @@ def watcher_values(config: Config) -> Document:
     return {}
 
 
-def status_document(config: Config, sandbox: str | None, wide: bool = False, direct: bool | None = None,
-                    pods: bool = False, namespace: str = "") -> Document:
+def status_document(config: Config, wide: bool = False, direct: bool | None = None, pods: bool = False) -> Document:
     """The status document, from the watcher, or read by this process if none runs.
 
-    :param sandbox: the only one, by its pod's name or its id; None for all. :param namespace: of that pod.
     :param wide: with the VMMs' cgroups.
     :param direct: do not ask the watcher; None for a verb without the flag --direct.
     :param pods: with the names of all pods of the node.
-    :raises UsageError: for an unknown sandbox, several, or a container.
     """
     request = {"op": "status", "wide": wide, "pods": pods}
-    found = (None if direct else ask(config, request, direct is not None)) or read_status(config, wide, pods)
-    if sandbox is not None:
-        found["sandboxes"] = [only(found, sandbox, namespace)]
-    return found
+    return (None if direct else ask(config, request, direct is not None)) or read_status(config, wide, pods)
+
+
+def read_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
+    """The status document, read by this process. :param wide, pods: as for `status_document`."""
+    from vmpin.reconcile import one_pass
+    from vmpin.status import collector
+    quiet_log(config)
+    return collector.document(one_pass.inspect(config)[0], wide=wide, pods=pods)
 
 
 def known_names(config: Config, direct: bool = False) -> dict[str, str]:
     """Names of pods and containers by their ids, for a text; {} where they cannot be read now."""
     with contextlib.suppress(VmpinError, OSError):
-        return names_of(status_document(config, None, direct=direct or None))
+        return names_of(status_document(config, direct=direct or None))
     return {}
 
 
-def only(found: Document, sandbox: str, namespace: str) -> Document:
-    """The sandbox that an argument names. :raises UsageError: for an unknown sandbox, several, or a container."""
-    chosen = the_one_meant(sandbox, namespace, named_sandboxes(found))
-    if chosen.container:
+def only(document: Document, sandbox: str, namespace: str) -> Document:
+    """The entry of the sandbox that an argument names. :param sandbox: its pod's name, or its id.
+    :param namespace: of that pod. :raises UsageError: for an unknown sandbox, several, or a container."""
+    meant = the_one_meant(sandbox, namespace, named_sandboxes(document))
+    if meant.container:
         raise UsageError(f"{sandbox!r} is a container, and not a VM sandbox",
-                         f"give its pod: {chosen.sandbox.title}; `vmpin explain` takes a container, too")
-    return entry_of(found, chosen)
+                         f"give its pod: {meant.sandbox.title}; `vmpin explain` takes a container, too")
+    return entry_of(document, meant)
 
 
-def named_sandboxes(found: Document) -> list[NamedSandbox]:
+def named_sandboxes(document: Document) -> list[NamedSandbox]:
     """The sandboxes of a status document, as an argument may name them."""
-    named = []
-    for entry in found["sandboxes"]:
+    sandboxes = []
+    for entry in document["sandboxes"]:
         pod = entry.get("pod") or {"namespace": "", "name": ""}
-        containers = [(each["id"], each["name"] or "") for each in entry.get("containers", ())]
-        named.append(NamedSandbox(entry["id"], pod["namespace"], pod["name"], containers))
-    return named
+        containers = [(container["id"], container["name"] or "") for container in entry.get("containers", ())]
+        sandboxes.append(NamedSandbox(entry["id"], pod["namespace"], pod["name"], containers))
+    return sandboxes
 
 
-def entry_of(found: Document, chosen: Meant) -> Document:
-    """Return a sandbox's entry of the status document."""
-    entry: Document = next(each for each in found["sandboxes"] if each["id"] == chosen.sandbox.id)
+def entry_of(document: Document, meant: Meant) -> Document:
+    """A sandbox's entry of the status document."""
+    entry: Document = next(entry for entry in document["sandboxes"] if entry["id"] == meant.sandbox.id)
     return entry
 
 
-def stale_checkpoint(found: Document) -> str | None:
+def stale_checkpoint(document: Document) -> str | None:
     """A sentence if the kubelet's checkpoint is gone and its last contents are used, else None."""
-    kubelet = found["sources"]["kubelet"]
+    kubelet = document["sources"]["kubelet"]
     if kubelet is None or not kubelet.get("stale"):
         return None
     return (f"the kubelet's checkpoint is gone: its last contents are used, written "
             f"{kubelet['written'] or 'at an unknown time'}; {kubelet['second_witness']}")
-
-
-def read_status(config: Config, wide: bool = False, pods: bool = False) -> Document:
-    from vmpin.reconcile import one_pass
-    from vmpin.status import collector
-    quiet_log(config)
-    return collector.document(one_pass.inspect(config)[0], wide=wide, pods=pods)
 
 
 def quiet_log(config: Config) -> None:

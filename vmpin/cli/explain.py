@@ -34,24 +34,23 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
-    found = status_document(config, None, direct=args.direct)
-    sandboxes = named_sandboxes(found)
-    vms = {each.id for each in sandboxes}
+    document = status_document(config, direct=args.direct)
+    sandboxes = named_sandboxes(document)
+    vms = {sandbox.id for sandbox in sandboxes}
     explained = [] if args.direct else explained_pods(config)
-    what = "pod of a VM, or with CPUs that vmpin gave it," if explained else "VM sandbox"
+    noun = "pod of a VM, or with CPUs that vmpin gave it," if explained else "VM sandbox"
     others = [pod for pods, _ in explained for pod in pods if pod.id not in vms]
-    meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *others], what)
-    texts = _of_sandbox(config, found, meant) if meant.sandbox.id in vms else []
+    meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *others], noun)
+    sentences = _of_sandbox(config, document, meant) if meant.sandbox.id in vms else []
     for pods, sentences_of in explained:
         if any(pod.id == meant.sandbox.id for pod in pods):
-            texts += sentences_of(meant.container or meant.sandbox.id)
+            sentences += sentences_of(meant.container or meant.sandbox.id)
     if args.output == "json":
-        print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": texts}, "json")
-    else:
-        names = names_of(found)
-        now = datetime.fromisoformat(found["time"])
-        for sentence in texts:
-            print_text(_named(with_ages(sentence, now), meant.sandbox.id, names))
+        print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": sentences}, "json")
+        return 0
+    names, now = names_of(document), datetime.fromisoformat(document["time"])
+    for sentence in sentences:
+        print_text(_named(with_ages(sentence, now), meant.sandbox.id, names))
     return 0
 
 
@@ -62,10 +61,10 @@ def _named(sentence: str, sandbox: str, names: Mapping[str, str]) -> str:
     return own + with_names(sentence.removeprefix(begin) if own else sentence, names)
 
 
-def _of_sandbox(config: Config, found: Document, meant: Meant) -> list[str]:
+def _of_sandbox(config: Config, document: Document, meant: Meant) -> list[str]:
     from vmpin.status.explain import container_sentences, sentences
-    entry = entry_of(found, meant)
+    entry = entry_of(document, meant)
     if meant.container:
-        return container_sentences(found, entry, meant.container)
+        return container_sentences(document, entry, meant.container)
     inspect_vms(config, [entry])
-    return sentences(found, entry)
+    return sentences(document, entry)

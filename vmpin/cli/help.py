@@ -17,6 +17,7 @@ examples:
                             the members of `vmpin status -o json`, as a JSON Schema; without a name: the list
 """
 
+
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "help", "explain a command or a topic", run, epilog=_EXAMPLES)
     completed_by(parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a command, or a topic of the list "
@@ -53,8 +54,8 @@ def _schema(directory: Path, name: str | None) -> int:
     import json
     texts = {path.stem: path.read_text(encoding="utf-8") for path in directory.glob("*.json")}
     if name is None:
-        for each, text in sorted(texts.items()):
-            print(f"{each:18} {json.loads(text)['title']}")
+        for schema, text in sorted(texts.items()):
+            print(f"{schema:18} {json.loads(text)['title']}")
     elif name in texts:
         print(texts[name], end="")
     else:
@@ -64,11 +65,11 @@ def _schema(directory: Path, name: str | None) -> int:
 
 
 def _manual(name: str | None) -> int:
-    from vmpin.cli import manual
-    found, file = manual.pages(grammar(), installed_version() or ""), "vmpin.1" if name is None else f"vmpin-{name}.1"
-    if file not in found:
+    from vmpin.cli.manual import pages as manual_pages
+    texts, file = manual_pages(grammar(), installed_version() or ""), "vmpin.1" if name is None else f"vmpin-{name}.1"
+    if file not in texts:
         raise UsageError(f"no command is called {name!r}", "`vmpin --help` lists them")
-    print(found[file], end="")
+    print(texts[file], end="")
     return 0
 
 

@@ -32,11 +32,11 @@ _HEAD = """\
 # vmpin install-service: """
 
 _ABOUT = """\
-Write the systemd unit of the watcher, with the path of this vmpin (and --config FILE, where it is given), and have
-systemd read it. With --now also enable and start the watcher, or restart it where the unit changed: threads keep their
-masks meanwhile. Again, it changes only what differs. A unit that was changed by hand is not overwritten, and not
-removed, except with --force; a drop-in (systemctl edit vmpin) is never touched. Without systemd the file is written,
-and the rest left to you.
+Write the systemd unit of the watcher, with the path of this vmpin (and with --config FILE, if it is given), and have
+systemd read it. --now also enables and starts the watcher, or restarts it if the unit changed; threads keep their
+masks meanwhile. A second run changes only what differs. A unit that was changed by hand is overwritten or removed only
+with --force; a drop-in (systemctl edit vmpin) is never touched. Without systemd the command writes the file, and
+leaves the rest to you.
 """
 
 _EXAMPLES = """\

@@ -6,14 +6,15 @@ from pathlib import Path
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import VERSION, print_data, print_text, table
 from vmpin.cli.verbs import Verbs, direct_flag, output_flag, usable_config, verb, watch_flag
+from vmpin.config.settings import Config
 from vmpin.domain.pod_names import title_of, titled
 from vmpin.domain.terminal import number_of
 from vmpin.errors import UsageError
 
 _ABOUT = """\
-Without --scenario: the system calls that would place every thread now, one line each; none if all threads are in
-place. With --scenario: the placement of a node described in YAML, by the same rules; needs no root and changes
-nothing.
+Without --scenario, print the system calls that would place every thread now, one a line; none if all threads are in
+place. With --scenario, print the placement of a node that a YAML file describes, by the same rules; this needs no
+root. Nothing is changed.
 """
 
 _EXAMPLES = """\
@@ -60,26 +61,28 @@ def run(args: argparse.Namespace) -> int:
     if args.previous is not None:
         raise UsageError("--previous goes with --scenario only", "give both")
     config = usable_config(args)
-    found = None if args.direct else ask(config, {"op": "plan"}, has_direct=True)
-    if found is None:
-        from vmpin.reconcile import one_pass
-        from vmpin.status import collector
-        quiet_log(config)
-        planned: Document = collector.planned(*one_pass.inspect(config))
-        found = planned
+    plan = (None if args.direct else ask(config, {"op": "plan"}, has_direct=True)) or _plan_alone(config)
     if args.output == "json":
-        print_data(found, "json")
+        print_data(plan, "json")
         return 0
-    names = known_names(config, args.direct) if found["operations"] or found.get("unmanaged") else {}
-    for operation in found["operations"]:
+    names = known_names(config, args.direct) if plan["operations"] or plan["unmanaged"] else {}
+    for operation in plan["operations"]:
         print_text(titled(operation["what"], operation["sandbox"], names))
-    for sandbox in found.get("unmanaged", ()):
+    for sandbox in plan["unmanaged"]:
         title = title_of(sandbox, names)
         print_text(f"{title} is unmanaged: its threads keep their masks (vmpin explain "
                    f"{title.removeprefix('sandbox ')})")
-    if not found["operations"]:
+    if not plan["operations"]:
         print("nothing to do: every thread is in place")
     return 0
+
+
+def _plan_alone(config: Config) -> Document:
+    """The plan without a watcher."""
+    from vmpin.reconcile import one_pass
+    from vmpin.status import collector
+    quiet_log(config)
+    return collector.planned(*one_pass.inspect(config))
 
 
 def _scenario(args: argparse.Namespace) -> int:

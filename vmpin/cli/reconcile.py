@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from vmpin.cli.control_client import Document, ask, known_names, quiet_log, status_document
+from vmpin.cli.control_client import Document, ask, known_names, only, quiet_log, status_document
 from vmpin.cli.output import print_data, print_text
 from vmpin.cli.verbs import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
 from vmpin.config.settings import Config
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from vmpin.domain.model import SandboxId
 
 _ABOUT = """\
-One full pass: read everything again and place every thread. Through the watcher if one runs, else without one.
-Sandboxes that `vmpin unpin` suspended are managed again (all of them, or the named one).
+Read everything again and place every thread, in the watcher if one runs, else in this command. Sandboxes that
+`vmpin unpin` suspended are managed again: all of them, or the named one.
 """
 
 _EXAMPLES = """\
@@ -65,9 +65,8 @@ def names_for_text(config: Config, args: argparse.Namespace) -> Mapping[str, str
 
 
 def named_sandbox(config: Config, args: argparse.Namespace) -> SandboxId | None:
-    """The whole id of the named sandbox."""
-    return None if args.sandbox is None else status_document(
-        config, args.sandbox, namespace=args.namespace)["sandboxes"][0]["id"]
+    """The whole id of the named sandbox; None for none."""
+    return None if args.sandbox is None else only(status_document(config), args.sandbox, args.namespace)["id"]
 
 
 def finish(args: argparse.Namespace, outcome: Document, nothing: str,

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.buffer.write(raw)
         return 0
     wide = args.output != "table" or args.sandbox is not None
-    document = status_document(config, None, wide=wide, direct=args.direct)
+    document = status_document(config, wide=wide, direct=args.direct)
     names = names_of(document)
     if args.sandbox is not None:
         document["sandboxes"] = [only(document, args.sandbox, args.namespace)]

@@ -28,14 +28,15 @@ answer, 2 the command cannot be used
 
 _ABOUT = """\
 Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin reconcile`.
-Threads created since then get the mask that they would have inherited. Where the record of the original masks was
-lost, threads get all CPUs that their cgroup allows, and the output counts their original masks as not known. Where
-all of the run directory is gone, nothing shows that vmpin was at work: no mask is restored, and a watcher that starts
-takes those that it finds for original ones. Guests that answer drop their maps as well. The output lists the changes:
-threads that already have their original mask are only counted.
+A thread created since then gets the mask that it would have inherited. Guests that answer drop their maps as well.
+The output lists the changes; threads that already have their original mask are only counted.
 
-One sandbox, or with --every all current ones: through the watcher, which keeps running and places new sandboxes;
-without a watcher, directly. --all is for leaving the node.
+If the record of the original masks is lost, threads get all CPUs that their cgroup allows, and the output counts their
+original masks as not known. If the whole run directory is gone, nothing shows that vmpin was at work: no mask is
+restored, and the next watcher takes the present masks for the original ones.
+
+Give one sandbox, or --every for all current ones: the watcher restores their masks, keeps running and places new
+sandboxes. Without a watcher this command restores them. --all is for leaving the node.
 """
 
 _EXAMPLES = """\
@@ -75,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
     _refuse_unclear(args)
     names = names_for_text(config, args)
     if args.all:
-        found = _leave(config, args.dry_run)
+        outcome = _leave(config, args.dry_run)
     else:
         sandbox = named_sandbox(config, args)
-        found = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
+        outcome = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
             config, None if sandbox is None else [sandbox], args.dry_run)
-    return _print_plan(args, found, names) if args.dry_run else print_restored(args, found, names)
+    return _print_plan(args, outcome, names) if args.dry_run else print_restored(args, outcome, names)
 
 
 def _refuse_unclear(args: argparse.Namespace) -> None:
@@ -139,29 +140,33 @@ def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId
     return asyncio.run(GuestManager().unpin_once(view, sandboxes))
 
 
-def _print_plan(args: argparse.Namespace, found: Document, names: Mapping[str, str]) -> int:
-    """Print the changes that --dry-run found."""
+def _print_plan(args: argparse.Namespace, outcome: Document, names: Mapping[str, str]) -> int:
+    """Print the changes that would be made."""
     if args.output == "json":
-        print_data(found, "json")
+        print_data(outcome, "json")
         return 0
-    for line in (*(titled(operation["what"], operation["sandbox"], names) for operation in found["operations"]),
-                 *(f"{title_of(sandbox, names)}: ask its guest to drop its map" for sandbox in found["guests"]),
-                 *(f"{title_of(sandbox, names)}: leave it alone until `vmpin reconcile`" for sandbox in found["held"]),
-                 *(f"remove {path}" for path in found.get("files", ()))):
-        print_text(line)
+    for operation in outcome["operations"]:
+        print_text(titled(operation["what"], operation["sandbox"], names))
+    for sandbox in outcome["guests"]:
+        print_text(f"{title_of(sandbox, names)}: ask its guest to drop its map")
+    for sandbox in outcome["held"]:
+        print_text(f"{title_of(sandbox, names)}: leave it alone until `vmpin reconcile`")
+    for path in outcome.get("files", ()):
+        print_text(f"remove {path}")
     print("nothing was changed: this was a dry run")
     return 0
 
 
-def print_restored(args: argparse.Namespace, found: Document, names: Mapping[str, str] = MappingProxyType({})) -> int:
+def print_restored(args: argparse.Namespace, outcome: Document,
+                   names: Mapping[str, str] = MappingProxyType({})) -> int:
     """Print the changes of `unpin`, without threads that already had their mask."""
     if args.output == "json":
-        return finish(args, found, "")
-    changed = [operation for operation in found["operations"] if operation["outcome"] == "refused"
+        return finish(args, outcome, "")
+    changed = [operation for operation in outcome["operations"] if operation["outcome"] == "refused"
                or (operation["outcome"] != "gone" and operation["got"] != operation["was"])]
-    counts = _counted(found["operations"])
-    code = finish(args, {**found, "operations": changed}, f"nothing to restore: {counts or _NO_RECORD}", names)
-    if changed and "counts" in found:  # an older watcher does not report which original masks are known
+    counts = _counted(outcome["operations"])
+    code = finish(args, {**outcome, "operations": changed}, f"nothing to restore: {counts or _NO_RECORD}", names)
+    if changed:
         print(counts)
     return code
 

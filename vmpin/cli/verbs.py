@@ -49,7 +49,6 @@ in service:
   vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d
   vmpin install-service      vmpin watch under systemd; --now starts it
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
-  vmpin top                  live: which threads take the CPUs of which pods
   vmpin audit                exit code 1 if another pod runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
   vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)
@@ -103,7 +102,7 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     """The program's parser without verbs, and to what they are added."""
     name = program()
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
-    vars(argparse)["_"] = str
+    vars(argparse)["_"] = lambda text: text
     parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "

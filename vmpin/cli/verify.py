@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from vmpin.cli.control_client import Document, only, status_document
 from vmpin.cli.output import VERDICTS, VERSION, print_data, print_text, table
@@ -23,29 +24,32 @@ from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, pod_name, short_id
 from vmpin.errors import UnseenError, UsageError
-from vmpin.feature import features, present
+from vmpin.feature import Comparison, features, present
 
 _ABOUT = """\
-Compare the mask of each thread in the kernel with its placement, now: through the watcher if one runs, else without
-one. A thread with other CPUs, or with fewer, is drift; an exclusive CPU that threads of another container may use is a
-collision (with SANDBOX: only collisions of this sandbox). Several VMMs that name one sandbox, of which nothing shows
-which is its own, are a finding too, and a pod with exclusive CPUs of which no container is known (SANDBOX names it by
-its uid).
+Compare each thread's mask in the kernel with its placement, through the watcher, or without one if none runs. With
+SANDBOX only that sandbox and its collisions are checked.
 
-With --since 24h also where the threads ran in that time, from the watcher's samples (proof.sample_seconds); at most
---tolerate percent of the run time may have been elsewhere. CERTAIN is run time without a change of CPU between two
-samples; other run time is booked to the CPU of the later sample. It begins with the last books saved before it.
+With --since 24h also check where the threads ran in that time, by the watcher's samples (proof.sample_seconds): at
+most --tolerate percent of the run time may have been elsewhere. CERTAIN is run time between two samples on one CPU;
+any other run time counts for the CPU of the later sample. The time begins when the books were last saved before it.
 """
 
 _EXITS = """\
+findings:
+  drift          a thread has other CPUs than decided, or fewer
+  collision      threads of another container may use an exclusive CPU
+  contested      several processes name one sandbox, and nothing shows which of them is its VMM
+  unknown owner  a pod has exclusive CPUs, and none of its containers is known; SANDBOX takes the pod's uid
+
 exit codes:
-  0  every thread is on its CPUs, and no CPU collides; also if no VM sandbox runs, or all are left alone because
-     they were unpinned or are off by policy, which the output reports
-  1  drift, a collision, a container on other CPUs than vmpin has given it, several processes that may be one
-     sandbox's VMM, a pod with exclusive CPUs of which no container is known, or more than --tolerate ran elsewhere
+  0  no finding; also if no VM sandbox runs, or if the operator has unpinned all of them or switched them off by
+     policy, which the output reports
+  1  a finding, a container on other CPUs than vmpin has given it, or more than --tolerate ran elsewhere
   2  the command line or a file cannot be used
   3  the check was impossible: sandboxes are known and no thread could be compared (no VMM that vmpin recognizes,
-     unmanaged, or not placed yet), the watcher does not answer, or without one the required privileges are missing
+     unmanaged, or not placed yet), the watcher does not answer, or without a watcher the required privileges are
+     missing
 
 examples:
   vmpin verify
@@ -74,82 +78,125 @@ def run(args: argparse.Namespace) -> int:
     since = None if args.since is None else duration(args.since)
     if args.direct and since is not None:
         raise UsageError("--direct does not go with --since", "only the watcher records where threads ran")
-    found, names, lost = _status(config, args)
-    threads = [(sandbox["id"], thread) for sandbox in found["sandboxes"] for thread in sandbox["threads"]]
-    drift = [(sandbox, thread) for sandbox, thread in threads if not thread["ok"]]
-    chosen = None if args.sandbox is None else lost["pod"] if lost is not None else found["sandboxes"][0]["id"]
-    collisions = [collision for collision in found["node"]["collisions"]
-                  if chosen is None or chosen in collision["sandboxes"]]
-    unmanaged = [sandbox["id"] for sandbox in found["sandboxes"] if sandbox["verdict"] == "unmanaged"]
-    past = None if since is None or lost is not None else proof(config, chosen, since)
-    comparisons = [] if args.direct else [*present(verify(config, chosen) for verify in present(
-        feature.verify for feature in features()))]
-    contested = _contested(found["sandboxes"])
-    unknown = found["node"]["unknown_owners"] if chosen is None else [] if lost is None else [lost]
-    good = (not drift and not collisions and not contested and not unknown and all(each.good for each in comparisons)
-            and (past is None or elsewhere(past) <= tolerated))
-    if good and past is None and not any(thread["wanted"] is not None for _, thread in threads) and not all(
-            map(_left_by_operator, found["sandboxes"])):
-        raise UnseenError(*_nothing(found["sandboxes"]))
+    checked = _check(config, args, since)
+    good = checked.is_good(tolerated)
+    if good and checked.compared_nothing:
+        raise UnseenError(*_nothing(checked.sandboxes))
     if args.output == "json":
-        print_data({"version": VERSION, "ok": good, "threads": len(threads), "sandboxes": len(found["sandboxes"]),
-                    "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in drift],
-                    "collisions": collisions, "contested": contested, "unmanaged": unmanaged,
-                    "unknown_owners": unknown,
-                    **{name: member for each in comparisons for name, member in each.members.items()},
-                    **({} if past is None else {"proof": past})}, "json")
-        return 0 if good else 1
-    titles = {each["id"]: pod_name(each.get("pod"), short_id(each["id"])) for each in found["sandboxes"]}
-    if drift:
-        table(["POD", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "CGROUP"],
-              [[titles[sandbox], thread["tid"], thread["role"], thread["name"], thread["wanted"],
-                thread["actual"] or "none", thread.get("cgroup") or ""] for sandbox, thread in drift], VERDICTS)
-        held = sum(bool(thread.get("cgroup")) for _, thread in drift)
-        if held < len(drift):
-            print(f"{len(drift) - held} of {number_of(len(threads), 'thread')} misplaced")
-        if held:
-            print_text(f"{held} of {number_of(len(threads), 'thread')}: fewer CPUs than decided, or other ones, "
-                       "because of the cpuset cgroup (CGROUP): vmpin explain POD")
-    elif lost is None:
-        said = _without_drift(found["sandboxes"], [thread for _, thread in threads])
-        print_text(said.replace("nothing was", "no thread was") if comparisons else said)
-    _print_findings(titles, unmanaged, [line for each in comparisons for line in each.lines], contested)
-    for owner in unknown:
-        print_text(f"UNKNOWN OWNER: {owner['what']}")
-    for collision in collisions:
-        print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
-    if past is not None:
-        print_proof(past)
+        print_data({"version": VERSION, "ok": good, **checked.data()}, "json")
+    else:
+        _print(checked)
     return 0 if good else 1
 
 
-def _contested(sandboxes: Sequence[Document]) -> list[Document]:
-    return [{"sandbox": sandbox["id"], "pids": sandbox["rivals"]} for sandbox in sandboxes if sandbox.get("rivals")]
+class Checked(NamedTuple):
+    """The chosen sandboxes of the status document, and what else was checked about them or the node."""
+
+    sandboxes: Sequence[Document]
+    collisions: Sequence[Document]
+    #: Pods with exclusive CPUs of which no container is known; `lost` is True if such a pod was chosen.
+    unknown_owners: Sequence[Document]
+    lost: bool
+    comparisons: Sequence[Comparison]
+    #: Run times since --since; None without it.
+    past: Document | None
+    #: Of all pods and containers by id, as collisions may be with others.
+    names: Mapping[str, str]
+
+    @property
+    def threads(self) -> list[tuple[str, Document]]:
+        """Each thread with the id of its sandbox."""
+        return [(sandbox["id"], thread) for sandbox in self.sandboxes for thread in sandbox["threads"]]
+
+    @property
+    def drift(self) -> list[tuple[str, Document]]:
+        return [(sandbox, thread) for sandbox, thread in self.threads if not thread["ok"]]
+
+    @property
+    def contested(self) -> list[Document]:
+        """The sandboxes that several processes name, with the pids."""
+        return [{"sandbox": sandbox["id"], "pids": sandbox["rivals"]}
+                for sandbox in self.sandboxes if sandbox.get("rivals")]
+
+    @property
+    def unmanaged(self) -> list[str]:
+        return [sandbox["id"] for sandbox in self.sandboxes if sandbox["verdict"] == "unmanaged"]
+
+    @property
+    def compared_nothing(self) -> bool:
+        """Whether no thread was compared, and not because the operator wants that."""
+        return (self.past is None and all(thread["wanted"] is None for _, thread in self.threads)
+                and not all(map(_left_by_operator, self.sandboxes)))
+
+    def is_good(self, tolerated: float) -> bool:
+        """Whether nothing was found. :param tolerated: percent of the run time that may have been elsewhere."""
+        return (not self.drift and not self.collisions and not self.contested and not self.unknown_owners
+                and all(comparison.good for comparison in self.comparisons)
+                and (self.past is None or elsewhere(self.past) <= tolerated))
+
+    def data(self) -> Document:
+        return {"threads": len(self.threads), "sandboxes": len(self.sandboxes),
+                "drift": [{"sandbox": sandbox, **thread} for sandbox, thread in self.drift],
+                "collisions": self.collisions, "contested": self.contested, "unmanaged": self.unmanaged,
+                "unknown_owners": self.unknown_owners,
+                **{name: member for comparison in self.comparisons for name, member in comparison.members.items()},
+                **({} if self.past is None else {"proof": self.past})}
 
 
-def _print_findings(titles: Mapping[str, str], unmanaged: Sequence[str], of_features: Sequence[str],
-                    contested: Sequence[Document]) -> None:
-    for sandbox in unmanaged:
+def _check(config: Config, args: argparse.Namespace, since: int | None) -> Checked:
+    """Read the status, and compare. :param since: seconds. :raises UnseenError: where this process cannot read it."""
+    document = status_document(config, direct=args.direct)
+    names, sandboxes, unknown = names_of(document), document["sandboxes"], document["node"]["unknown_owners"]
+    collisions, pod, lost = document["node"]["collisions"], args.sandbox, False
+    if pod is not None:
+        # No source has the name of a pod of which no container is known: the kubelet's checkpoint has its uid.
+        unknown = [owner for owner in unknown if owner["pod"] == pod]
+        lost = bool(unknown)
+        sandboxes = [] if lost else [only(document, pod, args.namespace)]
+        pod = pod if lost else sandboxes[0]["id"]
+        collisions = [collision for collision in collisions if pod in collision["sandboxes"]]
+    if document["watcher"] is None:
+        refuse_blind(config)
+    past = None if since is None or lost else proof(config, pod, since)
+    comparisons = [] if args.direct else [*present(
+        verify(config, pod) for verify in present(feature.verify for feature in features()))]
+    return Checked(sandboxes, collisions, unknown, lost, comparisons, past, names)
+
+
+def _print(checked: Checked) -> None:
+    titles = {sandbox["id"]: pod_name(sandbox.get("pod"), short_id(sandbox["id"])) for sandbox in checked.sandboxes}
+    if checked.drift:
+        _print_drift(checked, titles)
+    elif not checked.lost:
+        text = _without_drift(checked.sandboxes, [thread for _, thread in checked.threads])
+        print_text(text.replace("nothing was", "no thread was") if checked.comparisons else text)
+    for sandbox in checked.unmanaged:
         print_text(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin explain {titles[sandbox]})")
-    for line in of_features:
-        print_text(line)
-    for entry in contested:
+    for comparison in checked.comparisons:
+        for line in comparison.lines:
+            print_text(line)
+    for entry in checked.contested:
         print_text(f"CONTESTED: processes {', '.join(map(str, entry['pids']))} all name {titles[entry['sandbox']]} as "
                    "their VM, and nothing shows which is its VMM")
+    for owner in checked.unknown_owners:
+        print_text(f"UNKNOWN OWNER: {owner['what']}")
+    for collision in checked.collisions:
+        print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], checked.names)}")
+    if checked.past is not None:
+        print_proof(checked.past)
 
 
-def _status(config: Config, args: argparse.Namespace) -> tuple[Document, Mapping[str, str], Document | None]:
-    """The status document with the chosen sandboxes; the names of all, which collisions may be with; and the chosen
-    pod where it is none of them, but one with exclusive CPUs of which no container is known."""
-    found = status_document(config, None, direct=args.direct)
-    names, lost = names_of(found), None
-    if args.sandbox is not None:
-        # No source has its name: it is known by the uid that the kubelet's checkpoint has.
-        lost = next((owner for owner in found["node"]["unknown_owners"] if owner["pod"] == args.sandbox), None)
-        found["sandboxes"] = [] if lost is not None else [only(found, args.sandbox, args.namespace)]
-    if found["watcher"] is None:
-        refuse_blind(config)
-    return found, names, lost
+def _print_drift(checked: Checked, titles: Mapping[str, str]) -> None:
+    drift, of = checked.drift, number_of(len(checked.threads), "thread")
+    table(["POD", "THREAD", "ROLE", "NAME", "WANTED", "ACTUAL", "CGROUP"],
+          [[titles[sandbox], thread["tid"], thread["role"], thread["name"], thread["wanted"],
+            thread["actual"] or "none", thread.get("cgroup") or ""] for sandbox, thread in drift], VERDICTS)
+    held = sum(bool(thread.get("cgroup")) for _, thread in drift)
+    if held < len(drift):
+        print(f"{len(drift) - held} of {of} misplaced")
+    if held:
+        print_text(f"{held} of {of}: fewer CPUs than decided, or other ones, because of the cpuset cgroup (CGROUP): "
+                   "vmpin explain POD")
 
 
 def _left_by_operator(sandbox: Document) -> bool:

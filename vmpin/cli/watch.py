@@ -7,14 +7,18 @@ from pathlib import Path
 from vmpin.cli.verbs import Verbs, load_config, output_flag, verb
 
 _ABOUT = """\
-Keep every thread of every VM sandbox in place, until SIGTERM. Connects to the container runtime as its NRI plugin (if
-paths.nri exists, or with --nri), listens for OCI hooks on RUN/hook.sock and for other commands on RUN/vmpin.sock (RUN:
-paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads the whole node every watch.resync_seconds. SIGHUP,
-and with watch.reload: change any change of its file, reloads the configuration and logs each difference; a file that
-set keys and now sets none is refused. Needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; CAP_NET_ADMIN
-for the kernel's events of new VMs and threads (watch.births). At its end the masks stay; `vmpin unpin --every`
-restores the original ones; with watch.on_exit: unpin the watcher does that itself, and removes its files. (-o json:
-one JSON object a log line.)
+Keep every thread of every VM sandbox in place, until SIGTERM. The watcher connects to the container runtime as its NRI
+plugin (if paths.nri exists, or with --nri), receives OCI hooks on RUN/hook.sock and other commands on RUN/vmpin.sock
+(RUN: paths.run, /run/vmpin), follows the kubelet's checkpoint, and reads the whole node every watch.resync_seconds.
+
+SIGHUP loads the configuration again, and with watch.reload: change any change of its file does; each difference is
+logged. A file that set keys and now sets none is refused.
+
+The watcher needs root, or CAP_SYS_NICE, CAP_SYS_PTRACE and the run directory; and CAP_NET_ADMIN for the kernel's
+events of new VMs and threads (watch.births).
+
+When it ends, the masks stay: `vmpin unpin --every` restores the original ones. With watch.on_exit: unpin the watcher
+restores them itself, and removes its files. With -o json each log line is a JSON object.
 """
 
 _EXAMPLES = """\

@@ -20,7 +20,7 @@ from kata_files import KataFiles, Sandboxed
 from real_qemu import Qemu
 
 from lab.node_tests.guest import Guest
-from vmpin.cli.control_client import status_document
+from vmpin.cli.control_client import only, status_document
 from vmpin.config import loading as configuration
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
@@ -207,8 +207,7 @@ class Vmpin:
 
     def status(self, vm: Sandboxed) -> dict[str, Any]:
         """What `vmpin status` has of a VM, from the watcher if one runs; likewise in no time."""
-        (found,) = status_document(self.config(), vm.sandbox)["sandboxes"]
-        return dict(found)
+        return only(status_document(self.config()), vm.sandbox, "")
 
     def threads(self, vm: Qemu) -> dict[int, dict[str, Any]]:
         """The threads of a VM as `vmpin status` has them, by thread id."""

@@ -127,7 +127,7 @@ def test_vmms_killed_at_random_moments_do_not_disturb_the_watcher_or_other_vms(
         assert settled(stays, ["2", "3"], "2-3")
 
         def shown_ids() -> set[str]:
-            return {each["id"] for each in status_document(vmpin.config(), None)["sandboxes"]}
+            return {each["id"] for each in status_document(vmpin.config())["sandboxes"]}
 
         until(lambda: shown_ids() == {stays.sandbox, last.sandbox}, lambda: f"the two that are left: {shown_ids()}")
         assert watcher.pid == pid

@@ -91,6 +91,7 @@ SOURCES = {command.name: command.epilog for command in grammar().commands}
 @pytest.mark.parametrize("words", [[], *([verb] for verb in verb_modules()), ["guest", "build"]], ids=" ".join)
 def test_the_help_fits_80_columns_and_breaks_no_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(words, capsys).splitlines()
+    assert "  None" not in lines  # argparse's text for a missing one
     assert [line for line in lines if len(line) > 80] == []
     for command in examples(SOURCES.get(" ".join(words), grammar().epilog)) if len(words) < 2 else ():
         assert any(re.match(rf" +{re.escape(command)}(  |$)", line) for line in lines), command

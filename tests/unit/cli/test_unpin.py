@@ -49,7 +49,9 @@ def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
                             operation("four", got="0", outcome="refused", why="no"),
                             operation("five", outcome="trimmed", got="1")], "guests": {}, "kept": []}
     assert print_restored(argparse.Namespace(output="text"), found) == 1
-    assert capsys.readouterr().out == "one\nfour: no\nfive: the cpuset cgroup leaves 1\n"
+    assert capsys.readouterr().out == (
+        "one\nfour: no\nfive: the cpuset cgroup leaves 1\n2 threads restored; 1 thread already with the original "
+        "mask; 1 thread refused by the kernel; 1 thread ended meanwhile\n")
     found["operations"] = [operation("two", got="0")]
     assert print_restored(argparse.Namespace(output="text"), found) == 0
     assert capsys.readouterr().out == "nothing to restore: 1 thread already with the original mask\n"

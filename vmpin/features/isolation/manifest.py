@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vmpin.feature import Feature, WatcherPart
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from pathlib import Path
 
     from vmpin.config.settings import Config
@@ -26,7 +27,16 @@ def _files(config: Config) -> Iterable[Path]:
     return files_of(config.paths.run / "isolation")
 
 
+#: An example for the help of the program.
+_EXAMPLE = "  vmpin top                  live: which threads take the CPUs of which pods\n"
+
+
+def _options(verb: str, parser: ArgumentParser) -> None:
+    if not verb and parser.epilog is not None:
+        parser.epilog = parser.epilog.replace("\nexit codes:", f"{_EXAMPLE}\nexit codes:", 1)
+
+
 _VERBS = "vmpin.features.isolation.verbs"
 
-FEATURE = Feature(name="isolation", watch=_watch, files=_files,
+FEATURE = Feature(name="isolation", watch=_watch, files=_files, options=_options,
                   verbs={"isolation": f"{_VERBS}.isolation", "top": f"{_VERBS}.top.command"})

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         show(_planned_picture(Path(args.scenario)), args)
         return 0
     config = usable_config(args)
-    document = status_document(config, None, direct=args.direct)
+    document = status_document(config, direct=args.direct)
     inspect_vms(config, document["sandboxes"])
     show(picture_of(config, document, args.direct, os.uname().nodename), args)
     return 0
