@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from guest_peer import UnixChannel
+from guest_peer import Agent, UnixChannel, serving, until
 
 from vmpin.config.timeouts import Timeouts
 from vmpin.domain.model import ContainerId
@@ -41,3 +41,12 @@ async def session(*paths: Path, timeouts: Timeouts = QUICK) -> AsyncIterator[Age
         assert not task.done(), task.exception()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def applied(agent: Agent, timeouts: Timeouts = QUICK) -> AsyncIterator[AgentSession]:
+    """A session with this agent, which has applied MAP."""
+    async with serving(agent.talk) as path, session(path, timeouts=timeouts) as ours:
+        ours.push(MAP)
+        await until(lambda: ours.done)
+        yield ours

@@ -13,7 +13,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
 from vmpin.domain.policy import Policy
 from vmpin.domain.topology import Topology
-from vmpin.guests.channels import GuestAddress, find_channels
+from vmpin.guests.channels import find_channels
 from vmpin.guests.vm_guest import guest_vcpus
 from vmpin.host.procfs import Procfs
 from vmpin.pinning.rival_writers import of_vm
@@ -52,7 +52,6 @@ def main(root: Path) -> dict[str, object]:
                       ownership({SANDBOX: claims_of(containers, node)}, node), Policy())
     hardware = hardware_ids(vm.type, vm.vmm.argv, [vcpu.id for vcpu in vm.vcpus])
     numbers = guest_vcpus(vm, hardware)
-    address = GuestAddress(SANDBOX, vm.type, PID, vm.vmm.argv)
     return {
         "type": vm.type.name,
         "threads": {thread.name: thread.role for thread in vm.threads()},
@@ -60,7 +59,7 @@ def main(root: Path) -> dict[str, object]:
         "qmp": len(inventory.needing_qmp()),
         "placed": {vcpu: str(cpus) for vcpu, cpus in placement.by_vcpu.items()},
         "verdict": placement.verdict,
-        "channels": list(map(str, find_channels(address, proc, root / "vc", root / "kata"))),
+        "channels": list(map(str, find_channels(vm, "", proc, root / "vc", root / "kata"))),
         "cid": vm.type.channels.cid(vm.vmm.argv),
         "guest": [numbers.boot, numbers.most, numbers.plugged, list(hardware.values())],
         "rivals": [rival.cause for rival in of_vm(proc, vm, ())],

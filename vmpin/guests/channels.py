@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from vmpin.domain.model import SandboxId
 from vmpin.host.procfs import Procfs
 from vmpin.protocol.parsing import SERIAL
 from vmpin.vmm.arguments import keyvals, long_options, vsock_cid
-from vmpin.vmm.vmm_type import VmmType
+from vmpin.vmm.virtual_machine import Vm
 
 #: The longest wait for a connection (seconds); a guest that accepts takes a millisecond.
 CONNECT_DEADLINE = 2.0
@@ -202,54 +201,45 @@ class VirtioSerial:
         return await open_unix(self.path, self.pid, self.pid)
 
 
-@dataclass(frozen=True)
-class GuestAddress:
-    """The facts of a VM that its channels follow from. `agent_url` is the agent's address by Kata's files, or ""."""
-
-    sandbox: SandboxId
-    type: VmmType
-    pid: int
-    argv: Sequence[str]
-    agent_url: str = ""
-
-
-def find_channels(vm: GuestAddress, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
+def find_channels(vm: Vm, agent_url: str, proc: Procfs, kata_go: Path, kata_rs: Path) -> list[Channel]:
     """The channels into a VM's guest, those with ports first: Kata's agent can be reached over them as well.
+    :param agent_url: the agent's address by Kata's files, or "".
     :param kata_go, kata_rs: the state directories of Kata's two runtimes."""
-    offered = vm.type.channels
+    offered, pid, argv = vm.type.channels, vm.vmm.pid, vm.vmm.argv
     channels: list[Channel] = []
     # The command line first: for a restored or renumbered VM it has the CID that the kernel was given.
-    cid = offered.cid(vm.argv)
+    cid = offered.cid(argv)
     if cid is not None:
         channels.append(Vsock(cid))
-    elif (device := offered.vsock_daemon(vm.argv)) is not None:
+    elif (device := offered.vsock_daemon(argv)) is not None:
         channels += _of_daemon(device, proc)
-    channels = channels or [*_recorded_or_hybrid(vm, kata_go, kata_rs)]
-    if (path := offered.serial(vm.argv, SERIAL)) is not None:
-        channels.append(VirtioSerial(path, vm.pid))
+    if not channels:
+        in_jail = offered.hybrid_in_jail(argv)
+        hybrid = [] if in_jail is None else [HybridVsock(str(in_jail), pid, pid)]
+        hybrid += [HybridVsock(str(path), os.getpid(), pid)
+                   for path in offered.hybrid(vm.sandbox, argv, kata_go, kata_rs)]
+        channels += _distinct((*_of_url(agent_url, pid), *hybrid))
+    if (path := offered.serial(argv, SERIAL)) is not None:
+        channels.append(VirtioSerial(path, pid))
     return channels
 
 
-def _recorded_or_hybrid(vm: GuestAddress, kata_go: Path, kata_rs: Path) -> Iterator[HybridVsock | Vsock]:
-    """The channel that Kata's files name, and the hybrid sockets that exist, each once."""
-    in_jail = vm.type.channels.hybrid_in_jail(vm.argv)
-    hybrid = [] if in_jail is None else [HybridVsock(str(in_jail), vm.pid, vm.pid)]
-    hybrid += [HybridVsock(str(path), os.getpid(), vm.pid)
-               for path in vm.type.channels.hybrid(vm.sandbox, vm.argv, kata_go, kata_rs)]
+def _distinct(channels: Iterable[HybridVsock | Vsock]) -> Iterator[Channel]:
+    """The hybrid sockets that exist, each once, and at most one vsock."""
     sockets = set()
-    for channel in (*_of_url(vm), *hybrid):
+    for channel in channels:
         identity = socket_id(channel.path, channel.pid) if isinstance(channel, HybridVsock) else (0, 0)
         if identity is not None and identity not in sockets:
             sockets.add(identity)
             yield channel
 
 
-def _of_url(vm: GuestAddress) -> Iterable[HybridVsock | Vsock]:
-    match = _AGENT_URL.fullmatch(vm.agent_url)
+def _of_url(agent_url: str, pid: int) -> Iterator[HybridVsock | Vsock]:
+    match = _AGENT_URL.fullmatch(agent_url)
     if match is None:
         return
     if match[1] == "hvsock" and match[2].startswith("/") and "\0" not in match[2]:
-        yield HybridVsock(match[2], os.getpid(), vm.pid)
+        yield HybridVsock(match[2], os.getpid(), pid)
     elif match[1] == "vsock" and (cid := vsock_cid(match[2])) is not None:
         yield Vsock(cid)
 

@@ -96,18 +96,19 @@ class KataSession(Session):
         are not host.retry's: a round that left containers pending has reached the agent, and nothing failed."""
         from vmpin.guests.attempts import attempts
 
-        first = self._timeouts.kata_pending, self._timeouts.kata_again
-        soon, later = first
+        timeouts = self._timeouts
+        if_pending, if_done = timeouts.kata_pending, timeouts.kata_again  # the next pause
         while not self.refused:
-            async for attempt in attempts(self._wake, self._timeouts):
+            async for attempt in attempts(self._wake, timeouts):
                 with attempt:
                     await self._round()
             if self._repeat_soon:
-                self._repeat_soon, (soon, later) = False, first
+                self._repeat_soon = False
+                if_pending, if_done = timeouts.kata_pending, timeouts.kata_again
             if any(report.state == PENDING for report in self.reports.values()):
-                pause, soon = soon, min(2 * soon, self._timeouts.kata_resend)
+                pause, if_pending = if_pending, min(2 * if_pending, timeouts.kata_resend)
             else:
-                pause, later = later, self._timeouts.kata_resend * random.uniform(1 - _JITTER, 1 + _JITTER)
+                pause, if_done = if_done, timeouts.kata_resend * random.uniform(1 - _JITTER, 1 + _JITTER)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()

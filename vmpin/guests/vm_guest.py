@@ -16,7 +16,7 @@ from vmpin.domain.guest_report import PENDING, ContainerReport, GuestReport
 from vmpin.domain.model import ContainerId, SandboxId, VcpuId
 from vmpin.domain.sandbox_placement import Placement
 from vmpin.guests.agent_session import AgentSession
-from vmpin.guests.channels import Channel, ContestedVsock, GuestAddress, VirtioSerial, Vsock, find_channels
+from vmpin.guests.channels import Channel, ContestedVsock, VirtioSerial, Vsock, find_channels
 from vmpin.guests.guest_session import Flag, SessionState
 from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.vcpu_map import GuestVcpus, guest_map
@@ -46,7 +46,7 @@ class VmGuest:
         self.trouble = ""
         self.agent: AgentSession | None = None
         self.kata: KataSession | None = None
-        self._address = GuestAddress(vm.sandbox, vm.type, vm.vmm.pid, tuple(vm.vmm.argv), agent_url)
+        self._agent_url = agent_url
         self.cid = vm.type.channels.cid(vm.vmm.argv)
         self._proc = proc
         self._rival = rival
@@ -60,8 +60,9 @@ class VmGuest:
 
     def channels(self) -> Sequence[Channel]:
         """The ways into the guest at this moment: a socket may appear later, or be replaced."""
-        channels = find_channels(self._address, self._proc, self.config.paths.kata_go, self.config.paths.kata_rs)
-        rival = None if self.cid is None else self._rival(self.cid, self._address.sandbox)
+        paths = self.config.paths
+        channels = find_channels(self.vm, self._agent_url, self._proc, paths.kata_go, paths.kata_rs)
+        rival = None if self.cid is None else self._rival(self.cid, self.vm.sandbox)
         return [ContestedVsock(str(channel), rival) if rival is not None and isinstance(channel, Vsock) else channel
                 for channel in channels]
 
@@ -76,7 +77,7 @@ class VmGuest:
     def _kernel(self) -> tuple[int, int] | None:
         if platform.machine() != "x86_64":
             return None  # cpu_numbers derives CPU numbers from it for x86 only
-        return kernel_version(self.vm.type.kernels(self._address.argv), self._address.pid, self.vmm.starttime)
+        return kernel_version(self.vm.type.kernels(self.vm.vmm.argv), self.vmm.tid, self.vmm.starttime)
 
     def update(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:
         """Derive the map from the placement and give it to the sessions. Without a placement the guest keeps the last

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from agent_sessions import C1, MAP, OTHER, QUICK, session
+from agent_sessions import C1, MAP, OTHER, QUICK, applied, session
 from guest_peer import Agent, serving, until
 
 from vmpin.cpuset import CpuSet
@@ -37,9 +37,7 @@ from vmpin.protocol.parsing import MAX_CONTAINERS
 
 async def test_the_map_is_sent_and_its_outcome_is_received() -> None:
     agent = Agent()
-    async with serving(agent.talk) as path, session(path) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent) as ours:
         assert ours.reports[C1] == ContainerReport("applied", "", "/c1", CpuSet((2, 3)), CpuSet((2, 3)), 1, 2)
         assert ours.up
         assert "agent 0.1" in ours.text
@@ -54,9 +52,7 @@ async def test_the_outcome_of_a_map_is_one_line_in_the_log(caplog: pytest.LogCap
             return found._replace(containers={**found.containers, "c2": ContainerOutcome("error", error="EIO\x1b")})
     caplog.set_level(logging.INFO)
     for agent in Agent(), Half():
-        async with serving(agent.talk) as path, session(path) as ours:
-            ours.push(MAP)
-            await until(lambda: ours.done)
+        async with applied(agent) as ours:
             for _ in range(5):
                 agent.say(Applied(None, agent.generation, {"c1": ContainerOutcome("error")}))
             await until(lambda: ours.reports[C1].state == "error")
@@ -67,9 +63,7 @@ async def test_the_outcome_of_a_map_is_one_line_in_the_log(caplog: pytest.LogCap
 
 async def test_a_change_is_pushed_at_once_with_a_newer_generation() -> None:
     agent = Agent()
-    async with serving(agent.talk) as path, session(path) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent) as ours:
         for number in range(20):
             ours.push(OTHER if number % 2 == 0 else MAP)
             assert ours.reports == {}  # what was said of the map before is over
@@ -84,9 +78,7 @@ async def test_a_change_is_pushed_at_once_with_a_newer_generation() -> None:
 
 async def test_a_restarted_agent_is_sent_the_map_again() -> None:
     agent = Agent()
-    async with serving(agent.talk) as path, session(path) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent) as ours:
         assert agent.writer is not None
         agent.writer.transport.abort()  # killed
         agent.generation = 0
@@ -101,18 +93,14 @@ async def test_a_restarted_agent_is_sent_the_map_again() -> None:
 async def test_a_restarted_host_continues_from_a_newer_generation() -> None:
     agent = Agent()
     agent.generation = 1 << 50  # of a host whose clock was ahead
-    async with serving(agent.talk) as path, session(path) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent) as ours:
         assert agent.maps[-1].generation == (1 << 50) + 1
         assert ours.reports[C1].state == "applied"
 
 
 async def test_everything_is_taken_back() -> None:
     agent = Agent()
-    async with serving(agent.talk) as path, session(path) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent) as ours:
         ours.unpin()
         await until(lambda: ours.done)
         assert isinstance(agent.requests[-1], Unpin)
@@ -137,10 +125,7 @@ async def test_an_answer_before_the_unpin_is_sent_takes_nothing_back() -> None:
 
 async def test_an_agent_that_stops_answering_is_dropped() -> None:
     agent = Agent()
-    async with serving(agent.talk) as path, session(
-            path, timeouts=replace(QUICK, agent_answer=0.2, agent_idle=0.2)) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent, replace(QUICK, agent_answer=0.2, agent_idle=0.2)) as ours:
         agent.silent_on = (Ping, VcpuMap)
         await until(lambda: not ours.up)
         assert ours.reports == {}
@@ -157,9 +142,7 @@ async def test_reports_about_containers_outside_the_map_are_left_out() -> None:
             found = super().applied(request)
             return found._replace(containers={**found.containers, "other": ContainerOutcome("applied")})
     agent = Chatty()
-    async with serving(agent.talk) as path, session(path) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent) as ours:
         assert set(ours.reports) == set(MAP.containers)
         # Later it says that something changed.
         agent.say(Applied(None, agent.generation, {"c1": ContainerOutcome("error", error="gone")}))
@@ -183,9 +166,7 @@ async def test_an_error_about_the_map_is_reported_for_every_container() -> None:
             else:
                 super().answer(request)
     agent = Refusing()
-    async with serving(agent.talk) as path, session(path) as ours:
-        ours.push(MAP)
-        await until(lambda: ours.done)
+    async with applied(agent) as ours:
         assert ours.reports[C1] == ContainerReport("error", "no \\x1b[31mmap")
         assert ours.reports[C1].text == "error: no \\x1b[31mmap"
 

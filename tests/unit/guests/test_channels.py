@@ -16,10 +16,9 @@ import pytest
 from guest_peer import Talk, serving
 from need import lacking
 
-from vmpin.domain.model import SandboxId
+from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.guests.channels import (
     Channel,
-    GuestAddress,
     HybridVsock,
     NotListening,
     VirtioSerial,
@@ -34,6 +33,7 @@ from vmpin.vmm.dragonball import DRAGONBALL
 from vmpin.vmm.firecracker import FIRECRACKER
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.stratovirt import STRATOVIRT
+from vmpin.vmm.virtual_machine import Process, Vm
 from vmpin.vmm.vmm_type import VmmType
 
 ME = os.getpid()
@@ -163,10 +163,15 @@ async def test_vsock_to_a_guest_that_is_not_there() -> None:
         await Vsock(0x7FFFFFF1).open(10789)
 
 
-# --- which ways there are --------------------------------------------------------------------------------------------
+# The channels of a VM
+
+
+def vm(vmm_type: VmmType, argv: list[str]) -> Vm:
+    return Vm(POD, vmm_type, Process(ME, ThreadId(ME, 0), ThreadRole.EMULATOR, argv))
+
 
 def ways(vmm_type: VmmType, argv: list[str], tmp_path: Path, url: str = "") -> list[Channel]:
-    return find_channels(GuestAddress(POD, vmm_type, ME, argv, url), Procfs(), tmp_path / "vc", tmp_path / "kata")
+    return find_channels(vm(vmm_type, argv), url, Procfs(), tmp_path / "vc", tmp_path / "kata")
 
 
 def test_qemus_command_line_comes_before_katas_state(tmp_path: Path) -> None:
@@ -268,5 +273,4 @@ def test_a_daemon_in_a_container_is_no_channel(tmp_path: Path, inside: str, foun
     (tmp_path / "4000/status").write_text(f"Name:\tvhost-device-vs\nNSpid:\t4000{inside}\n")
     (tmp_path / "4000/cmdline").write_text("\0".join(
         ["vhost-device-vsock", "--socket", "/run/vd.sock", "--uds-path", "vm4.vsock"]) + "\0")
-    assert find_channels(GuestAddress(POD, QEMU, ME, argv), Procfs(tmp_path), tmp_path / "vc",
-                         tmp_path / "kata") == found
+    assert find_channels(vm(QEMU, argv), "", Procfs(tmp_path), tmp_path / "vc", tmp_path / "kata") == found
