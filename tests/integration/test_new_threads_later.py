@@ -139,7 +139,7 @@ def test_what_was_lost_is_looked_for(node: Node, cpus: tuple[str, str]) -> None:
         node.wait_for_all(vm.pid, cpus[0])
         wait(lambda: node.status()["sources"]["new_threads"]["overruns"] >= 1,
              lambda: node.status()["sources"]["new_threads"])
-        node.wait_for_log("lost events: everything is read again")
+        node.wait_for_log("lost events: a full pass follows")
         outside = wait(lambda: new_threads(node, vm.sandbox), "no account")
         assert 1 <= outside["outside"] <= len(vm.tids())
         assert outside["outside_ms"]["max"] > 100

@@ -12,10 +12,7 @@ from guest_peer import Agent, UnixChannel, serving, until
 from vmpin.config.timeouts import Timeouts
 from vmpin.domain.model import ContainerId
 from vmpin.guests.agent_session import AgentSession
-from vmpin.protocol.messages import (
-    ContainerVcpus,
-    VcpuMap,
-)
+from vmpin.protocol.messages import ContainerVcpus, VcpuMap
 
 #: No test waits minutes for the next attempt.
 QUICK = Timeouts(agent_first=0.02, agent_last=0.05, agent_early=0.02, agent_answer=120.0)

@@ -44,7 +44,7 @@ class RateLimit:
             raise ProtocolError(f"it claims to have map {generation}")
         self._resends += 1
         if self._resends > MAX_RESENDS:
-            raise ProtocolError(f"it wants the map again more than {MAX_RESENDS} times within {WINDOW:g} s")
+            raise ProtocolError(f"it requested the map more than {MAX_RESENDS} times within {WINDOW:g} s")
 
     def add_received(self, size: int, messages: int, now: float) -> None:
         """Count this many bytes, and the messages that end in them. :raises ProtocolError: there were too many."""

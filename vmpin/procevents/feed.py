@@ -267,7 +267,7 @@ class ProcEventsFeed:
         if self._resync is None:
             wait = max(0.0, self._last_resync + self._timeouts.events_lost - time.monotonic())
             self._resync = asyncio.get_running_loop().call_later(wait, self._resync_now)
-            logger.warning("%s: everything is read again", why)
+            logger.warning("%s: a full pass follows", why)
 
     def _resync_now(self) -> None:
         self._resync, self._last_resync = None, time.monotonic()

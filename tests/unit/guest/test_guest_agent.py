@@ -11,16 +11,7 @@ from pathlib import Path
 
 import pytest
 from guest_fuzz import spoilt
-from guest_tree import (
-    Worker,
-    agent,
-    cpu_files,
-    cpuinfo,
-    fill,
-    plain,
-    put,
-    write,
-)
+from guest_tree import Worker, agent, cpu_files, cpuinfo, fill, plain, put, write
 
 from vmpin.cpuset import CpuSet
 from vmpin.protocol.frames import ProtocolError, encode

@@ -9,17 +9,7 @@ import secrets
 from pathlib import Path
 
 import pytest
-from guest_tree import (
-    Worker,
-    agent,
-    fill,
-    mask,
-    put,
-    states,
-    v1_cgroup,
-    worker,
-    write,
-)
+from guest_tree import Worker, agent, fill, mask, put, states, v1_cgroup, worker, write
 from need import need_root
 
 from vmpin.cpuset import CpuSet

@@ -7,19 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from guest_tree import (
-    Worker,
-    agent,
-    cpu_files,
-    cpuinfo,
-    fill,
-    made_up_proc,
-    mask,
-    plain,
-    put,
-    states,
-    write,
-)
+from guest_tree import Worker, agent, cpu_files, cpuinfo, fill, made_up_proc, mask, plain, put, states, write
 
 from vmpin.cpuset import CpuSet
 from vmpin.protocol.messages import Applied, GuestEvent, NeedMap, Unpin

@@ -36,11 +36,7 @@ from vmpin.guests.kata_session import KataSession, KataWish
 from vmpin.guests.vcpu_map import GuestVcpus
 from vmpin.guests.vm_guest import _boots
 from vmpin.protocol.frames import encode
-from vmpin.protocol.messages import (
-    NeedMap,
-    Pong,
-    as_json,
-)
+from vmpin.protocol.messages import NeedMap, Pong, as_json
 
 
 async def test_a_missing_agent_is_normal_and_a_late_one_is_connected_to(

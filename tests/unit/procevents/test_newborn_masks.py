@@ -8,14 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from newcomers import (
-    Machine,
-    by_name,
-    mask,
-    sandbox,
-    start_time,
-    tids,
-)
+from newcomers import Machine, by_name, mask, sandbox, start_time, tids
 
 from vmpin.domain.model import ThreadId
 from vmpin.pinning.apply import Outcome

@@ -11,19 +11,7 @@ from pathlib import Path
 import pytest
 from kata_shim import Shim
 from need import need_root, need_tool
-from newcomers import (
-    PREFIX,
-    SHIM,
-    Machine,
-    Thread,
-    by_name,
-    mask,
-    own,
-    sandbox,
-    shared_dir,
-    tids,
-    until,
-)
+from newcomers import PREFIX, SHIM, Machine, Thread, by_name, mask, own, sandbox, shared_dir, tids, until
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.events import SandboxSeen, SuspensionChanged

@@ -10,14 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from newcomers import (
-    Machine,
-    Thread,
-    by_name,
-    mask,
-    sandbox,
-    until,
-)
+from newcomers import Machine, Thread, by_name, mask, sandbox, until
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
