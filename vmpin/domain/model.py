@@ -80,11 +80,13 @@ class VmThread(NamedTuple):
 
 
 class Vcpu(NamedTuple):
-    """A vCPU as the guest sees it; `core` and `node` are the guest's numbers, None if unknown."""
+    """A vCPU as the guest sees it; `core` and `node` are the guest's numbers, None if unknown. `memory` are the host's
+    NUMA nodes to which the memory of its guest node is bound, none if it is not bound."""
 
     id: VcpuId
     core: int | None = None
     node: int | None = None
+    memory: frozenset[int] = frozenset()
 
 
 class VcpuState(enum.Enum):

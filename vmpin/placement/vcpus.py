@@ -146,6 +146,11 @@ class _Placer(NamedTuple):
         new = [guest[vcpu] for vcpu in sorted(guest.keys() - pairs.keys() - self.previous.vcpus.keys(), reverse=True)]
         free = [cpu for cpu in for_new if cpu not in pairs.values()]
         pairs |= match(new[:len(free)], free, pairs, guest, topology)
+        away = sum(bool(guest[vcpu].memory) and topology.node_of(cpu) not in guest[vcpu].memory
+                   for vcpu, cpu in pairs.items())
+        if away:
+            pinned, verb = number_of(len(pairs), "vCPU", "pinned"), "is" if away == 1 else "are"
+            self.reasons.append(f"{away} of {pinned} {verb} on another NUMA node than the memory of the guest")
         owner = {cpu: container for container, cpus in reversed(self.claims.exclusive) for cpu in cpus}
         return tuple(
             VcpuPlacement(vcpu, CpuSet((pairs[vcpu],)), owner[pairs[vcpu]], pinned=True) if vcpu in pairs
@@ -247,22 +252,79 @@ def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, i
 
 def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu],
           topology: Topology) -> dict[VcpuId, int]:
-    """Give each of `vcpus` one of `cpus` (at least as many), by the guest's topology: a guest NUMA node goes onto one
-    host node, and guest SMT siblings onto the siblings of one host core, as far as the CPUs allow. The guest's
-    scheduler assumes that siblings share a core, and its memory policy that a node's memory is near. Among equals,
-    ascending id to ascending CPU.
+    """Give each of `vcpus` one of `cpus` (at least as many), by the guest's topology: a guest NUMA node goes onto the
+    host nodes of its memory, else onto one host node, and guest SMT siblings onto the siblings of one host core, as
+    far as the CPUs allow. As few vCPUs as possible are away from their memory. The guest's scheduler assumes that
+    siblings share a core, and its memory policy that a node's memory is near. Among equals, ascending id to ascending
+    CPU.
     :param kept: pairs of other vCPUs, to whose nodes and cores their siblings are drawn.
     :param guest: all vCPUs of the guest by id, for the cores and nodes of `kept`."""
     free = sorted(cpus)
-    if all(vcpu.core is None and vcpu.node is None for vcpu in vcpus):
+    if all(vcpu.core is None and vcpu.node is None and not vcpu.memory for vcpu in vcpus):
         return {vcpu.id: cpu for vcpu, cpu in zip(sorted(vcpus, key=lambda v: v.id), free, strict=False)}
     pairs: dict[VcpuId, int] = {}
-    for node, members in _by_node(vcpus):
-        near = [cpu for vcpu, cpu in kept.items() if node is not None and guest[vcpu].node == node]
+    for members, pool in _beside_memory(_by_node(vcpus), free, topology):
+        pairs |= _match_cores(members, pool, {**kept, **pairs}, guest, topology)
+    free = [cpu for cpu in free if cpu not in pairs.values()]
+    for node, members in _by_node([vcpu for vcpu in vcpus if vcpu.id not in pairs]):
+        near = [cpu for vcpu, cpu in {**kept, **pairs}.items() if node is not None and guest[vcpu].node == node]
         pool = _node_pool(len(members), free, near, topology)
         pairs |= _match_cores(members, pool, {**kept, **pairs}, guest, topology)
         free = [cpu for cpu in free if cpu not in pairs.values()]
     return pairs
+
+
+def _beside_memory(groups: Sequence[tuple[int | None, list[Vcpu]]], free: Sequence[int],
+                   topology: Topology) -> Iterator[tuple[list[Vcpu], list[int]]]:
+    """Choose for each guest node whose memory is bound as many CPUs of the memory's host nodes as possible, over all
+    guest nodes. Yields the vCPUs of a guest node that get CPUs, and those CPUs, by whole cores where that is possible.
+    """
+    by_core = sorted(free, key=lambda cpu: (topology.core_of(cpu).first, cpu))
+    room = {node: [cpu for cpu in by_core if topology.node_of(cpu) == node]
+            for node in {topology.node_of(cpu) for cpu in free} if node is not None}
+    wanted = [(members, [node for node in sorted(members[0].memory) if node in room]) for _, members in groups]
+    given = _most_beside([(len(members), nodes) for members, nodes in wanted],
+                         {node: len(cpus) for node, cpus in room.items()})
+    for number, (members, nodes) in enumerate(wanted):
+        pool = []
+        for node in nodes:
+            count = given.get((number, node), 0)
+            pool += room[node][:count]
+            del room[node][:count]
+        if pool:
+            yield members[:len(pool)], sorted(pool)
+
+
+def _most_beside(groups: Sequence[tuple[int, Sequence[int]]], room: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """The largest number of vCPUs on host nodes of their memory: a maximum flow from guest nodes to host nodes.
+    :param groups: of each guest node its vCPUs, and the host nodes of its memory. :param room: free CPUs by host node.
+    :returns: how many vCPUs of a guest node (its place in `groups`) get CPUs of a host node."""
+    given: dict[tuple[int, int], int] = {}
+    left = dict(room)
+
+    def give(group: int, visited: set[int]) -> bool:
+        """Give a group one more CPU, moving others' shares to other nodes where that is needed."""
+        for node in groups[group][1]:
+            if node in visited:
+                continue
+            visited.add(node)
+            if left[node]:
+                left[node] -= 1
+            else:
+                holders = [other for (other, there), count in given.items() if there == node and count]
+                moved = next((other for other in holders if give(other, visited)), None)
+                if moved is None:
+                    continue
+                given[moved, node] -= 1
+            given[group, node] = given.get((group, node), 0) + 1
+            return True
+        return False
+
+    for group, (size, _) in enumerate(groups):
+        for _ in range(size):
+            if not give(group, set()):
+                break
+    return given
 
 
 def _by_node(vcpus: Sequence[Vcpu]) -> list[tuple[int | None, list[Vcpu]]]:

@@ -233,13 +233,15 @@ class _Reader(ScenarioValues):
             return tuple(Vcpu(VcpuId(number)) for number in range(self.count(value, at)))
         vcpus: dict[VcpuId, Vcpu] = {}
         for place_at, entry in self.items(value, at):
-            keys = self.mapping(entry, place_at, ("id", "core", "node"))
+            keys = self.mapping(entry, place_at, ("id", "core", "node", "memory"))
             number = VcpuId(self.count(keys.get("id"), f"{place_at}.id"))
             if number in vcpus:
                 raise self.wrong(f"{place_at}.id", f"vCPU {number} is there twice")
             core, node = (None if keys.get(key) is None else self.count(keys[key], f"{place_at}.{key}")
                           for key in ("core", "node"))
-            vcpus[number] = Vcpu(number, core, node)
+            memory = frozenset(self.count(host, place) for place, host in self.items(
+                keys.get("memory"), f"{place_at}.memory"))
+            vcpus[number] = Vcpu(number, core, node, memory)
         return tuple(vcpus.values())
 
     def container(self, value: object, at: str, valid: CpuSet, sandbox: SandboxId) -> Container:

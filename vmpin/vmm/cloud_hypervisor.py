@@ -4,12 +4,18 @@ Kata puts the socket for the guest beside the API's. The directory is named afte
 Kata's factory (virtcontainers/clh.go; runtime-rs: hypervisor/src/ch).
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vmpin.domain.model import SandboxId
+from vmpin.bounded import parse_whole
+from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.vmm.arguments import long_options, run_directory_sandbox, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
+
+_MAX_NODE = 1023  #: Linux's limit on a host's nodes (CONFIG_NODES_SHIFT).
 
 
 def _sandbox_by_arguments(argv: Sequence[str]) -> SandboxId | None:
@@ -24,6 +30,43 @@ def _hybrid_sockets(sandbox: SandboxId, argv: Sequence[str], go: Path, rs: Path)
             yield directory / name
 
 
+def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
+    """The given vCPUs with the guest's node (--numa guest_numa_id=,cpus=) and the host node to which the memory of
+    its zones is bound (--memory-zone id=,host_numa_node=). Kata passes neither here, but over the API."""
+    zones = {zone["id"]: zone["host_numa_node"] for zone in _listed(argv, "--memory-zone")
+             if {"id", "host_numa_node"} <= zone.keys()}
+    node_of: dict[int, int] = {}
+    memory: dict[int | None, frozenset[int]] = {}
+    for node in _listed(argv, "--numa"):
+        number = parse_whole(node.get("guest_numa_id", ""), _MAX_NODE)
+        if number is None:
+            continue
+        node_of |= dict.fromkeys(_numbers(node.get("cpus", "")), number)
+        bound = (parse_whole(zones.get(zone, ""), _MAX_NODE) for zone in _items(node.get("memory_zones", "")))
+        memory[number] = frozenset(host for host in bound if host is not None)
+    return tuple(Vcpu(vcpu, None, node_of.get(vcpu), memory.get(node_of.get(vcpu), frozenset())) for vcpu in ids)
+
+
+def _listed(argv: Sequence[str], name: str) -> Iterator[dict[str, str]]:
+    """An option that may have several values after it, each a list of key=value whose values may be [lists]."""
+    for at, arg in enumerate(argv):
+        values = itertools.takewhile(lambda value: not value.startswith("--"), argv[at + 1:]) if arg == name else (
+            [arg.partition("=")[2]] if arg.startswith(f"{name}=") else [])
+        for value in values:
+            yield dict(re.findall(r"([a-z_]+)=(\[[^\]]*\]|[^,]*)", value))
+
+
+def _items(value: str) -> list[str]:
+    return value.strip("[]").split(",")
+
+
+def _numbers(value: str) -> CpuSet:
+    try:
+        return CpuSet.parse(value.strip("[]"))
+    except CpuSetError:
+        return EMPTY
+
+
 CLOUD_HYPERVISOR = VmmType(
     name="cloud-hypervisor",
     kata_name="clh",
@@ -31,6 +74,7 @@ CLOUD_HYPERVISOR = VmmType(
     beginnings=("cloud-h",),
     thread_names=r"vcpu(?P<vcpu>[0-9]{1,5})$",
     sandbox_by_arguments=_sandbox_by_arguments,
+    guest_vcpus=guest_vcpus,
     channels=GuestChannels(hybrid=_hybrid_sockets),
     mask_options=r"affinity=\[",
 )

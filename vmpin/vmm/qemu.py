@@ -126,17 +126,42 @@ def architecture(argv: Sequence[str]) -> str:
 
 
 def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
-    """The given vCPUs with the guest's core (where a core has siblings) and node (where -numa lists CPUs)."""
-    return _guest_vcpus(tuple(option_values(argv, "smp")), tuple(option_values(argv, "numa")), tuple(sorted(ids)))
+    """The given vCPUs with the guest's core (where a core has siblings), its node (where -numa lists CPUs), and the
+    host nodes to which the memory of that node, or of the whole guest, is bound."""
+    backends = tuple(value for value in option_values(argv, "object") if "memory-backend-" in value)
+    machine = tuple(value for value in option_values(argv, "machine", "M") if "memory-backend" in value)
+    return _guest_vcpus(tuple(option_values(argv, "smp")), tuple(option_values(argv, "numa")), backends, machine,
+                        tuple(sorted(ids)))
 
 
 @lru_cache(maxsize=256)
-def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
-    """Compute `guest_vcpus` from the values after -smp and -numa. Cached: a node's VMs have few different ones."""
+def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], backends: tuple[str, ...], machine: tuple[str, ...],
+                 ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
+    """Compute `guest_vcpus` from the values of options. Cached: a node's VMs have few different ones."""
     topology, nodes = _parse_smp(smp), _nodes(numa)
-    threads = topology.threads
-    return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None,
-                      next((cpus.node for cpus in nodes if cpus.has(vcpu, topology)), None)) for vcpu in ids)
+    threads, memory = topology.threads, _memory_nodes(numa, backends, machine)
+    node_of = {vcpu: next((cpus.node for cpus in nodes if cpus.has(vcpu, topology)), None) for vcpu in ids}
+    return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None, node, memory.get(node, frozenset()))
+                 for vcpu, node in node_of.items())
+
+
+def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tuple[str, ...]) -> dict[
+        int | None, frozenset[int]]:
+    """The host nodes to which guest nodes' memory is bound, by `host-nodes=` of their memory backends; by None for a
+    guest without nodes (-machine memory-backend=). Invalid options are left out."""
+    bound: dict[str, frozenset[int]] = {}
+    for value in backends:
+        pairs = _pairs(value, "qom-type")
+        options = dict(pairs)
+        # The policy is `default` without host-nodes; with it QEMU wants bind, preferred or interleave.
+        if options.get("qom-type", "").startswith("memory-backend-") and options.get("policy") != "default":
+            bound[options.get("id", "")] = frozenset(_numbers(pairs, "host-nodes"))
+    nodes: dict[int | None, frozenset[int]] = {
+        number: bound.get(dict(pairs).get("memdev", ""), frozenset()) for number, pairs in _numa_nodes(numa)}
+    if not nodes:
+        for value in machine:
+            nodes[None] = bound.get(dict(keyvals(value, "type")).get("memory-backend", ""), frozenset())
+    return nodes
 
 
 class _NodeCpus(NamedTuple):
@@ -161,17 +186,11 @@ class _NodeCpus(NamedTuple):
 def _nodes(numa: tuple[str, ...]) -> tuple[_NodeCpus, ...]:
     """Parse `-numa node,cpus=` and `-numa cpu,node-id=` options, plain or JSON; invalid ones are left out. Cached for
     the vCPUs that are plugged in one by one."""
-    entries: list[_NodeCpus] = []
-    nodes = 0  # without nodeid= they are numbered in order
+    entries = [_NodeCpus(number, _numbers(pairs, "cpus"), None) for number, pairs in _numa_nodes(numa)]
     for value in numa:
-        pairs = _numa_pairs(value)
+        pairs = _pairs(value, "type")
         options = dict(pairs)
-        if options.get("type") == "node":
-            number = parse_whole(options.get("nodeid", str(nodes)), _MAX_NODES - 1)
-            nodes += 1
-            if number is not None:
-                entries.append(_NodeCpus(number, _cpus(pairs), None))
-        elif options.get("type") == "cpu":
+        if options.get("type") == "cpu":
             number = parse_whole(options.get("node-id", ""), _MAX_NODES - 1)
             places = {key: parse_whole(text, MAX_VCPUS) for key, text in pairs if key not in ("type", "node-id")}
             levels = {key: place for key, place in places.items() if key in _LEVELS and place is not None}
@@ -180,10 +199,17 @@ def _nodes(numa: tuple[str, ...]) -> tuple[_NodeCpus, ...]:
     return tuple(entries[:_MAX_NODES * 8])
 
 
-def _numa_pairs(value: str) -> list[tuple[str, str]]:
-    """Parse a -numa option to (key, value) pairs; a list in JSON gives several pairs with the same key."""
+def _numa_nodes(numa: tuple[str, ...]) -> list[tuple[int, list[tuple[str, str]]]]:
+    """The guest's nodes by `-numa node`, with their options. Without nodeid= they are numbered in order."""
+    nodes = [pairs for pairs in (_pairs(value, "type") for value in numa) if ("type", "node") in pairs]
+    numbers = [parse_whole(dict(pairs).get("nodeid", str(place)), _MAX_NODES - 1) for place, pairs in enumerate(nodes)]
+    return [(number, pairs) for number, pairs in zip(numbers, nodes, strict=True) if number is not None]
+
+
+def _pairs(value: str, implied: str) -> list[tuple[str, str]]:
+    """Parse an option to (key, value) pairs; a list in JSON gives several pairs with the same key."""
     if not value.startswith("{"):
-        return keyvals(value, "type")
+        return keyvals(value, implied)
     try:
         options = load_json(value)
     except ValueError:
@@ -192,15 +218,16 @@ def _numa_pairs(value: str) -> list[tuple[str, str]]:
             for item in (items if isinstance(items, list) else [items])]
 
 
-def _cpus(pairs: Iterable[tuple[str, str]]) -> CpuSet:
-    cpus = EMPTY
+def _numbers(pairs: Iterable[tuple[str, str]], wanted: str) -> CpuSet:
+    """The numbers that the options of this key list; invalid lists are left out."""
+    numbers = EMPTY
     for key, listed in pairs:
-        if key == "cpus":
+        if key == wanted:
             try:
-                cpus |= CpuSet.parse(listed)
+                numbers |= CpuSet.parse(listed)
             except CpuSetError:
                 continue
-    return cpus
+    return numbers
 
 
 def _sandbox(argv: Sequence[str]) -> SandboxId | None:

@@ -9,10 +9,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from placement_worlds import guests, topologies
 
-from vmpin.domain.model import (
-    Vcpu,
-    VcpuId,
-)
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import Vcpu, VcpuId
 from vmpin.domain.topology import Topology
 from vmpin.placement.vcpus import match
 
@@ -78,3 +76,46 @@ def test_a_match_is_a_match(data: st.DataObject, vcpus: Sequence[Vcpu], topology
     assert found.keys() == {vcpu.id for vcpu in todo}
     assert len(set(found.values())) == len(found)
     assert set(found.values()) <= set(free)
+
+
+@st.composite
+def bound_guests(draw: st.DrawFn) -> tuple[list[Vcpu], list[int], Topology]:
+    """Guest nodes whose memory is bound to some host nodes, or to none; and CPUs of three host nodes."""
+    nodes = {cpu: draw(st.integers(0, 2)) for cpu in range(6)}
+    topology = Topology.build(CpuSet(nodes), nodes={node: CpuSet(cpu for cpu, there in nodes.items() if there == node)
+                                                    for node in range(3)})
+    memory = [frozenset(draw(st.sets(st.integers(0, 3), max_size=2))) for _ in range(3)]
+    placed = draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
+    guest = [Vcpu(VcpuId(number), None, node, memory[node]) for number, node in enumerate(placed)]
+    return guest, draw(st.permutations(range(6)))[:max(len(guest), draw(st.integers(1, 6)))], topology
+
+
+def near_memory(pairs: Mapping[VcpuId, int], guest: Sequence[Vcpu], topology: Topology) -> int:
+    return sum(topology.node_of(pairs[vcpu.id]) in vcpu.memory for vcpu in guest)
+
+
+@given(bound_guests())
+def test_as_few_vcpus_as_possible_are_away_from_their_memory(case: tuple[list[Vcpu], list[int], Topology]) -> None:
+    """Compared with every way to give them CPUs."""
+    guest, cpus, topology = case
+    found = match(guest, cpus, {}, {vcpu.id: vcpu for vcpu in guest}, topology)
+    assert sorted(found) == [vcpu.id for vcpu in guest]
+    assert len(set(found.values())) == len(guest)
+    most = max(near_memory(dict(zip((vcpu.id for vcpu in guest), way, strict=True)), guest, topology)
+               for way in itertools.permutations(cpus, len(guest)))
+    assert near_memory(found, guest, topology) == most
+
+
+def test_guest_nodes_go_where_their_memory_is_and_siblings_stay_together() -> None:
+    """Kata with enable_numa: guest node 0 on host node 1, and the other way round."""
+    host = Topology.build(CpuSet(range(8)), cores=[CpuSet([cpu, cpu + 1]) for cpu in (0, 2, 4, 6)],
+                          nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))})
+    guest = [Vcpu(VcpuId(number), number // 2, number // 4, frozenset([1 - number // 4])) for number in range(8)]
+    found = match(guest, range(8), {}, {vcpu.id: vcpu for vcpu in guest}, host)
+    assert [found[vcpu.id] for vcpu in guest] == [4, 5, 6, 7, 0, 1, 2, 3]
+
+
+def test_memory_of_the_whole_guest_draws_its_vcpus() -> None:
+    host = Topology.build(CpuSet(range(8)), nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))})
+    guest = [Vcpu(VcpuId(number), memory=frozenset([1])) for number in range(3)]
+    assert set(match(guest, range(3, 8), {}, {vcpu.id: vcpu for vcpu in guest}, host).values()) == {4, 5, 6}

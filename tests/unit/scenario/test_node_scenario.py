@@ -203,6 +203,20 @@ def test_vcpus_are_a_count_or_a_list_with_cores_and_nodes(tmp_path: Path) -> Non
     assert {vcpu["id"]: vcpu["cpus"] for vcpu in sandbox["vcpus"]} == {6: "2", 7: "6", 0: "3", 1: "7"}
 
 
+def test_vcpus_go_where_the_memory_of_their_guest_node_is(tmp_path: Path) -> None:
+    text = """
+        topology: {online: "0-7", nodes: {0: "0-3", 1: "4-7"}}
+        sandboxes:
+          - id: a
+            vcpus: [{id: 0, node: 0, memory: [1]}, {id: 1, node: 1, memory: [0]}, {id: 2, node: 1, memory: [0]}]
+            containers: [{id: c, cpuset: "3-5", exclusive: true}]
+    """
+    (sandbox,) = outcome(tmp_path, text)["sandboxes"]
+    assert {vcpu["id"]: vcpu["cpus"] for vcpu in sandbox["vcpus"]} == {0: "4", 1: "3", 2: "5"}
+    assert sandbox["verdict"] == "pinned"
+    assert sandbox["reasons"] == ["1 of 3 pinned vCPUs is on another NUMA node than the memory of the guest"]
+
+
 def test_a_topology_can_be_described_in_full(tmp_path: Path) -> None:
     found = load(tmp_path, """
         topology:

@@ -224,6 +224,37 @@ def test_the_guests_numa_nodes_have_their_cpus_in_every_form(line: str, nodes: l
     assert [node for _, _, node in vcpus(line, *range(len(nodes)))] == nodes
 
 
+HOST_NODE_1 = "memory-backend-ram,id=m1,size=1G,host-nodes=1,policy=bind"
+TWO_NODES = "-smp 4 -numa node,cpus=0-1,memdev=m0 -numa node,cpus=2-3,memdev=m1"
+
+
+@pytest.mark.parametrize(("line", "memory"), [
+    # As Kata 4 with enable_numa writes it.
+    (f"{TWO_NODES} -object memory-backend-file,id=m0,host-nodes=0,policy=bind -object {HOST_NODE_1}", [0, 0, 1, 1]),
+    (f"{TWO_NODES} -object {HOST_NODE_1}", [None, None, 1, 1]),
+    ("-smp 2 -numa node,nodeid=1,memdev=m1 -numa cpu,node-id=1,core-id=1 -object " + HOST_NODE_1, [None, 1]),
+    (f"-smp 2 -machine q35,accel=kvm,memory-backend=m1 -object {HOST_NODE_1}", [1, 1]),
+    (f"-smp 2 -M q35,memory-backend=other -object {HOST_NODE_1}", [None, None]),
+    ('-smp 1 -numa {"type":"node","cpus":[0],"memdev":"m1"} -object '
+     '{"qom-type":"memory-backend-memfd","id":"m1","host-nodes":[1],"policy":"preferred"}', [1]),
+    # Not bound, or not to be read.
+    ("-smp 1 -numa node,cpus=0,memdev=m1 -object memory-backend-ram,id=m1,host-nodes=1,policy=default", [None]),
+    ("-smp 1 -numa node,cpus=0,memdev=m1 -object memory-backend-ram,id=m1,host-nodes=x", [None]),
+    ("-smp 1 -numa node,cpus=0,memdev=m1 -object iothread,id=m1,host-nodes=1 -object {}", [None]),
+    ("-smp 1 -numa node,cpus=0,memdev=m1 -object memory-backend-ram,id=m1,host-nodes=99999999999", [None]),
+])
+def test_a_guest_nodes_memory_is_on_the_host_nodes_of_its_backend(line: str, memory: list[int | None]) -> None:
+    found = guest_vcpus([X86, *line.split()], [VcpuId(number) for number in range(len(memory))])
+    assert [min(vcpu.memory, default=None) for vcpu in found] == memory
+
+
+def test_memory_may_be_bound_to_several_host_nodes() -> None:
+    line = ("-smp 1 -numa node,cpus=0,memdev=m "
+            "-object memory-backend-ram,id=m,host-nodes=0-1,host-nodes=3,policy=interleave")
+    (vcpu,) = guest_vcpus([X86, *line.split()], [VcpuId(0)])
+    assert vcpu.memory == {0, 1, 3}
+
+
 def test_vcpu_is_the_models_type() -> None:
     assert guest_vcpus([X86], [VcpuId(0)]) == (Vcpu(VcpuId(0)),)
 
