@@ -15,7 +15,7 @@ from vmpin.features.allocator.grants.cpu_request import CpuPolicy
 from vmpin.features.allocator.grants.decisions import on_create, on_remove
 from vmpin.features.allocator.grants.ledger import Answer, Ledger
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
-from vmpin.features.allocator.texts.grant_data import GRANT_KEY, LedgerError, from_data, to_data
+from vmpin.features.allocator.texts.grant_data import GRANT_KEY, LedgerError, annotation_of, from_data, to_data
 
 
 def claim(name: str, size: int, text: str, cpuset: str | None) -> RequestedContainer:
@@ -245,3 +245,24 @@ def test_one_that_is_refused_after_its_creation_goes_to_the_pool() -> None:
         (name, "created while vmpin was away: it is on the pool)") for name in ("broken", "infra", "many")]
     again = listed(*known, *(one._replace(cpuset=cpus("0,4-7")) for one in (many, broken, infra)))
     assert on_synchronize(MACHINE, again, answer.ledger, ON) == Answer(answer.ledger)
+
+
+@pytest.mark.parametrize(("others", "own", "spare"), [(0, "1", "2-3"), (1, "2", "4-5"), (3, "4", "6-7")])
+def test_a_lost_ledger_moves_no_spare_set_of_a_vm_with_a_container_on_the_pool(
+        others: int, own: str, spare: str) -> None:
+    """Kata made vCPUs for that container, too, and it has no cpuset that would prove a grant."""
+    node = Played()
+    vm: dict[str, Any] = {"sandbox": SandboxId("vm"), "vm": True, "vm_vcpus": 1}
+    if others:
+        node.create("others", others, EXCLUSIVE)
+    node.create("pooled", 1, **vm, time_ns=1)
+    node.create("own", 1, EXCLUSIVE, **vm, time_ns=2)
+    grants = node.ledger.grants
+    assert (str(grants[ContainerId("own")].cpus), str(grants[ContainerId("own")].spare)) == (own, spare)
+    containers = [a_container(
+        grant.container, grant.amount.size, {} if grant.container == "pooled" else EXCLUSIVE, sandbox=grant.sandbox,
+        vm=grant.vm, vm_vcpus=grant.vm_vcpus, state=ContainerState.RUNNING, cpuset=grant.written or None,
+        )._replace(annotations={GRANT_KEY: annotation_of(grant)}) for grant in grants.values()]
+    answer = on_synchronize(MACHINE, listed(*containers), None, ON)
+    assert answer.updates == ()
+    assert answer.ledger.grants[ContainerId("own")].spare == cpus(spare)

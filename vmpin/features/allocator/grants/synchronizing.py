@@ -29,8 +29,15 @@ from vmpin.features.allocator.grants.admission import (
     with_amount,
 )
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, Refusal
-from vmpin.features.allocator.grants.eligibility import OWN, brings_cpus, configured_groups, requested_amount, ruling
+from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuWish, Refusal
+from vmpin.features.allocator.grants.eligibility import (
+    OWN,
+    PolicyRuling,
+    brings_cpus,
+    configured_groups,
+    requested_amount,
+    ruling,
+)
 from vmpin.features.allocator.grants.ledger import Answer, CpuAmount, Grant, Ledger
 from vmpin.features.allocator.grants.placing import numa_node, rebalanced
 from vmpin.features.allocator.grants.pool_cpus import all_updates, applied, pool
@@ -52,7 +59,13 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
     others = [container for container in by_age if container.id not in after.grants]
     after, unproven = adopted(machine, after, others, options, notes, ledger is None)
     known += [container for container in others if container.id in after.grants]  # a resize may have been missed, too
-    after = rebalanced(machine, _shared_as_listed(machine, after, options) if ledger is None else after, options)
+    if ledger is None:
+        # Kata made vCPUs for containers on the pool, too: without their limits, spare sets would shrink, and move.
+        after = after.with_grants(*(plain_grant(machine, container) for container in unproven
+                                    if container.vm and not container.cpuset
+                                    and not _brings_cpus(machine, container, options)))
+        after = _shared_as_listed(machine, after, options)
+    after = rebalanced(machine, after, options)
     # Containers that are left alone come first: no other gets the CPUs that they run on.
     after = _with_missed(machine, after, (container for container in unproven if container.cpuset), options, notes)
     for container in known:
@@ -208,17 +221,28 @@ def _given_when_listed(machine: Topology, container: RequestedContainer,
     """The grant of a container without our annotation: it was created while vmpin was away, and got its CPUs with the
     answer to the runtime's list. This is assumed where it asks for CPUs of its own and its cpuset has as many; None
     elsewhere. Where another plugin gave it those, no other container gets them either."""
+    ruled = _ruled(machine, container, options)
+    if ruled is None or ruled[1].policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED) or container.vm or (
+            container.cpuset is None or len(container.cpuset) != requested_amount(container).size):
+        return None
+    return AnnotatedGrant(ruled[0], ruled[1].policy, container.cpuset, since_ns=container.time_ns)
+
+
+def _ruled(machine: Topology, container: RequestedContainer,
+           options: AllocationOptions) -> tuple[CpuWish, PolicyRuling] | None:
+    """The wish of a container's annotations, and the policy that it gets by them; None where they are refused, or have
+    it left alone."""
     try:
         annotated = annotated_wish(container.pod_annotations, container.name, options.honour)
     except AnnotationError:
         return None
-    amount = requested_amount(container)
-    ruled = ruling(machine, annotated, container.namespace, container.guaranteed, amount, options)
-    if (isinstance(ruled, Refusal) or ruled.policy not in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED)
-            or annotated.left_alone or container.vm or container.cpuset is None
-            or len(container.cpuset) != amount.size):
-        return None
-    return AnnotatedGrant(annotated.wish, ruled.policy, container.cpuset, since_ns=container.time_ns)
+    ruled = ruling(machine, annotated, container.namespace, container.guaranteed, requested_amount(container), options)
+    return None if isinstance(ruled, Refusal) or annotated.left_alone else (annotated.wish, ruled)
+
+
+def _brings_cpus(machine: Topology, container: RequestedContainer, options: AllocationOptions) -> bool:
+    ruled = _ruled(machine, container, options)
+    return ruled is not None and bool(brings_cpus(ruled[1].policy, ruled[1].group, options))
 
 
 def _grant_of(machine: Topology, ledger: Ledger, claim: _Claim, options: AllocationOptions,
