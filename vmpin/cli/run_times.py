@@ -28,29 +28,29 @@ def duration(text: str) -> int:
 
 def percent(text: str) -> float:
     """A number from 0 to 100. :raises UsageError: for any other text."""
-    if (found := parse_real(text, 100)) is not None:
-        return found
+    if (number := parse_real(text, 100)) is not None:
+        return number
     raise UsageError(f"--tolerate {text}: is no percentage", "e.g. --tolerate 0.1")
 
 
 def proof(config: Config, sandbox: str | None, since: int) -> Document:
     """The run times since then, from the watcher, with their total. :raises WatcherError: if it does not answer."""
-    found = ask(config, {"op": "proof", "since": since, "sandbox": sandbox})
-    if found is None:
+    document = ask(config, {"op": "proof", "since": since, "sandbox": sandbox})
+    if document is None:
         raise WatcherError("no watcher runs, and only a watcher records where threads ran",
                            "start `vmpin watch`; without --since the current masks are checked")
-    return found | {"total": total(found)}
+    return document | {"total": total(document)}
 
 
 def total(found: Document) -> Document:
     """The sum over all roles of all sandboxes, including those that ended."""
-    made = dict.fromkeys(("placed", "certain", "elsewhere", "free", "waited", "migrations", "unseen"), 0.0)
+    sums = dict.fromkeys(("placed", "certain", "elsewhere", "free", "waited", "migrations", "unseen"), 0.0)
     for account in filter(None, [*found["sandboxes"], found["ended"]]):
-        made["unseen"] += account["unseen"]
+        sums["unseen"] += account["unseen"]
         for role in account["roles"].values():
             for key, value in role.items():
-                made[key] += value
-    return {key: round(value, 6) for key, value in made.items()}
+                sums[key] += value
+    return {key: round(value, 6) for key, value in sums.items()}
 
 
 def elsewhere(found: Document) -> float:
@@ -61,7 +61,7 @@ def elsewhere(found: Document) -> float:
 
 
 def print_proof(found: Document) -> None:
-    titles = {each["id"]: pod_name(each["pod"], short_id(each["id"])) for each in found["sandboxes"]}
+    titles = {sandbox["id"]: pod_name(sandbox["pod"], short_id(sandbox["id"])) for sandbox in found["sandboxes"]}
     rows = [[titles[sandbox["id"]], role, *row(account)] for sandbox in found["sandboxes"]
             for role, account in sandbox["roles"].items()]
     if found["ended"]:
@@ -74,11 +74,11 @@ def print_proof(found: Document) -> None:
     print_text(f"since {found['since']} ({found['seconds']:.0f} s{gap})")
     if found["drift"]:
         print_text(f"threads put back: {counts(found['drift'])}")
-    for each in found["findings"]:
-        role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
-        title = titles.get(each["sandbox"], short_id(each["sandbox"]))
-        print_text(f"ELSEWHERE {title}: {role} (thread {each['tid']}) ran {each['seconds']:.3f} s on CPU "
-                   f"{each['cpu']}, its place is {each['place']}; last seen {each['last']}")
+    for finding in found["findings"]:
+        role = finding["role"] if finding["vcpu"] is None else f"{finding['role']} {finding['vcpu']}"
+        title = titles.get(finding["sandbox"], short_id(finding["sandbox"]))
+        print_text(f"ELSEWHERE {title}: {role} (thread {finding['tid']}) ran {finding['seconds']:.3f} s on CPU "
+                   f"{finding['cpu']}, its place is {finding['place']}; last seen {finding['last']}")
     sums = found["total"]
     ran = sums["placed"] + sums["elsewhere"]
     print_text(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "

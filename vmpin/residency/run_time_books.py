@@ -60,10 +60,10 @@ def keep_marks(connection: sqlite3.Connection, began: float, marks: Sequence[Mar
         if room < 0:
             break
         kept[mark.time] = mark.raw
-    there = {moment for moment, in connection.execute("SELECT time FROM mark")} - {marks[-1].time}
-    connection.executemany("DELETE FROM mark WHERE time = ?", [(moment,) for moment in there - kept.keys()])
+    stored = {moment for moment, in connection.execute("SELECT time FROM mark")} - {marks[-1].time}
+    connection.executemany("DELETE FROM mark WHERE time = ?", [(moment,) for moment in stored - kept.keys()])
     connection.executemany("INSERT OR REPLACE INTO mark VALUES (?, ?, ?)", [
-        (moment, raw, zlib.crc32(raw.encode())) for moment, raw in kept.items() if moment not in there])
+        (moment, raw, zlib.crc32(raw.encode())) for moment, raw in kept.items() if moment not in stored])
     connection.execute("DELETE FROM books")
     connection.execute("INSERT INTO books VALUES (?)", (began,))
 

@@ -72,7 +72,7 @@ class _Meter:
 
 
 @dataclass(slots=True)
-class _Books:
+class _MeteredProcess:
     """A process at its last sample. `clock` is its total run time, `booked` the part that was booked since its first
     sample, at which the clock was `begun`; `unseen` is the rest in the sandbox's account. Threads created after `met`
     (clock ticks since boot) count from their creation."""
@@ -102,7 +102,7 @@ class Sampler:
         self.rounds = 0
         self.cost = 0.0
         self._begun = _ticks()
-        self._books: dict[ThreadId, _Books] = {}
+        self._metered: dict[ThreadId, _MeteredProcess] = {}
         #: Processes that belong to no VM at present, but still run.
         self._away: set[ThreadId] = set()
         self._waiting: list[SandboxId] = []
@@ -147,10 +147,11 @@ class Sampler:
         vms = self.view.vms
         here = {process.id for vm in vms.values() for process in vm.processes()}
         here |= {thread.id for vm in vms.values() for thread in vm.kernel_threads}
-        gone = self._books.keys() - here
-        for each in gone:
-            del self._books[each]
-        self._away = {each for each in (self._away | gone) - self._books.keys() if process_ran(each.tid) is not None}
+        gone = self._metered.keys() - here
+        for process in gone:
+            del self._metered[process]
+        self._away = {process for process in (self._away | gone) - self._metered.keys()
+                      if process_ran(process.tid) is not None}
         self.ledger.end([sandbox for sandbox in self.ledger.sandboxes if sandbox not in vms])
         if self.listener is not None:
             self.listener.round_ended()
@@ -165,8 +166,8 @@ class Sampler:
         for process in vm.processes():
             self._process(vm.sandbox, process, placement)
         for thread in vm.kernel_threads:
-            books = self._books.get(thread.id) or self._open(thread.id, None)
-            self._threads(vm.sandbox, books, (thread,), placement)
+            metered = self._metered.get(thread.id) or self._open(thread.id, None)
+            self._threads(vm.sandbox, metered, (thread,), placement)
         if self.listener is not None:
             self.listener.sampled(vm.sandbox)
 
@@ -177,32 +178,32 @@ class Sampler:
 
     def _process(self, sandbox: SandboxId, process: Process, placement: Placement | None) -> None:
         clock = process_ran(process.pid)
-        books = self._books.get(process.id)
-        if books is not None and clock is not None and clock == books.clock and placement is books.placement:
+        metered = self._metered.get(process.id)
+        if metered is not None and clock is not None and clock == metered.clock and placement is metered.placement:
             return  # none of its threads ran, and its placement is unchanged
         main = self.host.where(process.pid, process.pid)
         if main is None or main.starttime != process.id.starttime:
             return  # it has ended, and the pid may belong to another process
-        books = books or self._open(process.id, clock)
-        books.clock, books.placement = clock, placement
-        self._threads(sandbox, books, process.threads.values(), placement)
-        if clock is not None and books.begun is not None:
-            unseen = clock - books.begun - books.booked
-            self.ledger.of(sandbox).unseen += unseen - books.unseen
+        metered = metered or self._open(process.id, clock)
+        metered.clock, metered.placement = clock, placement
+        self._threads(sandbox, metered, process.threads.values(), placement)
+        if clock is not None and metered.begun is not None:
+            unseen = clock - metered.begun - metered.booked
+            self.ledger.of(sandbox).unseen += unseen - metered.unseen
             if self.listener is not None:
-                self.listener.unplaced(sandbox, unseen - books.unseen)
-            books.unseen = unseen
+                self.listener.unplaced(sandbox, unseen - metered.unseen)
+            metered.unseen = unseen
 
-    def _open(self, process: ThreadId, clock: int | None) -> _Books:
-        """Create the books of a process. If it belonged to no VM for a while (watch.only, a claim), a part of its run
+    def _open(self, process: ThreadId, clock: int | None) -> _MeteredProcess:
+        """Begin to meter a process. If it belonged to no VM for a while (watch.only, a claim), a part of its run
         time is booked already and its CPUs meanwhile are unknown: then it counts from now on."""
         met = _ticks() if process in self._away else self._begun
-        return self._books.setdefault(process, _Books(
+        return self._metered.setdefault(process, _MeteredProcess(
             0 if clock is not None and process.starttime > met else clock, met))
 
-    def _threads(self, sandbox: SandboxId, books: _Books, threads: Collection[VmThread],
+    def _threads(self, sandbox: SandboxId, metered: _MeteredProcess, threads: Collection[VmThread],
                  placement: Placement | None) -> None:
-        read, meters = self.host.ran, books.meters
+        read, meters = self.host.ran, metered.meters
         for thread in threads:
             now = read(thread.pid, thread.id.tid)
             if now is None:
@@ -218,21 +219,21 @@ class Sampler:
             migrations = self.host.migrations(thread.pid, thread.id.tid)
             if meter is None:
                 meter = meters[thread.id] = _Meter(now.ran, now.waited, migrations, place)
-                if thread.id.starttime <= books.met:
+                if thread.id.starttime <= metered.met:
                     continue
                 # Created since the last round: all its run time counts; its first CPU is unknown.
                 meter.ran = meter.waited = 0
                 meter.migrations = None
-            self._book(sandbox, thread, books, now, where.cpu, migrations, place)
+            self._book(sandbox, thread, metered, now, where.cpu, migrations, place)
             meter.migrations = migrations
         if len(threads) < len(meters):
             for gone in meters.keys() - {thread.id for thread in threads}:
                 del meters[gone]
 
-    def _book(self, sandbox: SandboxId, thread: VmThread, books: _Books, now: Ran, cpu: int, migrations: int | None,
-              place: CpuSet | None) -> None:
-        """Book the run time since the last sample to the thread's current CPU. The thread has a meter in `books`."""
-        account, meter = self.ledger.of(sandbox).of(thread.role), books.meters[thread.id]
+    def _book(self, sandbox: SandboxId, thread: VmThread, metered: _MeteredProcess, now: Ran, cpu: int,
+              migrations: int | None, place: CpuSet | None) -> None:
+        """Book the run time since the last sample to the thread's current CPU. The thread has a meter."""
+        account, meter = self.ledger.of(sandbox).of(thread.role), metered.meters[thread.id]
         spent = now.ran - meter.ran
         account.waited += now.waited - meter.waited
         moves = None if migrations is None or meter.migrations is None else migrations - meter.migrations
@@ -252,22 +253,22 @@ class Sampler:
             when = time.time()
             self.ledger.found(StrayRun(sandbox, thread.role, thread.vcpu, thread.id.tid, cpu, place, when, when,
                                        spent), thread.id)
-        books.booked += spent
+        metered.booked += spent
         meter.ran, meter.waited, meter.place = now.ran, now.waited, place
 
     def strayed(self, sandbox: SandboxId, thread: VmThread, cpu: int, place: CpuSet) -> None:
         """Book a thread that is about to be put back, and is on `cpu` outside its placement: the next sample would not
         show that. Called by the pinner's drift tracker."""
         vm = self.view.vms.get(sandbox)
-        books = None if vm is None else self._books.get(vm.main_of(thread))
-        meter = None if books is None else books.meters.get(thread.id)
-        if books is None or meter is None:
+        metered = None if vm is None else self._metered.get(vm.main_of(thread))
+        meter = None if metered is None else metered.meters.get(thread.id)
+        if metered is None or meter is None:
             return
         with contextlib.suppress(OSError):  # perhaps out of descriptors: the repair continues
             now = self.host.ran(thread.pid, thread.id.tid)
             if now is not None and now.ran > meter.ran:
                 # Migrations count from the last sample: this move is one of them.
-                self._book(sandbox, thread, books, now, cpu, None, place)
+                self._book(sandbox, thread, metered, now, cpu, None, place)
 
     def since(self, when: float) -> Proof:
         """The books from a time (CLOCK_REALTIME, seconds) up to now."""

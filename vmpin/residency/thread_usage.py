@@ -163,10 +163,10 @@ class ThreadUsageSampler:
         mask, now = affinity.get(int(tid)), self.host.ran(pid, tid)
         if mask is None or now is None:
             return
-        made = self._threads[tid] = _Thread(pid, tid, stat.comm, stat.kernel_thread, stat.starttime, _cpu_set(mask),
+        thread = self._threads[tid] = _Thread(pid, tid, stat.comm, stat.kernel_thread, stat.starttime, _cpu_set(mask),
                                             now.ran, self.samples)
         if self.samples > 1 and now.ran:
-            made.booked[stat.processor] = now.ran
+            thread.booked[stat.processor] = now.ran
         if tid == pid or pid not in self._homes:
             self._homes[pid] = self._home(pid)
 

@@ -17,7 +17,7 @@ class Database:
 
     def add(self, books: IsolationBooks | OwnerBook, most: int = 1 << 30) -> None:
         """Write what was booked since the last call. :param most: bytes."""
-        booked = books.taken()
+        booked = books.take()
         if not isinstance(booked, Booked):
             booked = Booked(0, (booked,), ())
         with self.connection:

@@ -40,13 +40,13 @@ def test_what_was_booked_is_taken_once() -> None:
     assert book.book(MINUTE, found(60, 4, (2, 3)))
     assert book.book(MINUTE, found(30, 2, (2, 3)))
     book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, SECOND)])
-    taken = book.taken()
+    taken = book.take()
     assert taken.owner == book.described
     assert taken.columns == {0: {"slack": 5}, 1: {"watched": 90 * SECOND, "seen": 180 * SECOND, "foreign": 6 * SECOND,
                                                   "others": SECOND}}
     assert taken.by_cpu == {(1, 2): 3 * SECOND, (1, 3): 3 * SECOND}
     assert taken.by_program == {(1, BACKUP): SECOND}
-    assert (book.taken().columns, book.taken().by_cpu, book.taken().by_program) == ({}, {}, {})
+    assert (book.take().columns, book.take().by_cpu, book.take().by_program) == ({}, {}, {})
 
 
 def test_an_interval_that_is_too_long_is_not_seen() -> None:
@@ -54,7 +54,7 @@ def test_an_interval_that_is_too_long_is_not_seen() -> None:
     assert not book.book(MINUTE, found(61, 4))
     book.idle(2 * MINUTE, 61 * SECOND)
     assert book.until == 2 * MINUTE
-    assert book.taken().columns == {}
+    assert book.take().columns == {}
 
 
 def test_owners_that_ended_a_day_ago_are_forgotten() -> None:
@@ -66,8 +66,8 @@ def test_owners_that_ended_a_day_ago_are_forgotten() -> None:
     assert books.owners
     books.end(set(), 91 * MINUTE + MINUTES * MINUTE)
     assert not books.owners
-    assert books.taken().gone == (book.number,)
-    assert books.taken().gone == ()
+    assert books.take().gone == (book.number,)
+    assert books.take().gone == ()
 
 
 def test_an_id_that_another_vm_has_begins_anew_and_the_same_one_goes_on() -> None:
@@ -77,7 +77,7 @@ def test_an_id_that_another_vm_has_begins_anew_and_the_same_one_goes_on() -> Non
     other = books.of("owner", 3 * MINUTE, 78, 3 * MINUTE)
     assert other is not book
     assert other.number != book.number
-    assert books.taken().gone == (book.number,)
+    assert books.take().gone == (book.number,)
 
 
 def test_numbers_go_on_after_those_of_owners_that_were_kept() -> None:
@@ -96,7 +96,7 @@ def test_names_without_end_take_bounded_room_and_do_not_hide_a_later_one() -> No
     for number in range(10):
         names = [ForeignRun(host(f"n{number}-{each}"), 2, SECOND // 500) for each in range(MAX_PROGRAMS)]
         book.add_runs(MINUTE, [*names, ForeignRun(BACKUP, 2, SECOND)])
-    programs = book.taken().by_program
+    programs = book.take().by_program
     assert len(programs) == MAX_PROGRAMS
     assert programs[1, BACKUP] == 10 * SECOND
     assert (1, OTHERS) in programs
@@ -109,7 +109,7 @@ def test_run_time_that_a_scan_found_is_never_lost(runs: list[tuple[int, int, int
     book = OwnerBook("owner", 0)
     for minute, number, spent in runs:
         book.add_runs(minute * MINUTE, [ForeignRun(host(f"t{number}"), 2, spent)])
-    taken = book.taken()
+    taken = book.take()
     assert len(taken.by_program) <= MAX_PROGRAMS
     assert sum(taken.by_program.values()) == sum(spent for *_, spent in runs)
     assert sum(sums["others"] for sums in taken.columns.values()) == sum(spent for *_, spent in runs)
@@ -121,7 +121,7 @@ def test_a_kernel_thread_is_booked_apart() -> None:
     book = OwnerBook("owner", 0)
     kworker = ForeignProgram(ProgramKind.KERNEL, "kworker/2:1", "")
     book.add_runs(MINUTE, [ForeignRun(kworker, 2, SECOND), ForeignRun(BACKUP, 2, 2 * SECOND)])
-    assert book.taken().columns == {1: {"kernel": SECOND, "others": 2 * SECOND}}
+    assert book.take().columns == {1: {"kernel": SECOND, "others": 2 * SECOND}}
 
 
 def test_owners_that_have_ended_make_room_first() -> None:

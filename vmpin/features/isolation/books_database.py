@@ -77,14 +77,14 @@ def _owner(row: Sequence[object], latest: int) -> Owner:
 def add_booked(connection: sqlite3.Connection, booked: Iterable[Booked], most: int = MAX_BYTES) -> None:
     """Add what was booked, in its order; what is too old, and what is more than `most` bytes, is dropped."""
     latest = first = 0
-    for each in booked:
-        for number in each.gone:
+    for part in booked:
+        for number in part.gone:
             for table in ("owner", *_OF_MINUTES):
                 connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))
-        _write(connection, each)
-        latest = max([latest, each.alive // MINUTE, *(minute for owner in each.owners for minute in owner.columns)])
-        connection.execute("INSERT INTO books SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM books)", (each.alive,))
-        connection.execute("UPDATE books SET alive = ?", (each.alive,))
+        _write(connection, part)
+        latest = max([latest, part.alive // MINUTE, *(minute for owner in part.owners for minute in owner.columns)])
+        connection.execute("INSERT INTO books SELECT ?, 0 WHERE NOT EXISTS (SELECT 1 FROM books)", (part.alive,))
+        connection.execute("UPDATE books SET alive = ?", (part.alive,))
     [first] = next(rows(connection, "SELECT first FROM books"), (0,))
     oldest = (latest - MINUTES + 1) // _HOUR * _HOUR
     while oldest > first or (_size(connection) > most and first < latest - _HOUR):
@@ -151,12 +151,12 @@ def _foreign_by_cpu(connection: sqlite3.Connection, owner: Owner, span: Period) 
 def _worst_minute(connection: sqlite3.Connection, owner: Owner, span: Period) -> WorstMinute | None:
     """The minute of which the largest share was missed. None where no minute has foreign time that is more than what
     readings are imprecise by."""
-    found = next(rows(connection, f"SELECT minute, {_ONE} FROM minute {_SPAN} AND seen >= {_MS} ORDER BY "
+    worst = next(rows(connection, f"SELECT minute, {_ONE} FROM minute {_SPAN} AND seen >= {_MS} ORDER BY "
                       'CAST("foreign" + steal AS REAL) / seen DESC, minute LIMIT 1', owner.number, span.first,
                       span.last), None)
-    if found is None:
+    if worst is None:
         return None
-    minute, account = found[0], Account(*found[1:])
+    minute, account = worst[0], Account(*worst[1:])
     account = account._replace(slack=account.slack or _slack_before(connection, owner, minute))
     if not account.bounds[0] and account.steal <= account.slack:
         return None
@@ -210,7 +210,7 @@ class IsolationKeeper:
         if not self.loaded or not self._database.ready(every):
             return
         unwritten = [] if self._database.written else self._booked[-_MOST:]
-        booked = self._booked = [*unwritten, self.books.taken()]
+        booked = self._booked = [*unwritten, self.books.take()]
         self._database.write(lambda connection: add_booked(connection, booked))
 
     def figures(self, owner: Owner, since: int, now: int, parts: int) -> Future[Figures | None]:

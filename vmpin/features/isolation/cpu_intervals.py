@@ -44,13 +44,13 @@ class OwnRun:
         """Count run time of a thread.
         :param cpu: where it was last. :param stayed: the kernel has counted no change of CPU since the last reading.
         :param place: the CPUs that it was given; None where it was left alone. :param cpus: the exclusive ones."""
-        there = cpu in cpus
+        exclusive = cpu in cpus
         if stayed:
-            if there:
+            if exclusive:
                 self.certain[cpu] = self.certain.get(cpu, 0) + spent
-        elif there and place is not None and place <= cpus:
+        elif exclusive and place is not None and place <= cpus:
             self.inside += spent
-        elif there:
+        elif exclusive:
             self.likely += spent
         elif place is None or not cpus.isdisjoint(place):
             self.outside += spent
@@ -111,10 +111,10 @@ def interval(before: CpuReading, after: CpuReading, own: OwnRun) -> Interval | N
 def spread(amount: int, weights: Sequence[int]) -> list[int]:
     """The amount in whole parts by weight, evenly where all weights are 0; their sum is the amount."""
     total = sum(weights)
-    found, given, seen = [], 0, 0
+    parts, given, seen = [], 0, 0
     for index, weight in enumerate(weights, start=1):
         seen += weight
         upto = amount * seen // total if total else amount * index // len(weights)
-        found.append(upto - given)
+        parts.append(upto - given)
         given = upto
-    return found
+    return parts

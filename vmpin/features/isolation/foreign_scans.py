@@ -21,9 +21,9 @@ from vmpin.host.procfs import Stat, read_file, seconds_since_boot
 from vmpin.reconcile.view import NodeView
 from vmpin.residency.usage import container_of
 
-#: What ran less since the last scan is not looked at (ns).
+#: Processes and threads that ran less since the last scan are left out (ns).
 _LEAST = 1_000_000
-#: Threads that are looked at at once, in about a millisecond.
+#: Threads that are read at once, in about a millisecond.
 _CHUNK = 256
 _MAX_NAME, _MAX_WHERE = 32, 128
 
@@ -35,9 +35,9 @@ class HotCpu(NamedTuple):
     foreign: int
 
 
-class _Scanned:
-    """A process at the last scan: its total run time, and those of its threads that were found on such CPUs. `stale`
-    when it has run since these were noted, without its threads having been looked at."""
+class _KnownProcess:
+    """A process at the last scan: its total run time (`clock`), and those of its threads that were on hot CPUs.
+    `stale` when it has run since these were noted, without its threads having been read."""
 
     __slots__ = ("clock", "stale", "threads")
 
@@ -47,35 +47,36 @@ class _Scanned:
         self.threads: dict[ThreadId, int] = {}
 
 
-class _Process:
-    """A process whose threads are looked at, and what is read of it once. `vm` is the VM that it is of, or None."""
+class _Inspection:
+    """A process whose threads are read, and what is read of it once. It ran for `spent` ns since the last scan, all
+    threads together; `vm` is the VM that it is of, or None; `alone`: it has one thread."""
 
-    def __init__(self, pid: int, before: _Scanned, spent: int, vm: SandboxId | None) -> None:
-        self.pid, self.before, self.spent, self.vm = pid, before, spent, vm
+    def __init__(self, pid: int, known: _KnownProcess, spent: int, vm: SandboxId | None) -> None:
+        self.pid, self.known, self.spent, self.vm = pid, known, spent, vm
         self.alone = False
         self.threads: dict[ThreadId, int] = {}
-        self.owned: dict[SandboxId, bool] = {}
+        self.owned_by: dict[SandboxId, bool] = {}
         self.home: tuple[ProgramKind, str] | None = None
 
 
 class ForeignScans:
-    """The scans of one node, again and again: each scan compares with the one before it.
-    :param most: threads of one scan that are looked at: a process may have made very many."""
+    """The scans of one node, one after the other: each compares with the one before it.
+    :param most: threads that one scan reads: a process may have made very many."""
 
     def __init__(self, view: NodeView, most: int = 20_000) -> None:
         self._view, self._most = view, most
         self._host = Schedstat(view.proc)
-        self._known: dict[int, _Scanned] = {}
+        self._known: dict[int, _KnownProcess] = {}
         #: When the last scan began and this one did (CLOCK_BOOTTIME, seconds); 0: there was none.
         self._last = self._now = 0.0
         self._steps: Iterator[None] | None = None
-        self._threads = 0
+        self._threads_read = 0
         self._hot: Mapping[int, HotCpu] = {}
-        self._own: Mapping[SandboxId, frozenset[str]] = {}
-        #: What a program may have had of a CPU, beyond what was found already (ns).
-        self._left: dict[tuple[int, ForeignProgram], int] = {}
-        #: What was found since the last `taken`.
-        self._found: list[tuple[SandboxId, ForeignRun]] = []
+        self._own_files: Mapping[SandboxId, frozenset[str]] = {}
+        #: The foreign time (ns) of a CPU that a program may still have had, by CPU and program.
+        self._room: dict[tuple[int, ForeignProgram], int] = {}
+        #: What was found since the last `take`, by owner of the CPU.
+        self._runs: dict[SandboxId, list[ForeignRun]] = {}
         #: CPU seconds of the last scan.
         self.cost = self._spent = 0.0
 
@@ -83,12 +84,12 @@ class ForeignScans:
     def under_way(self) -> bool:
         return self._steps is not None
 
-    def start(self, hot: Mapping[int, HotCpu], own_cgroups: Mapping[SandboxId, frozenset[str]]) -> None:
-        """Begin a scan. :param hot: the CPUs on which foreign time was found: no program had more of one than that.
-        :param own_cgroups: the usage files of owners' containers, for owners that are no VMs."""
+    def start(self, hot: Mapping[int, HotCpu], own_files: Mapping[SandboxId, frozenset[str]]) -> None:
+        """Begin a scan. :param hot: by CPU, those on which foreign time was found: no program had more of one.
+        :param own_files: the usage files of owners' containers, for owners that are no VMs."""
         self._last, self._now = self._now, time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._threads, self._spent, self._found, self._left = 0, 0.0, [], {}
-        self._hot, self._own = dict(hot), own_cgroups
+        self._threads_read, self._spent, self._runs, self._room = 0, 0.0, {}, {}
+        self._hot, self._own_files = dict(hot), own_files
         self._steps = self._scan()
 
     def step(self, budget: float) -> bool:
@@ -103,50 +104,47 @@ class ForeignScans:
             self._steps, self.cost = None, self._spent
         return over
 
-    def taken(self) -> dict[SandboxId, list[ForeignRun]]:
+    def take(self) -> dict[SandboxId, list[ForeignRun]]:
         """Take what was found since the last call, by owner of the CPU."""
-        found: dict[SandboxId, list[ForeignRun]] = {}
-        for owner, run in self._found:
-            found.setdefault(owner, []).append(run)
-        self._found = []
-        return found
+        runs, self._runs = self._runs, {}
+        return runs
 
     def _scan(self) -> Iterator[None]:
         vms = {process.pid: vm.sandbox for vm in self._view.vms.values() for process in vm.processes()}
         vms |= {thread.pid: vm.sandbox for vm in self._view.vms.values() for thread in vm.kernel_threads}
-        alive: dict[int, _Scanned] = {}
+        alive: dict[int, _KnownProcess] = {}
         for name in self._view.proc.pids():
             pid = int(name)
             clock = process_ran(pid)
             if clock is None:
                 continue
-            before = self._known.get(pid)
-            if before is None or before.clock > clock:  # new, or another process with its pid
-                before, spent = _Scanned(clock), clock if self._last else 0
+            known = self._known.get(pid)
+            if known is None or known.clock > clock:  # new, or another process with its pid
+                known, spent = _KnownProcess(clock), clock if self._last else 0
             else:
-                before.clock, spent = clock, clock - before.clock
-            alive[pid] = before
+                known.clock, spent = clock, clock - known.clock
+            alive[pid] = known
             if self._hot and spent >= _LEAST:
-                yield from self._inspect(_Process(pid, before, spent, vms.get(pid)))
+                yield from self._inspect(_Inspection(pid, known, spent, vms.get(pid)))
             elif spent:
-                before.stale = True
+                known.stale = True
             yield
         self._known = alive
 
-    def _inspect(self, process: _Process) -> Iterator[None]:
-        """Look for threads of a process that were last on one of the CPUs, some at a time."""
-        with contextlib.closing(self._view.proc.iter_tids(process.pid)) as listed:
-            before = self._threads
-            while tids := [int(tid) for tid in islice(listed, min(_CHUNK, self._most - self._threads))]:
-                process.alone = before == self._threads and len(tids) == 1
-                self._threads += len(tids)
-                for tid, stat in self._view.proc.task_stats(process.pid, tids).items():
-                    self._judge(process, tid, stat)
+    def _inspect(self, process: _Inspection) -> Iterator[None]:
+        """Read the threads of a process, some at a time, for those that were last on a hot CPU."""
+        with contextlib.closing(self._view.proc.iter_tids(process.pid)) as tids:
+            before = self._threads_read
+            while chunk := [int(tid) for tid in islice(tids, min(_CHUNK, self._most - self._threads_read))]:
+                process.alone = before == self._threads_read and len(chunk) == 1
+                self._threads_read += len(chunk)
+                for tid, stat in self._view.proc.task_stats(process.pid, chunk).items():
+                    self._book(process, tid, stat)
                 yield
-        process.before.threads, process.before.stale = process.threads, False
+        process.known.threads, process.known.stale = process.threads, False
 
-    def _judge(self, process: _Process, tid: int, stat: Stat) -> None:
-        """Book the time that a thread on a hot CPU ran there, if that CPU is not its own."""
+    def _book(self, process: _Inspection, tid: int, stat: Stat) -> None:
+        """Book the run time of a thread that was last on a hot CPU, if that CPU is not its own."""
         hot = self._hot.get(stat.processor)
         if hot is None or hot.owner == process.vm or self._owns(hot.owner, process):
             return
@@ -154,49 +152,49 @@ class ForeignScans:
         if now is None:
             return
         thread = ThreadId(tid, stat.starttime)
-        had = self._had(thread, process, now.ran)
+        spent = self._ran_since(thread, process, now.ran)
         process.threads[thread] = now.ran
-        if had < _LEAST:
+        if spent < _LEAST:
             return
         program = self._program(process, stat)
-        left = self._left.get((stat.processor, program), hot.foreign)
-        booked = min(had, left)
-        self._left[stat.processor, program] = left - booked
+        room = self._room.get((stat.processor, program), hot.foreign)
+        booked = min(spent, room)
+        self._room[stat.processor, program] = room - booked
         # The CPU was read when the scan began: what the thread may have run since is the next scan's.
-        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - self._now) * 1e9)
-        process.threads[thread] -= min(had - booked, max(0, since))
+        later = int((time.clock_gettime(time.CLOCK_BOOTTIME) - self._now) * 1e9)
+        process.threads[thread] -= min(spent - booked, max(0, later))
         if booked > 0:
-            self._found.append((hot.owner, ForeignRun(program, stat.processor, booked)))
+            self._runs.setdefault(hot.owner, []).append(ForeignRun(program, stat.processor, booked))
 
-    def _had(self, thread: ThreadId, process: _Process, ran: int) -> int:
-        """Return the time that a thread ran since the last scan. For an older one that the last scan did not
-        find it is unknown, and 0, unless it is `alone` in its process: the next scan has it."""
-        before = process.before.threads.get(thread)
+    def _ran_since(self, thread: ThreadId, process: _Inspection, ran: int) -> int:
+        """The time (ns) that a thread ran since the last scan. For an older thread that the last scan did not note it
+        is unknown, and 0, unless it is `alone` in its process: the next scan has it."""
+        before = process.known.threads.get(thread)
         if before is not None:
             since = max(0, ran - before)
-            return min(since, process.spent) if process.before.stale else since
+            return min(since, process.spent) if process.known.stale else since
         if self._last and seconds_since_boot(thread.starttime) >= self._last:
             return ran
         return min(ran, process.spent) if self._last and process.alone else 0
 
-    def _owns(self, owner: SandboxId, process: _Process) -> bool:
+    def _owns(self, owner: SandboxId, process: _Inspection) -> bool:
         """Whether a process is in a cgroup of the owner's containers, or below one."""
-        found = process.owned.get(owner)
-        if found is None:
-            files = self._own.get(owner)
+        owned = process.owned_by.get(owner)
+        if owned is None:
+            files = self._own_files.get(owner)
             path = self._view.cgroups.usage_file(process.pid) if files else None
-            found = process.owned[owner] = path is not None and any(
+            owned = process.owned_by[owner] = path is not None and any(
                 path.startswith(f"{os.path.dirname(file)}/") for file in files or ())
-        return found
+        return owned
 
-    def _program(self, process: _Process, stat: Stat) -> ForeignProgram:
+    def _program(self, process: _Inspection, stat: Stat) -> ForeignProgram:
         if process.home is None:
             process.home = self._home(process, stat)
         kind, where = process.home
         return ForeignProgram(kind, excerpt(stat.comm, _MAX_NAME), where)
 
-    def _home(self, process: _Process, stat: Stat) -> tuple[ProgramKind, str]:
-        """Return the home of a process, which all its threads have."""
+    def _home(self, process: _Inspection, stat: Stat) -> tuple[ProgramKind, str]:
+        """Where a process with all its threads belongs: its kind; and its pod, container or unit, "" for none."""
         if process.vm is not None:
             state = self._view.sandboxes.get(process.vm)
             pod = None if state is None or state.pod is None else state.pod._asdict()

@@ -84,7 +84,7 @@ class Owner(NamedTuple):
 
 
 class BookedMinutes(NamedTuple):
-    """What was booked of an owner since that was taken last: by minute, by minute and CPU, by minute and program."""
+    """What was booked of an owner since the last `take`: by minute, by minute and CPU, by minute and program."""
 
     owner: Owner
     columns: Mapping[int, Mapping[str, int]]
@@ -121,22 +121,22 @@ class OwnerBook:
         return Owner(self.number, self.owner, self.since, self.begun, self.namespace, self.pod, self.kind, self.cpus,
                      self.until, self.ended)
 
-    def taken(self) -> BookedMinutes:
+    def take(self) -> BookedMinutes:
         """Take what was booked since the last call."""
         taken = BookedMinutes(self.described, self._columns, self._by_cpu, self._by_program)
         self._columns, self._by_cpu, self._by_program = {}, {}, {}
         return taken
 
-    def book(self, now: int, found: Interval) -> bool:
+    def book(self, now: int, interval: Interval) -> bool:
         """Add an interval that has ended at `now` (CLOCK_BOOTTIME). :returns: False for one that is longer than
         `longest`: its time counts as not seen, and a series of readings ends."""
         self.until = now
-        if found.elapsed > self.longest:
+        if interval.elapsed > self.longest:
             return False
         minute = now // MINUTE
-        self._add(minute, watched=found.elapsed, seen=found.seen, foreign=sum(found.foreign.values()), less=found.less,
-                  more=found.more, interrupts=found.interrupts, steal=found.steal)
-        for cpu, spent in found.foreign.items():
+        self._add(minute, watched=interval.elapsed, seen=interval.seen, foreign=sum(interval.foreign.values()),
+                  less=interval.less, more=interval.more, interrupts=interval.interrupts, steal=interval.steal)
+        for cpu, spent in interval.foreign.items():
             self._by_cpu[minute, cpu] = self._by_cpu.get((minute, cpu), 0) + spent
         return True
 
@@ -212,10 +212,10 @@ class IsolationBooks:
             if book.ended is not None and now - book.ended > MINUTES * MINUTE:
                 self._forget(book)
 
-    def taken(self) -> Booked:
+    def take(self) -> Booked:
         """Take what has changed since the last call."""
         gone, self._gone = tuple(self._gone), []
-        return Booked(self.alive, tuple(book.taken() for book in self.owners.values()), gone)
+        return Booked(self.alive, tuple(book.take() for book in self.owners.values()), gone)
 
     def _forget(self, book: OwnerBook) -> None:
         del self.owners[book.owner]

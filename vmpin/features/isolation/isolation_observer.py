@@ -168,7 +168,7 @@ class IsolationObserver:
         """Go on for some seconds with a scan of processes, if one is under way. :returns: whether one is, still."""
         if self.scans.under_way:
             self.scans.step(budget)
-            for sandbox, runs in self.scans.taken().items():
+            for sandbox, runs in self.scans.take().items():
                 if (book := self.books.owners.get(sandbox)) is not None:
                     book.add_runs(self._scanned_at, runs)
         return self.scans.under_way
@@ -182,11 +182,11 @@ class IsolationObserver:
 
     def foreign_seconds(self) -> dict[int, float]:
         """Foreign seconds by CPU that was exclusive since the start: they only grow."""
-        found = dict(self._former)
+        by_cpu = dict(self._former)
         for owner in self._owners.values():
             for cpu, counter in owner.foreign.items():
-                found[cpu] = found.get(cpu, 0) + counter.most
-        return {cpu: spent / 1e9 for cpu, spent in found.items()}
+                by_cpu[cpu] = by_cpu.get(cpu, 0) + counter.most
+        return {cpu: spent / 1e9 for cpu, spent in by_cpu.items()}
 
     def foreign_by_sandbox(self) -> dict[SandboxId, dict[int, float]]:
         """The same of each owner that there is, since it has these CPUs."""
@@ -203,12 +203,12 @@ class IsolationObserver:
         own, owner.own = owner.own, OwnRun()
         now = boottime.now()
         book = self._book_of(sandbox, now, False)
-        found = None if before is None else interval(before, reading, own)
-        if found is None or not book.book(now, found):
+        foreign = None if before is None else interval(before, reading, own)
+        if foreign is None or not book.book(now, foreign):
             self._named(book, sandbox, owner.cpus)
             book.begin(now, sum(_SLACK + _SLACK_TICKLESS * (cpu in self._tickless) for cpu in owner.cpus))
             return
-        self._count(owner, found)
+        self._count(owner, foreign)
 
     def _reading(self, cpus: CpuSet) -> CpuReading:
         if self._lines is None or time.monotonic_ns() - self._lines.at > self.fresh:
@@ -221,11 +221,11 @@ class IsolationObserver:
         counted: dict[str, int] = {}
         for container in owner.containers if state is not None else ():
             record = state.containers.get(container) if state is not None else None
-            found = None if record is None or record.init is None else self._usage(container, record.init)
-            if record is None or found is None:
+            reading = None if record is None or record.init is None else self._usage(container, record.init)
+            if record is None or reading is None:
                 owner.before = None  # without it, its own run time would count as foreign
                 return
-            path, spent = found
+            path, spent = reading
             counted[path] = spent
             cpuset = record.container.cpuset
             owner.own.add_unplaced(spent - owner.usage.get(path, spent), cpuset is not None and cpuset <= owner.cpus)
@@ -239,8 +239,8 @@ class IsolationObserver:
         """The usage file of a container by its first process, and what that counted."""
         with contextlib.suppress(OSError, ValueError):  # the cgroup is being removed
             stat = self.view.proc.stat(init.tid)
-            there = stat is not None and stat.starttime == init.starttime
-            path = self.view.cgroups.usage_file(init.tid, container) if there else None
+            running = stat is not None and stat.starttime == init.starttime
+            path = self.view.cgroups.usage_file(init.tid, container) if running else None
             spent = None if path is None else usage(path)
             return None if path is None or spent is None else (path, spent)
         return None
@@ -273,14 +273,14 @@ class IsolationObserver:
         book.kind = "vm" if sandbox in self.view.vm_sandboxes() else "runc"
         book.cpus = cpus
 
-    def _count(self, owner: _Owner, found: Interval) -> None:
-        for cpu, spent in found.foreign.items():
+    def _count(self, owner: _Owner, interval: Interval) -> None:
+        for cpu, spent in interval.foreign.items():
             if (counter := owner.foreign.get(cpu)) is None:
                 counter = owner.foreign[cpu] = _Counter()
             counter.add(spent)
-        notable = max(_NOTABLE, int(_NOTABLE_PART * found.elapsed))
-        if sum(found.foreign.values()) - found.interrupts >= notable:
-            self._hot.update(cpu for cpu, spent in found.foreign.items() if spent >= notable)
+        notable = max(_NOTABLE, int(_NOTABLE_PART * interval.elapsed))
+        if sum(interval.foreign.values()) - interval.interrupts >= notable:
+            self._hot.update(cpu for cpu, spent in interval.foreign.items() if spent >= notable)
 
     def _plan_scan(self) -> None:
         """Begin a scan where foreign time was found, and once a minute without any, as the next one's baseline."""

@@ -34,26 +34,26 @@ Clock = Callable[[int], str]
 def pod_report(figures: Figures, clock: Clock, drift: Mapping[str, object] | None = None) -> dict[str, object]:
     """One pod's part of the document. :param drift: its repairs since the watcher found it."""
     owner, span, account = figures.owner, figures.period, figures.account
-    found = shares(account, figures.unseen)
+    parts = shares(account, figures.unseen)
     return {
         "sandbox": owner.owner, "pod": {"namespace": owner.namespace, "name": owner.pod} if owner.pod else None,
         "kind": owner.kind, "cpus": str(owner.cpus), "ended": owner.ended is not None,
         "since": clock(span.begin), "until": clock(span.end), "seconds": round((span.end - span.begin) / _NS, 3),
-        "cpu_seconds": _seconds(found.total),
-        "share": {"had": _share(found, found.had), "least": _share(found, found.least),
-                  "most": _share(found, found.most)},
-        "bounds": {"least": _seconds(found.least), "most": _seconds(found.most)},
-        "parts": {name: {"seconds": _seconds(spent), "share": _share(found, spent)}
-                  for name, spent in (("had", found.had), ("kernel", found.kernel), ("others", found.others),
-                                      ("unidentified", found.unidentified), ("hypervisor", found.steal),
-                                      ("unseen", found.unseen))},
+        "cpu_seconds": _seconds(parts.total),
+        "share": {"had": _share(parts, parts.had), "least": _share(parts, parts.least),
+                  "most": _share(parts, parts.most)},
+        "bounds": {"least": _seconds(parts.least), "most": _seconds(parts.most)},
+        "parts": {name: {"seconds": _seconds(spent), "share": _share(parts, spent)}
+                  for name, spent in (("had", parts.had), ("kernel", parts.kernel), ("others", parts.others),
+                                      ("unidentified", parts.unidentified), ("hypervisor", parts.steal),
+                                      ("unseen", parts.unseen))},
         "foreign_by_cpu": [{"cpu": None if cpu == FORMER else cpu, "seconds": _seconds(spent)}
                            for cpu, spent in figures.by_cpu.items()],
         "worst": None if figures.worst is None else _worst(figures.worst, owner, clock),
         "foreign_by_program": [_program(program, spent, owner)
                                for program, spent in islice(figures.by_program.items(), MAX_SHOWN)],
         "drift": None if drift is None else dict(drift),
-        "limits": _limits(account, found, len(owner.cpus)),
+        "limits": _limits(account, parts, len(owner.cpus)),
         "bins": [_bin(minute, length, sums, clock) for minute, length, sums in figures.bins]}
 
 
@@ -61,10 +61,10 @@ def document(pods: Iterable[Mapping[str, Any]], since: str, until: str) -> dict[
     return {"version": VERSION, "since": since, "until": until, "pods": list(pods)}
 
 
-def with_slo(found: Mapping[str, Any], percent: float) -> dict[str, Any]:
+def with_slo(report: Mapping[str, Any], percent: float) -> dict[str, Any]:
     """The document with an objective (percent), and how each pod and all of them compare with it."""
-    pods = [{**pod, "slo": slo_of(pod, percent).value} for pod in found["pods"]]
-    return {**found, "slo": {"percent": percent, "verdict": _together({pod["slo"] for pod in pods}).value},
+    pods = [{**pod, "slo": slo_of(pod, percent).value} for pod in report["pods"]]
+    return {**report, "slo": {"percent": percent, "verdict": _together({pod["slo"] for pod in pods}).value},
             "pods": pods}
 
 
@@ -77,29 +77,29 @@ def slo_of(pod: Mapping[str, Any], percent: float) -> Slo:
 
 
 def _together(verdicts: set[str]) -> Slo:
-    return next((each for each in (Slo.MISSED, Slo.UNDECIDED) if each.value in verdicts), Slo.KEPT)
+    return next((verdict for verdict in (Slo.MISSED, Slo.UNDECIDED) if verdict.value in verdicts), Slo.KEPT)
 
 
 def _worst(worst: WorstMinute, owner: Owner, clock: Clock) -> dict[str, object]:
     account = worst.account
-    found = shares(account, 0)
-    cause, spent = _cause(worst, found, account)
-    lost = found.total - found.had
-    return {"minute": clock(worst.minute * MINUTE), "seconds": _seconds(lost), "share": _share(found, lost),
+    parts = shares(account, 0)
+    cause, spent = _cause(worst, parts, account)
+    lost = parts.total - parts.had
+    return {"minute": clock(worst.minute * MINUTE), "seconds": _seconds(lost), "share": _share(parts, lost),
             "least": _seconds(account.bounds[0]), "most": _seconds(account.bounds[1]), "cpu": worst.cpu,
             "cause": None if cause is None else _program(cause, spent, owner),
             "advice": "no scan found the program that caused it; if it happens again, run `vmpin audit --seconds 60` "
                       "meanwhile, which samples every thread" if cause is None else advice(cause, str(owner.cpus))}
 
 
-def _cause(worst: WorstMinute, found: Shares, account: Account) -> tuple[ForeignProgram | None, int]:
+def _cause(worst: WorstMinute, parts: Shares, account: Account) -> tuple[ForeignProgram | None, int]:
     """Return what had most of a minute, and its time: a program that a scan found, interrupts, or the hypervisor."""
     choices = [(worst.spent, worst.program),
                (min(account.interrupts, account.bounds[1]), ForeignProgram(ProgramKind.INTERRUPTS, "interrupts", "")),
-               (found.steal, ForeignProgram(ProgramKind.HYPERVISOR, "the hypervisor", ""))]
-    spent, program = max(choices, key=lambda each: each[0] if each[1] is not None else -1)
+               (parts.steal, ForeignProgram(ProgramKind.HYPERVISOR, "the hypervisor", ""))]
+    spent, program = max(choices, key=lambda choice: choice[0] if choice[1] is not None else -1)
     # Half of what is missing is still without a name: none of these is the cause.
-    return (program, spent) if spent * 2 >= found.unidentified and spent else (None, 0)
+    return (program, spent) if spent * 2 >= parts.unidentified and spent else (None, 0)
 
 
 def _program(program: ForeignProgram, spent: int, owner: Owner) -> dict[str, object]:
@@ -107,38 +107,38 @@ def _program(program: ForeignProgram, spent: int, owner: Owner) -> dict[str, obj
             "seconds": _seconds(spent), "advice": advice(program, str(owner.cpus))}
 
 
-def _limits(account: Account, found: Shares, cpus: int) -> list[str]:
+def _limits(account: Account, parts: Shares, cpus: int) -> list[str]:
     """Describe what sampling could not see in this period, as sentences."""
     texts = []
-    if found.unseen > account.slack:
-        texts.append(f"{_text(found.unseen // max(1, cpus))} of the period had no samples (no watcher ran, it was "
+    if parts.unseen > account.slack:
+        texts.append(f"{_text(parts.unseen // max(1, cpus))} of the period had no samples (no watcher ran, it was "
                      "stopped, or a CPU was offline): this time counts neither for the pod nor for others")
     floating = account.less + account.more - account.steal
     if floating > account.slack:
         texts.append(f"threads of the pod that may also run on other CPUs ran for {_text(floating)}: how much of that "
                      "was on its exclusive CPUs is unknown")
-    if found.unidentified > account.slack:
-        texts.append(f"{_text(found.unidentified)} of CPU time were foreign, and no scan found the program: it may "
+    if parts.unidentified > account.slack:
+        texts.append(f"{_text(parts.unidentified)} of CPU time were foreign, and no scan found the program: it may "
                      "have been the kernel")
-    if found.steal:
-        texts.append(f"the hypervisor took {_text(found.steal)} of CPU time, which run times of threads may include")
+    if parts.steal:
+        texts.append(f"the hypervisor took {_text(parts.steal)} of CPU time, which run times of threads may include")
     texts.append(f"readings are imprecise by {_text(max(account.slack, 1))} of CPU time in all")
     return texts
 
 
 def _bin(minute: int, length: int, sums: Account, clock: Clock) -> dict[str, object]:
     """A part of so many minutes; of one that was hardly seen, no share is shown."""
-    found = shares(sums, 0)
+    parts = shares(sums, 0)
     seen = sums.seen > 0 and sums.watched * 4 >= length * 60_000
-    return {"start": clock(minute * MINUTE), "share": _share(found, found.had) if seen else None}
+    return {"start": clock(minute * MINUTE), "share": _share(parts, parts.had) if seen else None}
 
 
 def _seconds(milliseconds: int) -> float:
     return milliseconds / 1000
 
 
-def _share(found: Shares, spent: int) -> float:
-    return round(found.part(spent), 7)
+def _share(parts: Shares, spent: int) -> float:
+    return round(parts.part(spent), 7)
 
 
 def _text(milliseconds: int) -> str:

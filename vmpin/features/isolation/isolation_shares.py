@@ -33,9 +33,6 @@ class Account(NamedTuple):
     kernel: int = 0
     others: int = 0
 
-    def plus(self, other: Account) -> Account:
-        return Account(*map(sum, zip(self, other, strict=True)))
-
     @property
     def bounds(self) -> tuple[int, int]:
         """Between these the foreign time was: never below 0, nor above what was seen."""

@@ -96,8 +96,8 @@ def drift_sentence(pod: Mapping[str, Any]) -> str:
 def curve(pod: Mapping[str, Any]) -> str:
     """Draw the share that was not the pod's over the period, one sign for each part, in logarithmic steps; a dot: not
     seen."""
-    return "".join("·" if each["share"] is None else _BLOCKS[bisect_right(_STEPS, 1 - each["share"])]
-                   for each in pod["bins"])
+    return "".join("·" if part["share"] is None else _BLOCKS[bisect_right(_STEPS, 1 - part["share"])]
+                   for part in pod["bins"])
 
 
 def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iterator[str]:
@@ -108,10 +108,10 @@ def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iter
     for name, text in PARTS.items():
         part = pod["parts"][name]
         yield f"  {text:<20}{percent(part['share']):>11}  {seconds(part['seconds']):>10}"
-    by_cpu = [each for each in pod["foreign_by_cpu"] if each["seconds"]]
+    by_cpu = [cpu for cpu in pod["foreign_by_cpu"] if cpu["seconds"]]
     if by_cpu:
         yield from _wrapped("foreign by CPU: " + ", ".join(
-            f"{'former' if each['cpu'] is None else each['cpu']}: {seconds(each['seconds'])}" for each in by_cpu),
+            f"{'former' if cpu['cpu'] is None else cpu['cpu']}: {seconds(cpu['seconds'])}" for cpu in by_cpu),
             width, "  ")
     yield f"  over time: {curve(pod)}"
     yield "    (not its own: ▁ below 0.01 %, ▃ 0.1 %, ▅ 1 %, ▇ 10 %, █ 30 %; · not seen)"

@@ -73,7 +73,7 @@ class IntervalSampler:
         at, ticks = time.monotonic(), int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
         idle = idle_times(self.proc)
         self._samples += 1
-        found, threads = [], 0
+        processes, threads = [], 0
         for pid in self.proc.pids():
             process = self._processes.get(pid)
             clock = self._clock(int(pid))
@@ -88,14 +88,14 @@ class IntervalSampler:
             threads += len(process.meters)
             if ran:
                 self._describe(pid, process, described)
-                found.append(ProcessInterval(int(pid), process.comm, process.kernel, process.cgroup, tuple(ran)))
+                processes.append(ProcessInterval(int(pid), process.comm, process.kernel, process.cgroup, tuple(ran)))
         for pid in [pid for pid, process in self._processes.items() if process.seen != self._samples]:
             del self._processes[pid]
-        made = None if self._samples == 1 else UsageInterval(
-            at - self._at, tuple(found), self._busy(round((at - self._at) * 1e9), idle), threads, self.kernel_seen,
+        interval = None if self._samples == 1 else UsageInterval(
+            at - self._at, tuple(processes), self._busy(round((at - self._at) * 1e9), idle), threads, self.kernel_seen,
             self.host.precise)
         self._at, self._ticks, self._idle = at, ticks, idle
-        return made
+        return interval
 
     def _busy(self, elapsed: int, idle: dict[int, int]) -> dict[int, int]:
         return {cpu: max(0, elapsed - (now - self._idle[cpu])) for cpu, now in idle.items() if cpu in self._idle}
@@ -103,7 +103,7 @@ class IntervalSampler:
     def _threads(self, pid: str, process: _Metered, watched: Collection[int]) -> list[ThreadInterval]:
         """The threads of a process that ran; its meters are brought up to date."""
         before, meters = process.meters, {}
-        found = []
+        threads = []
         read = self.host.ran
         for tid in self.proc.tids(pid):
             now = read(pid, tid)
@@ -117,12 +117,12 @@ class IntervalSampler:
             if stat is None:
                 continue
             meters[tid] = _ThreadMeter(*now, stat.processor)
-            if (made := self._interval(int(tid), stat, now, meter, watched)) is not None:
-                found.append(made)
+            if (interval := self._interval(int(tid), stat, now, meter, watched)) is not None:
+                threads.append(interval)
             if tid == pid:
                 process.comm, process.kernel = stat.comm, stat.kernel_thread
         process.meters = meters
-        return found
+        return threads
 
     def _interval(self, tid: int, stat: Stat, now: Ran, meter: _ThreadMeter | None,
                   watched: Collection[int]) -> ThreadInterval | None:

@@ -69,9 +69,9 @@ class NodeDescription:
 
     def sandbox_of(self, process: ProcessInterval) -> str | None:
         """The VM sandbox of a process; None for none."""
-        found = self.by_tid.get(process.pid)
-        if found is not None:
-            return found
+        sandbox = self.by_tid.get(process.pid)
+        if sandbox is not None:
+            return sandbox
         return next((self.by_tid[thread.tid] for thread in process.threads if thread.tid in self.by_tid), None)
 
     def pod_of(self, process: ProcessInterval) -> str | None:
@@ -99,9 +99,9 @@ class NodeDescription:
             return "kernel"
         if sandbox is not None:
             return self.titles.get(sandbox) or short_id(sandbox)
-        found = self.names.name(None, container_of(process.cgroup), process.cgroup)
-        if found:
-            return found
+        name = self.names.name(None, container_of(process.cgroup), process.cgroup)
+        if name:
+            return name
         return short_id(process.cgroup.rpartition("/")[2]) or "host"
 
 
@@ -116,12 +116,12 @@ def describe(document: Mapping[str, Any], before: NodeDescription | None = None)
     for owner in owners:
         for cpu in owner.cpus:
             owned.setdefault(cpu, []).append(owner)
-    by_cpu = {cpu: tuple(many) for cpu, many in owned.items()}
+    by_cpu = {cpu: tuple(of_cpu) for cpu, of_cpu in owned.items()}
     pods = document.get("pods", ())
     names, labels = PodNames.of(pods), names_of(document)
     by_container = {container["id"]: entry["sandbox"] for entry in pods for container in entry["containers"]}
-    collisions = tuple(f"CPU {each['cpu']}: {with_names(each['what'], labels)}"
-                       for each in document["node"].get("collisions", ()))
+    collisions = tuple(f"CPU {collision['cpu']}: {with_names(collision['what'], labels)}"
+                       for collision in document["node"].get("collisions", ()))
     described = _pods(document, owners)
     return NodeDescription(document, described, owners, by_cpu, sandboxes_of(document), names, by_container,
                            collisions, {pod.id: pod.title for pod in described},
@@ -141,16 +141,16 @@ def _pods(document: Mapping[str, Any], owners: tuple[CpuOwner, ...]) -> tuple[De
     exclusive: dict[str, CpuSet] = {}
     for owner in owners:
         exclusive[owner.sandbox] = exclusive.get(owner.sandbox, EMPTY) | owner.cpus
-    found = {sandbox["id"]: _vm(sandbox, exclusive.get(sandbox["id"], EMPTY)) for sandbox in document["sandboxes"]}
+    pods = {sandbox["id"]: _vm(sandbox, exclusive.get(sandbox["id"], EMPTY)) for sandbox in document["sandboxes"]}
     for entry in document["node"]["owners"]:
         id = entry["sandbox"]
-        if id not in found:
+        if id not in pods:
             kind = {"unseen": "kubelet"}.get(entry.get("kind") or "runc", entry.get("kind") or "runc")
             pod = entry.get("pod")
-            found[id] = _named(DescribedPod(id, pod_name(pod, short_id(id)), kind, exclusive[id]), pod)
-    titles = Counter(pod.title for pod in found.values())
+            pods[id] = _named(DescribedPod(id, pod_name(pod, short_id(id)), kind, exclusive[id]), pod)
+    titles = Counter(pod.title for pod in pods.values())
     return tuple(pod if titles[pod.title] == 1 else pod._replace(title=f"{pod.title} ({short_id(pod.id)})")
-                 for pod in found.values())
+                 for pod in pods.values())
 
 
 def _vm(sandbox: Mapping[str, Any], exclusive: CpuSet) -> DescribedPod:
@@ -163,8 +163,8 @@ def _vm(sandbox: Mapping[str, Any], exclusive: CpuSet) -> DescribedPod:
         sandbox["pod"])
 
 
-def _named(made: DescribedPod, pod: Mapping[str, Any] | None) -> DescribedPod:
-    return made if pod is None else made._replace(namespace=pod["namespace"], name=pod["name"])
+def _named(described: DescribedPod, pod: Mapping[str, Any] | None) -> DescribedPod:
+    return described if pod is None else described._replace(namespace=pod["namespace"], name=pod["name"])
 
 
 def _guest(sandbox: Mapping[str, Any]) -> str:

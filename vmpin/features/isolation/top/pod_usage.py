@@ -73,22 +73,22 @@ class PodUsage:
 
     def matches(self, text: str) -> bool:
         """Whether the text of a filter is in what is shown of the pod; case does not matter."""
-        pod, wanted = self.pod, text.casefold()
-        return any(wanted in each.casefold() for each in (pod.title, pod.id, pod.kind, pod.verdict, pod.guest,
-                                                          str(pod.exclusive)))
+        pod, text = self.pod, text.casefold()
+        return any(text in cell.casefold() for cell in (pod.title, pod.id, pod.kind, pod.verdict, pod.guest,
+                                                        str(pod.exclusive)))
 
     def threads(self) -> list[ThreadUsage]:
         """The threads of a VM, all of them; of another pod those that ran."""
         ran = {thread.tid: thread for thread in self.ran}
-        found = []
-        for each in self.pod.threads:
-            now = ran.pop(each["tid"], None)
-            role = each["role"] if each["vcpu"] is None else f"{each['role']} {each['vcpu']}"
-            found.append(ThreadUsage(each["tid"], role, each["name"], None if now is None else now.cpu, each["actual"],
-                                     each["wanted"] or "", each["ok"], 0 if now is None else now.ran,
-                                     0 if now is None else now.waited))
-        return [*found, *(ThreadUsage(thread.tid, "", thread.comm, thread.cpu, "", "", True, thread.ran, thread.waited)
-                          for thread in ran.values())]
+        usages = []
+        for thread in self.pod.threads:
+            now = ran.pop(thread["tid"], None)
+            role = thread["role"] if thread["vcpu"] is None else f"{thread['role']} {thread['vcpu']}"
+            cpu, busy, waited = (None, 0, 0) if now is None else (now.cpu, now.ran, now.waited)
+            usages.append(ThreadUsage(thread["tid"], role, thread["name"], cpu, thread["actual"],
+                                      thread["wanted"] or "", thread["ok"], busy, waited))
+        return [*usages, *(ThreadUsage(other.tid, "", other.comm, other.cpu, "", "", True, other.ran, other.waited)
+                           for other in ran.values())]
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ class _IntervalBooks:
             pod.ran += process.threads
             pod.busy += sum(thread.ran for thread in process.threads)
             pod.waited += sum(thread.waited for thread in process.threads)
-        there = [thread for thread in process.threads if thread.cpu in cpus]
-        if not there:
+        on_exclusive = [thread for thread in process.threads if thread.cpu in cpus]
+        if not on_exclusive:
             return
         mine, label = description.cpus_of(process, sandbox), ""
-        for thread in there:
+        for thread in on_exclusive:
             use = cpus[thread.cpu]
             if thread.cpu in mine:
                 cpus[thread.cpu] = use._replace(own=use.own + thread.ran)
@@ -158,7 +158,7 @@ class _IntervalBooks:
         """The foreign threads on all exclusive CPUs, those that ran longest first. Estimates are cut, all by the same
         share, to the time that their CPU had left: a thread that came to it at the end of the interval brought all of
         its run time."""
-        found = []
+        threads = []
         for cpu, foreign in self._foreign.items():
             use = self.cpus[cpu]
             exact = sum(thread.ran for _, thread, _ in foreign if thread.bound)
@@ -168,13 +168,13 @@ class _IntervalBooks:
             for process, thread, label in foreign:
                 ran = thread.ran if thread.bound else round(thread.ran * share)
                 use = use._replace(foreign=use.foreign + ran, exact=use.exact and thread.bound)
-                found += [ForeignThread(owner, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid,
-                                        process.comm, label) for owner in owners]
+                threads += [ForeignThread(owner, cpu, ran, thread.bound, thread.tid, thread.comm, process.pid,
+                                          process.comm, label) for owner in owners]
             self.cpus[cpu] = use
             for pod in (self.pods[owner] for owner in owners if owner in self.pods):
                 pod.foreign += use.foreign
                 pod.exact = pod.exact and use.exact
-        return sorted(found, key=lambda thread: (-thread.ran, thread.cpu, thread.tid))
+        return sorted(threads, key=lambda thread: (-thread.ran, thread.cpu, thread.tid))
 
 
 def usage(description: NodeDescription, interval: UsageInterval | None) -> NodeUsage:

@@ -79,48 +79,48 @@ def run(args: argparse.Namespace) -> int:
     if since > _LONGEST:
         raise UsageError(f"--since {args.since}: the books of isolation go back 24 hours", "e.g. --since 24h")
     objective = None if args.slo is None else _objective(args.slo)
-    found = _document(config, since)
+    report = _document(config, since)
     if args.pod:
-        found["pods"] = [_chosen(found["pods"], args.pod, args.namespace)]
+        report["pods"] = [_chosen(report["pods"], args.pod, args.namespace)]
     elif args.namespace:
-        found["pods"] = [pod for pod in found["pods"] if pod["pod"] and pod["pod"]["namespace"] == args.namespace]
+        report["pods"] = [pod for pod in report["pods"] if pod["pod"] and pod["pod"]["namespace"] == args.namespace]
     if objective is not None:
         from vmpin.features.isolation.isolation_report import with_slo
-        found = with_slo(found, objective)
-    _show(found, objective, args)
+        report = with_slo(report, objective)
+    _show(report, objective, args)
     if objective is None:
         return 0
-    return {"kept": 0, "missed": 1, "undecided": 3}[found["slo"]["verdict"]]
+    return {"kept": 0, "missed": 1, "undecided": 3}[report["slo"]["verdict"]]
 
 
 def _objective(text: str) -> float:
     """A number above 0, up to 100. :raises UsageError: for any other text."""
-    if found := parse_real(text, 100):
-        return found
+    if percent := parse_real(text, 100):
+        return percent
     raise UsageError(f"--slo {text}: is no percentage above 0", "e.g. --slo 99.9")
 
 
 def _document(config: Config, since: int) -> Document:
     """Ask the watcher for the isolation of the last `since` seconds. :raises WatcherError: without a watcher."""
-    found = ask(config, {"op": "isolation", "since": since})
-    if found is None:
+    report = ask(config, {"op": "isolation", "since": since})
+    if report is None:
         raise WatcherError("no watcher runs, and only a watcher records what runs on exclusive CPUs",
                            "start `vmpin watch`; `vmpin audit` samples the CPUs for some seconds without one")
-    return found
+    return report
 
 
 def _chosen(pods: Sequence[Document], text: str, namespace: str) -> Document:
     """Return the pod that an argument names. :raises UsageError: for none, and for several."""
     named = [NamedSandbox(pod["sandbox"], pod["pod"]["namespace"] if pod["pod"] else "",
                           pod["pod"]["name"] if pod["pod"] else "") for pod in pods]
-    meant = the_one_meant(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")
-    return next(pod for pod in pods if pod["sandbox"] == meant.sandbox.id)
+    chosen = the_one_meant(text, namespace, named, "pod with exclusive CPUs in that time", "vmpin isolation --all")
+    return next(pod for pod in pods if pod["sandbox"] == chosen.sandbox.id)
 
 
-def _show(found: dict[str, Any], objective: float | None, args: argparse.Namespace) -> None:
+def _show(report: dict[str, Any], objective: float | None, args: argparse.Namespace) -> None:
     if args.output == "html":
         from vmpin.features.isolation.isolation_page import page
-        text = page(found, socket.gethostname())
+        text = page(report, socket.gethostname())
         if args.file is None:
             sys.stdout.write(text)
         else:
@@ -130,14 +130,14 @@ def _show(found: dict[str, Any], objective: float | None, args: argparse.Namespa
         if args.file is not None:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(_opened(args.file))))
         if args.output == "json":
-            print_data(found, "json")
+            print_data(report, "json")
         else:
-            _print_text(found, objective, bool(args.pod))
+            _print_text(report, objective, bool(args.pod))
 
 
-def _print_text(found: dict[str, Any], objective: float | None, single: bool) -> None:
+def _print_text(report: dict[str, Any], objective: float | None, single: bool) -> None:
     from vmpin.features.isolation import isolation_text as texts
-    pods = found["pods"]
+    pods = report["pods"]
     width = max(texts.WIDTH, min(120, shutil.get_terminal_size((texts.WIDTH, 24)).columns)) - 1
     if single:
         for line in texts.lines(pods[0], objective, width):
@@ -154,7 +154,7 @@ def _print_text(found: dict[str, Any], objective: float | None, single: bool) ->
             print()
             for line in texts.worst_lines(pod, width):
                 print(line)
-    print(f"\nsince {found['since']}; `vmpin isolation POD` has the details of a pod")
+    print(f"\nsince {report['since']}; `vmpin isolation POD` has the details of a pod")
 
 
 def _opened(path: str) -> Any:

@@ -26,13 +26,13 @@ def run_batch(reader: NodeReader, delay: float, count: int, order: str, text: st
     while not count or done < count:
         due = max(due + delay, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
-        found = reader.read()
+        usage = reader.read()
         now = datetime.now(UTC)
         if output == "json":
-            print(json.dumps({**usage_data(found, f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z", order,
+            print(json.dumps({**usage_data(usage, f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z", order,
                                            text), "trouble": reader.trouble}))
         else:
-            print("\n".join(block(found, f"{now:%Y-%m-%dT%H:%M:%SZ}", order, text, reader.trouble)), end="\n\n")
+            print("\n".join(block(usage, f"{now:%Y-%m-%dT%H:%M:%SZ}", order, text, reader.trouble)), end="\n\n")
         sys.stdout.flush()
         done += 1
     return 0

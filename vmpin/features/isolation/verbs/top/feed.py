@@ -66,18 +66,18 @@ class NodeReader:
         """The usage since the last call."""
         self._refresh()
         assert self._described is not None
-        found = usage(self._described, self._sample())
+        result = usage(self._described, self._sample())
         if self._described.changed:
             self._described = replace(self._described, changed=EMPTY)
-        return self._only(found)
+        return self._only(result)
 
-    def _only(self, found: NodeUsage) -> NodeUsage:
+    def _only(self, usage: NodeUsage) -> NodeUsage:
         """The chosen pods alone."""
         chosen = self._chosen
         if chosen is None:
-            return found
-        return replace(found, pods=tuple(row for row in found.pods if row.pod.id in chosen),
-                       foreign_threads=tuple(thread for thread in found.foreign_threads if thread.owner in chosen))
+            return usage
+        return replace(usage, pods=tuple(row for row in usage.pods if row.pod.id in chosen),
+                       foreign_threads=tuple(thread for thread in usage.foreign_threads if thread.owner in chosen))
 
     def _sample(self) -> UsageInterval | None:
         description = self._described
@@ -103,9 +103,9 @@ class NodeReader:
         if raw is not None:
             return raw
         self._answer = b""
-        found = read_status(self._config, pods=True)
+        document = read_status(self._config, pods=True)
         self._next = max(self._next, began + (time.monotonic() - began) / _SHARE)
-        return found
+        return document
 
     def _describe(self, answer: bytes | Document) -> None:
         if isinstance(answer, bytes):
@@ -116,8 +116,8 @@ class NodeReader:
         self._described = describe(answer, self._described)  # type: ignore[arg-type]
         if self._pods:
             named = self._named()
-            self._chosen = frozenset(each.sandbox.id for text in self._pods
-                                     for each in meant(text, self._namespace, named))
+            self._chosen = frozenset(pod.sandbox.id for text in self._pods
+                                     for pod in meant(text, self._namespace, named))
 
     def _named(self) -> list[NamedSandbox]:
         assert self._described is not None
@@ -159,11 +159,11 @@ class UsageFeed:
 
     def results(self) -> list[object]:
         """Return what has come since the last call: NodeUsage, results of tasks, exceptions."""
-        found = []
+        results = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._results.get_nowait())
-        return found
+                results.append(self._results.get_nowait())
+        return results
 
     def _run(self) -> None:
         due = time.monotonic() + min(self._delay, _FIRST)

@@ -71,16 +71,16 @@ class Answers:
         self._config, self._direct = config, direct
 
     def __call__(self, request: Request, usage: NodeUsage, columns: int) -> Callable[[], AnswerPage]:
-        made = {"explain": self._explain, "map": self._map, "reconcile": self._reconcile}.get(request.what)
-        if made is None:
+        page_of = {"explain": self._explain, "map": self._map, "reconcile": self._reconcile}.get(request.what)
+        if page_of is None:
             return lambda: AnswerPage("vmpin top", text_lines(HELP))
-        return lambda: made(usage, request.pod, columns)
+        return lambda: page_of(usage, request.pod, columns)
 
     def _explain(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
         from vmpin.status.explain import sentences
         title = f"explain {title_of(usage, pod)}"
         document = usage.description.document
-        entry = next((each for each in document["sandboxes"] if each["id"] == pod), None)
+        entry = next((sandbox for sandbox in document["sandboxes"] if sandbox["id"] == pod), None)
         if entry is not None:
             return AnswerPage(title, text_lines(sentences(document, entry)))
         owners = [owner for owner in usage.description.owners if owner.sandbox == pod]
@@ -97,11 +97,11 @@ class Answers:
             tuple((printable(text), style) for text, style in line) for line in lines))
 
     def _reconcile(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
-        if all(each["id"] != pod for each in usage.description.document["sandboxes"]):
+        if all(sandbox["id"] != pod for sandbox in usage.description.document["sandboxes"]):
             return AnswerPage("reconcile", text_lines(["It has no VM: vmpin sets no mask in it."]))
-        found = reconciled(self._config, SandboxId(pod))
-        return AnswerPage(f"reconcile {title_of(usage, pod)}", text_lines(outcome_lines(found) or [
-            f"{number_of(found['vms'], 'VM')}, nothing to change"]))
+        outcome = reconciled(self._config, SandboxId(pod))
+        return AnswerPage(f"reconcile {title_of(usage, pod)}", text_lines(outcome_lines(outcome) or [
+            f"{number_of(outcome['vms'], 'VM')}, nothing to change"]))
 
 
 class LiveView:
@@ -133,9 +133,9 @@ class LiveView:
             if terminal.redraw:
                 terminal.redraw = False
                 writer.forget()
-            made = self._sheet(columns)
-            self._state = with_selection(self._state, made.listed(lines))
-            terminal.write(writer.update(laid_out(made, self._state, columns, lines)))
+            page = self._sheet(columns)
+            self._state = with_selection(self._state, page.listed(lines))
+            terminal.write(writer.update(laid_out(page, self._state, columns, lines)))
             keys = terminal.keys()
             if terminal.ended:
                 return 128 + terminal.ended
@@ -152,10 +152,10 @@ class LiveView:
     def _sheet(self, columns: int) -> Sheet:
         assert self._usage is not None
         around = Surroundings(os.uname().nodename, self._time, self._delay, self._reader.trouble)
-        found = sheet(self._usage, self._state, around)
+        page = sheet(self._usage, self._state, around)
         if self._state.page.view is not View.TEXT:
-            return found
-        return replace(found, text=wrapped(found.text, columns))
+            return page
+        return replace(page, text=wrapped(page.text, columns))
 
     def _show(self, usage: NodeUsage) -> None:
         self._usage, self._time = usage, time.strftime("%H:%M:%SZ", time.gmtime())

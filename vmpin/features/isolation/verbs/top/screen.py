@@ -47,12 +47,12 @@ def _key_line(sheet: Sheet, top: int, height: int, width: int) -> str:
 def wrapped(lines: Iterable[Line], width: int) -> tuple[Line, ...]:
     """Lines no wider than the screen, broken between words."""
     console = Console(width=max(width, 1), no_color=True)
-    found: list[Line] = []
+    broken: list[Line] = []
     for line in lines:
         parts = Text.assemble(*line).wrap(console, max(width, 1))
-        found += [tuple((segment.text, str(segment.style or "")) for segment in part.render(console) if segment.text)
+        broken += [tuple((segment.text, str(segment.style or "")) for segment in part.render(console) if segment.text)
                   for part in parts] if line else [()]
-    return tuple(found)
+    return tuple(broken)
 
 
 def _table(sheet: Sheet, state: State, width: int, height: int) -> list[Line]:
@@ -120,15 +120,15 @@ def cut(line: Line, width: int) -> Line:
     """The part of a line that fits, with … for the rest."""
     if sum(cell_len(text) for text, _ in line) <= width:
         return line
-    found: list[tuple[str, str]] = []
+    kept: list[tuple[str, str]] = []
     left = width - 1
     for text, style in line:
         size = cell_len(text)
         if size > left:
-            return (*found, (set_cell_size(text, left) + "…", style))
-        found.append((text, style))
+            return (*kept, (set_cell_size(text, left) + "…", style))
+        kept.append((text, style))
         left -= size
-    return tuple(found)
+    return tuple(kept)
 
 
 class ScreenWriter:
@@ -148,8 +148,8 @@ class ScreenWriter:
 
     def update(self, lines: Sequence[Line]) -> str:
         parts = [] if len(self._there) == len(lines) else ["\x1b[H\x1b[2J"]
-        there = self._there if not parts else [()] * len(lines)
-        for number, (line, before) in enumerate(zip(lines, there, strict=True)):
+        shown = self._there if not parts else [()] * len(lines)
+        for number, (line, before) in enumerate(zip(lines, shown, strict=True)):
             if line != before:
                 parts.append(f"\x1b[{number + 1};1H{self._ansi(line)}\x1b[K")
         self._there = list(lines)

@@ -96,8 +96,8 @@ def rate(spent: int, seconds: float, exact: bool = True) -> str:
     """Milliseconds in each second: `31 ms`, with `~` before an estimate; "-" before anything was measured."""
     if not seconds:
         return "-"
-    each = spent / seconds / 1e6
-    text = "<1 ms" if 0 < each < 0.5 else f"{each:.0f} ms"
+    milliseconds = spent / seconds / 1e6
+    text = "<1 ms" if 0 < milliseconds < 0.5 else f"{milliseconds:.0f} ms"
     return text if exact or not spent else f"~{text}"
 
 
@@ -110,13 +110,13 @@ def cpus_text(pod: DescribedPod) -> str:
 def sheet(usage: NodeUsage, state: State, around: Surroundings) -> Sheet:
     """The page on top."""
     page = state.page
-    found = {View.PODS: _pods, View.THREADS: _threads, View.FOREIGN: _foreign, View.TEXT: _text}[page.view](
+    shown = {View.PODS: _pods, View.THREADS: _threads, View.FOREIGN: _foreign, View.TEXT: _text}[page.view](
         usage, page, around)
-    return _with_prompt(found, usage, state)
+    return _with_prompt(shown, usage, state)
 
 
-def _with_prompt(found: Sheet, usage: NodeUsage, state: State) -> Sheet:
-    page, keys = state.page, found.keys
+def _with_prompt(shown: Sheet, usage: NodeUsage, state: State) -> Sheet:
+    page, keys = state.page, shown.keys
     if state.mode is Mode.FILTER:
         keys = f"filter: {printable(page.filter)}_   Enter: keep it, Esc: as before"
     elif state.mode is Mode.CONFIRM:
@@ -126,7 +126,7 @@ def _with_prompt(found: Sheet, usage: NodeUsage, state: State) -> Sheet:
         keys = printable(state.notice)
     elif state.paused:
         keys = f"PAUSED, p goes on   {keys}"
-    return Sheet(found.head, keys, found.columns, found.rows, found.text, found.empty)
+    return Sheet(shown.head, keys, shown.columns, shown.rows, shown.text, shown.empty)
 
 
 def title_of(usage: NodeUsage, pod: str) -> str:
@@ -151,13 +151,13 @@ def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
         parts.append(("no foreign thread ran", ""))
     else:
         parts.append(("no CPU is exclusive", ""))
-    odd = sum(not pod.calm for pod in description.pods)
-    parts += [(f"{number_of(odd, 'pod')} not in order (!)", _ODD)] * bool(odd)
+    disordered = sum(not pod.calm for pod in description.pods)
+    parts += [(f"{number_of(disordered, 'pod')} not in order (!)", _ODD)] * bool(disordered)
     parts += [(f"{number_of(len(description.collisions), 'collision')}, see m", _BAD)] * bool(description.collisions)
     parts += [(printable(around.watcher), _BAD)] * bool(around.watcher)
     parts += [("other PID namespace: kernel threads are hidden", _BAD)] * (not usage.kernel_seen)
     parts += [("run times in ticks only", _ODD)] * (not usage.precise)
-    return tuple(part for each in parts for part in (("; ", ""), each))[1:]
+    return tuple(text for part in parts for text in (("; ", ""), part))[1:]
 
 
 def foreign_text(thread: ForeignThread, usage: NodeUsage, owner: bool) -> str:
@@ -169,8 +169,8 @@ def foreign_text(thread: ForeignThread, usage: NodeUsage, owner: bool) -> str:
 
 
 def _matching(rows: Sequence[Row], text: str) -> tuple[Row, ...]:
-    wanted = text.casefold()
-    return tuple(row for row in rows if not wanted or any(wanted in cell.casefold() for cell in row.cells))
+    part = text.casefold()
+    return tuple(row for row in rows if not part or any(part in cell.casefold() for cell in row.cells))
 
 
 def _shown(page: Page, count: int, what: str) -> str:
@@ -182,14 +182,14 @@ def _shown(page: Page, count: int, what: str) -> str:
 
 def _pods(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
     shown = [pod_row(row, usage) for row in sorted_pods(usage.pods, page.sort) if row.matches(page.filter)]
-    many = len(usage.pods)
+    count = len(usage.pods)
     most = next(iter(usage.foreign_threads), None)
     return Sheet(
-        (_first(usage, around, _shown(page, len(shown), f"{number_of(many, 'pod')} by {page.sort}")),
+        (_first(usage, around, _shown(page, len(shown), f"{number_of(count, 'pod')} by {page.sort}")),
          _trouble(usage, around),
          ((f"most: {foreign_text(most, usage, owner=True)}", _BAD),) if most is not None else ()),
         "Enter threads  f foreign  e explain  m map  / filter  s sort  r reconcile  ? q", PODS, tuple(shown),
-        empty="no pod matches the filter" if many else
+        empty="no pod matches the filter" if count else
         "no VM sandbox runs on this node, and no container has exclusive CPUs")
 
 
@@ -214,14 +214,14 @@ _THREAD_ORDER: dict[str, Callable[[ThreadUsage], tuple[object, ...]]] = {
 
 
 def _threads(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
-    row = next((each for each in usage.pods if each.pod.id == page.pod), None)
+    row = next((pod for pod in usage.pods if pod.pod.id == page.pod), None)
     if row is None:
         return Sheet((_first(usage, around, ""), (), ()), "q back", THREADS, empty="this pod has ended")
     threads = sorted(row.threads(), key=_THREAD_ORDER[page.sort])
-    rows = [_thread_row(each, usage) for each in threads]
+    rows = [_thread_row(thread, usage) for thread in threads]
     shown = _matching(rows, page.filter)
-    what = _shown(page, len(shown), f"{number_of(len(rows), 'thread')} by {page.sort}")
-    head = [_first(usage, around, what), *_about(row, usage)]
+    title = _shown(page, len(shown), f"{number_of(len(rows), 'thread')} by {page.sort}")
+    head = [_first(usage, around, title), *_about(row, usage)]
     return Sheet(tuple(head), "q back  f foreign  e explain  m map  / filter  s sort  r reconcile  ? help", THREADS,
                  shown, empty="no thread of it ran" if not page.filter else "no thread matches the filter")
 
@@ -252,12 +252,12 @@ def _use(use: CpuUse, seconds: float) -> Line:
             (f", kernel {rate(use.kernel, seconds)}{unseen}", ""))
 
 
-def _thread_row(each: ThreadUsage, usage: NodeUsage) -> Row:
-    place = "ok" if each.ok and each.mask else f"not on {each.wanted}" if not each.ok else ""
-    return Row(str(each.tid), tuple(printable(cell) for cell in (
-        each.tid, each.role or "-", each.name, "-" if each.cpu is None else each.cpu, each.mask or "-",
-        percent(each.busy, usage.seconds), rate(each.waited, usage.seconds) if usage.precise else "?", place)),
-        not each.ok, ("", "", "", "", "", "", "", "" if each.ok else _ODD))
+def _thread_row(thread: ThreadUsage, usage: NodeUsage) -> Row:
+    place = "ok" if thread.ok and thread.mask else f"not on {thread.wanted}" if not thread.ok else ""
+    return Row(str(thread.tid), tuple(printable(cell) for cell in (
+        thread.tid, thread.role or "-", thread.name, "-" if thread.cpu is None else thread.cpu, thread.mask or "-",
+        percent(thread.busy, usage.seconds), rate(thread.waited, usage.seconds) if usage.precise else "?", place)),
+        not thread.ok, ("", "", "", "", "", "", "", "" if thread.ok else _ODD))
 
 
 # Foreign threads

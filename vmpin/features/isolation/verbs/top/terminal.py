@@ -96,10 +96,10 @@ class Terminal:
     def size(self) -> tuple[int, int]:
         """(columns, lines)."""
         try:
-            found = os.get_terminal_size(self._screen)
+            size = os.get_terminal_size(self._screen)
         except OSError:
             return 80, 24
-        return found.columns or 80, found.lines or 24
+        return size.columns or 80, size.lines or 24
 
     def write(self, text: str) -> None:
         """Write all of a text to the screen. :raises OSError: when the terminal is gone."""
@@ -118,12 +118,12 @@ class Terminal:
         part = os.read(self._keyboard, 4096)
         if not part:
             raise OSError("the terminal is gone")
-        found, self._rest = decode(self._rest + part, more=True)
+        keys, self._rest = decode(self._rest + part, more=True)
         while self._rest:
             part = os.read(self._keyboard, 4096) if self._keyboard in self._wait(_REST, waking=False) else b""
-            more, self._rest = decode(self._rest + part, more=bool(part))
-            found += more
-        return found
+            further, self._rest = decode(self._rest + part, more=bool(part))
+            keys += further
+        return keys
 
     def _wait(self, seconds: float | None, waking: bool = True) -> list[int]:
         watched = [self._keyboard, *([self._wake, self._pipe[0]] if waking else [])]

@@ -214,28 +214,28 @@ _UNFINISHED = re.compile(rb"\[[0-9;?]*[ -/]*|O|")
 def decode(raw: bytes, more: bool = False) -> tuple[list[str], bytes]:
     """(the keys, the bytes that are the beginning of one). A printable character is its own name; unknown sequences
     are dropped. :param more: False once no further byte has followed for a moment: a lone ESC is the key then."""
-    found: list[str] = []
+    keys: list[str] = []
     while raw:
         if raw[0] == 0x1b:
             whole = _SEQUENCE.match(raw, 1)
             if whole is None:
                 if more and _UNFINISHED.fullmatch(raw, 1):
-                    return found, raw
-                found.append("escape")
+                    return keys, raw
+                keys.append("escape")
                 raw = raw[1:]
                 continue
             if (name := _SEQUENCES.get(whole[0])) is not None:
-                found.append(name)
+                keys.append(name)
             raw = raw[whole.end():]
         elif raw[0] < 0x20 or raw[0] == 0x7f:
             if (name := _CONTROLS.get(raw[0])) is not None:
-                found.append(name)
+                keys.append(name)
             raw = raw[1:]
         else:
             length = 1 if raw[0] < 0xc0 else 2 if raw[0] < 0xe0 else 3 if raw[0] < 0xf0 else 4
             if more and len(raw) < length:
-                return found, raw
+                return keys, raw
             text = raw[:length].decode("utf-8", "replace")
-            found += [char for char in text if char.isprintable() and char != "�"]
+            keys += [char for char in text if char.isprintable() and char != "�"]
             raw = raw[length:]
-    return found, b""
+    return keys, b""
