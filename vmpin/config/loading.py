@@ -22,8 +22,7 @@ _SERVICE = "_SERVICE_HOST"
 
 
 class WatchedFile:
-    """Whether the configuration's file was written, replaced or removed since it was looked at: at first when this is
-    made, so before the file is loaded."""
+    """Detects that the configuration's file was written, replaced or removed; to be created before it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,33 +34,31 @@ class WatchedFile:
         return self._seen != before
 
     def _identity(self) -> tuple[int, ...] | None:
-        # A ConfigMap's file is a link to another file by then: its inode differs, and its time need not.
+        # After a change of a ConfigMap its file is a link to another one: the inode differs, and the time need not.
         try:
-            found = self._path.stat()
+            info = self._path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
     """Put the configuration together: defaults, the file, VMPIN_ variables, then flags; the later, the stronger.
-    :param file: the file asked for, which must exist; None takes the default file if there is one.
-    :param flags: by key, from the command line.
+    :param file: must exist; None takes the default file if there is one. :param flags: by key, from the command line.
     :raises ConfigError: naming the source, the key and the value."""
     return _load(file, environment, flags, _refused)
 
 
 def load_usable(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Config:
-    """The same for a command that sets no masks by the configuration: what is wrong in the file or the environment is
-    left out, and is in `errors`. A key whose value is wrong has the next weaker source's.
-    :raises ConfigError: for what is wrong with a flag."""
+    """Load for a command that sets no masks by the configuration: faults of the file and the environment are in
+    `errors`, and a key whose value is wrong has that of the next weaker source. :raises ConfigError: for a flag."""
     errors: list[ConfigError] = []
     config = _load(file, environment, flags, errors.append)
     return config._replace(errors=tuple(errors))
 
 
 def of_watcher(config: Config, its: Mapping[str, Mapping[str, object]]) -> Config:
-    """A configuration with the running watcher's values, but for what flags and the environment of this command set.
+    """Take the running watcher's values, but for keys that flags or the environment of this command set.
     :param its: the watcher's, as `Config.data` has it."""
     values, origin = config.values, dict(config.origin)
     for key, entry in its.items():
@@ -118,21 +115,20 @@ def _strongest(key: str, sources: Sequence[tuple[object, str]],
 
 
 def _from(environment: Mapping[str, str], refuse: Callable[[ConfigError], None]) -> dict[Setting, str]:
-    """Return what the environment sets.
-    :param refuse: called for a variable that is named like vmpin's and sets no key."""
+    """Return what the environment sets. :param refuse: called for a VMPIN_ variable that sets no key."""
     services = [name.removesuffix(_SERVICE) for name in environment if name.endswith(_SERVICE)]
     others = (*_NO_KEYS, *(f"{name}{part}" for name in services for part in ("_SERVICE_", "_PORT")))
     by_variable = {setting.variable: setting for setting in SETTINGS}
-    found = {}
+    texts = {}
     for name, text in environment.items():
         if not name.startswith("VMPIN_") or name.startswith(others):
             continue
         if name in by_variable:
-            found[by_variable[name]] = text
+            texts[by_variable[name]] = text
         else:
             refuse(ConfigError(f"environment {name}: sets no key that is known", _near(
-                name.removeprefix("VMPIN_"), [each.removeprefix("VMPIN_") for each in by_variable], "VMPIN_")))
-    return found
+                name.removeprefix("VMPIN_"), [variable.removeprefix("VMPIN_") for variable in by_variable], "VMPIN_")))
+    return texts
 
 
 def _is_there(path: Path) -> bool:
@@ -143,9 +139,9 @@ def _is_there(path: Path) -> bool:
 
 
 def _read(path: Path, refuse: Callable[[ConfigError], None]) -> dict[str, object]:
-    """The keys of a file, as `section.key`. :param refuse: called for one that is not in the table, and for a file
-    that cannot be read: what is before the error is taken then."""
-    from vmpin.config import yaml_file  # only when there is a file: YAML costs a third of a short command's start
+    """The keys of a file, as `section.key`.
+    :param refuse: called for an unknown key, and for a file that cannot be read: the lines before the error count."""
+    from vmpin.config import yaml_file  # only when there is a file
 
     try:
         document = yaml_file.load(path)
@@ -159,25 +155,25 @@ def _read(path: Path, refuse: Callable[[ConfigError], None]) -> dict[str, object
     if not isinstance(document, dict):
         refuse(ConfigError(f"{path}: is no mapping of sections"))
         return {}
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for section, keys in document.items():
         if section not in SECTIONS:
             refuse(ConfigError(f"{path}: unknown section {section!r:.80}", _near(str(section))))
         elif not isinstance(keys, dict | None):
             refuse(ConfigError(f"{path}: {section}: {keys!r:.80} is no mapping of keys to values"))
         else:
-            found |= _known(path, section, keys or {}, refuse)
-    return found
+            values |= _known(path, section, keys or {}, refuse)
+    return values
 
 
 def _known(path: Path, section: str, keys: Mapping[object, object],
            refuse: Callable[[ConfigError], None]) -> dict[str, object]:
-    """A section's keys that are in the table. :param refuse: called for each other one."""
-    found = {f"{section}.{name}": value for name, value in keys.items()}
-    for key in found.keys() - BY_KEY.keys():
-        del found[key]
+    """A section's keys that are in the table. :param refuse: called for each other key."""
+    values = {f"{section}.{name}": value for name, value in keys.items()}
+    for key in values.keys() - BY_KEY.keys():
+        del values[key]
         refuse(ConfigError(f"{path}: unknown key {key!r:.80}", _near(key)))
-    return found
+    return values
 
 
 def _near(name: str, names: Sequence[str] = (*BY_KEY, *SECTIONS), prefix: str = "") -> str:

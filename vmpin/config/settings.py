@@ -186,7 +186,7 @@ class GuestSettings(NamedTuple):
 
     def via_for(self, handler: str = "") -> str:
         """auto, vmpin-agent, kata-agent or off, for the guests of a runtime handler ("": no source named one)."""
-        patterns = [each for each in self.disabled_handlers.split(",") if each]
+        patterns = [pattern for pattern in self.disabled_handlers.split(",") if pattern]
         if patterns and (not handler or any(fnmatchcase(handler, pattern) for pattern in patterns)):
             return "off"
         return self.via

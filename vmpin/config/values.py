@@ -60,10 +60,10 @@ def seconds(value: object) -> float:
     number = parse_real(value, _BEYOND) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError("is no number of seconds")
-    found = real(number, 86400, 0.1)
-    if found is None:
+    checked = real(number, 86400, 0.1)
+    if checked is None:
         raise ValueError("is not between 0.1 and 86400 seconds")
-    return found
+    return checked
 
 
 def seconds_or_off(value: object) -> float:
@@ -134,10 +134,10 @@ def address(value: object) -> Address | None:
         return None
     text = str(value)
     if text.startswith("unix:"):
-        found = path(text.removeprefix("unix:"))
-        if len(bytes(found)) > 107:
+        socket = path(text.removeprefix("unix:"))
+        if len(bytes(socket)) > 107:
             raise ValueError("is longer than the path of a socket can be (107 bytes)")
-        return Address(path=found)
+        return Address(path=socket)
     host, _, its_port = text.rpartition(":")
     number = _whole(its_port, 65535)
     if number is None:

@@ -50,7 +50,7 @@ def parse_plain(raw: bytes) -> Document | None:
         lines = raw.decode("utf-8").split("\n")
     except UnicodeDecodeError:
         return None
-    found: Document = {}
+    document: Document = {}
     name, section = "", dict[str, Value]()
     for line in lines:
         if not line.isprintable():  # tabs, and what ends a line for YAML alone
@@ -63,16 +63,16 @@ def parse_plain(raw: bytes) -> Document | None:
             return None
         if match["section"]:
             name, section = match["section"], {}
-            if name in found or name in _RESERVED:
+            if name in document or name in _RESERVED:
                 return None
-            found[name] = None
+            document[name] = None
         elif match["key"]:
             value = _value(match)
             if not name or value is None or match["key"] in section or match["key"] in _RESERVED:
                 return None
             section[match["key"]] = value
-            found[name] = section
-    return found or None
+            document[name] = section
+    return document or None
 
 
 def _value(match: re.Match[str]) -> Value | None:

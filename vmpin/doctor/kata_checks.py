@@ -43,8 +43,8 @@ def kata(facts: NodeFacts) -> CheckResult:
         return warn("Kata runs rootless: its state is below $XDG_RUNTIME_DIR, which vmpin does not read",
                     "NRI and the hook still report sandboxes; or set paths.kata_go to that directory", *rootless,
                     *evidence)
-    found = (("configuration", facts.kata), ("handler", handlers), ("sandbox", facts.kata_sandboxes))
-    return ok(", ".join(number_of(len(many), noun) for noun, many in found), *evidence)
+    counted = (("configuration", facts.kata), ("handler", handlers), ("sandbox", facts.kata_sandboxes))
+    return ok(", ".join(number_of(len(many), noun) for noun, many in counted), *evidence)
 
 
 def _unread(facts: NodeFacts) -> list[str]:
@@ -54,12 +54,12 @@ def _unread(facts: NodeFacts) -> list[str]:
 
 
 def _evidence(config: KataConfig) -> list[str]:
-    """Evidence: a configuration, its drop-ins and its settings, one line each."""
+    """A configuration, its drop-ins and its settings, one line each."""
     by = f", read by {several(config.read_by, 6)}" if config.read_by else ", read by no known handler"
-    found = [f"{config.path} (runtime-{config.runtime}{by})"]
-    found += [f"{config.path}: drop-in {name}" for name in config.dropins]
-    found += [f"{setting.file}: {name} = {_toml(setting.value)}" for name, setting in config.settings.items()]
-    return found
+    lines = [f"{config.path} (runtime-{config.runtime}{by})"]
+    lines += [f"{config.path}: drop-in {name}" for name in config.dropins]
+    lines += [f"{setting.file}: {name} = {_toml(setting.value)}" for name, setting in config.settings.items()]
+    return lines
 
 
 def _toml(value: object) -> str:
@@ -163,7 +163,7 @@ def guest(facts: NodeFacts) -> CheckResult:
     patterns = [text for text in facts.settings.get("guest.disabled_handlers", "").split(",") if text]
     secret = [(config, f"{setting.file}: {name} = true") for config in facts.kata
               for name, setting in config.find("confidential_guest") if setting.value is True]
-    asked = sorted({handler for config, _ in secret for handler in config.read_by
+    confidential = sorted({handler for config, _ in secret for handler in config.read_by
                     if handler != "default" and not any(fnmatchcase(handler, pattern) for pattern in patterns)})
     evidence = [f"guest.via: {via}, guest.disabled_handlers: {','.join(patterns) or 'none'}",
                 *(line for _, line in secret)]
@@ -174,9 +174,9 @@ def guest(facts: NodeFacts) -> CheckResult:
         return warn("runtime-rs drops the hooks of a guest's image when vmpin's OCI hook is registered",
                     "if the guests need theirs, remove vmpin's from those handlers (vmpin install-hook --remove) "
                     "and use NRI", *dropped, *evidence)
-    if via != "off" and asked:
-        return warn(f"handlers {several(asked)} run confidential guests, and vmpin would connect to these",
-                    f"set guest.disabled_handlers: \"{','.join(asked)}\"", *evidence)
+    if via != "off" and confidential:
+        return warn(f"handlers {several(confidential)} run confidential guests, and vmpin would connect to these",
+                    f"set guest.disabled_handlers: \"{','.join(confidential)}\"", *evidence)
     if unread := _unread(facts):
         return unknown(f"whether Kata runs confidential guests is unknown: {unread[0]}", *evidence, remedy=_READ)
     return ok("no setting of Kata keeps vmpin from the guests", *evidence)

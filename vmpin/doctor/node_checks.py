@@ -44,38 +44,38 @@ def privileges(facts: NodeFacts) -> CheckResult:
 
 def namespaces(facts: NodeFacts) -> CheckResult:
     rights = facts.rights
-    found = {"pid": rights.pid_ns, "user": rights.user_ns}
+    initial_by_name = {"pid": rights.pid_ns, "user": rights.user_ns}
     evidence = [f"{name} namespace: {'the machine' if initial else 'not the machine'}'s own"
-                for name, initial in found.items() if initial is not None]
+                for name, initial in initial_by_name.items() if initial is not None]
     if rights.pid_ns is False:
         return bad(f"{rights.who} is in a pid namespace of its own: the VMMs of the node are invisible",
                    "in a pod: hostPID: true (config/kubernetes/vmpin.yaml)", *evidence)
     if rights.user_ns is False:
         return bad(f"{rights.who} is in a user namespace: its capabilities do not reach the node's threads",
                    "run it outside that namespace; in a pod without hostUsers: false", *evidence)
-    if None in found.values():
+    if None in initial_by_name.values():
         return unknown("the namespaces cannot be read", *evidence)
     return ok(f"{rights.who} sees the machine's processes", *evidence)
 
 
 def kernel(facts: NodeFacts) -> CheckResult:
-    found = facts.kernel
-    if found.version is None:
-        return unknown(f"the kernel's release {found.release!r} names no version")
-    evidence = [f"Linux {found.release}"]
-    if found.version < (6, 4):
+    running = facts.kernel
+    if running.version is None:
+        return unknown(f"the kernel's release {running.release!r} names no version")
+    evidence = [f"Linux {running.release}"]
+    if running.version < (6, 4):
         evidence.append("vhost workers are kernel threads beside the VMM (before 6.4)")
-    elif found.version < (6, 12):
+    elif running.version < (6, 12):
         evidence.append("vhost workers are threads of the VMM (since 6.4)")
     else:
         evidence.append("vhost workers are threads of the VMM (since 6.4), or beside it if the kernel is configured "
                         "to fork them (since 6.12): vmpin finds both")
-    if not found.schedstat:
+    if not running.schedstat:
         evidence.append("no /proc/PID/schedstat (CONFIG_SCHED_INFO): run times are in clock ticks only")
-    if not found.kvm_debugfs:
+    if not running.kvm_debugfs:
         evidence.append("no KVM debugfs (/sys/kernel/debug/kvm): one method less to identify vCPU threads, which "
                         "matters for threads without names")
-    if found.version < (6, 2):
+    if running.version < (6, 2):
         return warn("before 6.2 the kernel forgets a thread's mask whenever its cpuset changes", "none needed: masks "
                     f"are restored at the next resync (every {facts.settings.get('watch.resync_seconds', '10')} s, "
                     f"watch.resync_seconds). Linux 6.2 and newer remember it", *evidence)
@@ -83,47 +83,47 @@ def kernel(facts: NodeFacts) -> CheckResult:
 
 
 def cpus(facts: NodeFacts) -> CheckResult:
-    found = facts.cpus
-    if not found.online:
-        return unknown("the online CPUs are unknown", found.trouble)
-    evidence = [f"online {found.online}" + (f" of {found.present}" if found.present else ""),
-                f"SMT {'is on' if found.smt else 'is off or absent'}",
+    machine = facts.cpus
+    if not machine.online:
+        return unknown("the online CPUs are unknown", machine.trouble)
+    evidence = [f"online {machine.online}" + (f" of {machine.present}" if machine.present else ""),
+                f"SMT {'is on' if machine.smt else 'is off or absent'}",
                 f"exclusive {facts.exclusive or 'none'}, shared pool {facts.pool or 'unknown'}"]
-    gone = facts.exclusive - found.online
+    gone = facts.exclusive - machine.online
     if gone:
         return bad(f"CPUs {gone} are exclusive to a container and not online",
                    "bring them online (echo 1 >/sys/devices/system/cpu/cpuN/online), or restart their pods", *evidence)
     configured = union(CpuSet.parse(facts.settings.get(key, "")) for key in ("node.shared_pool", "node.housekeeping"))
-    if configured - found.online:
-        return warn(f"CPUs {configured - found.online} of node.shared_pool or node.housekeeping are not online",
+    if configured - machine.online:
+        return warn(f"CPUs {configured - machine.online} of node.shared_pool or node.housekeeping are not online",
                     "correct the configuration, or bring them online", *evidence)
-    offline = found.present - found.online
+    offline = machine.present - machine.online
     if offline and facts.cgroups in ("v1", "hybrid"):
         return warn(f"CPUs {offline} are offline, and cgroup v1 has removed them from every cpuset permanently",
                     "once they are online, write the CPUs into cpuset.cpus again, or restart the pods", *evidence)
-    return ok(f"{number_of(len(found.online), 'CPU is')} online", *evidence)
+    return ok(f"{number_of(len(machine.online), 'CPU is')} online", *evidence)
 
 
 def isolation(facts: NodeFacts) -> CheckResult:
-    found = facts.cpus
-    if not found.online:
-        return unknown("the isolated CPUs are unknown", found.trouble)
+    machine = facts.cpus
+    if not machine.online:
+        return unknown("the isolated CPUs are unknown", machine.trouble)
     parameters = [text for text in facts.kernel.parameters
                   if text.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")]
-    evidence = [f"isolated {found.isolated or 'none'}, nohz_full {found.nohz_full or 'none'}", *parameters]
-    piled = found.isolated & facts.pool
+    evidence = [f"isolated {machine.isolated or 'none'}, nohz_full {machine.nohz_full or 'none'}", *parameters]
+    piled = machine.isolated & facts.pool
     if piled:
         return warn(f"CPUs {piled} of the shared pool are isolated: the scheduler does not move threads among them, "
                     "so shared containers and floating vCPUs pile up on one",
                     "keep isolated CPUs out of the shared pool (kubelet: reservedSystemCPUs and a static policy leave "
                     "them to exclusive containers), or remove isolcpus from the kernel's command line", *evidence)
-    if found.isolated and not found.isolated.isdisjoint(facts.exclusive):
-        evidence.append(f"isolated and exclusive: {found.isolated & facts.exclusive}; one pinned vCPU on each works "
+    if machine.isolated and not machine.isolated.isdisjoint(facts.exclusive):
+        evidence.append(f"isolated and exclusive: {machine.isolated & facts.exclusive}; one pinned vCPU on each works "
                         "well, several floating vCPUs do not")
-    if found.nohz_full & facts.pool:
-        evidence.append(f"nohz_full CPUs {found.nohz_full & facts.pool} are in the shared pool, where it only "
+    if machine.nohz_full & facts.pool:
+        evidence.append(f"nohz_full CPUs {machine.nohz_full & facts.pool} are in the shared pool, where it only "
                         "adds overhead")
-    return ok("the kernel's CPU isolation does not conflict with placement" if evidence[1:] or found.isolated
+    return ok("the kernel's CPU isolation does not conflict with placement" if evidence[1:] or machine.isolated
               else "no CPU is isolated by the kernel", *evidence)
 
 

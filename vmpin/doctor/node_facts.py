@@ -92,10 +92,10 @@ def rights(proc: Procfs, pid: int | None, who: str) -> Rights:
 def _initial(proc: Procfs, process: str, kind: str) -> bool | None:
     """True for the machine's own namespace of this kind, None if it cannot be read."""
     try:
-        found = _INODE.fullmatch(os.readlink(f"{proc.root}/{process}/ns/{kind}"))
+        match = _INODE.fullmatch(os.readlink(f"{proc.root}/{process}/ns/{kind}"))
     except OSError:
         return None
-    return None if found is None else int(found[1]) == _INITIAL[kind]
+    return None if match is None else int(match[1]) == _INITIAL[kind]
 
 
 def available(rights: Rights) -> ConnectorFacts:
@@ -134,7 +134,7 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         configuration (/proc, /sys, the run directory, the kubelet's) are used unchanged, not below it."""
     files, proc = Files(root), Procfs(config.paths.proc)
     programs = daemons.programs(proc, (*daemons.DAEMONS, *daemons.CONFIGURED, _MONITOR))
-    found = tuple(replace(engine, cpus=_mask(proc, engine.pid), age=_age(proc, engine.pid),
+    runtimes = tuple(replace(engine, cpus=_mask(proc, engine.pid), age=_age(proc, engine.pid),
                           begun=_begun(proc, programs) if engine.name == "crio" else ())
                   for engine in engines(files, programs))
     own = rights(proc, None, "this command")
@@ -144,9 +144,9 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         kernel=kernel(proc, str(config.paths.sys)), cpus=_cpus(Sysfs(config.paths.sys)),
         cgroups=str(Cgroups(config.paths.cgroup, proc).layout),
         kubelet=_kubelet(files, programs, config.paths.kubelet), checkpoint=_checkpoint(config.paths.kubelet),
-        engines=found, nri_socket=_socket(config.paths.nri),
-        cri_sockets=tuple(map(str, cri.sockets(config.paths.cri))), hooks=hooks(files, found),
-        kata=configurations(files, found), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
+        engines=runtimes, nri_socket=_socket(config.paths.nri),
+        cri_sockets=tuple(map(str, cri.sockets(config.paths.cri))), hooks=hooks(files, runtimes),
+        kata=configurations(files, runtimes), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
         settings={key: as_written(entry["value"]) for key, entry in config.data().items()})
@@ -173,7 +173,7 @@ def _begun(proc: Procfs, programs: Iterable[daemons.Program]) -> tuple[float, ..
     ages = (_age(proc, program.pid) for program in programs
             if program.name == _MONITOR and any("/crio" in arg for arg in program.argv)
             and not any(arg.startswith("k8s_POD_") for arg in program.argv))
-    return tuple(each for each in ages if each is not None)
+    return tuple(seconds for seconds in ages if seconds is not None)
 
 
 def _sees(proc: Procfs, own: Rights) -> bool:
@@ -196,20 +196,20 @@ def _socket(path: Path) -> bool | None:
 
 def _cpus(sysfs: Sysfs) -> CpuFacts:
     try:
-        found = sysfs.topology()
+        topology = sysfs.topology()
     except SourceError as err:
         return CpuFacts(trouble=str(err))
-    return CpuFacts(found.online, found.present, found.isolated, found.nohz_full, found.cores)
+    return CpuFacts(topology.online, topology.present, topology.isolated, topology.nohz_full, topology.cores)
 
 
 def _kubelet(files: Files, programs: Sequence[daemons.Program], configured: Path) -> KubeletConfig:
     """The kubelet's configuration, and whether paths.kubelet leads to its directory, by any link or mount."""
-    found = kubelet_config(files, programs)
+    kubelet = kubelet_config(files, programs)
     try:
-        same = not found.directory or os.path.samefile(files.host(found.directory), configured)
+        same = not kubelet.directory or os.path.samefile(files.host(kubelet.directory), configured)
     except OSError:
         same = False
-    return replace(found, reached=same)
+    return replace(kubelet, reached=same)
 
 
 def _checkpoint(directory: Path) -> Checkpoint | None:

@@ -50,11 +50,11 @@ def run_directory(config: Config, proc: Procfs) -> RunDirectoryFacts:
 def _spool(path: Path) -> tuple[int, float]:
     """The number of waiting messages, and the age of the oldest (seconds)."""
     try:
-        found = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)
+        times = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)
                  if entry.name.endswith(".hook") and not entry.name.startswith(".")]
     except OSError:
         return 0, 0.0
-    return len(found), max(0.0, time.time() - min(found)) if found else 0.0
+    return len(times), max(0.0, time.time() - min(times)) if times else 0.0
 
 
 def _file_system(path: Path) -> str:
@@ -71,9 +71,8 @@ def _file_system(path: Path) -> str:
 
 
 def lock_holder(config: Config, proc: Procfs) -> int | None:
-    """Pid of the process that holds the watcher's lock, from the kernel's list of locks; None if it is free.
-
-    Trying to lock would be simpler, but would make a watcher fail that starts at that moment."""
+    """Pid of the process that holds the watcher's lock, from the kernel's list of locks; None if it is free. (To try
+    the lock would make a watcher fail that starts at that moment.)"""
     try:
         info = config.paths.lock_file.stat()
         table = Path(f"{proc.root}/locks").read_text("ascii", "replace")
@@ -90,8 +89,8 @@ def lock_holder(config: Config, proc: Procfs) -> int | None:
 def unit(proc: Procfs, pid: int) -> str:
     """The systemd service of a process, "" for none."""
     raw = read_file(f"{proc.root}/{pid}/cgroup") or b""
-    found = _UNIT.search(os.fsdecode(raw))
-    return "" if found is None else found[1]
+    match = _UNIT.search(os.fsdecode(raw))
+    return "" if match is None else match[1]
 
 
 _SCRIPT = "vmpin-hook"

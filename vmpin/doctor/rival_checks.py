@@ -69,29 +69,29 @@ def _banned(setting: FoundSetting | None) -> CpuSet:
 
 def tuned(facts: NodeFacts) -> CheckResult:
     running = [daemon for daemon in facts.daemons if daemon.kind == "tuned"]
-    found = facts.tuned
+    active = facts.tuned
     evidence = [f"tuned pid {daemon.pid}" for daemon in running]
-    if found.profile:
-        evidence.append(f"active profile {found.profile} ({several(found.files, 6) or 'its files were not found'})")
-    evidence += [f"{setting.file}: [scheduler] {key} = {setting.value}" for key, setting in found.scheduler.items()]
+    if active.profile:
+        evidence.append(f"active profile {active.profile} ({several(active.files, 6) or 'its files were not found'})")
+    evidence += [f"{setting.file}: [scheduler] {key} = {setting.value}" for key, setting in active.scheduler.items()]
     if not running:
         return ok("tuned does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
-    if not found.profile:
+    if not active.profile:
         return unknown("tuned runs, and its profile is unknown", *evidence, remedy="tuned-adm active")
-    movers = [key for key in found.scheduler if key == "isolated_cores" or key.startswith("group.")]
-    if not movers and found.lost:
-        return unknown(f"tuned runs with profile {found.profile}, and {several(found.lost)} cannot be read here: "
+    movers = [key for key in active.scheduler if key == "isolated_cores" or key.startswith("group.")]
+    if not movers and active.lost:
+        return unknown(f"tuned runs with profile {active.profile}, and {several(active.lost)} cannot be read here: "
                        "whether it sets masks is unknown", *evidence, remedy="read the profile's tuned.conf "
                        "where tuned runs: isolated_cores and group.* under [scheduler] set masks")
     if not movers:
-        return ok(f"tuned's profile {found.profile} sets no masks", *evidence)
-    if _spared(found.scheduler.get("ps_blacklist"), "qemu-system-x86_64"):
-        return ok(f"tuned's profile {found.profile} sets masks, but not those of VMMs (ps_blacklist)", *evidence)
-    if found.scheduler.get("cgroup_ps_blacklist"):
-        return warn(f"tuned's profile {found.profile} sets masks; it excludes some cgroups, and the pattern decides "
+        return ok(f"tuned's profile {active.profile} sets no masks", *evidence)
+    if _spared(active.scheduler.get("ps_blacklist"), "qemu-system-x86_64"):
+        return ok(f"tuned's profile {active.profile} sets masks, but not those of VMMs (ps_blacklist)", *evidence)
+    if active.scheduler.get("cgroup_ps_blacklist"):
+        return warn(f"tuned's profile {active.profile} sets masks; it excludes some cgroups, and the pattern decides "
                     "whether these are the VMs'", "make cgroup_ps_blacklist match the VMMs' cgroups, including "
                     "/kata_overhead", *evidence)
-    return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {found.profile}, {several(movers)}",
+    return bad(f"tuned's scheduler plugin also sets the masks of VMMs: profile {active.profile}, {several(movers)}",
                "in a profile that includes this one: [scheduler] ps_blacklist=.*qemu-system.*;.*cloud-hypervisor.*;"
                ".*firecracker.*;.*virtiofsd.*;.*containerd-shim-kata.* (its default has only qemu-kvm)", *evidence)
 
@@ -108,9 +108,9 @@ def _spared(setting: FoundSetting | None, command: str) -> bool:
 
 
 def pinners(facts: NodeFacts) -> CheckResult:
-    there = [daemon for daemon in facts.daemons if daemon.kind in PINNERS]
-    kinds = dict.fromkeys(daemon.kind for daemon in there)
-    evidence = [f"{daemon.name} pid {daemon.pid}" for daemon in there]
+    rivals = [daemon for daemon in facts.daemons if daemon.kind in PINNERS]
+    kinds = dict.fromkeys(daemon.kind for daemon in rivals)
+    evidence = [f"{daemon.name} pid {daemon.pid}" for daemon in rivals]
     if not kinds and not facts.sees:
         return unknown(_BLIND, remedy=_SEE)
     if not kinds:
@@ -128,18 +128,18 @@ def pinners(facts: NodeFacts) -> CheckResult:
 
 
 def proc_connector(facts: NodeFacts) -> CheckResult:
-    found = facts.connector
+    connector = facts.connector
     if facts.settings.get("watch.births") == "false":
         return ok("process events are not used (watch.births: false): new threads are placed at a resync")
-    if found.available is None:
-        return unknown(f"whether the kernel's process events are available is unknown: {found.why or 'not tried'}",
+    if connector.available is None:
+        return unknown(f"whether the kernel's process events are available is unknown: {connector.why or 'not tried'}",
                        remedy="run this as root")
-    if not found.available and facts.watcher.state != "running" and facts.rights.uid != 0:
-        return unknown(f"whether a watcher would receive the kernel's process events is unknown: {found.why} here",
+    if not connector.available and facts.watcher.state != "running" and facts.rights.uid != 0:
+        return unknown(f"whether a watcher would receive the kernel's process events is unknown: {connector.why} here",
                        remedy="run this as root")
-    if not found.available:
-        return warn(f"no process events from the kernel: {found.why}. New threads are placed at a resync instead of "
-                    "at their creation", "process events need CAP_NET_ADMIN, and the machine's own pid, user "
+    if not connector.available:
+        return warn(f"no process events from the kernel: {connector.why}. New threads are placed at a resync instead "
+                    "of at their creation", "process events need CAP_NET_ADMIN, and the machine's own pid, user "
                     "and network namespaces (config/vmpin.service; in a pod: hostNetwork: true, hostPID: true)")
     version = facts.kernel.version
     filters = version is not None and version >= (6, 6)

@@ -20,21 +20,21 @@ WAITING = "waiting for an answer"
 
 
 def watcher(facts: NodeFacts) -> CheckResult:
-    found = facts.watcher
-    if found.state == "absent":
-        return bad("no watcher runs: no thread is kept in place", _START, *([found.why] if found.why else []))
-    if found.state == "hidden":
-        return unknown(f"whether a watcher runs is unknown: {found.why}", remedy="run this as root")
-    process = f"pid {found.pid or 'unknown'}" + (f", unit {found.unit}" if found.unit else "")
-    if found.state == "mute":
-        return bad(f"the watcher ({process}) does not answer: {found.why}", _LOG, process)
-    if not found.about:
-        return unknown(f"a watcher runs ({process}), and gives no details: {found.why}",
-                       f"this command is {found.version}", remedy="run this as root; if it is root already, the "
+    service = facts.watcher
+    if service.state == "absent":
+        return bad("no watcher runs: no thread is kept in place", _START, *([service.why] if service.why else []))
+    if service.state == "hidden":
+        return unknown(f"whether a watcher runs is unknown: {service.why}", remedy="run this as root")
+    process = f"pid {service.pid or 'unknown'}" + (f", unit {service.unit}" if service.unit else "")
+    if service.state == "mute":
+        return bad(f"the watcher ({process}) does not answer: {service.why}", _LOG, process)
+    if not service.about:
+        return unknown(f"a watcher runs ({process}), and gives no details: {service.why}",
+                       f"this command is {service.version}", remedy="run this as root; if it is root already, the "
                        "watcher is of an older version: systemctl restart vmpin")
-    its = str(found.about.get("version", ""))
-    evidence = [process, f"version {its}, running for {float(found.about.get('uptime', 0)):.0f} s"]
-    sources = {source["name"]: source for source in found.about.get("sources", ())}
+    its = str(service.about.get("version", ""))
+    evidence = [process, f"version {its}, running for {float(service.about.get('uptime', 0)):.0f} s"]
+    sources = {source["name"]: source for source in service.about.get("sources", ())}
     lines = [f"source {source['name']}: {'up' if source['up'] else 'down'}"
              + (f" ({source['why']})" if source["why"] else "") for source in sources.values()]
     # Each watcher has the hook's socket among its sources, up or failing.
@@ -44,8 +44,8 @@ def watcher(facts: NodeFacts) -> CheckResult:
                    "see the checks proc-connector, nri and hooks: one of these sources has to work", *evidence, *lines)
     if "resync" in sources and not sources["resync"]["up"]:
         return bad("the watcher's passes fail: no thread is kept in place", _LOG, *evidence, *lines)
-    if its != found.version:
-        return warn(f"the watcher is version {its}, this command {found.version}", "systemctl restart vmpin",
+    if its != service.version:
+        return warn(f"the watcher is version {its}, this command {service.version}", "systemctl restart vmpin",
                     *evidence)
     needed = [source["name"] for source in sources.values() if source["needed"] and not source["up"]]
     if needed:
@@ -54,9 +54,9 @@ def watcher(facts: NodeFacts) -> CheckResult:
 
 
 def _receives(facts: NodeFacts, up: set[str]) -> bool:
-    """True if a source reports new VMs and containers. The hook's socket is one only if a runtime runs the hook."""
+    """True if a source reports new VMs and containers; the hook's socket only counts if a runtime runs the hook."""
     hook = facts.watcher.about.get("passes", {}).get("hook") or any(
-        found.read_by and not found.broken for found in facts.hooks)
+        registration.read_by and not registration.broken for registration in facts.hooks)
     return bool(up & {"new_threads", "nri"} or ("hook" in up and hook))
 
 
@@ -105,45 +105,45 @@ def resync(facts: NodeFacts) -> CheckResult:
 
 
 def run_directory(facts: NodeFacts) -> CheckResult:
-    found = facts.run
-    if not found.exists:
-        return (ok(f"{found.path} does not exist, as no watcher has run yet") if facts.watcher.state == "absent" else
-                bad(f"{found.path} was removed while the watcher runs",
+    run = facts.run
+    if not run.exists:
+        return (ok(f"{run.path} does not exist, as no watcher has run yet") if facts.watcher.state == "absent" else
+                bad(f"{run.path} was removed while the watcher runs",
                     "systemctl restart vmpin; RuntimeDirectoryPreserve=yes keeps it"))
-    oldest = f", the oldest {found.oldest:.0f} s" if found.spooled else ""
-    evidence = [f"{found.path}: uid {found.uid}, mode {found.mode:04o}, {found.file_system}",
-                f"{found.free >> 20} MiB and {number_of(found.inodes, 'inode')} free",
-                f"{number_of(found.spooled, 'message')} in the spool{oldest}"]
-    if found.read_only:
-        return bad(f"{found.path} is mounted read-only", "remount it, or set paths.run elsewhere", *evidence)
-    if found.mode & 0o022 or found.uid != 0:
-        return bad(f"{found.path} is writable for users other than root, who could change the placement",
-                   f"chown root {found.path}; chmod 755 {found.path}", *evidence)
-    if found.free < _FREE or found.inodes < _INODES:
-        return warn(f"{found.path} is almost full", "free space there: without it, a restart forgets the cpusets that "
+    oldest = f", the oldest {run.oldest:.0f} s" if run.spooled else ""
+    evidence = [f"{run.path}: uid {run.uid}, mode {run.mode:04o}, {run.file_system}",
+                f"{run.free >> 20} MiB and {number_of(run.inodes, 'inode')} free",
+                f"{number_of(run.spooled, 'message')} in the spool{oldest}"]
+    if run.read_only:
+        return bad(f"{run.path} is mounted read-only", "remount it, or set paths.run elsewhere", *evidence)
+    if run.mode & 0o022 or run.uid != 0:
+        return bad(f"{run.path} is writable for users other than root, who could change the placement",
+                   f"chown root {run.path}; chmod 755 {run.path}", *evidence)
+    if run.free < _FREE or run.inodes < _INODES:
+        return warn(f"{run.path} is almost full", "free space there: without it, a restart forgets the cpusets that "
                     "only hooks reported, and the original masks", *evidence)
-    if facts.watcher.state == "running" and found.spooled and found.oldest > 60:
-        return warn(f"{number_of(found.spooled, 'message waits')} in the spool of hooks although a watcher runs",
+    if facts.watcher.state == "running" and run.spooled and run.oldest > 60:
+        return warn(f"{number_of(run.spooled, 'message waits')} in the spool of hooks although a watcher runs",
                     _LOG, *evidence)
-    if not found.writable:
-        return unknown(f"whether {found.path} can be written is unknown", *evidence, remedy="run this as root")
-    return ok(f"{found.path} can be written", *evidence)
+    if not run.writable:
+        return unknown(f"whether {run.path} can be written is unknown", *evidence, remedy="run this as root")
+    return ok(f"{run.path} can be written", *evidence)
 
 
 def state_file(facts: NodeFacts) -> CheckResult:
-    found = facts.run
-    if found.state_trouble:
-        return bad(f"the state file cannot be used: {found.state_trouble}", "the watcher sets it aside at its next "
+    run = facts.run
+    if run.state_trouble:
+        return bad(f"the state file cannot be used: {run.state_trouble}", "the watcher sets it aside at its next "
                    "start and rebuilds the state from what runs; the original masks are lost")
     if facts.watcher.about.get("saved") is False:
         return bad("the watcher cannot write its state file", "free space in the run directory; its log has the "
                    "kernel's error: journalctl -u vmpin")
-    if found.state_size is None:
+    if run.state_size is None:
         return ok("there is no state file yet")
-    evidence = [f"{found.state_size} bytes"]
-    if not found.state_read:
+    evidence = [f"{run.state_size} bytes"]
+    if not run.state_read:
         return unknown("the state file cannot be read", *evidence, remedy="run this as root")
-    if found.set_aside:
+    if run.set_aside:
         return warn("an earlier state file was damaged and was set aside (state.json.bad)",
                     "inspect it, then remove it", *evidence)
     return ok("the state file is valid", *evidence)
@@ -154,7 +154,7 @@ def vcpu_threads(facts: NodeFacts) -> CheckResult:
         return unknown(f"no status: {facts.status_trouble}")
     running = [sandbox for sandbox in facts.sandboxes if sandbox["vmm"]]
     blind = [sandbox["id"] for sandbox in running if sandbox["found_by"] == "none" and sandbox["verdict"] != "waiting"]
-    ways = dict.fromkeys(sandbox["found_by"] for sandbox in running)
+    methods = dict.fromkeys(sandbox["found_by"] for sandbox in running)
     if blind:
         remedy = ("mount debugfs (/sys/kernel/debug), or make the VMM name its threads (Kata: enable_debug = true in "
                   "the hypervisor's section gives QEMU debug-threads=on)")
@@ -162,7 +162,7 @@ def vcpu_threads(facts: NodeFacts) -> CheckResult:
                    "CAP_SYS_PTRACE is needed to find them in KVM_RUN" if "CAP_SYS_PTRACE" not in
                    (facts.rights.capabilities or ()) else "all their threads are kept on their sandbox's CPUs")
     return ok(f"the vCPU threads of {number_of(len(running), 'VM')} are identified" if running else "no VM runs",
-              *(f"by {way}" for way in ways))
+              *(f"by {method}" for method in methods))
 
 
 def vmms(facts: NodeFacts) -> CheckResult:
@@ -212,11 +212,11 @@ def guests(facts: NodeFacts) -> CheckResult:
 def sandboxes(facts: NodeFacts) -> CheckResult:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}", remedy="run this as root")
-    found = facts.sandboxes
-    drift = [(sandbox["id"], thread) for sandbox in found if sandbox["verdict"] != "waiting"
+    listing = facts.sandboxes
+    drift = [(sandbox["id"], thread) for sandbox in listing if sandbox["verdict"] != "waiting"
              for thread in sandbox["threads"] if not thread["ok"] and not thread.get("cgroup")]
-    degraded = [sandbox for sandbox in found if sandbox["verdict"] == "degraded"]
-    verdicts = sorted(sandbox["verdict"] for sandbox in found)
+    degraded = [sandbox for sandbox in listing if sandbox["verdict"] == "degraded"]
+    verdicts = sorted(sandbox["verdict"] for sandbox in listing)
     evidence = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
     evidence += [f"{sandbox['id']}: {reason}" for sandbox in degraded[:20] for reason in sandbox["reasons"]]
     if drift and facts.watcher.state == "running":
@@ -226,7 +226,7 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
     if drift:
         return warn(f"{number_of(len(drift), 'thread is')} not where vmpin would place them",
                     "vmpin reconcile, or start the watcher", *evidence)
-    unmanaged = [sandbox for sandbox in found if sandbox["verdict"] == "unmanaged"]
+    unmanaged = [sandbox for sandbox in listing if sandbox["verdict"] == "unmanaged"]
     if unmanaged:
         evidence += [f"{sandbox['id']}: {reason}" for sandbox in unmanaged[:20] for reason in sandbox["reasons"]]
         return warn(f"{number_of(len(unmanaged), 'VM is')} left alone, as their CPUs are not known: "
@@ -240,9 +240,9 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
                     "vmpin explain SANDBOX has the reasons", *evidence)
     waiting = verdicts.count("waiting")
     if waiting:
-        return ok(f"{number_of(len(found), 'sandbox')}; {waiting} of them wait: for the kubelet or the runtime to "
+        return ok(f"{number_of(len(listing), 'sandbox')}; {waiting} of them wait: for the kubelet or the runtime to "
                   "rewrite a cpuset, or for vCPU threads to be identified", *evidence)
-    return ok(f"{number_of(len(found), 'sandbox')}, every thread in place" if found else
+    return ok(f"{number_of(len(listing), 'sandbox')}, every thread in place" if listing else
               "no VM sandbox runs on this node", *evidence)
 
 
@@ -250,19 +250,20 @@ def collisions(facts: NodeFacts) -> CheckResult:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
     node = facts.status["node"]
-    found = [f"CPU {collision['cpu']}: {collision['what']}" for collision in node["collisions"]]
-    odd = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
-    if found:
-        return bad(number_of(len(found), "CPU is open to others", "exclusive"), "vmpin audit lists what runs there; "
-                   "vmpin explain SANDBOX has the reasons", *found[:20], *odd[:20])
+    open_cpus = [f"CPU {collision['cpu']}: {collision['what']}" for collision in node["collisions"]]
+    disagreements = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
+    if open_cpus:
+        return bad(number_of(len(open_cpus), "CPU is open to others", "exclusive"),
+                   "vmpin audit lists what runs there; vmpin explain SANDBOX has the reasons", *open_cpus[:20],
+                   *disagreements[:20])
     if lost := [entry["what"] for entry in node["unknown_owners"]]:
         return warn(f"no container is known of {number_of(len(lost), 'pod')} with exclusive CPUs",
                     "for a running VM: create its container again, or use NRI or Kata's state as a source beside the "
                     "hook (docs/sources.md); for a pod that is not on this node: check that the kubelet runs, which "
-                    "takes the pod's CPUs back", *lost[:20], *odd[:20])
-    if odd:
-        return warn(f"the sources disagree on the CPUs of {number_of(len(odd), 'container')}, for longer than a "
-                    "resync",
+                    "takes the pod's CPUs back", *lost[:20], *disagreements[:20])
+    if disagreements:
+        return warn(f"the sources disagree on the CPUs of {number_of(len(disagreements), 'container')}, for longer "
+                    "than a resync",
                     "docs/sources.md has the precedence of the sources; find the program that writes the cgroup",
-                    *odd[:20])
+                    *disagreements[:20])
     return ok("no exclusive CPU is used by others, and the sources agree")

@@ -118,9 +118,9 @@ def _kubelet_evidence(facts: NodeFacts) -> Iterable[str]:
 
 def kubelet_options(facts: NodeFacts) -> CheckResult:
     point = facts.checkpoint
-    found = facts.kubelet.settings.get("cpuManagerPolicyOptions")
-    options = found.value if found is not None and isinstance(found.value, dict) else {}
-    evidence = [f"{key}: {value} ({found.file})" for key, value in options.items()] if found is not None else []
+    setting = facts.kubelet.settings.get("cpuManagerPolicyOptions")
+    options = setting.value if setting is not None and isinstance(setting.value, dict) else {}
+    evidence = [f"{key}: {value} ({setting.file})" for key, value in options.items()] if setting is not None else []
     if point is not None and denied(point.trouble):
         return unknown("the kubelet's checkpoint cannot be read", *evidence, remedy="run this as root")
     if point is None or point.policy.lower() != "static":
@@ -144,12 +144,12 @@ def _split_cores(facts: NodeFacts) -> list[str]:
     for owner in (facts.status.get("node") or {}).get("owners", ()):
         for cpu in CpuSet.parse(owner["cpus"]):
             owners[cpu] = f"{owner['sandbox']}/{owner['container']}"
-    found = []
+    cores = []
     for core in facts.cpus.cores:
         names = dict.fromkeys(owners[cpu] for cpu in core if cpu in owners)
         if len(names) > 1:
-            found.append(f"core {core}: {', '.join(names)}")
-    return found
+            cores.append(f"core {core}: {', '.join(names)}")
+    return cores
 
 
 def nri(facts: NodeFacts) -> CheckResult:
@@ -184,8 +184,8 @@ def nri(facts: NodeFacts) -> CheckResult:
 
 def _nri_link(facts: NodeFacts) -> Mapping[str, Any] | None:
     """The state of the NRI connection, from the status; None without a watcher."""
-    found: Mapping[str, Any] | None = (facts.status.get("sources") or {}).get("nri")
-    return found
+    link: Mapping[str, Any] | None = (facts.status.get("sources") or {}).get("nri")
+    return link
 
 
 def connected(facts: NodeFacts) -> bool:
