@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -52,55 +52,49 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 T = TypeVar("T")
 
 
-class SocketRequest(NamedTuple):
-    """A request of the control socket.
+@dataclass_transform(kw_only_default=True)
+class Parts(SimpleNamespace):
+    """Values by name, given by keyword and not changed afterwards. A named tuple would compile the types of its fields
+    in every command, as they are imported for type checkers alone."""
 
-    :param answer: (the request, its sandbox or None) → the JSON object, or a coroutine or stream of it.
-    :param reading: it changes nothing: it is answered on the status socket too, to members of watch.status_group.
-    :param handed: it is answered on the status socket alone.
-    :param largest: its bytes, where it may have more than others; for one that is handed.
-    :param admit: called before its work: before it is parsed where it is larger than others may be, whatever such a
-        request is. It raises WatcherError to refuse that work."""
 
+class SocketRequest(Parts):
+    """A request of the control socket."""
+
+    #: (the request, its sandbox or None) → the JSON object, or a coroutine or stream of it.
     answer: Callable[[dict[str, Any], SandboxId | None], dict[str, Any] | Awaitable[dict[str, Any]] | Stream]
-    reading: bool = False
-    handed: bool = False
-    largest: int = 0
+    reading: bool = False  #: It changes nothing: the status socket, too, answers it, to members of watch.status_group.
+    handed: bool = False  #: The status socket alone answers it.
+    largest: int = 0  #: Its most bytes, where it may have more than others; for one that is handed.
+    #: Called before its work, and for a request that is larger than others may be before that is parsed, whichever it
+    #: is. Raises WatcherError to refuse the work.
     admit: Callable[[], None] | None = None
 
 
-class ScenarioKeys(NamedTuple):
-    """Keys of scenarios.
-
-    :param read: (the reader of values, the scenario's keys, its topology) → what they describe; with one of `names`
-        in the scenario.
-    :param topology: reads this machine, for a scenario that has no topology, with all that the keys need."""
+class ScenarioKeys(Parts):
+    """Keys of scenarios."""
 
     names: Sequence[str]
+    #: (the reader of values, the scenario's keys, its topology) → what they describe; called for any of `names`.
     read: Callable[[ScenarioValues, Mapping[str, object], Topology], ScenarioPart]
+    #: Reads this machine, with all that the keys need, for a scenario without a topology.
     topology: Callable[[Sysfs], Topology]
 
 
-class Comparison(NamedTuple):
-    """What a feature compared for `vmpin verify`: whether all is as it should be, members of the document, and lines
-    of the text."""
+class Comparison(Parts):
+    """What a feature compared for `vmpin verify`: whether all is in place, members of the document, lines of the
+    text."""
 
     good: bool
     members: Document
     lines: Sequence[str]
 
 
-class ExplainedPods(NamedTuple):
+class ExplainedPods(Parts):
     """Pods and their containers, and sentences about one of them, by its id."""
 
     pods: Sequence[NamedSandbox]
     sentences: Callable[[str], Sequence[str]]
-
-
-@dataclass_transform(kw_only_default=True)
-class Parts(SimpleNamespace):
-    """Optional parts, given by keyword and not changed afterwards. A dataclass or named tuple with as many fields
-    would take 2 % of the time of a short command to make."""
 
 
 class WatcherPart(Parts):

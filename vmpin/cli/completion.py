@@ -126,7 +126,7 @@ def names(kind: str, text: str, words: Sequence[str]) -> list[str]:
     if kind == "containers":
         from vmpin.feature import explained_pods
         vms = {sandbox.id for sandbox in sandboxes}
-        sandboxes += [pod for pods, _ in explained_pods(config) for pod in pods if pod.id not in vms]
+        sandboxes += [pod for explained in explained_pods(config) for pod in explained.pods if pod.id not in vms]
     if kind == "namespaces":
         return sorted({sandbox.namespace for sandbox in sandboxes if sandbox.namespace.startswith(text)})
     return offered(text, args.namespace, sandboxes, containers=kind == "containers")

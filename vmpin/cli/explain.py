@@ -39,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
     vms = {sandbox.id for sandbox in sandboxes}
     explained = [] if args.direct else explained_pods(config)
     noun = "pod of a VM, or with CPUs that vmpin gave it," if explained else "VM sandbox"
-    others = [pod for pods, _ in explained for pod in pods if pod.id not in vms]
+    others = [pod for of_feature in explained for pod in of_feature.pods if pod.id not in vms]
     meant = the_one_meant(args.sandbox, args.namespace, [*sandboxes, *others], noun)
     sentences = _of_sandbox(config, document, meant) if meant.sandbox.id in vms else []
-    for pods, sentences_of in explained:
-        if any(pod.id == meant.sandbox.id for pod in pods):
-            sentences += sentences_of(meant.container or meant.sandbox.id)
+    for of_feature in explained:
+        if any(pod.id == meant.sandbox.id for pod in of_feature.pods):
+            sentences += of_feature.sentences(meant.container or meant.sandbox.id)
     if args.output == "json":
         print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": sentences}, "json")
         return 0

@@ -2,7 +2,8 @@
 
 The section classes below are the table of settings: a field is a key, its type the type of the value, and its default
 the `Setting` that holds the key's default value, its parser and its explanation. `loading.load` makes a `Config` of
-them. Named tuples, as every command imports this module and a dataclass takes three times as long to make."""
+them. Named tuples, as every command imports this module and a dataclass takes three times as long to make; without
+`from __future__ import annotations`, as typing would compile each annotation."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase

@@ -2,8 +2,6 @@
 
 A parser raises ValueError with what is wrong about the value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast

@@ -3,8 +3,6 @@
 Pure, from the part `pods` of a status document.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -61,7 +59,7 @@ class PodNames(NamedTuple):
     pauses: frozenset[str]  #: Sandboxes' own containers, which only hold namespaces (pause).
 
     @classmethod
-    def of(cls, pods: Iterable[Mapping[str, Any]]) -> PodNames:
+    def of(cls, pods: Iterable[Mapping[str, Any]]) -> "PodNames":
         """Return the names in the part `pods` of a status document."""
         sandboxes, uids, containers, pauses = {}, {}, {}, set()
         for entry in pods:

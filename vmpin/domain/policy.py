@@ -2,8 +2,6 @@
 keys are those of the configuration file (config.settings) and of scenarios.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -58,7 +56,7 @@ class Policy(NamedTuple):
         return rule
 
     @classmethod
-    def of(cls, values: Mapping[str, object]) -> Policy:
+    def of(cls, values: Mapping[str, object]) -> "Policy":
         """Parse the values of a file. :raises ValueError: with the key, the value and the valid ones."""
         rules: dict[str, object] = {}
         for key, value in values.items():

@@ -4,8 +4,6 @@ first digits of the id of either.
 Pure.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

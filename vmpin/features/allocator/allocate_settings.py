@@ -1,7 +1,5 @@
 """`allocate`: the keys of the allocator, which gives out CPUs where the kubelet's static policy does not."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin.config import values
@@ -45,15 +43,17 @@ def _groups(value: object) -> str:
     return text
 
 
-def group_rules(text: str) -> dict[str, GroupRule]:
+def group_rules(text: str) -> "dict[str, GroupRule]":
     """Parse the rules of groups, as NAME=CPUS@NAMESPACE+NAMESPACE;…
     :raises ValueError: naming the group. :raises CpuSetError: for a CPU list that is none."""
+    if not text:
+        return {}
+    # Not in what every command without groups loads. A name is as annotations have it: no other could be joined.
+    from vmpin.features.allocator.grants.allocation_options import GroupRule
+    from vmpin.features.allocator.texts.annotation_values import GROUP_NAME
+
     rules: dict[str, GroupRule] = {}
     for group in filter(None, text.split(";")):
-        # Not in what every command without groups loads. A name is as annotations have it: no other could be joined.
-        from vmpin.features.allocator.grants.allocation_options import GroupRule
-        from vmpin.features.allocator.texts.annotation_values import GROUP_NAME
-
         rest, only, namespaces = group.partition("@")
         name, _, cpus = rest.partition("=")
         if not GROUP_NAME.fullmatch(name) or name in rules:
@@ -112,7 +112,7 @@ class AllocateSettings(NamedTuple):
                                      "hands it over (kubernetes.watch_pods), changes a container that runs")
 
     @property
-    def options(self) -> AllocationOptions:
+    def options(self) -> "AllocationOptions":
         """Return the settings as the allocator takes them."""
         from vmpin.features.allocator.grants import allocation_options as allowed  # not in what every command loads
         from vmpin.features.allocator.grants.cpu_request import Alignment, SmtUse
@@ -125,7 +125,7 @@ class AllocateSettings(NamedTuple):
             self.export.replace("off", ""), self.grow_delay_seconds, self.align.endswith("!"))
 
 
-def scenario_options(values: ScenarioValues, given: object, valid: CpuSet) -> AllocationOptions:
+def scenario_options(values: "ScenarioValues", given: object, valid: CpuSet) -> "AllocationOptions":
     """Read `allocate` of a scenario, with the keys of the configuration. :param valid: the CPUs of the topology.
     :raises ConfigError: with the place."""
     keys = values.mapping({} if given is None else given, "allocate", AllocateSettings._fields)
@@ -142,12 +142,12 @@ def scenario_options(values: ScenarioValues, given: object, valid: CpuSet) -> Al
     return options
 
 
-def settings_of(config: Config) -> AllocateSettings:
+def settings_of(config: "Config") -> AllocateSettings:
     """Return the section `allocate` of a configuration."""
     settings: AllocateSettings = config.of_features["allocate"]
     return settings
 
 
-def ledger_path(config: Config) -> Path:
+def ledger_path(config: "Config") -> "Path":
     """Return the place of the ledger's file, in the run directory."""
     return config.paths.run / "ledger.json"

@@ -116,7 +116,7 @@ def _refuse(request: object, sandbox: object) -> NoReturn:
                        "allocate.mode is off: set it to observe or on, and restart the watcher")
 
 
-_OFF = WatcherPart(requests={"allocations": SocketRequest(_refuse), "set": SocketRequest(_refuse)})
+_OFF = WatcherPart(requests={"allocations": SocketRequest(answer=_refuse), "set": SocketRequest(answer=_refuse)})
 
 
 def _held_cpus(config: Config) -> HeldCpus | None:
@@ -199,9 +199,10 @@ def _checks() -> Sequence[Check]:
                   allocation)]
 
 
+_SCENARIO = ScenarioKeys(names=("allocate", "pods", "events"), read=_read_scenario, topology=_topology)
 FEATURE = Feature(name="allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
                   verbs={name: f"vmpin.features.allocator.verbs.{name}" for name in ("allocations", "set")},
-                  options=_options, scenario=ScenarioKeys(("allocate", "pods", "events"), _read_scenario, _topology),
+                  options=_options, scenario=_SCENARIO,
                   held_cpus=_held_cpus, cpu_owners=_cpu_owners, verify=_verify, explained_pods=_explained_pods,
                   watched_annotations=_watched_annotations, checks=_checks)

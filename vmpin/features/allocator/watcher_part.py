@@ -38,8 +38,8 @@ def watcher_part(node_state: NodeState, runtime: Callable[[], RuntimeLists | Non
     if node.live is not None:
         tasks["annotations"] = node.live.run
     return WatcherPart(
-        tasks=tasks, requests={"allocations": SocketRequest(lambda request, _: allocations(node, request)),
-                               "set": SocketRequest(lambda request, _: set_policy(node, request))},
+        tasks=tasks, requests={"allocations": SocketRequest(answer=lambda request, _: allocations(node, request)),
+                               "set": SocketRequest(answer=lambda request, _: set_policy(node, request))},
         decider=node.allocator, begin=node.check, before_events=node.take, after_events=node.started,
         after_resync=node.resynced, take_annotations=None if node.live is None else node.live.take,
         status=node.data, brief=node.brief, metrics=partial(_metrics, node))

@@ -1,7 +1,5 @@
 """`kubernetes`: the keys of `vmpin reporter`, of which the watcher reads `node` for its metrics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +35,7 @@ class KubernetesSettings(NamedTuple):
     annotate: bool = setting(False, values.flag, "whether pods get the annotations vmpin.io/cpus and vmpin.io/vcpus")
 
 
-def kubernetes(config: Config) -> KubernetesSettings:
+def kubernetes(config: "Config") -> KubernetesSettings:
     """The section `kubernetes` of a configuration."""
     section: KubernetesSettings = config.of_features["kubernetes"]
     return section

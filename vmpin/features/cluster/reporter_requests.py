@@ -52,11 +52,11 @@ class ReporterRequests:
     def part(self) -> WatcherPart:
         return WatcherPart(
             tasks={"follow": self.followers.run},
-            requests={"follow": SocketRequest(self._follow, reading=True),
-                      untrusted_pod.OPERATION: SocketRequest(self._take_pods, handed=True,
+            requests={"follow": SocketRequest(answer=self._follow, reading=True),
+                      untrusted_pod.OPERATION: SocketRequest(answer=self._take_pods, handed=True,
                                                              largest=untrusted_pod.MAX_REQUEST,
                                                              admit=self.handed_pods.admit),
-                      reporter_report.OPERATION: SocketRequest(self._take_trouble, handed=True)},
+                      reporter_report.OPERATION: SocketRequest(answer=self._take_trouble, handed=True)},
             after_pass=self.followers.touch, members=self.handed_pods.members, health=self._health.source_health,
             metrics=lambda scrape: self._metrics())
 

@@ -38,8 +38,8 @@ class NodeIsolation:
         self._keeper: IsolationKeeper | None = None
 
     def part(self) -> WatcherPart:
-        return WatcherPart(requests={"isolation": SocketRequest(self._answer, reading=True)}, listen=self._listen,
-                           after_pass=self._after_pass, metrics=self._metrics, end=self._end)
+        return WatcherPart(requests={"isolation": SocketRequest(answer=self._answer, reading=True)},
+                           listen=self._listen, after_pass=self._after_pass, metrics=self._metrics, end=self._end)
 
     @property
     def observer(self) -> IsolationObserver | None:

@@ -89,8 +89,8 @@ def compared(config: Config, sandbox: str | None) -> Comparison | None:
         grants = [grant for grant in _misplaced(config, sandbox) or () if grant in grants]
     lines = [f"{grant['namespace']}/{grant['pod']}/{grant['container']} has CPUs {grant['actual'] or 'none'}, and not "
              f"{grant['cpuset']}, which vmpin has given it ({grant['policy']})" for grant in grants]
-    return Comparison(not grants, {"grants": grants},
-                      lines or ["each container outside of VMs has the CPUs that vmpin has given it"])
+    return Comparison(good=not grants, members={"grants": grants},
+                      lines=lines or ["each container outside of VMs has the CPUs that vmpin has given it"])
 
 
 def _misplaced(config: Config, sandbox: str | None) -> list[Document] | None:
@@ -116,6 +116,6 @@ def explained_pods(config: Config) -> ExplainedPods:
         answer = ask(config, {"op": "allocations", "explain": id})
         return [] if answer is None else [f"{text[0].upper()}{text[1:]}." for text in answer["sentences"]]
 
-    return ExplainedPods([NamedSandbox(sandbox, grants[0]["namespace"], grants[0]["pod"],
-                                       [(grant["id"], grant["container"]) for grant in grants])
-                          for sandbox, grants in pods.items()], sentences)
+    return ExplainedPods(sentences=sentences, pods=[
+        NamedSandbox(sandbox, grants[0]["namespace"], grants[0]["pod"],
+                     [(grant["id"], grant["container"]) for grant in grants]) for sandbox, grants in pods.items()])
