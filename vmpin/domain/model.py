@@ -3,8 +3,6 @@
 Plain frozen data, used everywhere.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Mapping
