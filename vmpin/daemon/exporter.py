@@ -26,8 +26,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import ConfigError
 from vmpin.feature import WatcherPart
 from vmpin.host import sockets
-from vmpin.host.sockets import Acceptor
-from vmpin.host.turns import in_turns
+from vmpin.host.sockets import Acceptor, in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import health
 from vmpin.status.health import SourceHealth

@@ -10,8 +10,7 @@ from vmpin.daemon.control import MAX_REQUEST, Control, largest_request
 from vmpin.daemon.feeds import poll_pod_resources
 from vmpin.daemon.run_directory import Listener, RunDirectory
 from vmpin.daemon.supervision import Source, notify_watchdog
-from vmpin.host.sockets import Admission, Handler, Peer, is_member, serve
-from vmpin.host.turns import Rationed
+from vmpin.host.sockets import Admission, Handler, Peer, Rationed, is_member, serve
 from vmpin.runtime.oci import MAX_STATE
 
 if TYPE_CHECKING:

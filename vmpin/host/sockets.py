@@ -1,6 +1,7 @@
 """The watcher's sockets: accepting connections, the peers' credentials, and requests over Unix sockets.
 
-A Unix socket is owned by root, with limits on the size of requests and on the time they may take.
+A Unix socket is owned by root, with limits on the size of requests and on the time they may take. What takes the event
+loop long is done in turns, or rationed, so that hooks and events are handled in between.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vmpin.bounded import parse_whole
 from vmpin.errors import ConfigError
@@ -27,6 +28,10 @@ MAX_CONNECTIONS = 64
 NO_DESCRIPTORS = 0.5  #: Pause while the process has no descriptor left for a connection (seconds).
 _WARN_EVERY = 60.0  #: Seconds between two warnings about one socket.
 _SO_PEERGROUPS = 59  #: asm-generic/socket.h, Linux 4.13; the socket module has no name for it.
+#: The fraction of the loop's time that a socket's replies may take; and the most requests that may wait.
+PART, WAITING = 0.2, 8
+_BUSY = b'{"error":"too many requests at once","hint":"ask again later"}\n'
+T = TypeVar("T")
 
 
 class Peer(NamedTuple):
@@ -257,3 +262,47 @@ async def _send(writer: asyncio.StreamWriter, part: bytes, deadline: float) -> N
     writer.write(part)
     async with asyncio.timeout(deadline):
         await writer.drain()
+
+
+async def in_turns(work: Iterator[T], turn: float) -> list[T]:
+    """Run all steps of `work`; yield to the event loop every `turn` seconds. :returns: what the steps returned."""
+    results = []
+    began = time.monotonic()
+    for result in work:
+        results.append(result)
+        if time.monotonic() - began > turn:
+            await asyncio.sleep(0)
+            began = time.monotonic()
+    return results
+
+
+class Rationed:
+    """Wraps a handler: one request at a time, within a fraction of the event loop's time. Clients that send requests
+    without end have to wait or are refused, and do not delay hooks and passes. The handler must not await anything.
+    :param part: the fraction. :param waiting: the most requests that may wait.
+    :param now: a monotonic clock in seconds. :param sleep: sleeps by that clock."""
+
+    def __init__(self, handler: Handler, part: float = PART, waiting: int = WAITING,
+                 now: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+                 ) -> None:
+        self._handler, self._part, self._most = handler, part, waiting
+        self._now, self._sleep = now, sleep
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._due = 0.0  #: By `now`.
+
+    async def __call__(self, raw: bytes, uid: int) -> bytes | Stream:
+        if self._waiting >= self._most:
+            return _BUSY
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await self._sleep(max(0.0, self._due - self._now()))
+                began = self._now()
+                try:
+                    return await self._handler(raw, uid)
+                finally:
+                    now = self._now()
+                    self._due = now + (now - began) / self._part
+        finally:
+            self._waiting -= 1

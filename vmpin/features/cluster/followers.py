@@ -24,7 +24,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart, briefs_of
 from vmpin.features.cluster.survey import Survey
-from vmpin.host.turns import in_turns
+from vmpin.host.sockets import in_turns
 from vmpin.reconcile.view import NodeView
 from vmpin.status import collector, health
 from vmpin.status.health import SourceHealth
