@@ -54,7 +54,7 @@ def test_the_manifest_lists_what_is_there_and_what_is_not() -> None:
 
 
 def test_what_is_too_large_is_cut_and_said_to_be() -> None:
-    made = Pieces(most=10, each=4)
+    made = Pieces(most=10, largest=4)
     made.add("head", "abcdef")
     made.add("tail", "abcdef", tail=True)
     made.add("rest", "abcdef")

@@ -32,19 +32,20 @@ class Piece:
 class Pieces:
     """Collects pieces. Data beyond the limits is cut, and recorded in the manifest."""
 
-    def __init__(self, most: int = MAX_ALL, each: int = MAX_PIECE) -> None:
-        self._left, self._each = most, each
-        self._found: dict[str, Piece] = {}
+    def __init__(self, most: int = MAX_ALL, largest: int = MAX_PIECE) -> None:
+        """Begin without a piece. :param most: bytes of all pieces. :param largest: bytes of one."""
+        self._left, self._largest = most, largest
+        self._pieces: dict[str, Piece] = {}
         #: By missing piece, the reason.
         self.missing: dict[str, str] = {}
 
     def add(self, name: str, data: bytes | str, tail: bool = False) -> None:
         """Add a piece. :param tail: keep the end if it is too long, as of a log."""
         raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
-        room = max(0, min(self._each, self._left))
+        room = max(0, min(self._largest, self._left))
         kept = raw if len(raw) <= room else raw[len(raw) - room :] if tail else raw[:room]
         self._left -= len(kept)
-        self._found[name] = Piece(name, kept, len(raw) - len(kept))
+        self._pieces[name] = Piece(name, kept, len(raw) - len(kept))
 
     def add_json(self, name: str, data: object) -> None:
         """Add a piece of JSON. Its texts are cleaned: some come from errors of other programs."""
@@ -52,11 +53,11 @@ class Pieces:
 
     def all(self) -> list[Piece]:
         """The pieces by name, with the manifest last."""
-        found = sorted(self._found.values(), key=lambda piece: piece.name)
+        pieces = sorted(self._pieces.values(), key=lambda piece: piece.name)
         listed = {"pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut,
-                              "sha256": hashlib.sha256(piece.data).hexdigest()} for piece in found],
+                              "sha256": hashlib.sha256(piece.data).hexdigest()} for piece in pieces],
                   "missing": dict(sorted(self.missing.items()))}
-        return [*found, Piece(MANIFEST, (json.dumps(listed, indent=1) + "\n").encode())]
+        return [*pieces, Piece(MANIFEST, (json.dumps(listed, indent=1) + "\n").encode())]
 
 
 def plain(value: object) -> object:
@@ -69,8 +70,8 @@ def plain(value: object) -> object:
         return sorted(cleaned(str(item)) for item in value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    found = to_plain(value)
-    return cleaned(found) if isinstance(found, str) else found
+    simple = to_plain(value)
+    return cleaned(simple) if isinstance(simple, str) else simple
 
 
 def write(to: BinaryIO, pieces: Iterable[Piece], top: str, when: int) -> None:
@@ -81,6 +82,6 @@ def write(to: BinaryIO, pieces: Iterable[Piece], top: str, when: int) -> None:
     with gzip.GzipFile(filename="", mode="wb", fileobj=to, mtime=when) as packed, \
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for piece in pieces:
-            made = tarfile.TarInfo(f"{top}/{piece.name}")
-            made.size, made.mode, made.mtime = len(piece.data), 0o600, when
-            archive.addfile(made, io.BytesIO(piece.data))
+            member = tarfile.TarInfo(f"{top}/{piece.name}")
+            member.size, member.mode, member.mtime = len(piece.data), 0o600, when
+            archive.addfile(member, io.BytesIO(piece.data))

@@ -49,8 +49,8 @@ def _without_queries(text: str) -> str:
     """The text without the queries and fragments of URLs: signed URLs have their secrets there, under any name."""
     kept, done, at = [], 0, text.find("://")
     while at >= 0:
-        found = _URL_END.search(text, at)
-        end = len(text) if found is None else found.start()
+        end_of_url = _URL_END.search(text, at)
+        end = len(text) if end_of_url is None else end_of_url.start()
         query = _QUERY.search(text, at, end)
         if query is not None and query.end() < end:
             kept += [text[done : query.end()], LEFT_OUT]
@@ -65,9 +65,9 @@ def _without(text: str, named: re.Pattern[str], value: re.Pattern[str]) -> str:
     while at is not None:
         end = at.end()
         named_so = not at[0][-1].isspace() or at[0].rstrip()[-1] in "=:" or at[1].startswith("-")
-        if named_so and _SECRET.search(at[1]) and (found := value.match(text, end)) is not None and found[0]:
+        if named_so and _SECRET.search(at[1]) and (secret := value.match(text, end)) is not None and secret[0]:
             kept += [text[done:end], LEFT_OUT]
-            done = end = found.end()
+            done = end = secret.end()
         at = named.search(text, end)
     return "".join([*kept, text[done:]])
 
@@ -80,18 +80,18 @@ def _tokens(text: str) -> str:
 
 def command_line(argv: Sequence[str]) -> list[str]:
     """A VMM's command line: the guest's kernel parameters are treated like the host's, opaque values are left out."""
-    found: list[str] = []
+    kept: list[str] = []
     option = ""
     for arg in argv:
         if arg.startswith("-") and len(arg) > 1:
             option, equals, value = arg.lstrip("-").partition("=")
-            found.append(f"{arg[: len(arg) - len(value)]}{_value(option, value)}" if equals else arg)
+            kept.append(f"{arg[: len(arg) - len(value)]}{_value(option, value)}" if equals else arg)
             if equals:
                 option = ""
         else:
-            found.append(_value(option, arg))
+            kept.append(_value(option, arg))
             option = ""
-    return found
+    return kept
 
 
 def _value(option: str, value: str) -> str:

@@ -39,10 +39,10 @@ cgroups). manifest.json lists the pieces, those that were cut for their size, an
 
 It names pods, namespaces, containers and runtime handlers, which a report needs.
 
-Left out: environments; command lines of processes other than the VMs' (in those, values of kernel parameters that do
-not concern CPUs and of names like that of a secret); annotations; messages of hooks; keys of other programs'
-configurations that do not concern CPUs (vmpin/facts.json). In the log and in errors of other programs, values that are
-named or formatted like a secret are removed, as far as they can be recognised: please check.
+Left out: environments; command lines of processes other than the VMs'; annotations; messages of hooks; keys of other
+programs' configurations that do not concern CPUs (vmpin/facts.json). Removed from the VMs' command lines: values of
+kernel parameters that do not concern CPUs, and values whose name is like that of a secret. Removed from the log and
+from errors of other programs: what is named or formatted like a secret, as far as it can be recognised. Please check.
 """
 _SYS = ("online", "present", "possible", "offline", "isolated", "nohz_full", "kernel_max", "smt/active", "smt/control")
 #: Of /proc/PID/status.
@@ -54,8 +54,8 @@ _CGROUP_FILES = (
     "cpuset.cpus.exclusive", "cpuset.cpus.partition", "cpuset.effective_cpus", "cpuset.cpu_exclusive",
     "cpuset.sched_load_balance", "cpuset.mems", "cpuset.mems.effective", "cpu.max", "cpu.weight",
     "cpus", "effective_cpus", "mems")  # the last three: v1 mounted with noprefix
+#: Of a process.
 _MAX_THREADS = 2000
-
 
 
 def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: str, most: int = MAX_ALL) -> Pieces:
@@ -95,9 +95,11 @@ def collect(config: Config, facts: NodeFacts, doctor: Mapping[str, Any], text: s
 
 def without_untrusted(facts: NodeFacts) -> NodeFacts:
     """The facts without what the API server has of pods: annotations may hold secrets."""
-    sandboxes = facts.status.get("sandboxes") or ()
-    return replace(facts, status={**facts.status, "sandboxes": [{**each, "untrusted": None} for each in sandboxes]}
-                   if sandboxes else facts.status)
+    sandboxes = facts.status.get("sandboxes")
+    if not sandboxes:
+        return facts
+    return replace(facts, status={
+        **facts.status, "sandboxes": [{**sandbox, "untrusted": None} for sandbox in sandboxes]})
 
 
 def _own_files(pieces: Pieces, config: Config) -> None:
@@ -161,10 +163,10 @@ def _vms(pieces: Pieces, status: Mapping[str, Any], proc: Procfs, cgroups: Cgrou
     """A piece for each sandbox of the status document."""
     for sandbox in status.get("sandboxes", ()):
         tids = [thread["tid"] for thread in sandbox["threads"]]
-        found = dict.fromkeys(pid for tid in tids if (pid := proc.tgid(tid)) is not None)
+        pids = dict.fromkeys(pid for tid in tids if (pid := proc.tgid(tid)) is not None)
         pieces.add(f"vms/{sandbox['id']}/processes.txt",
-                   "\n".join(line for pid in found for line in _process(proc, pid)) + "\n")
-        groups = dict.fromkeys(path for pid in found if (path := cgroups.cpuset_path(pid)) is not None)
+                   "\n".join(line for pid in pids for line in _process(proc, pid)) + "\n")
+        groups = dict.fromkeys(path for pid in pids if (path := cgroups.cpuset_path(pid)) is not None)
         pieces.add(f"vms/{sandbox['id']}/cgroups.txt",
                    "\n".join(line for path in groups for line in _cgroup(cgroups, path)) + "\n")
 

@@ -140,18 +140,18 @@ def _add_log(pieces: Pieces, unit: str) -> None:
 
 def _report(args: argparse.Namespace, pieces: Pieces, out: str) -> None:
     """Print the contents; on standard error if the archive uses standard output."""
-    found = pieces.all()
+    listed = pieces.all()
     line = partial(print, file=sys.stderr) if out == "-" else print_text
     if args.output == "json" and out != "-":
         print_data({"version": VERSION, "file": out or None, "bytes": os.stat(out).st_size if out else None,
-                    "pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut} for piece in found],
+                    "pieces": [{"name": piece.name, "bytes": len(piece.data), "cut": piece.cut} for piece in listed],
                     "missing": pieces.missing}, "json")
         return
     if args.dry_run:
-        for piece in found:
+        for piece in listed:
             print_text(f"{len(piece.data):>9}  {piece.name}" + (f" (cut by {piece.cut})" if piece.cut else ""))
     for name, why in pieces.missing.items():
         line(f"without {printable(name)}: {printable(why)}")
     if out and out != "-":
-        print_text(f"{out}: {number_of(len(found), 'piece')}, {os.stat(out).st_size} bytes. "
+        print_text(f"{out}: {number_of(len(listed), 'piece')}, {os.stat(out).st_size} bytes. "
                    "Inspect it before you send it.")

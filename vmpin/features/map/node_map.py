@@ -26,15 +26,15 @@ SHARED, FREE, OFFLINE = "shared", "free", "offline"
 
 @dataclass(frozen=True)
 class MapOwner:
-    """A container that owns CPUs, or that was given CPUs by vmpin. `pod` is the number of its pod
-    (`_numbers`); a group of containers counts as a pod."""
+    """A container that owns CPUs, or that a feature gave CPUs. `pod` is the number of its pod, in the order of
+    letters; a group of containers counts as a pod."""
 
     pod: int
     title: str
-    #: "vm", "runc", "unseen": only the kubelet reported it; or what gave it the CPUs has.
+    #: "vm", "runc", "unseen" (only the kubelet reported it), or the kind that the feature has.
     kind: str
     cpus: CpuSet
-    #: Which of the several owners of its pod it is, from 1; 0: the only one.
+    #: The number of this owner within its pod, from 1; 0 for the only one.
     part: int = 0
 
     @property
@@ -66,50 +66,50 @@ class MapGuest:
 
     @property
     def legend(self) -> str:
-        """The text for the legend. Without a mask it is not placed, but its threads are still on CPUs."""
+        """Its line of the legend. A VM without a mask is not placed, but its threads are on CPUs."""
         parts = [f"{self.title}: {self.verdict}" + f", on {self.mask}" * bool(self.mask), *self.floats]
         return "; ".join([*parts, *self.notes])
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """One CPU. `kind` is SHARED, FREE, OFFLINE or, when `owner` is set, "exclusive". Where vmpin gives
-    out CPUs, one with an owner may be SHARED as well, and have further owners."""
+    """One CPU. `kind` is SHARED, FREE, OFFLINE or, with `owners`, "exclusive". Where a feature gives out the CPUs, one
+    with owners may be SHARED as well, and have several of them; else the last one alone is shown."""
 
     number: int
     kind: str
-    owner: MapOwner | None
-    housekeeping: bool
-    isolated: bool
+    owners: tuple[MapOwner, ...]
     #: The threads pinned to this CPU, as "a:v2" (vCPU 2 of the guest a), "a:v0-3" or "a:+3" (three others).
     pinned: tuple[str, ...]
     #: The number of threads of VMs that may run here and on other CPUs.
     floating: int
     collisions: tuple[str, ...]
-    others: tuple[MapOwner, ...] = ()
-    reserved: bool = False
+    housekeeping: bool
+    isolated: bool
+    reserved: bool
 
     @property
     def letters(self) -> str:
-        """Return the letters of a CPU's owners; with a dot where the shared pool has the CPU as well. "" without an
-        owner."""
-        owners = (*(() if self.owner is None else (self.owner,)), *self.others)
-        return ",".join(owner.letter for owner in owners) + "·" * (bool(owners) and self.kind == SHARED)
+        """The letters of its owners; with a dot where the shared pool has it as well. "" without an owner."""
+        shared = "·" if self.owners and self.kind == SHARED else ""
+        return ",".join(owner.letter for owner in self.owners) + shared
 
     @property
     def flags(self) -> str:
         return "h" * self.housekeeping + "i" * self.isolated + "r" * self.reserved
 
 
+#: A NUMA node's name, in it caches, in them cores, in them CPUs, each by its first CPU.
+_NumaNode = tuple[str, tuple[tuple[tuple[Cpu, ...], ...], ...]]
+
+
 @dataclass(frozen=True)
 class Picture:
-    """`nodes` are NUMA nodes by name, in them caches, in them cores, in them CPUs, each by its first CPU."""
-
-    nodes: tuple[tuple[str, tuple[tuple[tuple[Cpu, ...], ...], ...]], ...]
+    nodes: tuple[_NumaNode, ...]
     owners: tuple[MapOwner, ...]
     guests: tuple[MapGuest, ...]
     facts: Mapping[str, str]
-    #: Where vmpin gives out CPUs: what is free, and in how many pieces.
+    #: Where a feature gives out the CPUs: what is free, and in how many pieces.
     notes: tuple[str, ...] = ()
 
     def cpus(self) -> Iterable[Cpu]:
@@ -117,11 +117,11 @@ class Picture:
 
     def alarms(self) -> Iterable[str]:
         """The collisions for the legend; equal ones on several CPUs (a floating thread) are one."""
-        found: dict[str, list[int]] = {}
+        cpus_by_text: dict[str, list[int]] = {}
         for cpu in self.cpus():
-            for what in cpu.collisions:
-                found.setdefault(what, []).append(cpu.number)
-        return (f"CPU{'s' * (len(cpus) > 1)} {CpuSet(cpus)}: {what}" for what, cpus in found.items())
+            for text in cpu.collisions:
+                cpus_by_text.setdefault(text, []).append(cpu.number)
+        return (f"CPU{'s' * (len(cpus) > 1)} {CpuSet(cpus)}: {text}" for text, cpus in cpus_by_text.items())
 
 
 def letter(number: int) -> str:
@@ -134,69 +134,70 @@ def letter(number: int) -> str:
     return text
 
 
-def picture(document: Mapping[str, Any], topology: Topology, given: HeldCpus | None = None,
+def picture(document: Mapping[str, Any], topology: Topology, held: HeldCpus | None = None,
             node_name: str = "") -> Picture:
     """Arrange the sandboxes of a status document on the CPUs of a node, by their masks in the kernel.
 
-    :param given: where a feature gives out the CPUs; containers that it has are shown as it has them.
+    :param held: where a feature gives out the CPUs; containers that it has are shown as it has them.
     :param node_name: "" where it has none."""
-    node = document["node"]
-    held = () if given is None else given.holders
-    claims = [*((holder.sandbox or holder.title, holder.title, holder.what, holder.cpus) for holder in held),
-              *_claims([owner for owner in node["owners"]
-                        if given is None or owner["container"] not in given.containers], document["sandboxes"])]
-    vms = sorted((sandbox for sandbox in document["sandboxes"] if sandbox["vmm"] is not None),
+    node, sandboxes = document["node"], document["sandboxes"]
+    claims = _claims(node["owners"], sandboxes) if held is None else [
+        *((holder.sandbox or holder.title, holder.title, holder.what, holder.cpus) for holder in held.holders),
+        *_claims([owner for owner in node["owners"] if owner["container"] not in held.containers], sandboxes)]
+    vms = sorted((sandbox for sandbox in sandboxes if sandbox["vmm"] is not None),
                  key=lambda sandbox: str(sandbox["id"]))
-    pods = _numbers([*(claim[0] for claim in claims), *(sandbox["id"] for sandbox in vms)])
+    keys = [*(pod for pod, _, _, _ in claims), *(sandbox["id"] for sandbox in vms)]
+    pods = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     owners = _owners(claims, pods)
     guests, pinned, floating = _guests(vms, pods)
-    names = {container["id"]: printable(container["name"]) for sandbox in document["sandboxes"]
-             for container in sandbox["containers"] if container["name"]}
-    names |= {each[key]: _title(each.get("pod"), each[key])
-              for key, many in (("sandbox", node["owners"]), ("id", document["sandboxes"])) for each in many}
-    collisions: dict[int, list[str]] = {}
-    for collision in node["collisions"]:
-        what = _ID.sub(lambda id: names.get(id[0], id[0][:12]), printable(collision["what"]))
-        collisions.setdefault(collision["cpu"], []).append(what)
-    by_cpu: dict[int, list[MapOwner]] = {}
+    collisions = _collisions(node, sandboxes)
+    online, housekeeping = CpuSet.parse(node["online"]), CpuSet.parse(node["housekeeping"])
+    pool, reserved = (CpuSet.parse(node["shared_pool"]), EMPTY) if held is None else (held.shared, held.reserved)
+
+    owners_by_cpu: dict[int, list[MapOwner]] = {}
     for owner in owners:
         for number in owner.cpus:
-            by_cpu.setdefault(number, []).append(owner)
-    pool = CpuSet.parse(node["shared_pool"]) if given is None else given.shared
-    housekeeping, reserved = CpuSet.parse(node["housekeeping"]), EMPTY if given is None else given.reserved
-    online = CpuSet.parse(node["online"])
+            owners_by_cpu.setdefault(number, []).append(owner)
 
     def cpu(number: int) -> Cpu:
-        here = by_cpu.get(number, [])
-        # Where none are given out an owner's CPU is never the pool's, and a collision has its own sign.
-        owner, others = (None, ()) if not here else (here[-1], ()) if given is None else (here[0], tuple(here[1:]))
-        shared = number in pool and (given is not None or not here)
-        kind = OFFLINE if number not in online else SHARED if shared else "exclusive" if here else FREE
-        return Cpu(number, kind, owner, number in housekeeping, number in topology.isolated,
-                   tuple(pinned.get(number, ())), floating[number], tuple(collisions.get(number, ())), others,
-                   number in reserved)
+        of_cpu = owners_by_cpu.get(number, [])
+        # Where no feature gives them out, an owner's CPU is never the pool's, and a collision has its own sign.
+        shared = number in pool and (held is not None or not of_cpu)
+        kind = OFFLINE if number not in online else SHARED if shared else "exclusive" if of_cpu else FREE
+        return Cpu(number, kind, tuple(of_cpu[-1:] if held is None else of_cpu), tuple(pinned.get(number, ())),
+                   floating[number], tuple(collisions.get(number, ())), number in housekeeping,
+                   number in topology.isolated, number in reserved)
 
     # The document may be older than the topology, and have other CPUs.
-    every = union((topology.all_cpus, online, *(owner.cpus for owner in owners)))
-    places = [(f"NUMA node {number}", cpus) for number, cpus in topology.nodes.items()]
-    lost = every - union(topology.nodes.values())  # the kernel forgets the node of a CPU that is offline
-    nodes = []
-    for name, cpus in [*places, *([("in no NUMA node", lost)] if lost else [])]:
-        caches = [_grouped(cache, topology.core_of) for cache in _grouped(cpus, topology.cache_of)]
-        nodes.append((name, tuple(tuple(tuple(map(cpu, core)) for core in cores) for cores in caches)))
+    known = union((topology.all_cpus, online, *(owner.cpus for owner in owners)))
+    nowhere = known - union(topology.nodes.values())  # the kernel forgets the node of a CPU that is offline
+    cpus_by_node = {f"NUMA node {number}": cpus for number, cpus in topology.nodes.items()}
+    if nowhere:
+        cpus_by_node["in no NUMA node"] = nowhere
+    nodes = tuple((name, tuple(tuple(tuple(map(cpu, core)) for core in _grouped(cache, topology.core_of))
+                               for cache in _grouped(cpus, topology.cache_of)))
+                  for name, cpus in cpus_by_node.items())
     facts = {key: printable(text) for key, text in (("node", node_name), ("time", document.get("time", ""))) if text}
     facts |= {key.replace("_", " "): node[key] or "none" for key in (
         "online", "shared_pool", "exclusive", "housekeeping")}
-    if given is not None:
-        facts |= {"shared pool": str(given.shared) or "none",
-                  "exclusive": str(union(owner.cpus for owner in owners) - given.shared - given.reserved) or "none",
-                  "reserved": str(given.reserved) or "none"}
-    return Picture(tuple(nodes), owners, guests, facts, () if given is None else given.notes)
+    if held is not None:
+        exclusive = union(owner.cpus for owner in owners) - held.shared - held.reserved
+        facts |= {"shared pool": str(held.shared) or "none", "exclusive": str(exclusive) or "none",
+                  "reserved": str(held.reserved) or "none"}
+    return Picture(nodes, owners, guests, facts, () if held is None else held.notes)
 
 
-def _numbers(keys: Iterable[str]) -> dict[str, int]:
-    """Numbers from 0 for pods (by sandbox id) and groups (by title), in their order."""
-    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+def _collisions(node: Mapping[str, Any], sandboxes: Sequence[Mapping[str, Any]]) -> dict[int, list[str]]:
+    """The texts of collisions by CPU, with names in place of ids where they are known."""
+    names = {container["id"]: printable(container["name"]) for sandbox in sandboxes
+             for container in sandbox["containers"] if container["name"]}
+    names |= {owner["sandbox"]: _title(owner.get("pod"), owner["sandbox"]) for owner in node["owners"]}
+    names |= {sandbox["id"]: _title(sandbox.get("pod"), sandbox["id"]) for sandbox in sandboxes}
+    texts: dict[int, list[str]] = {}
+    for collision in node["collisions"]:
+        text = _ID.sub(lambda id: names.get(id[0], id[0][:12]), printable(collision["what"]))
+        texts.setdefault(collision["cpu"], []).append(text)
+    return texts
 
 
 #: (pod, title, kind, CPUs) of a container or several that have CPUs.
@@ -215,11 +216,11 @@ def _owners(claims: Sequence[_Claim], pods: Mapping[str, int]) -> tuple[MapOwner
 
 def _grouped(cpus: CpuSet, group_of: Any) -> list[CpuSet]:
     """Split CPUs into groups, by first CPU; only the given CPUs of a group count."""
-    found: list[CpuSet] = []
+    groups: list[CpuSet] = []
     while cpus:
-        found.append((group_of(cpus.first) & cpus) or CpuSet((cpus.first,)))
-        cpus -= found[-1]
-    return found
+        groups.append((group_of(cpus.first) & cpus) or CpuSet((cpus.first,)))
+        cpus -= groups[-1]
+    return groups
 
 
 def _title(pod: Mapping[str, Any] | None, sandbox: str) -> str:
@@ -231,14 +232,18 @@ def _claims(owners: Sequence[Mapping[str, Any]], sandboxes: Sequence[Mapping[str
     names = {(sandbox["id"], container["id"]): container["name"]
              for sandbox in sandboxes for container in sandbox["containers"]}
     names |= {(owner["sandbox"], owner["container"]): owner["name"] for owner in owners if owner.get("name")}
-    found = [(CpuSet.parse(owner["cpus"]), owner) for owner in owners if owner["cpus"]]
-    found.sort(key=lambda item: (item[0].first, item[1]["sandbox"], item[1]["container"]))
+    exclusive = [(CpuSet.parse(owner["cpus"]), owner) for owner in owners if owner["cpus"]]
+    exclusive.sort(key=lambda item: (item[0].first, item[1]["sandbox"], item[1]["container"]))
     together: dict[tuple[str, CpuSet], list[Mapping[str, Any]]] = {}
-    for cpus, owner in found:
+    for cpus, owner in exclusive:
         together.setdefault((owner["sandbox"], cpus), []).append(owner)
-    return [(sandbox, f"{_title(many[0].get('pod'), sandbox)} " + "+".join(
-        printable(names.get((sandbox, owner["container"])) or owner["container"][:12]) for owner in many).strip(),
-        many[0].get("kind", "unseen"), cpus) for (sandbox, cpus), many in together.items()]
+    claims = []
+    for (sandbox, cpus), containers in together.items():
+        first = containers[0]
+        called = "+".join(printable(names.get((sandbox, owner["container"])) or owner["container"][:12])
+                          for owner in containers).strip()
+        claims.append((sandbox, f"{_title(first.get('pod'), sandbox)} {called}", first.get("kind", "unseen"), cpus))
+    return claims
 
 
 def _notes(sandbox: Mapping[str, Any]) -> tuple[str, ...]:
@@ -253,15 +258,15 @@ def _guests(vms: Sequence[Mapping[str, Any]], pods: Mapping[str, int],
     guests: list[MapGuest] = []
     pinned: dict[int, list[str]] = {}
     floating: Counter[int] = Counter()
-    for sandbox in sorted(vms, key=lambda each: pods[each["id"]]):
+    for sandbox in sorted(vms, key=lambda vm: pods[vm["id"]]):
         guest = letter(pods[sandbox["id"]]).lower()
         threads = sorted(((CpuSet.parse(thread["actual"]), thread) for thread in sandbox["threads"]
                           if thread["actual"] not in ("", "None")), key=lambda item: list(item[0]))
         floats = []
         for mask, group in groupby(threads, key=lambda item: item[0]):
-            there = [thread for _, thread in group]
-            vcpus = CpuSet(thread["vcpu"] for thread in there if thread["vcpu"] is not None)
-            others = [printable(thread["role"]) for thread in there if thread["vcpu"] is None]
+            alike = [thread for _, thread in group]
+            vcpus = CpuSet(thread["vcpu"] for thread in alike if thread["vcpu"] is not None)
+            others = [printable(thread["role"]) for thread in alike if thread["vcpu"] is None]
             if len(mask) == 1:
                 marks = [f"v{vcpus}"] * bool(vcpus) + [f"+{len(others)}"] * bool(others)
                 pinned.setdefault(mask.first, []).extend(f"{guest}:{mark}" for mark in marks)
@@ -269,12 +274,13 @@ def _guests(vms: Sequence[Mapping[str, Any]], pods: Mapping[str, int],
                 roles = [f"vCPU{'s' * (len(vcpus) > 1)} {vcpus}"] * bool(vcpus)
                 roles += [role if count == 1 else f"{count} {role}" for role, count in Counter(others).items()]
                 floats.append(f"{', '.join(roles)} on {mask}")
-                floating.update(dict.fromkeys(mask, len(there)))
+                floating.update(dict.fromkeys(mask, len(alike)))
         guests.append(MapGuest(pods[sandbox["id"]], _title(sandbox["pod"], sandbox["id"]), sandbox["verdict"],
                                sandbox["mask"] or "", tuple(floats), _notes(sandbox)))
     return tuple(guests), pinned, floating
 
 
+#: Of the JSON document.
 VERSION = 1
 #: The facts that are lists of CPUs, by their name in the document.
 _LISTS = {"online": "online", "shared_pool": "shared pool", "exclusive": "exclusive", "housekeeping": "housekeeping",
@@ -282,6 +288,7 @@ _LISTS = {"online": "online", "shared_pool": "shared pool", "exclusive": "exclus
 
 
 def map_document(picture: Picture) -> dict[str, Any]:
+    """The map as data, with the letters that the drawings have."""
     facts = picture.facts
     lists = {name: facts.get(key, "none") for name, key in _LISTS.items()}
     return {"version": VERSION, "node": facts.get("node"), "time": facts.get("time"),
@@ -295,8 +302,7 @@ def map_document(picture: Picture) -> dict[str, Any]:
 
 
 def _cpu(cpu: Cpu) -> dict[str, Any]:
-    owners = [*(() if cpu.owner is None else (cpu.owner,)), *cpu.others]
-    return {"cpu": cpu.number, "kind": cpu.kind, "owners": [owner.letter for owner in owners],
+    return {"cpu": cpu.number, "kind": cpu.kind, "owners": [owner.letter for owner in cpu.owners],
             "housekeeping": cpu.housekeeping, "isolated": cpu.isolated, "reserved": cpu.reserved,
             "pinned": list(cpu.pinned), "floating": cpu.floating, "collisions": list(cpu.collisions)}
 

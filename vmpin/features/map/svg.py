@@ -93,12 +93,12 @@ def ground(pod: int) -> Ground:
 
 
 def _ground_of(cpu: Cpu) -> Ground:
-    return Ground(cpu.kind) if cpu.owner is None or cpu.kind == OFFLINE else ground(cpu.owner.pod)
+    return ground(cpu.owners[0].pod) if cpu.owners and cpu.kind != OFFLINE else Ground(cpu.kind)
 
 
 def _described(cpu: Cpu) -> str:
     """All that is known of a CPU, for its tooltip."""
-    owners = [] if cpu.owner is None else [owner.title for owner in (cpu.owner, *cpu.others)]
+    owners = [owner.title for owner in cpu.owners]
     holders = " and ".join(owners + ["the shared pool"] * (cpu.kind == SHARED)) if owners else cpu.kind
     floating = f"{number_of(cpu.floating, 'thread floats')} over it" if cpu.floating else ""
     return "; ".join(filter(None, (f"CPU {cpu.number}: {holders}", marks(cpu), floating, *cpu.collisions)))

@@ -21,7 +21,7 @@ SIGNS = (("h", "housekeeping"), ("i", "isolated"), ("a:v1", "vCPU 1 of guest a i
          ("a:+2", "so are two other threads of it"), ("~3", "three threads float over it"), ("!", "collision"))
 #: Besides, where vmpin gives out the CPUs.
 GIVEN_SIGNS = (("A·", "A has it, and so has the shared pool"), ("A,B", "both have it"), ("r", "reserved"))
-LEGEND = "; ".join(f"{sign}: {what}" for sign, what in (
+LEGEND = "; ".join(f"{sign}: {text}" for sign, text in (
     ("capital letter", "exclusive to a container"), ("·", "shared pool"), ("x", "offline"), *SIGNS))
 
 
@@ -44,7 +44,7 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
                 line += cells_of_core
             yield line
     yield []
-    signs = "; ".join([LEGEND, *(f"{sign}: {what}" for sign, what in GIVEN_SIGNS if picture.notes)])
+    signs = "; ".join([LEGEND, *(f"{sign}: {text}" for sign, text in GIVEN_SIGNS if picture.notes)])
     yield from _wrapped(signs, width, "dim")
     for owner in picture.owners:
         yield from _keyed(owner.letter, style(owner.pod), owner.legend, width)
@@ -83,16 +83,15 @@ def style(pod: int) -> str:
 
 def marks(cpu: Cpu) -> str:
     """The pinned threads on a CPU, by guest: "a:v0-1,+2 b:v1"."""
-    found: dict[str, list[str]] = {}
+    by_guest: dict[str, list[str]] = {}
     for mark in cpu.pinned:
-        guest, _, what = mark.partition(":")
-        found.setdefault(guest, []).append(what)
-    return " ".join(f"{guest}:{','.join(what)}" for guest, what in found.items())
+        guest, _, threads = mark.partition(":")
+        by_guest.setdefault(guest, []).append(threads)
+    return " ".join(f"{guest}:{','.join(threads)}" for guest, threads in by_guest.items())
 
 
 def _cell(cpu: Cpu) -> tuple[str, str]:
-    sign, kind = _SIGNS.get(cpu.kind, ("", "")) if cpu.owner is None or cpu.kind == OFFLINE else (
-        cpu.letters, style(cpu.owner.pod))
+    sign, kind = (cpu.letters, style(cpu.owners[0].pod)) if cpu.owners and cpu.kind != OFFLINE else _SIGNS[cpu.kind]
     flags = "!" * bool(cpu.collisions) + cpu.flags
     floats = f"~{cpu.floating}" if cpu.floating else ""
     text = " ".join(part for part in (f"{cpu.number:>3} {sign}{flags}", marks(cpu), floats) if part)
