@@ -76,7 +76,7 @@ class VmGuest:
 
     def _kernel(self) -> tuple[int, int] | None:
         if platform.machine() != "x86_64":
-            return None  # cpu_numbers derives CPU numbers from it for x86 only
+            return None  # vcpu_map derives CPU numbers from it for x86 only
         return kernel_version(self.vm.type.kernels(self.vm.vmm.argv), self.vmm.tid, self.vmm.starttime)
 
     def update(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:

@@ -85,22 +85,16 @@ class DriftEvidence:
                 if vm.sandbox not in self._cgroups:
                     self._moved(vm)
 
-    def rivals(self) -> tuple[Rival, ...]:
-        """The daemons of the node that may set masks."""
-        if time.monotonic() - self._read_at > _FRESH:
-            from vmpin.pinning import rival_writers
+    def _rivals_of(self, vm: Vm) -> tuple[Rival, ...]:
+        """The programs that may set masks of a VM's threads."""
+        from vmpin.pinning import rival_writers  # rarely needed
 
+        if time.monotonic() - self._read_at > _FRESH:
             self._daemons = rival_writers.rivals(self.proc, self.root)
             self._read_at = time.monotonic()
             self._rivals.clear()
-        return self._daemons
-
-    def _rivals_of(self, vm: Vm) -> tuple[Rival, ...]:
-        daemons = self.rivals()
         if vm.vmm.id not in self._rivals:
-            from vmpin.pinning import rival_writers
-
-            self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm, daemons)
+            self._rivals[vm.vmm.id] = rival_writers.of_vm(self.proc, vm, self._daemons)
         return self._rivals[vm.vmm.id]
 
     def explain_repairs(self, changes: Mapping[SandboxId, Counter[MaskRepair]]) -> dict[SandboxId, list[Explanation]]:

@@ -1,6 +1,6 @@
 """Finds other programs on the node that set affinity masks, by the running processes and their configuration.
 
-Read only. Used only for repairs and the doctor, because it reads the name of every process.
+Read only. Used only for repairs, because it reads the name of every process.
 """
 
 import re
