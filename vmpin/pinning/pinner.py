@@ -47,11 +47,6 @@ class VmMasks:
         #: Whether the next pass must compare each thread: a mask is not as placed, or has not been read back yet.
         self.open = True
 
-    def record(self, thread: ThreadId, cpus: CpuSet, got: CpuSet) -> None:
-        """Record that mask `cpus` was requested and that the kernel set `got`."""
-        self.requested[thread] = (cpus, got)
-        self.expected[thread.tid] = got.frozen()
-
 
 class Pinner:
     """Sets the masks of all VMs' threads. Only `restoration` sets others, when it restores original masks."""
@@ -170,7 +165,7 @@ class Pinner:
         masks = self.of(operation.sandbox)
         masks.open = True
         if result.got is not None and result.outcome is not Outcome.REFUSED:
-            masks.record(operation.thread.id, operation.cpus, result.got)
+            masks.requested[operation.thread.id] = operation.cpus, result.got
             masks.expected.pop(operation.thread.id.tid, None)
         if result.outcome in (Outcome.REFUSED, Outcome.TRIMMED) and masks.waits:
             result = result._replace(outcome=Outcome.WAITING)
@@ -243,7 +238,8 @@ class Pinner:
                     and masks.requested.get(thread.id) != (cpus, got)):
                 logger.warning("cannot honour %s for %s thread %d sandbox=%s: its cpuset cgroup leaves %s",
                                cpus, thread.role, thread.id.tid, result.operation.sandbox, got)
-        masks.record(thread.id, cpus, got)
+        masks.requested[thread.id] = cpus, got
+        masks.expected[thread.id.tid] = got.frozen()
 
     def _too_early(self, masks: VmMasks, thread: ThreadId, cpus: CpuSet) -> bool:
         """Whether a refused or trimmed mask is still within `grace`, so that it is retried and not reported."""

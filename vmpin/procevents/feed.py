@@ -219,9 +219,11 @@ class ProcEventsFeed:
         """Pass waiting events to the placer. :returns: whether any was of a followed process."""
         follow_up = self._placer.handle(self._within_budget())
         times = self._timeouts
-        self._pass_later(follow_up.kernel_threads, self._kernel_threads, times.kernel_named,
-                         self._placer.place_kernel_threads, since)
-        self._pass_later(follow_up.soon - follow_up.now, self._unconfirmed, times.confirm_placed, set, since)
+        if follow_up.kernel_threads:
+            self._pass_later(follow_up.kernel_threads, self._kernel_threads, times.kernel_named,
+                             self._placer.place_kernel_threads, since)
+        if unconfirmed := follow_up.soon - follow_up.now:
+            self._pass_later(unconfirmed, self._unconfirmed, times.confirm_placed, set, since)
         if follow_up.processes_changed and (unread := self._follow_names()):
             follow_up.now |= unread
             follow_up.relevant = True
@@ -247,7 +249,7 @@ class ProcEventsFeed:
                     since: float) -> None:
         """Add `new` to `waiting`. `delay` seconds after the first addition, a pass over the sandboxes that `find`
         returns for the whole set is requested."""
-        if new and not waiting:
+        if not waiting:
             asyncio.get_running_loop().call_later(delay, self._pass, waiting, find, since)
         waiting |= new
 

@@ -292,10 +292,11 @@ class NewbornPlacer:
         result = self._reconciler.pin_newborn(placement, thread, inherited)
         if result is None:
             return Newborn.of(placement, tid, born, wanted, inherited, inherited)
-        if result.placed is not None:
+        placed = result.placed
+        if placed is not None:
             logger.debug("placed sandbox=%s thread=%d role=%s mask=%s was=%s", placement.sandbox, tid, thread.role,
-                         result.placed, inherited)
-        return Newborn.of(placement, tid, born, wanted, inherited, result.placed, result.outcome is Outcome.GONE)
+                         placed, inherited)
+        return Newborn.of(placement, tid, born, wanted, inherited, placed, result.outcome is Outcome.GONE)
 
     # A thread is named
 
