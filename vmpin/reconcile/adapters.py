@@ -1,5 +1,4 @@
-"""The files and kernel interfaces that a reconciler reads and writes, as one value, so that a test can put its own
-in."""
+"""The files and kernel interfaces that a reconciler reads and writes, as one value that a test can replace."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Adapters(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Adapters:
-        """Make the adapters for the paths of a configuration. :raises SourceError: without a boot id."""
+        """The adapters for the paths of a configuration. :raises SourceError: without a boot id."""
         proc = Procfs(config.paths.proc)
         boot_id = proc.boot_id()
         return cls(proc, Sysfs(config.paths.sys), Cgroups(config.paths.cgroup, proc),

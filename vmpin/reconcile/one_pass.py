@@ -1,6 +1,5 @@
-"""One pass without a watcher: what `vmpin reconcile` does alone, and what `status`, `plan` and `verify` show then.
-
-Reads the state file and the spool; writes only when it acts, and then with the lock held.
+"""Passes of commands without a watcher: `vmpin reconcile` and `unpin`, and the view that `status`, `plan` and `verify`
+show. They read the state file and the spool, and write only with the lock held.
 """
 
 import logging
@@ -23,7 +22,7 @@ Released = TypeVar("Released")
 
 
 def inspect(config: Config) -> tuple[NodeView, PassReport]:
-    """The node as a watcher would see and plan it now; the report's operations are not carried out."""
+    """The node as a watcher would see it now, and the operations that it would carry out."""
     reconciler = Reconciler(config, acts=False)
     take_spool(reconciler.node_state, Spool(config.paths.spool), set(), tidy=False)
     report = _passes(reconciler, act=False)
@@ -31,7 +30,7 @@ def inspect(config: Config) -> tuple[NodeView, PassReport]:
 
 
 def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
-    """One pass. Sandboxes that were unpinned by hand are taken back (None: all of them)."""
+    """Make one pass. :param sandboxes: the suspended sandboxes to resume; None: all of them."""
     with Lock(config.paths.lock_file) as lock:
         reconciler = Reconciler(config, used=lock.used)
         spool = Spool(config.paths.spool)
@@ -44,7 +43,7 @@ def reconcile(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[No
 
 
 def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, PassReport]:
-    """Restore original masks. Guests keep their maps (guests)."""
+    """Restore original masks. Guests keep their maps."""
     with Lock(config.paths.lock_file) as lock:
         reconciler = _read(config, used=lock.used)
         wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
@@ -52,16 +51,16 @@ def unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeVi
 
 
 def plan_unpin(config: Config, sandboxes: Sequence[SandboxId] | None) -> tuple[NodeView, list[SetAffinity]]:
-    """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None for all."""
+    """The operations of `unpin` and `leave`; nothing is changed. :param sandboxes: None: all."""
     reconciler = _read(config, acts=False)
     wanted = reconciler.node_state.all_sandboxes() if sandboxes is None else sandboxes
     return reconciler.view, reconciler.restoring(wanted)
 
 
 def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[NodeView, list[Result], Released]:
-    """Restore everything, and remove what vmpin keeps. Interrupted at any moment and called again, it does the rest.
-    :param release: has the guests remove their maps, which takes what is kept of them.
-    :returns: the view of the node, with the original masks that are left; results; what `release` returned."""
+    """Restore all original masks, and remove vmpin's files. If it was interrupted, another call completes it.
+    :param release: has the guests remove their maps, which needs the files.
+    :returns: the view of the node, with the remaining original masks; the results; the value of `release`."""
     from vmpin.reconcile import teardown
 
     with Lock(config.paths.lock_file) as lock:
@@ -73,8 +72,8 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
 
 
 def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconciler:
-    """A reconciler that has read the spool and the node, and changed neither, in order to leave: a mask of which there
-    is no record is not taken for an original one. :param used: as Reconciler has it."""
+    """A reconciler that has read the spool and the node, and changed neither, in order to restore masks: it records no
+    mask as an original one. :param used: see `NodeState`."""
     reconciler = Reconciler(config, acts, used=used)
     reconciler.node_state.original_masks.records = False
     take_spool(reconciler.node_state, Spool(config.paths.spool), set(), tidy=False)
@@ -83,12 +82,12 @@ def _read(config: Config, acts: bool = True, used: bool | None = None) -> Reconc
 
 
 def _passes(reconciler: Reconciler, act: bool) -> PassReport:
-    """A pass, and another when QMP identified more threads."""
+    """A pass, and a second one if QMP identified more threads."""
     report = reconciler.resync(act, full=True)
     vms = reconciler.node_state.needing_qmp()
     if not vms:
         return report
-    import asyncio  # a tenth of a second on a slow machine, and most nodes never ask
+    import asyncio  # not at the top: it takes a tenth of a second on a slow machine, and few nodes use QMP
 
     from vmpin.vmm import qmp
 

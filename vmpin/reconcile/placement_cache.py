@@ -1,4 +1,4 @@
-"""The placements of all sandboxes, and the ownership they follow from; worked out again only for what changed."""
+"""The placements of all sandboxes, and the ownership that they depend on; recomputed only for what changed."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -7,7 +7,7 @@ from vmpin.authorities.authority import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.desired_state import DesiredState, SandboxState
-from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
+from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.domain.sandbox_placement import Placement, Previous, Verdict
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_unreported
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class PlacementCache:
-    """Owns ownership and placements: it alone changes them.
-    :param previous: the placements that were made before, as a state file has them.
-    :param first_list: None where no list of the runtime's is awaited."""
+    """Owns the ownership of CPUs and the placements: nothing else changes them.
+    :param previous: the previous placements, from a state file.
+    :param first_list: None if no list of the runtime's is awaited."""
 
     def __init__(self, config: Config, topology: Topology, authorities: Authorities, state: DesiredState,
                  previous: Mapping[SandboxId, Previous], first_list: FirstList | None = None) -> None:
@@ -33,29 +33,28 @@ class PlacementCache:
         self.node = self._node(topology)
         self.own: Ownership = ownership({}, self.node)
         self.placements: dict[SandboxId, Placement] = {}
-        #: What the next placement keeps to where it can.
+        #: The parts of previous placements that the next ones keep to.
         self.previous: dict[SandboxId, Previous] = dict(previous)
-        #: Whether `previous` is another than when this was last set to False.
+        #: Whether `previous` has changed since this was last set to False.
         self.unsaved = False
-        #: The sandboxes whose VMs are left as they are, with the reason. They have no placement.
+        #: The sandboxes without a placement whose VMs keep their masks, with the reason.
         self.unmanaged: dict[SandboxId, str] = {}
         #: The sandboxes to place again in the next pass.
         self.dirty: set[SandboxId] = set()
         self._claims: dict[SandboxId, CpuClaims] = {}
-        #: The pod uids of those.
-        self._pods: dict[SandboxId, str] = {}
-        #: Ownership has to be worked out again, even if no sandbox changed.
+        self._pods: dict[SandboxId, str] = {}  #: The pod uids of sandboxes.
+        #: Whether ownership has to be recomputed, even if no sandbox changed.
         self._node_changed = True
 
     def renew(self, config: Config, topology: Topology, state: DesiredState) -> None:
-        """Use another configuration or topology: every sandbox is placed again."""
+        """Use another configuration or topology. Every sandbox is placed again."""
         self.config, self.rulings = config, self._authorities.rulings(state)
         self.node = self._node(topology)
         self._node_changed = True
         self.dirty.update(state.sandboxes)
 
     def follow_authorities(self, state: DesiredState) -> None:
-        """Have the authorities decide again; the sandboxes that another decision concerns are placed again."""
+        """Recompute the rulings. The sandboxes that a change concerns are placed again."""
         before, self.rulings = self.rulings, self._authorities.rulings(state)
         if self.rulings != before:
             self.dirty |= concerned(before, self.rulings, state)
@@ -63,9 +62,8 @@ class PlacementCache:
             self._node_changed = True
 
     def keep_only(self, vms: Set[SandboxId], sandboxes: Set[SandboxId]) -> bool:
-        """Drop the placements of VMs that have ended.
-        :param sandboxes: those whose last placement is kept for the next one.
-        :returns: whether what the state file has is another now."""
+        """Drop the placements of VMs that have ended. :param sandboxes: those whose previous placement is kept.
+        :returns: whether the state file is out of date."""
         for gone in self.placements.keys() - vms:
             del self.placements[gone]
         for gone in self.unmanaged.keys() - vms:
@@ -80,11 +78,10 @@ class PlacementCache:
 
     def place_changed(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
               failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
-        """Place again what is dirty.
-        :param moved: called at once for each sandbox whose placement is another than before: should what follows fail,
-            it is to be carried out all the same. :param failed: called for each sandbox that cannot be placed; it
-            keeps the placement it has and stays dirty, and the others are placed. :returns: the sandboxes whose
-            placement is another."""
+        """Place the dirty sandboxes, and those that depend on them.
+        :param moved: called at once for each sandbox whose placement changed, so that it is carried out even if a
+        later step fails. :param failed: called for each sandbox that cannot be placed: it keeps its placement and
+        stays dirty, and the others are placed. :returns: the sandboxes whose placement changed."""
         self.follow_authorities(state)
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
@@ -93,7 +90,7 @@ class PlacementCache:
         for sandbox in dirty:
             try:
                 owned |= self._claim(sandbox, state.sandboxes.get(sandbox))
-            except Exception as err:  # whatever it is, the other sandboxes are placed
+            except Exception as err:  # the other sandboxes are placed
                 self.dirty.add(sandbox)
                 failed(sandbox, err)
         before = self.own
@@ -113,7 +110,7 @@ class PlacementCache:
         return changed
 
     def _claim(self, sandbox: SandboxId, sandbox_state: SandboxState | None) -> bool:
-        """Work out again what a sandbox claims. :returns: whether its exclusive CPUs are others than before."""
+        """Recompute a sandbox's claims. :returns: whether its exclusive CPUs changed."""
         new = sandbox_state and claims_of(effective_containers(sandbox_state, self.rulings), self.node)
         old = self._claims.get(sandbox)
         if new is None:
@@ -127,8 +124,7 @@ class PlacementCache:
         return (old and old.exclusive) != (new and new.exclusive)
 
     def _place_again(self, sandbox: SandboxId, vm: Vm | None, sandbox_state: SandboxState | None) -> bool:
-        """Work out again where a sandbox's threads go. :returns: whether that is elsewhere than before; False also
-        where it has no placement (any more)."""
+        """Recompute a sandbox's placement. :returns: whether it changed; False also if there is none (any more)."""
         placement = None
         if vm is not None and sandbox_state is not None and not sandbox_state.suspended:
             if self._first_list.holds(sandbox, sandbox_state):
@@ -159,7 +155,7 @@ class PlacementCache:
         self.placements.pop(sandbox, None)
 
     def at_exec(self, sandbox: SandboxId, state: DesiredState) -> Placement | None:
-        """Return the placement of a sandbox's new processes; None when they are left alone."""
+        """The placement of a sandbox's new processes; None if their masks are not to be set."""
         if self._first_list.holds(sandbox, state.sandboxes.get(sandbox)):
             return None
         return self.placements.get(sandbox) or place_before_vm(
@@ -167,14 +163,14 @@ class PlacementCache:
             self.previous.get(sandbox))
 
     def with_vcpu(self, vm: Vm, vcpu: VcpuId, state: DesiredState) -> Placement | None:
-        """The placement of a VM with a vCPU that has just been named, ahead of the pass that will see it."""
+        """The placement of a VM with a new vCPU, ahead of the pass that will place it."""
         placement, sandbox_state = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
         if placement is None or sandbox_state is None or vcpu in placement.by_vcpu:
             return placement
         return self._of(vm, sandbox_state, vm.guest_vcpus(sorted({*vm.vcpu_threads.values(), vcpu})))
 
     def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
-        ended = any(each.container.state is ContainerState.STOPPED for each in sandbox_state.containers.values())
+        ended = any(record.stopped for record in sandbox_state.containers.values())
         request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.rulings),
                                    vm.vcpu_state, ended, None if vm.nic is None else vm.nic.numa_node)
         placement = place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
@@ -182,14 +178,14 @@ class PlacementCache:
         return placement if waits == placement.waiting else placement._replace(waiting=waits)
 
     def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
-        """The sandboxes whose placement may be another now that CPUs have another owner: one container's exclusive
-        CPUs are no reason to place hundreds of sandboxes again."""
+        """The sandboxes whose placement may depend on the CPUs that changed their owner: not all of hundreds of
+        sandboxes are placed again because of one container's exclusive CPUs."""
         lists = [rule for rule in self.config.rules if isinstance(rule, CpuSet)]
         named = union([self.node.housekeeping, self.own.pool, *lists])
         moved = before.exclusive ^ self.own.exclusive
         if self.own.pool != before.pool or not moved.isdisjoint(named):
             return vms
-        # A sandbox that is degraded may have been driven off the very CPUs that are free now.
+        # A degraded sandbox may be able to use the CPUs that are free now.
         return {sandbox for sandbox in vms | self.placements.keys()
                 if (placement := self.placements.get(sandbox)) is None
                 or placement.reasons or placement.mask.bits & moved.bits}

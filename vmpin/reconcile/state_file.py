@@ -1,10 +1,9 @@
-"""The state file: what cannot be read back from the machine, checksummed and replaced as a whole.
+"""The state file: state that cannot be read back from the machine, with a checksum, always replaced as a whole.
 
-It carries the containers that only hooks reported, the original masks, the previous one-to-one pairs, which nameless
-thread is which vCPU, the kubelet's last good checkpoint, and which sandboxes the operator suspended. It lies in /run
-and is of one boot. A damaged one is set aside, and everything is rebuilt from what runs: all but the original masks,
-which a second file has as well.
-"""
+It has the containers that only hooks reported, the original masks, the previous one-to-one pairs, the identified vCPU
+threads of VMMs without thread names, the kubelet's last good checkpoint, and the suspended sandboxes. It lies in /run,
+and is valid for one boot. A damaged file is set aside, and the state is rebuilt from the running system, except for
+the original masks, which are in a second file too. Notes have original masks that are not yet in the state file. """
 
 from __future__ import annotations
 
@@ -30,22 +29,23 @@ MAX_BYTES = 64 << 20
 
 
 class StateStore:
-    """:param boot_id: files of another boot are not used.
-    :param originals: the second file of the original masks; None for one beside the state file."""
+    """Loads and saves the state file, the notes, and the second file of the original masks. A failure is logged once.
+    :param boot_id: files of another boot are not used.
+    :param originals: the second file; None for one beside the state file."""
 
     def __init__(self, state: Path, notes: Path, boot_id: str, originals: Path | None = None) -> None:
         self._state, self._notes, self._boot_id = state, notes, boot_id
         self._originals = originals or state.with_name("originals.json")
-        #: Neither file had the original masks when they were loaded: what vmpin set in this boot is not known.
+        #: Whether neither file had the original masks: it is then unknown which masks vmpin set in this boot.
         self.lost = False
         self._copied: Mapping[SandboxId, OriginalMasks] | None = None
-        #: Why the state could not be saved when it was last tried, "" if it could.
+        #: Why the last attempt to save failed, "" if it succeeded.
         self.failing = ""
         self._unnoted = False
         self._written: Written = {}
 
     def load(self, set_aside: bool) -> SavedState:
-        """Return what was saved last, with the notes since. :param set_aside: whether a damaged file is moved away."""
+        """The state as saved last, with the notes since. :param set_aside: whether to rename a damaged file."""
         kept, trouble = load_kept(self._state, self._boot_id, set_aside)
         if trouble:
             logger.warning("%s", trouble)
@@ -57,7 +57,7 @@ class StateStore:
         return with_notes(self._notes, self._boot_id, kept or SavedState())
 
     def save(self, kept: SavedState) -> bool:
-        """Replace the state file, and remove the notes that it contains. :returns: False when that failed."""
+        """Replace the state file, and remove the notes, which it contains. :returns: False if that failed."""
         try:
             self._copy(kept.originals)
             save(self._state, self._boot_id, kept, self._written)
@@ -73,16 +73,16 @@ class StateStore:
         return True
 
     def _copy(self, originals: Mapping[SandboxId, OriginalMasks]) -> None:
-        """Write the original masks a second time, if they changed. :raises StateFileError:"""
+        """Write the second file of the original masks, if they changed. :raises StateFileError:"""
         exists = self._originals.exists()
         if (originals and not exists) or (exists and originals != self._copied):
             save(self._originals, self._boot_id, SavedState(originals=originals))
             self._copied = dict(originals)
 
-    def note(self, sandbox: SandboxId, main: ThreadId, had: CpuSet) -> None:
-        """Append a process's original mask to the notes, ahead of the state file."""
+    def note(self, sandbox: SandboxId, main: ThreadId, original: CpuSet) -> None:
+        """Append a process's original mask to the notes."""
         try:
-            note(self._notes, self._boot_id, sandbox, main, had)
+            note(self._notes, self._boot_id, sandbox, main, original)
         except StateFileError as err:
             if not self._unnoted:
                 logger.error("%s (%s)", err, err.hint)
@@ -92,9 +92,9 @@ class StateStore:
 
 
 def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = None) -> None:
-    """Replace the file. :raises StateFileError: the old file is then still whole.
-    :param written: handed in again the next time, so that only sandboxes that have changed are encoded: hundreds of
-        them take eight milliseconds, in which no new thread is placed."""
+    """Replace the file. :raises StateFileError: the old file is then still intact.
+    :param written: pass the same object at each call, so that only changed sandboxes are encoded: hundreds of them
+    take eight milliseconds, in which no new thread is placed."""
     body = text_of(boot_id, kept, {} if written is None else written)
     try:
         replace(path, sealed(body))
@@ -104,14 +104,14 @@ def save(path: Path, boot_id: str, kept: SavedState, written: Written | None = N
 
 
 def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: CpuSet) -> None:
-    """Append a process's original mask (empty: not known) to the notes, in a hundredth of the time that the whole file
-    takes: it outlives this process until the next whole file has it. :raises StateFileError: it cannot be written."""
+    """Append a process's original mask (EMPTY: unknown) to the notes, which takes a hundredth of the time of the state
+    file. :raises StateFileError: if it cannot be written."""
     text = json.dumps([boot_id, sandbox, main.tid, main.starttime, str(mask) if mask else None])
-    left = f"\n{text}\n".encode()  # a line of its own, whatever a full disk left of the one before
+    left = f"\n{text}\n".encode()  # begins a new line: a full disk may have cut the last one
     try:
         fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            while left:  # a disk with little room takes a part, without an error
+            while left:  # an almost full disk takes a part, without an error
                 left = left[os.write(fd, left):]
         finally:
             os.close(fd)
@@ -121,37 +121,37 @@ def note(path: Path, boot_id: str, sandbox: SandboxId, main: ThreadId, mask: Cpu
 
 
 def with_notes(path: Path, boot_id: str, kept: SavedState) -> SavedState:
-    """Add what the notes have and the file has not. A line that is none, as the last may be, is left out."""
+    """Add the original masks of the notes. Invalid lines are skipped, such as a last one that was cut."""
     try:
         raw, _ = read_regular(path, MAX_BYTES)
     except OSError:
         return kept
-    before = dict(kept.originals)
+    originals = dict(kept.originals)
     for line in raw.splitlines():
         try:
             boot, name, tid, starttime, mask = load_json(line)
-            if boot != boot_id or not all(isinstance(each, int) for each in (tid, starttime)):
+            if boot != boot_id or not all(isinstance(number, int) for number in (tid, starttime)):
                 continue
             main, sandbox = ThreadId(tid, starttime), SandboxId(str(name))
-            masks_before = before.get(sandbox, OriginalMasks())
+            masks = originals.get(sandbox, OriginalMasks())
             cpus = EMPTY if mask is None else CpuSet.parse(mask)
-            if (cpus or mask is None) and main not in masks_before.processes:
-                before[sandbox] = OriginalMasks({**masks_before.processes, main: ProcessMasks(cpus)})
+            if (cpus or mask is None) and main not in masks.processes:
+                originals[sandbox] = OriginalMasks({**masks.processes, main: ProcessMasks(cpus)})
         except (ValueError, TypeError, RecursionError):
             continue
-    return kept if before == kept.originals else kept._replace(originals=before)
+    return kept if originals == kept.originals else kept._replace(originals=originals)
 
 
 def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, str]:
-    """Read the file. :returns: what it holds, and what was wrong with it ("" if nothing): a file that cannot be
-    believed counts as empty, as does one from another boot.
-    :param set_aside: whether to rename such a file to `NAME.bad`; only while the lock is held."""
+    """Read the file. :returns: its state, and the trouble with it ("" for none): a damaged file counts as empty, as
+    does one of another boot.
+    :param set_aside: whether to rename a damaged file to `NAME.bad`; only while the lock is held."""
     kept, trouble = load_kept(path, boot_id, set_aside)
     return kept or SavedState(), trouble
 
 
 def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState | None, str]:
-    """The same with None for a file that is missing, damaged or cannot be read; one of another boot is empty."""
+    """`load`, but with None for a file that is missing, damaged or unreadable; one of another boot is empty."""
     raw, trouble = read_kept(path, MAX_BYTES)
     if raw is None:
         return None, trouble
@@ -159,7 +159,7 @@ def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedSt
         body = unsealed(raw, VERSION)
         if body["boot_id"] != boot_id:
             return SavedState(), ""
-        # A time that is yet to come is now, else no report would ever be later.
+        # A time in the future is replaced by now; otherwise no report would ever be later.
         now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
         return unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
@@ -170,31 +170,30 @@ def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedSt
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Temporary file, fsync, rename. :raises OSError: the old file is then still whole, and nothing is left beside."""
-    made, _ = beside(path)
+    """Write a temporary file, fsync, rename. :raises OSError: the old file is then intact, without a temporary one."""
+    temporary, _ = beside(path)
     try:
         with suppress(FileNotFoundError):
-            made.unlink()  # left by a kill, or put there
-        fd = open_regular(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            temporary.unlink()  # left by a kill, or put there
+        fd = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(fd, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(fd)
-        os.rename(made, path)
+        os.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
-            made.unlink()
+            temporary.unlink()
         raise
 
 
 def beside(path: Path) -> tuple[Path, Path]:
-    """Return the paths that may lie beside a file that was kept here: of one never finished, and of one set aside."""
+    """The paths that may exist beside a file: of an unfinished one, and of one set aside."""
     return path.with_name(f".{path.name}.new"), path.with_name(f"{path.name}.bad")
 
 
 def read_kept(path: Path, most: int) -> tuple[bytes | None, str]:
-    """Read a file that was kept here. :returns: its bytes, None where there are none; and why, "" where it is absent.
-    """
+    """Read a file. :returns: its bytes, or None and the reason ("" if there is no such file)."""
     try:
         return read_regular(path, most)[0], ""
     except FileNotFoundError:
@@ -204,9 +203,9 @@ def read_kept(path: Path, most: int) -> tuple[bytes | None, str]:
 
 
 def set_file_aside(path: Path, err: Exception, aside: bool, then: str = "the state is rebuilt from what runs") -> str:
-    """Rename a file that cannot be used to `NAME.bad`, if `aside`. :returns: what is wrong and what was done.
-    :param then: what follows."""
-    why = str(err)[:200]  # which may quote the file
+    """Rename an unusable file to `NAME.bad`, if `aside`. :returns: a text with the reason and the consequence.
+    :param then: the consequence."""
+    why = str(err)[:200]  # it may quote the file
     if aside:
         _, named = beside(path)
         with suppress(OSError):
@@ -216,12 +215,12 @@ def set_file_aside(path: Path, err: Exception, aside: bool, then: str = "the sta
 
 
 def sealed(body: str) -> bytes:
-    """The envelope of a file: JSON, and its checksum."""
+    """The content of a file: JSON with a checksum."""
     return f'{{"crc32":{_digest(body)},"body":{body}}}\n'.encode()
 
 
 def unsealed(raw: bytes, version: int) -> dict[str, Any]:
-    """Return an envelope's body. :raises ValueError, KeyError, TypeError: it is damaged, or of another version."""
+    """The JSON in a sealed file. :raises ValueError, KeyError, TypeError: if it is damaged, or of another version."""
     envelope = load_json(raw)
     body: dict[str, Any] = envelope["body"]
     if envelope["crc32"] != _digest(dumps(body)):
@@ -232,7 +231,7 @@ def unsealed(raw: bytes, version: int) -> dict[str, Any]:
 
 
 def _digest(body: str) -> int:
-    """Against torn and rotten files, not against people: the file is root's own."""
+    """Protects against torn and rotten files, not against people: the file belongs to root."""
     return zlib.crc32(body.encode())
 
 

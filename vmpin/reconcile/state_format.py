@@ -1,8 +1,5 @@
-"""The text of a state file: JSON, one entry a sandbox, and what it carries over a restart.
-
-Pure but for the clock. The keys are those of 0.1.0 and stay (`words`: reports, `held`: suspended, `before`: original
-masks).
-"""
+"""The format of the state file: JSON with one entry per sandbox. Its keys are those of 0.1.0 (`words`: reports,
+`held`: suspended, `before`: original masks). """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -20,30 +17,30 @@ from vmpin.host import boottime
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 
 VERSION = 2
-#: What times are of; a file that does not name it, of an older vmpin, has those of the wall clock.
+#: The clock of the times in a file; without it (of an older vmpin) they are of the wall clock.
 CLOCK = "boottime"
 
 
 class SavedState(NamedTuple):
-    """What is carried over a restart, by sandbox."""
+    """What is kept over a restart, by sandbox."""
 
     state: DesiredState = DesiredState()
     previous: Mapping[SandboxId, Previous] = MappingProxyType({})
     originals: Mapping[SandboxId, OriginalMasks] = MappingProxyType({})
     vcpus: Mapping[SandboxId, VcpuThreads] = MappingProxyType({})
-    #: The kubelet's last good static checkpoint, should its file be gone; None for none (also in files of before).
+    #: The kubelet's last good static checkpoint, in case its file is gone; None without one.
     kubelet: CpuManagerState | None = None
 
 
-#: What is kept of a sandbox.
+#: The saved state of one sandbox.
 Parts = tuple[SandboxState | None, Previous | None, OriginalMasks | None, VcpuThreads | None]
-#: What was written of each, and the text it became.
+#: The parts of each sandbox that were written last, and their text.
 Written = dict[SandboxId, tuple[Parts, str]]
 
 
 def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
-    """Return the text that json.dumps would make of all of it, as the checksum is of that. What did not change since
-    `written` is not made again."""
+    """The text of a file, the same that json.dumps would produce, as the checksum depends on it. Parts that have not
+    changed since `written` are not encoded again."""
     names = dict.fromkeys([*kept.state.sandboxes, *kept.previous, *kept.originals, *kept.vcpus])
     for gone in written.keys() - names.keys():
         del written[gone]
@@ -52,7 +49,7 @@ def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
         parts = (kept.state.sandboxes.get(name), kept.previous.get(name), kept.originals.get(name),
                  kept.vcpus.get(name))
         last = written.get(name)
-        if last is None or any(one is not other for one, other in zip(last[0], parts, strict=True)):
+        if last is None or any(old is not new for old, new in zip(last[0], parts, strict=True)):
             last = written[name] = parts, f"{json.dumps(name)}:{dumps(_pack(parts))}"
         texts.append(last[1])
     kubelet = "" if kept.kubelet is None else f',"kubelet":{dumps(_pack_kubelet(kept.kubelet))}'
@@ -60,12 +57,12 @@ def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
     return f'{{{head},"sandboxes":{{{",".join(texts)}}}}}'
 
 
-#: As JSON: a named tuple is a list, a CPU set its text. One encoder for all: json.dumps makes one for each call.
+#: Encodes a named tuple as a list, and a CPU set as its text. json.dumps would create an encoder at each call.
 dumps = json.JSONEncoder(separators=(",", ":"), default=CpuSet.__str__).encode
 
 
 def _pack(parts: Parts) -> dict[str, object]:
-    state, previous, before, vcpus = parts
+    state, previous, originals, vcpus = parts
     packed: dict[str, object] = {}
     if state is not None:
         packed["state"] = {
@@ -75,9 +72,9 @@ def _pack(parts: Parts) -> dict[str, object]:
     if previous is not None:
         packed |= {"mask": previous.mask, "vcpus": [[vcpu, *place] for vcpu, place in previous.vcpus.items()],
                    "pairs": list(previous.pairs.items())}
-    if before is not None:
+    if originals is not None:
         packed["before"] = [[*main, masks.main, [[*thread, cpus] for thread, cpus in masks.others.items()]]
-                            for main, masks in before.processes.items()]
+                            for main, masks in originals.processes.items()]
     if vcpus is not None:
         packed["threads"] = [vcpus.vmm, vcpus.found_by, sorted(vcpus.gone),
                              [[*thread, vcpu] for thread, vcpu in vcpus.threads.items()]]
@@ -85,7 +82,7 @@ def _pack(parts: Parts) -> dict[str, object]:
 
 
 def _pack_record(record: ContainerRecord, container: Container) -> dict[str, object]:
-    # A report: source, CPUs, time; and where there are some, the CPUs that it replaced.
+    # A report: source, CPUs, time, and the CPUs that it replaced, if any.
     return {"id": container.id, "name": container.name,
             "words": [[source, *(report if report.replaced else report[:2])]
                       for source, report in record.reports.items()],
@@ -94,7 +91,7 @@ def _pack_record(record: ContainerRecord, container: Container) -> dict[str, obj
 
 
 def _unpack_report(moment: Callable[[int], int], cpus: str, since: int, replaced: Iterable[str] = ()) -> CpusetReport:
-    return CpusetReport(CpuSet.parse(cpus), moment(_time(since)), tuple(CpuSet.parse(each) for each in replaced))
+    return CpusetReport(CpuSet.parse(cpus), moment(_time(since)), tuple(map(CpuSet.parse, replaced)))
 
 
 def _thread(tid: object, start: object) -> ThreadId:
@@ -102,7 +99,7 @@ def _thread(tid: object, start: object) -> ThreadId:
 
 
 def _time(value: object) -> int:
-    """Nanoseconds of a clock: negative where it is from before that clock began."""
+    """Nanoseconds of a clock; negative for a time before the clock began."""
     return checked_whole(value, MAX_INT64, -MAX_INT64)
 
 
@@ -111,8 +108,8 @@ def _vcpu(value: object) -> VcpuId:
 
 
 def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
-    """Read a saved state from its JSON. :param moment: turns each time of the file into one of this boot."""
-    states, previous, before, vcpus = {}, {}, {}, {}
+    """Decode a saved state. :param moment: converts a time in the file to CLOCK_BOOTTIME of this boot."""
+    states, previous, originals, vcpus = {}, {}, {}, {}
     for name, entry in body["sandboxes"].items():
         sandbox = SandboxId(name)
         if "state" in entry:
@@ -124,7 +121,7 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
             pairs = {_vcpu(vcpu): checked_whole(cpu, MAX_CPU) for vcpu, cpu in entry.get("pairs", ())}
             previous[sandbox] = Previous(CpuSet.parse(entry["mask"] or ""), places, pairs)
         if "before" in entry:
-            before[sandbox] = OriginalMasks({
+            originals[sandbox] = OriginalMasks({
                 _thread(tid, start): ProcessMasks(CpuSet.parse(main), {
                     _thread(other, since): CpuSet.parse(cpus) for other, since, cpus in others})
                 for tid, start, main, others in entry["before"]})
@@ -133,7 +130,7 @@ def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
             by_thread = {_thread(tid, start): _vcpu(vcpu) for tid, start, vcpu in threads}
             vcpus[sandbox] = VcpuThreads(_thread(*vmm), by_thread, frozenset(map(_vcpu, gone)), found_by)
     kubelet = body.get("kubelet")
-    return SavedState(DesiredState(states), previous, before, vcpus,
+    return SavedState(DesiredState(states), previous, originals, vcpus,
                       None if kubelet is None else _unpack_kubelet(kubelet))
 
 

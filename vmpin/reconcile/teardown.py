@@ -1,6 +1,5 @@
-"""Leaves a node as it was without vmpin: original masks restored, and nothing left in the run directory.
-
-For `watch.on_exit: unpin` and `vmpin unpin --all`.
+"""Removing vmpin's traces from a node: original masks are restored, and the run directory is emptied
+(`watch.on_exit: unpin` and `vmpin unpin --all`).
 """
 
 import contextlib
@@ -19,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 def give_all_back(reconciler: Reconciler) -> list[Result]:
-    """Restore the original masks of all threads; nothing places them again. A second call does so for threads that
-    appeared since, and for masks that were refused."""
+    """Restore the original masks of all threads, and suspend all sandboxes. A second call restores those of threads
+    that have appeared since, and masks that were refused."""
     return reconciler.unpin(reconciler.node_state.all_sandboxes(), leaving=True)
 
 
 def forget(config: Config, reconciler: Reconciler) -> bool:
-    """Remove what is kept, with the lock held; where not every thread has its mask it stays, to be tried again.
-    :returns: whether nothing is left."""
+    """Remove vmpin's files, with the lock held; but keep them if some masks are not restored, to try again.
+    :returns: whether everything was removed."""
     if reconciler.node_state.originals:
         reconciler.node_state.save()
         logger.error("not all masks restored sandboxes=%d: the original masks are still in %s",
@@ -34,7 +33,7 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
         return False
     if not all([give_back(config) for give_back in present(feature.give_back for feature in features())]):
         return False
-    # Here, as a watcher that starts does not leave: asyncio alone takes as long as everything else that it loads.
+    # Not at the top: a starting watcher does not need them, and asyncio takes as long as all other imports.
     import shutil
 
     from vmpin.host import sockets
@@ -47,13 +46,13 @@ def forget(config: Config, reconciler: Reconciler) -> bool:
     config.paths.lock_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.rmdir(config.paths.status_socket.parent)
-    with contextlib.suppress(OSError):  # systemd's, a mount, or with another program's file in it
+    with contextlib.suppress(OSError):  # it is systemd's, a mount, or has another program's file
         os.rmdir(config.paths.run)
     return True
 
 
 def left(config: Config) -> list[Path]:
-    """Return the existing files and directories that `forget` would remove."""
+    """The existing files and directories that `forget` would remove."""
     paths, address = config.paths, config.metrics.address
     metrics = [] if address is None or address.path is None else [address.path]
     return [path for path in (*_files(config), *metrics, paths.spool, paths.lock_file, paths.run)

@@ -1,6 +1,5 @@
-"""The read-only view of a node that everything outside this package gets: its VMs, placements, ownership and state.
-
-It shows what is so at the moment of the call, and nothing can be changed through it.
+"""The read-only view of a node, for everything outside this package: its VMs, placements, ownership and state, at the
+moment of the call.
 """
 
 from __future__ import annotations
@@ -30,28 +29,27 @@ if TYPE_CHECKING:
 
 
 class CheckpointFile(Protocol):
-    """How the kubelet's checkpoint was last read."""
+    """The outcome of the last reading of the kubelet's checkpoint."""
 
     @property
     def trouble(self) -> str:
-        """Why it cannot be used, "" if it can."""
+        """Why the file is unusable, "" if it is usable."""
 
     @property
     def bad(self) -> int:
-        """How often it became so."""
+        """How often the file became unusable."""
 
     @property
     def stale(self) -> bool:
-        """Whether it is gone, and its last good content is used."""
+        """Whether the file is gone, and its last good content is in force."""
 
     @property
     def written(self) -> int:
-        """When it was written, ns of CLOCK_REALTIME."""
+        """When the file was written, CLOCK_REALTIME ns."""
 
 
 class NodeView(Protocol):
-    """`NodeState`, as its readers have it. Mappings are its own, and live: readers must not keep them over an `await`.
-    """
+    """`NodeState` for readers. The mappings are the live ones: do not keep them over an `await`."""
 
     # The node
 
@@ -72,7 +70,7 @@ class NodeView(Protocol):
     @property
     def cgroups(self) -> Cgroups: ...
 
-    # What should be
+    # Desired state
 
     @property
     def state(self) -> DesiredState:
@@ -91,12 +89,11 @@ class NodeView(Protocol):
 
     @property
     def unmanaged(self) -> Mapping[SandboxId, str]:
-        """VMs that are left as they are, as no source reports where they belong or no CPU is left for them; with the
-        reason."""
+        """VMs whose masks are not set, with the reason: no source reports their containers, or no CPU is left."""
 
     @property
     def kubelet(self) -> CpuManagerState | None:
-        """The kubelet's checkpoint; None where it is not read, or cannot be."""
+        """The kubelet's checkpoint in force; None if it is not read, or there is none."""
 
     @property
     def rulings(self) -> Rulings:
@@ -111,7 +108,7 @@ class NodeView(Protocol):
 
     @property
     def announced(self) -> Mapping[ContainerId, CpuSet]:
-        """The cpusets that the runtime reported as it happened (NRI), by container."""
+        """The cpusets that the runtime reported as they changed (NRI), by container."""
 
     @property
     def nri_listed(self) -> bool:
@@ -123,27 +120,26 @@ class NodeView(Protocol):
 
     @property
     def unknown_owners(self) -> Mapping[str, UnknownOwner]:
-        """The pods that the kubelet gives CPUs, and of which no container has been known for too long, by uid."""
+        """The pods with CPUs from the kubelet of which no container has been known for too long, by uid."""
 
     def checkpoint_doubt(self) -> str:
-        """Why the kubelet's static checkpoint may be out of date, "" for no reason. For a finding that rests on it:
-        the answer may take a look at every process."""
+        """Why the kubelet's static checkpoint may be out of date, "" for no reason. Call it only for a finding that
+        depends on the checkpoint, as it may read every process."""
 
     def placement_at_exec(self, sandbox: SandboxId) -> Placement | None:
-        """Return the placement of the processes of a sandbox that has just begun; None when they are left alone."""
+        """The placement of a sandbox's new processes; None if their masks are not to be set."""
 
     def placement_with_vcpu(self, vm: Vm, vcpu: VcpuId) -> Placement | None:
-        """Return the placement that a VM will have with a vCPU that it has just got, ahead of the pass that decides
-        it."""
+        """The placement of a VM with a new vCPU, ahead of the pass that will place it."""
 
-    # What runs
+    # Processes
 
     @property
     def vms(self) -> Mapping[SandboxId, Vm]: ...
 
     @property
     def contested(self) -> Mapping[SandboxId, tuple[int, ...]]:
-        """The pids of VMMs that name the same sandbox with equal evidence; the first is placed."""
+        """The pids of VMMs that claim the same sandbox with equal evidence; the first one is placed."""
 
     @property
     def impostors(self) -> Collection[Impostor]:
@@ -155,54 +151,53 @@ class NodeView(Protocol):
 
     @property
     def helper_pids(self) -> AbstractSet[int]:
-        """The processes beside VMMs (virtiofsd, shims), their VM there or not."""
+        """The pids of helpers (virtiofsd, shims), with or without a VM."""
 
     def helped(self) -> set[SandboxId]:
-        """The sandboxes that have helpers, their VM there or not."""
+        """The sandboxes with helpers, with or without a VM."""
 
     def runs(self, process: ThreadId) -> bool:
         """Whether a process has not ended."""
 
     def has_vm(self, sandbox: SandboxId) -> bool:
-        """Whether a sandbox's VMM runs, or Kata has state of it. It looks up and lists nothing, so any thread may
-        ask."""
+        """Whether a sandbox's VMM runs, or Kata has state of it. Any thread may call it."""
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
 
     def all_sandboxes(self) -> list[SandboxId]:
-        """Every sandbox of the desired state, and those of whose threads original masks are kept."""
+        """Every sandbox of the desired state, and every sandbox with original masks."""
 
     def kata(self, sandbox: SandboxId) -> KataSandbox | None:
-        """Kata's own state of a sandbox, None where it has none."""
+        """Kata's own state of a sandbox, None without one."""
 
     # Masks
 
     @property
     def originals(self) -> Mapping[SandboxId, OriginalMasks]:
-        """The original masks that are not given back."""
+        """The original masks that are not restored."""
 
     def refusals(self, sandbox: SandboxId, but: Container[ThreadId] = ()) -> list[str]:
-        """Describe what the kernel refused, and threads that another writer keeps moving, as sentences.
-        :param but: threads of which another reason is given."""
+        """Sentences on masks that the kernel refused, and on threads that another writer keeps moving.
+        :param but: threads for which another reason is given."""
 
     def drift(self, sandbox: SandboxId) -> History | None:
-        """A sandbox's drift since it was met; None for none."""
+        """The history of a sandbox's drift; None without drift."""
 
     # Counts
 
     @property
     def counters(self) -> Counters:
-        """The counts since the start."""
+        """The counters since the start."""
 
     @property
     def ledger(self) -> ResidencyLedger:
-        """Where threads ran, as far as samples are taken."""
+        """The run times of threads, if samples are taken."""
 
     @property
     def saved(self) -> bool:
-        """Whether the state file could be written when that was last tried."""
+        """Whether the last attempt to write the state file succeeded."""
 
     @property
     def newborn_counts(self) -> Mapping[SandboxId, NewbornCounts]:
-        """How soon the new threads of sandboxes were placed, by those of which one was reported or found."""
+        """Counts of the new threads of sandboxes that had any."""

@@ -1,5 +1,4 @@
-"""Sources of containers and their CPUs: hook messages and their spool, NRI, PodResources, the files of Kata and
-cgroups; the CRI call that changes a container's CPUs; and the kubelet's configuration.
-
-Each turns what it receives into events of the domain.
+"""Sources of containers and their CPUs: hook messages (hook_state, spool, pids), NRI (nri), files of Kata and cgroups
+(disk), PodResources (pod_resources), CRI (cri, grpc_call), the kubelet's configuration and process (kubelet_config,
+kubelet_process). Most of them return events of the domain.
 """

@@ -1,10 +1,8 @@
-"""The container runtime interface (CRI): the call that gives a container other CPUs, as the kubelet makes it, and the
-list of the pods that run.
+"""Calls of the container runtime interface (CRI): update a container's CPUs, as the kubelet does, and list the running
+pods. The calls block; the watcher makes them in a thread.
 
-Sources: k8s.io/cri-api pkg/apis/runtime/v1/api.proto. Fields that are left out mean "no change": the kubelet's CPU
-manager sends the cpuset alone, too (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). A call blocks:
-the watcher makes it in a thread.
-"""
+Sources: k8s.io/cri-api pkg/apis/runtime/v1/api.proto. A missing field means "no change": the kubelet's CPU manager
+also sends only the cpuset (pkg/kubelet/cm/cpumanager/cpu_manager.go, updateContainerCPUSet). """
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ from vmpin.sources.grpc_call import CallError, call
 if TYPE_CHECKING:
     from vmpin.wire.protos import Messages
 
-#: containerd's default, CRI-O's, and those of distributions.
-DEFAULTS = tuple(dict.fromkeys(Path(each.socket) for each in DISTRIBUTIONS))
+#: The default sockets of containerd, CRI-O and distributions.
+DEFAULTS = tuple(dict.fromkeys(Path(distribution.socket) for distribution in DISTRIBUTIONS))
 
 _UPDATE = "/runtime.v1.RuntimeService/UpdateContainerResources"
 _LIST = "/runtime.v1.RuntimeService/ListPodSandbox"
@@ -36,7 +34,7 @@ ListPodSandboxResponse items=1:PodSandbox*
 LinuxContainerResources cpuset_cpus=6
 UpdateContainerResourcesRequest container_id=1 linux=2:LinuxContainerResources
 """
-#: The server is no CRI runtime (Docker's containerd), or does not have this container: another one may.
+#: The server is no CRI runtime (Docker's containerd), or does not have the container: another server may.
 _NO_CRI, _NOT_MINE = "UNIMPLEMENTED", ("UNIMPLEMENTED", "NOT_FOUND")
 
 
@@ -45,22 +43,21 @@ class NoRuntime(SourceError):
 
 
 def is_mute(err: SourceError) -> bool:
-    """Whether the server did not answer: another call would only wait until its deadline, too."""
+    """Whether the server did not answer, so that another call would also wait until its deadline."""
     return isinstance(err, CallError) and err.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
 def sockets(configured: Path | None, defaults: Sequence[Path] = DEFAULTS) -> list[Path]:
-    """The existing sockets of runtimes: the configured one, else those of the defaults."""
+    """The existing sockets of runtimes: the configured one, else the default ones."""
     return [path for path in ([configured] if configured else defaults) if path.exists()]
 
 
 def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, timeout: float) -> None:
-    """Ask each server in turn to give the container these CPUs, until one does. Not repeated on failure: the next
-    resync finds the container unchanged and tries again, three times in ten minutes.
+    """Update a container's CPUs, at the first server that can. A failed call is not repeated here: the next resync
+    tries again, three times in ten minutes.
     :param timeout: in seconds, for each server.
-    :raises NoRuntime: when there are no servers, or none has CRI.
-    :raises SourceError: when all of them failed: the error of the last one that has the container, or did not answer.
-    """
+    :raises NoRuntime: without servers, or if none has CRI.
+    :raises SourceError: if all servers failed: the error of the last one that has the container, or did not answer."""
     request = _messages()["UpdateContainerResourcesRequest"](container_id=container)
     request.linux.cpuset_cpus = str(cpus)
     failed: list[CallError] = []
@@ -76,9 +73,9 @@ def update_cpus(servers: Sequence[Path], container: ContainerId, cpus: CpuSet, t
 
 
 def ready_pods(servers: Sequence[Path], timeout: float) -> frozenset[SandboxId]:
-    """The pods that run, of all servers. :param timeout: in seconds, for each server.
-    :raises NoRuntime: when there are no servers, or none has CRI. :raises SourceError: when one of them has failed."""
-    request, found, answered = _messages()["ListPodSandboxRequest"]().SerializeToString(), set(), False
+    """The running pods of all servers. :param timeout: in seconds, for each server.
+    :raises NoRuntime: without servers, or if none has CRI. :raises SourceError: if one of them failed."""
+    request, pods, answered = _messages()["ListPodSandboxRequest"]().SerializeToString(), set(), False
     for socket in servers:
         try:
             answer = _messages().decode("ListPodSandboxResponse", call(socket, _LIST, request, timeout))
@@ -87,15 +84,15 @@ def ready_pods(servers: Sequence[Path], timeout: float) -> frozenset[SandboxId]:
                 continue
             raise
         answered = True
-        found |= {SandboxId(pod.id) for pod in answer.items if pod.state == _READY}
+        pods |= {SandboxId(pod.id) for pod in answer.items if pod.state == _READY}
     if not answered:
         raise NoRuntime(", ".join(map(str, servers)) or "CRI", "no CRI runtime answers there")
-    return frozenset(found)
+    return frozenset(pods)
 
 
 @cache
 def _messages() -> Messages:
-    """The messages, made with the first call, as protobuf is loaded then."""
+    """The messages, created at the first call, which loads protobuf."""
     from vmpin.wire.protos import Messages
 
     return Messages("runtime.v1", _TABLE)

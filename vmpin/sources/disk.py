@@ -1,5 +1,5 @@
-"""The sources that are read as a whole at every resync: Kata's state, the containers' cgroups, and whether the
-containers that hooks reported still exist."""
+"""The sources that are read completely at every resync: Kata's state, the containers' cgroups, and the bundles and
+processes of containers that hooks reported."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from vmpin.host.cgroup import Cgroups
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.runtime.kata import KataSandbox, KataState
 
-#: How long (ns) a sandbox without VM and containers is kept: a hook's late message must find its end.
+#: How long (ns) a sandbox without VM and containers is kept, so that a late message of a hook has no effect.
 FORGET_AFTER_NS = 60 * 10**9
 
 
 class DiskSources:
-    """What the runtimes and the kernel keep in files. `read` reads them, `events` compares them with the state."""
+    """The files of runtimes and the kernel. `read` reads them, `events` compares them with the state."""
 
     def __init__(self, proc: Procfs, cgroups: Cgroups, kata: KataState) -> None:
         self.proc = proc
         self.cgroups = cgroups
         self.kata = kata
-        #: Whether the runtime reports every end (an NRI connection is up): else only its VM's end ends a container
-        #: that NRI reported. Set by the watcher.
+        #: Whether the runtime reports every end (an NRI connection is up). Otherwise a container that NRI reported
+        #: ends with its VM. Set by the watcher.
         self.nri = False
-        #: The online CPUs; empty until the reconciler has set them.
+        #: The online CPUs; EMPTY until the reconciler has set them.
         self.online: CpuSet = EMPTY
         self.sandboxes: dict[SandboxId, KataSandbox] = {}
-        #: Whether a file was half written when it was last read, and is to be read again soon.
+        #: Whether a file was half written when it was last read, and has to be read again soon.
         self.unsettled = False
-        #: Each sandbox's file and state when events were last made of them.
-        self._translated: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
-        #: When each sandbox's file got its present contents (CLOCK_BOOTTIME ns), and when files were read before that.
+        #: Each sandbox's file and state at the last comparison.
+        self._compared: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
+        #: When each sandbox's file got its current contents (CLOCK_BOOTTIME ns), and when files were read before that.
         self._written: dict[SandboxId, tuple[KataSandbox, int]] = {}
         self._read_before = self._read_last = 0
 
@@ -56,17 +56,16 @@ class DiskSources:
         self.unsettled = self.kata.unsettled
 
     def events(self, state: DesiredState, with_vm: set[SandboxId]) -> list[Event]:
-        """The events that follow from the files, for what differs from `state`.
-        :param with_vm: the sandboxes whose VM runs."""
+        """The events that update `state` to the files. :param with_vm: the sandboxes whose VM runs."""
         now = boottime.now()
         events: list[Event] = []
-        translated, self._translated = self._translated, {}
+        compared, self._compared = self._compared, {}
         for kata in self.sandboxes.values():
             sandbox = state.sandboxes.get(kata.id)
-            before = translated.get(kata.id)
+            before = compared.get(kata.id)
             if before is None or before[0] is not kata or before[1] is not sandbox:
                 events += _kata_events(kata, sandbox, self._written_at(kata), now)
-            self._translated[kata.id] = (kata, sandbox)
+            self._compared[kata.id] = (kata, sandbox)
         for gone in self._written.keys() - self.sandboxes.keys():
             del self._written[gone]
         for sandbox in state.sandboxes.values():
@@ -74,8 +73,8 @@ class DiskSources:
         return events
 
     def _written_at(self, kata: KataSandbox) -> int:
-        """When a sandbox's file was written (CLOCK_BOOTTIME ns), by its mtime; never before the last reading that
-        still had other contents, however the wall clock was stepped meanwhile."""
+        """When a sandbox's file was written (CLOCK_BOOTTIME ns), by its mtime; but never before the last reading with
+        other contents, whatever happened to the wall clock."""
         before, when = self._written.get(kata.id, (None, 0))
         if before != kata:
             when = boottime.of_wall(kata.written, self._read_before)
@@ -83,16 +82,16 @@ class DiskSources:
         return when
 
     def claims(self, state: DesiredState) -> dict[SandboxId, VmmClaim]:
-        """The process that runtimes and hooks name as each sandbox's VMM."""
-        found = {sandbox.id: VmmClaim(sandbox.vmm.tid, identity=sandbox.vmm)
-                 for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
+        """The process that runtimes and hooks report as each sandbox's VMM."""
+        claims = {sandbox.id: VmmClaim(sandbox.vmm.tid, identity=sandbox.vmm)
+                  for sandbox in state.sandboxes.values() if sandbox.vmm is not None}
         for kata in self.sandboxes.values():
             if kata.vmm_pid:
-                found[kata.id] = named(VmmClaim, (kata.vmm_pid, kata.uuid, None, kata.hypervisor))
-        return found
+                claims[kata.id] = named(VmmClaim, (kata.vmm_pid, kata.uuid, None, kata.hypervisor))
+        return claims
 
     def _check(self, sandbox: SandboxState, with_vm: set[SandboxId], now: int) -> Iterator[Event]:
-        """The ends of a sandbox's containers, and their cpusets as their cgroups have them."""
+        """The ends of a sandbox's containers, the cpusets of their cgroups, and the end of the sandbox."""
         alive = sandbox.id in with_vm or sandbox.id in self.sandboxes
         latest = 0
         for record in sandbox.containers.values():
@@ -110,38 +109,39 @@ class DiskSources:
 
     def _has_ended(self, sandbox: SandboxState, record: ContainerRecord, with_vm: set[SandboxId], now: int) -> bool:
         if record.reported_by(Source.KATA):
-            # Its CPUs are free when the runtime has removed the sandbox.
+            # Its CPUs are in use until the runtime has removed the sandbox.
             return sandbox.id not in with_vm and sandbox.id not in self.kata.listed
         if record.init is not None:
             stat = self.proc.stat(record.init.tid)
             return stat is None or stat.starttime != record.init.starttime
         if record.reported_by(Source.NRI) and not record.bundle:
-            # A container in a VM. Without a connection to the runtime its end is not reported; its VM's end shows it.
+            # A container in a VM. Without a connection to the runtime only the end of its VM shows its end.
             return not self.nri and sandbox.id not in with_vm and record.time < now - FORGET_AFTER_NS
         if not record.bundle:
             return False
-        from vmpin.runtime.oci import bundle_gone  # a starting watcher's first pass mostly has no bundle to check
+        from vmpin.runtime.oci import bundle_gone  # not at the top: a first pass seldom has a bundle to check
 
         return bundle_gone(record.bundle)
 
     def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
-        """The cpuset in the cgroup of a container's first process, where that cgroup is the container's own."""
-        found = self.cgroups.cpuset_of(init.tid)
-        if found is None or not found.configured or self.cgroups.is_top(found.path):
-            return  # no container is at the top: a pid that was none of its own would widen its cpuset
-        if record.reported_by(Source.NRI) and record.container.id not in found.path.as_posix():
-            return  # of a pod's containers each has a cgroup named after it: this is another one
-        # On cgroup v1 every cgroup has CPUs, its parent's by default: for a container that was created without a
-        # cpuset they mean nothing.
-        if record.container.cpuset is None and found.configured == _cpus_of(self.cgroups.cpus_file(found.path.parent)):
+        """The cpuset in the cgroup of a container's first process, if that cgroup is the container's own."""
+        cgroup = self.cgroups.cpuset_of(init.tid)
+        if cgroup is None or not cgroup.configured or self.cgroups.is_top(cgroup.path):
+            return  # no container is in the top cgroup: the pid belongs to another process
+        if record.reported_by(Source.NRI) and record.container.id not in cgroup.path.as_posix():
+            return  # each container's cgroup is named after it: this one is another container's
+        # On cgroup v1 every cgroup has CPUs, its parent's by default: they are not the cpuset of a container that was
+        # created without one.
+        parent = self.cgroups.cpus_file(cgroup.path.parent)
+        if record.container.cpuset is None and cgroup.configured == _cpus_of(parent):
             return
-        # CPUs that are offline come back; what a cgroup above withholds, it has not.
-        withheld = (found.configured & self.online) - found.effective if found.effective else EMPTY
-        yield CpusetSeen(sandbox, record.container.id, found.configured - withheld, Source.CGROUP, boottime.now())
+        # CPUs that are offline come back, but CPUs that a cgroup above withholds do not count.
+        withheld = (cgroup.configured & self.online) - cgroup.effective if cgroup.effective else EMPTY
+        yield CpusetSeen(sandbox, record.container.id, cgroup.configured - withheld, Source.CGROUP, boottime.now())
 
 
 def _cpus_of(file: Path) -> CpuSet | None:
-    """The CPUs in a cgroup's own file of them."""
+    """The CPUs in a file; None if it cannot be read."""
     try:
         return CpuSet.parse((read_file(str(file)) or b"").decode("ascii", "replace"))
     except (OSError, CpuSetError):
@@ -149,7 +149,7 @@ def _cpus_of(file: Path) -> CpuSet | None:
 
 
 def _kata_events(kata: KataSandbox, sandbox: SandboxState | None, written: int, now: int) -> Iterator[Event]:
-    """Return the events for a sandbox in Kata's state. :param written: when its file was, in ns of CLOCK_BOOTTIME."""
+    """The events for a sandbox in Kata's state. :param written: when its file was written, CLOCK_BOOTTIME ns."""
     yield SandboxSeen(kata.id, kata.runtime, kata.pod)
     if kata.containers is None:
         return
@@ -161,7 +161,7 @@ def _kata_events(kata: KataSandbox, sandbox: SandboxState | None, written: int, 
         else:
             yield ContainerSeen(kata.id, container, Source.KATA, written)
     for record in sandbox.containers.values() if sandbox is not None else ():
-        # Kata's list is complete: a container that is no longer in it has ended; one that a hook has just reported is
-        # yet to come into it.
+        # Kata's list is complete: a container that it no longer has, has ended. One that only a hook has reported is
+        # not in the list yet.
         if record.reported_by(Source.KATA) and record.container.id not in listed:
             yield ContainerStopped(kata.id, record.container.id, now)

@@ -1,7 +1,7 @@
-"""One gRPC call to a unix socket of the node: the kubelet's PodResources, or the container runtime's CRI.
+"""A gRPC call to a unix socket of the node: the kubelet's PodResources, or the container runtime's CRI.
 
-The call blocks until its deadline at most. The first one loads grpc (some 70 ms and 15 MB). A failed one is not
-repeated here: callers make it again at the next resync, with what is true by then.
+The call blocks, at most until its deadline. The first one loads grpc (some 70 ms and 15 MB). A failed call is not
+repeated here; callers repeat it at the next resync, with the current data.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vmpin.errors import SourceError
 from vmpin.runtime.dialect import plain
 
 MAX_BYTES = 16 << 20  #: Bytes of an answer, as the kubelet's own client accepts (podresources/client.go).
-#: By gRPC's status: its meaning, unless the caller gives a more specific one.
+#: The meanings of gRPC's status codes.
 _MEANINGS = {"UNAVAILABLE": "no server answers there", "DEADLINE_EXCEEDED": "no answer in time"}
 
 
 class CallError(SourceError):
-    """The call failed. `code` is gRPC's status by name; "" where there was no socket to call."""
+    """The call failed. `code` is the name of gRPC's status; "" if there was no socket."""
 
     def __init__(self, where: str, why: str, code: str = "") -> None:
         super().__init__(where, why)
@@ -31,37 +31,35 @@ class CallError(SourceError):
 
 def call(socket: Path, method: str, request: bytes, timeout: float,
          meanings: Mapping[str, str] | None = None) -> bytes:
-    """Make one call, over a connection of its own: calls are seconds apart, and a connection that is kept would
-    outlive a restart of the server.
-    :param method: `/package.Service/Method`; `timeout` is in seconds.
-    :param meanings: by gRPC's status: its meaning for this call.
-    :returns: the answer's bytes.
-    :raises CallError: naming the socket and the method."""
+    """Make one call, over a connection of its own: calls are seconds apart, and the server may restart between them.
+    :param method: `/package.Service/Method`. :param timeout: in seconds.
+    :param meanings: of gRPC's status codes for this call.
+    :returns: the answer's bytes. :raises CallError: naming the socket and the method."""
     where, name = str(socket), method.rpartition("/")[2]
     try:
         if not stat.S_ISSOCK(os.stat(socket).st_mode):
             raise CallError(where, "is no socket")
     except OSError as err:
         raise CallError(where, err.strerror or str(err)) from err
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it complains of processes started beside a call
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # otherwise it warns of processes started during a call
     import grpc
 
     channel = grpc.insecure_channel("unix:" + urllib.parse.quote(os.path.abspath(socket)), options=[
         ("grpc.max_receive_message_length", MAX_BYTES), ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0),
-        # Servers in Go refuse an escaped path as the authority, which is the default of some versions.
+        # Some versions use the escaped path as the authority, which servers in Go refuse.
         ("grpc.default_authority", "localhost"),
-        # Else a connection that failed keeps the next channel waiting, up to two minutes.
+        # Otherwise a failed connection delays the next channel, up to two minutes.
         ("grpc.use_local_subchannel_pool", 1)])
     try:
-        unary: Any = channel.unary_unary(method)  # no deserializer: what one raises, grpc logs with a traceback
+        unary: Any = channel.unary_unary(method)  # no deserializer: grpc would log its exceptions with a traceback
         answer: bytes = unary(request, timeout=timeout)
         return answer
     except grpc.RpcError as err:
-        # What is raised is a grpc.Call, too (grpc.UnaryUnaryMultiCallable.__call__), which its types do not say.
+        # The exception is also a grpc.Call (grpc.UnaryUnaryMultiCallable.__call__); grpc's types lack that.
         failed: Any = err
         code = str(failed.code().name)
         why = {**_MEANINGS, **(meanings or {})}.get(code, code.lower())
-        # Of a server that is away, as in a restart, the details are gRPC's own: sockets and errnos, and long.
+        # For a server that does not answer the details are gRPC's own: sockets and errnos, and long.
         details = "" if code in _MEANINGS else f" ({plain(failed.details() or '', 200)})"
         raise CallError(where, f"{name}: {why}{details}", code) from err
     finally:

@@ -1,4 +1,4 @@
-"""Turns a hook's state into events, with what can be looked up then: the bundle and the process behind the pid."""
+"""Translates a hook's state into events. Reads the bundle, and looks up the process with the reported pid."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Membership(NamedTuple):
-    """Where a state's container belongs. `ignored` names the annotation that contradicts it, "" for none."""
+    """The sandbox and container of a state. `ignored` describes the annotation that contradicts them, "" for none."""
 
     sandbox: SandboxId
     container: ContainerId
@@ -30,11 +30,11 @@ class _Membership(NamedTuple):
 
 def events_of(hook: HookState, state: DesiredState, proc: Procfs, exclusive_annotation: str,
               counters: Counters | None = None) -> list[Event]:
-    """The events that follow from a hook's state. None of them concerns another sandbox than the container's own, even
-    if the pod's author names one in annotations.
+    """The events for a hook's state. They concern only the container's own sandbox, even if the pod's author names
+    another one in annotations.
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
-    :param counters: its `disputed` counts the states with annotations that were ignored.
-    :raises OSError: when the bundle or the process cannot be looked up at the moment (`errors.passing`)."""
+    :param counters: to count ignored annotations (`disputed`).
+    :raises OSError: if the bundle or the process cannot be read at the moment (`errors.passing`)."""
     member = _membership(hook, state)
     foreign = f"{', '.join(hook.foreign)}: not {hook.dialect.runtime}'s own" if hook.foreign else ""
     if ignored := member.ignored or foreign:
@@ -54,8 +54,8 @@ def began_at(hook: HookState) -> int:
 
 
 def _membership(hook: HookState, state: DesiredState) -> _Membership:
-    """The sandbox and container that a state is about: as NRI or Kata's state has them, else as the state names them.
-    Kata's Go runtime gives the sandbox's id at poststart and poststop; the directory of the bundle is named after the
+    """The sandbox and container of a state: as reported by NRI or Kata's files, else as named in the state. At
+    poststart and poststop Kata's Go runtime passes the sandbox's id; then the bundle's directory is named after the
     container."""
     sandbox, container = hook.sandbox, hook.container
     recorded = state.sandboxes.get(sandbox)
@@ -64,16 +64,16 @@ def _membership(hook: HookState, state: DesiredState) -> _Membership:
     if recorded is not None and alone and base in recorded.containers:
         container = base
     elif recorded is None and alone:
-        # No annotation named a sandbox; an earlier state or another source may have.
-        sandbox = next((each.id for each in state.sandboxes.values() if container in each.containers), sandbox)
+        # No annotation names a sandbox, but an earlier state or another source may have done so.
+        sandbox = next((other.id for other in state.sandboxes.values() if container in other.containers), sandbox)
     for other in state.sandboxes.values():
-        there = other.containers.get(container)
-        if (there is not None and other.id != sandbox and not there.stopped
-                and (there.reported_by(Source.NRI) or there.reported_by(Source.KATA))):
-            return _Membership(other.id, container, there.container.pause, f"sandbox {sandbox}")
-    itself = SandboxId(container)
-    if itself != sandbox and itself in state.sandboxes and state.sandboxes[itself].runtime != "oci":
-        return _Membership(itself, container, True, f"sandbox {sandbox}, of a container that is a sandbox's own")
+        record = other.containers.get(container)
+        if (record is not None and other.id != sandbox and not record.stopped
+                and (record.reported_by(Source.NRI) or record.reported_by(Source.KATA))):
+            return _Membership(other.id, container, record.container.pause, f"sandbox {sandbox}")
+    own = SandboxId(container)
+    if own != sandbox and own in state.sandboxes and state.sandboxes[own].runtime != "oci":
+        return _Membership(own, container, True, f"sandbox {sandbox}, of a container that is a sandbox's own")
     return _Membership(sandbox, container, hook.pause)
 
 
@@ -86,29 +86,29 @@ def _created(hook: HookState, member: _Membership, when: int, proc: Procfs,
         try:
             config = read_bundle(hook.bundle)
         except SourceError as err:
-            # Not fatal: the container is recorded, and its cpuset may come from elsewhere.
+            # Not fatal: the container is recorded, and another source may report its cpuset.
             logger.warning("bundle cannot be read container=%s: %s", container, err)
-            # It may lie where vmpin cannot read. But when the container's process has ended, too, or it has none of
-            # its own (with Kata the pid is the VMM's) and the bundle is missing where it should be, the container has
-            # ended: the next check of the bundle shows it.
-            over = hook.pid and has_ended(hook.pid, proc, when)
-            bundle = hook.bundle if over or (init is None and _missing(hook.bundle)) else ""
+            # The bundle may be where vmpin cannot read. But the container has ended if its process has, or if it has
+            # no process of its own (with Kata the pid is the VMM's) and the bundle is missing from an existing
+            # directory: then the bundle is recorded, so that the next check of it ends the container.
+            ended = hook.pid and has_ended(hook.pid, proc, when)
+            bundle = hook.bundle if ended or (init is None and _missing(hook.bundle)) else ""
         else:
             bundle, cpuset, annotations = hook.bundle, config.cpuset, {**config.annotations, **hook.annotations}
             if config.trouble:
                 logger.warning("bundle cannot be used container=%s: %s: taken as a container without a cpuset",
                                container, config.trouble)
-    # In the config of CRI-O's pause container the author's annotations come last.
+    # In the config of CRI-O's pause container the pod author's annotations override CRI-O's.
     pod = None if member.ignored or (member.pause and hook.dialect is CRIO) else pod_of(annotations, hook.dialect)
     yield SandboxSeen(sandbox, "oci", pod, vmm)
-    made = Container(container, cpuset=cpuset, pause=member.pause)
-    if not member.pause:  # a pause container has no name, and owns nothing
-        made = made._replace(name=name_of(annotations, hook.dialect),
+    seen = Container(container, cpuset=cpuset, pause=member.pause)
+    if not member.pause:  # a pause container has no name, and owns no CPUs
+        seen = seen._replace(name=name_of(annotations, hook.dialect),
                              exclusive=declared_exclusive(annotations, exclusive_annotation))
-    yield ContainerSeen(sandbox, made, Source.BUNDLE, when, bundle, init)
+    yield ContainerSeen(sandbox, seen, Source.BUNDLE, when, bundle, init)
 
 
 def _missing(bundle: str) -> bool:
-    """Whether a bundle is not there, while its parent directory is. CRI-O and podman have it in .../ID/userdata, and
-    remove ID."""
+    """Whether a bundle is missing from an existing parent directory. The bundles of CRI-O and podman are
+    .../ID/userdata, of which they remove ID."""
     return bundle_gone(bundle) and os.path.isdir(os.path.dirname(bundle.rstrip("/").removesuffix("/userdata")))

@@ -1,7 +1,7 @@
 """Whether a kubelet runs on the node, by itself or in a distribution's program (k3s, MicroK8s' kubelite).
 
-A checkpoint outlives its kubelet: without one no CPUs are taken back. It is asked only for a finding that rests on the
-checkpoint, as the answer may read the beginning of every process's command line."""
+The checkpoint remains when its kubelet has ended, and then no CPUs are freed. Use this only for a finding that depends
+on the checkpoint: it may read the command line of every process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vmpin.domain.distributions import KUBELETS
 from vmpin.host.procfs import Procfs
 
 _NAMES = frozenset(name.encode() for name in KUBELETS)
-#: For so long (s) the processes are not read again after none was a kubelet.
+#: For so long (s) the processes are not read again if none was a kubelet.
 PAUSE = 10.0
 
 
@@ -22,29 +22,29 @@ class KubeletProcess:
         self._proc = proc
         #: Its pid and start time.
         self._known: tuple[str, int] | None = None
-        #: The last answer of all processes, and when none was a kubelet (CLOCK_MONOTONIC, seconds).
+        #: The last answer, and when no process was a kubelet (CLOCK_MONOTONIC, seconds).
         self._last: bool | None = None
-        self._looked = float("-inf")
+        self._searched = float("-inf")
 
     def runs(self, now: float | None = None) -> bool | None:
-        """Whether one runs; None where that cannot be seen: in another pid namespace than the node's, or where a
-        container's process has a kubelet's name. It may be the node's kubelet (Talos), or anything.
+        """Whether a kubelet runs; None if that is unknown: in another pid namespace than the node's, or if a process
+        in a container has a kubelet's name, which may be the node's kubelet (Talos) or anything.
         :param now: CLOCK_MONOTONIC in seconds."""
         now = time.monotonic() if now is None else now
         if self._known is not None and self._starttime(self._known[0]) == self._known[1]:
             return True
-        if now - self._looked < PAUSE:
+        if now - self._searched < PAUSE:
             return self._last
         self._known = None
         try:
-            self._last = self._look()
+            self._last = self._search()
         except OSError:
             self._last = None
-        self._looked = float("-inf") if self._last else now
+        self._searched = float("-inf") if self._last else now
         return self._last
 
-    def _look(self) -> bool | None:
-        """Read every process; remember the kubelet."""
+    def _search(self) -> bool | None:
+        """Read every process, and remember the kubelet."""
         if self._proc.nested("self") is not False or not self._proc.beginning(1):
             return None
         contained = False
@@ -62,6 +62,6 @@ class KubeletProcess:
         return None if contained else False
 
     def _starttime(self, pid: str) -> int | None:
-        """When a process began; None once it has ended, waited for or not."""
+        """The start time of a process; None if it has ended (zombies included)."""
         stat = self._proc.stat(pid)
         return None if stat is None or stat.state in "ZX" else stat.starttime

@@ -1,4 +1,4 @@
-"""The process behind a pid that a runtime gave: a hook's state and an NRI event name one, of whichever process."""
+"""The process with a pid that a runtime reported, in a hook's state or an NRI event."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ _SLACK = 1.0  #: Seconds: start times count in clock ticks.
 
 
 class PidOwner(NamedTuple):
-    """A VMM, or a container's own first process on the host, or neither: a thread of a shim, or no process at all."""
+    """A VMM, or a container's first process on the host; neither for any other process, and without a process."""
 
     vmm: ThreadId | None = None
     init: ThreadId | None = None
 
 
 def owner_of(pid: int, proc: Procfs, sandbox: SandboxId, named: int | None = None) -> PidOwner:
-    """Look a pid up in /proc. :param sandbox: of which the runtime named it: that shows that an unprivileged user's
-    process (Kata's `rootless`) is the VMM of this sandbox, if it names it. :param named: as for `has_ended`.
-    :raises OSError: when /proc cannot be read now."""
+    """Look a pid up in /proc. :param sandbox: the sandbox with which the runtime reported the pid: it makes an
+    unprivileged process (Kata's `rootless`) that names this sandbox its VMM. :param named: see `has_ended`.
+    :raises OSError: if /proc cannot be read now."""
     stat = _same_process(pid, proc, named) if pid and proc.tgid(pid) == pid else None
     if stat is None or stat.kernel_thread or stat.state in _ENDED:
         return PidOwner()
-    # Without arguments it is in its exec, as a container's first process often is when its start is reported.
-    found = recognize(proc, pid, proc.beginning(pid), ClaimedVmm(sandbox, VmmClaim(pid)))
+    # During its exec a process has no arguments, as a container's first process often is when its start is reported.
+    recognized = recognize(proc, pid, proc.beginning(pid), ClaimedVmm(sandbox, VmmClaim(pid)))
     identity = ThreadId(pid, stat.starttime)
-    if found is None or isinstance(found, Impostor):
+    if recognized is None or isinstance(recognized, Impostor):
         return PidOwner(init=identity)
-    return PidOwner(vmm=identity) if isinstance(found[1], VmmProcess) else PidOwner()
+    return PidOwner(vmm=identity) if isinstance(recognized[1], VmmProcess) else PidOwner()
 
 
 def has_ended(pid: int, proc: Procfs, named: int | None) -> bool:
-    """Whether a process has ended since a runtime named its pid (CLOCK_BOOTTIME ns; None: just now)."""
+    """Whether a process has ended since a runtime reported its pid. :param named: when (CLOCK_BOOTTIME ns); None:
+    now."""
     return _same_process(pid, proc, named) is None
 
 
 def _same_process(pid: int, proc: Procfs, named: int | None) -> Stat | None:
-    """The stat of the process that had the pid at `named`; one that began since then is another, with the same pid."""
+    """The stat of the process that had the pid at `named`; None if it has ended. A process that began later has reused
+    the pid."""
     stat = proc.stat(pid)
     if stat is not None and named is not None and seconds_since_boot(stat.starttime) > named / 1e9 + _SLACK:
         return None

@@ -1,8 +1,7 @@
-"""The kubelet's PodResources API: the containers that have exclusive CPUs, as the kubelet has them in memory.
+"""The kubelet's PodResources API: the exclusive CPUs of containers, as in the kubelet's memory.
 
-A second witness beside the checkpoint: it names pods by name, not by uid, and reports no changes by itself. The calls
-block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto).
-"""
+A second source beside the checkpoint. It has the names of pods, not their uids, and reports no changes. The calls
+block (k8s.io/kubelet/pkg/apis/podresources/v1: api.proto). """
 
 from __future__ import annotations
 
@@ -23,32 +22,32 @@ ListPodResourcesResponse pod_resources=1:PodResources*
 PodResources name=1 namespace=2 containers=3:ContainerResources*
 ContainerResources name=1 cpu_ids=3:int64*
 """
-#: By gRPC's status: its meaning here.
+#: The meanings of gRPC's status codes.
 _MEANINGS = {"UNAVAILABLE": "the kubelet does not answer there",
              "RESOURCE_EXHAUSTED": "the kubelet is asked too often (100 times a second), or its answer is too long",
              "UNIMPLEMENTED": "this kubelet does not have the call"}
 
 
 def list_cpus(socket: Path, timeout: float) -> dict[tuple[str, str, str], CpuSet]:
-    """The exclusive CPUs of containers, by namespace, pod and container. Two pods of one name (one just ending, its
-    successor there already) count as one. `timeout` is in seconds.
-    :raises SourceError: when there is no answer, or an invalid one."""
+    """The exclusive CPUs of containers, by namespace, pod and container. Two pods with the same name (one ends while
+    its successor starts) count as one. `timeout` is in seconds.
+    :raises SourceError: without an answer, or for an invalid one."""
     raw = call(socket, _LIST, b"", timeout, _MEANINGS)
-    found: dict[tuple[str, str, str], CpuSet] = {}
+    exclusive: dict[tuple[str, str, str], CpuSet] = {}
     try:
         for pod in _messages().decode("ListPodResourcesResponse", raw).pod_resources:
             for container in pod.containers:
                 if container.cpu_ids:
                     key = pod.namespace, pod.name, container.name
-                    found[key] = found.get(key, EMPTY) | CpuSet(container.cpu_ids)
+                    exclusive[key] = exclusive.get(key, EMPTY) | CpuSet(container.cpu_ids)
     except (SourceError, CpuSetError) as err:
         raise SourceError(str(socket), str(err)) from err
-    return found
+    return exclusive
 
 
 @cache
 def _messages() -> Messages:
-    """The messages, made with the first call, as protobuf is loaded then."""
+    """The messages, created at the first call, which loads protobuf."""
     from vmpin.wire.protos import Messages
 
     return Messages("v1", _TABLE)

@@ -1,9 +1,8 @@
-"""The spool: a directory of hook messages that are not yet in the state file, one file each.
+"""The spool: a directory of hook messages that are not in the state file yet, one file each.
 
-The hook writes here when the watcher is away; the watcher writes here each message before it answers, and removes the
-file once the state file holds it. So a message, once accepted, survives a kill at any moment, and processing one twice
-does no harm.
-"""
+The watcher writes each message here before it answers, and removes the file when the state file has it; the hook
+writes here if no watcher runs. So an accepted message survives a kill at any moment. Processing a message twice is
+harmless. """
 
 from __future__ import annotations
 
@@ -18,39 +17,40 @@ from vmpin.host.procfs import names_in
 
 logger = logging.getLogger(__name__)
 
-MAX_FILES = 10_000  #: More than a node's pods can leave behind in any outage; the rest is read the next time.
-MAX_BYTES = (4 << 20) + 4096  #: Bytes: a state (runtime.oci.MAX_STATE) and what the hook sends before it.
+#: More than a node's pods produce in any outage; further files are read the next time.
+MAX_FILES = 10_000
+#: Bytes of a state (runtime.oci.MAX_STATE), and of the line that the hook sends before it.
+MAX_BYTES = (4 << 20) + 4096
 
 
 class Spool:
-    """The directory `path`, root's own."""
+    """The directory `path`, which belongs to root."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written = 0
         self._failing = False
-        self._dropped: set[str] = set()  #: The files that were logged as unusable.
+        self._dropped: set[str] = set()  #: The files logged as unusable.
 
     def prepare(self) -> None:
-        """Make the directory, with mode 0700. :raises OSError: where it cannot be made."""
+        """Create the directory with mode 0700. :raises OSError: if it cannot be created."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self.path, 0o700)
 
     def keep(self, raw: bytes, when: int) -> str | None:
-        """Write a message, whole or not at all.
-        :param when: when its hook began, in ns of CLOCK_BOOTTIME: hooks name their files the same way, and files are
-            processed in that order.
-        :returns: the file's name, None when it could not be written (logged once)."""
+        """Write a message, atomically. :param when: when its hook began, CLOCK_BOOTTIME ns. It begins the file's name,
+        as in the hook, because files are processed in this order.
+        :returns: the file's name; None if it could not be written (logged once)."""
         self._written += 1
         name = f"{when:020d}-{os.getpid()}.{self._written}.hook"
-        made = self.path / f".{name}.tmp"
+        temporary = self.path / f".{name}.tmp"
         try:
-            fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with open(fd, "wb") as file:
                 file.write(raw)
-            os.rename(made, self.path / name)
+            os.rename(temporary, self.path / name)
         except OSError as err:
-            made.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             if not self._failing:
                 logger.error("hook message not spooled path=%s: %s: it is used, but a restart may forget it",
                              self.path, err.strerror)
@@ -60,20 +60,20 @@ class Spool:
         return name
 
     def waiting(self, but: set[str], tidy: bool) -> list[tuple[str, bytes]]:
-        """The names and messages of the spooled files, oldest first, without those named in `but`.
-        :param tidy: whether to remove files that are no messages; only with the lock held."""
-        found = []
+        """The names and messages of the spooled files except those named in `but`, oldest first.
+        :param tidy: whether to remove other files; only with the lock held."""
+        messages = []
         for name in names_in(self.path):
             if name in but:
                 continue
             if name.endswith(".hook") and not name.startswith("."):
                 if (raw := self._read(name, tidy)) is not None:
-                    found.append((name, raw))
-                if len(found) >= MAX_FILES:
+                    messages.append((name, raw))
+                if len(messages) >= MAX_FILES:
                     break
-            elif tidy and self._old(name):  # left by a hook that was killed while it wrote
+            elif tidy and self._old(name):  # left by a hook that was killed while writing
                 self.remove([name])
-        return found
+        return messages
 
     def _read(self, name: str, tidy: bool) -> bytes | None:
         try:
@@ -81,7 +81,7 @@ class Spool:
         except OSError as err:
             if passing(err):
                 return None
-            if name not in self._dropped:  # a directory stays where it is
+            if name not in self._dropped:  # a directory cannot be removed
                 logger.warning("spooled message dropped: %s: %s", self.path / name, err.strerror or err)
         self._dropped.add(name)
         if tidy:
@@ -96,7 +96,7 @@ class Spool:
             return False
 
     def remove(self, names: list[str]) -> None:
-        """Remove files of the spool; one that is gone is no error, any other failure is logged."""
+        """Remove files. A missing one is no error; other failures are logged."""
         for name in names:
             try:
                 (self.path / name).unlink(missing_ok=True)
