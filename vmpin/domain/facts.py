@@ -1,7 +1,7 @@
 """Facts about a node, as plain data: the checks of `vmpin doctor` judge them.
 
-None, "" and () mean that a thing was not found; `trouble` has the reason why it could not be read. Field names are
-JSON members of the bundle.
+None, "" and () mean "not found"; `trouble` is the reason why something could not be read. Field names are JSON members
+of the bundle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
 
 @dataclass(frozen=True)
 class FoundSetting:
-    """A value in a program's configuration, and the file that decides it."""
+    """A value in a program's configuration, and the file that sets it."""
 
     value: object
     file: str
@@ -39,8 +39,8 @@ class FoundSetting:
 
 @dataclass(frozen=True)
 class Rights:
-    """What a process may do. `who` names it for a person; `capabilities` are those of CAPABILITIES that it has in
-    effect, None where that cannot be read. A namespace is True for the machine's own, None where it cannot be read."""
+    """The rights of a process. `who` is its name in texts; `capabilities` are its effective ones among CAPABILITIES,
+    None if unreadable. A namespace is True if it is the machine's own, None if unreadable."""
 
     who: str
     pid: int
@@ -52,7 +52,7 @@ class Rights:
 
 @dataclass(frozen=True)
 class Kernel:
-    """`version` is (major, minor), None where the release has none."""
+    """`version` is (major, minor), None if the release has no such numbers."""
 
     release: str = ""
     version: tuple[int, int] | None = None
@@ -63,7 +63,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """The node's CPUs. `cores` are the SMT siblings, a CPU without any among them alone."""
+    """The node's CPUs. `cores` are sets of SMT siblings; a CPU without siblings is a set of its own."""
 
     online: CpuSet = EMPTY
     present: CpuSet = EMPTY
@@ -79,9 +79,9 @@ class CpuFacts:
 
 @dataclass(frozen=True)
 class KubeletConfig:
-    """The kubelet's configuration: file, drop-ins, then flags, the later the stronger. `settings` has the keys that
-    concern CPUs (config.yaml's names) and no other. `directory` is the one that its flag --root-dir names, "" without
-    it; `reached` is False where paths.kubelet is another."""
+    """The kubelet's configuration: its file, overridden by drop-ins, overridden by flags. `settings` has only keys
+    that concern CPUs, by their names in config.yaml. `directory` is that of the flag --root-dir, "" without the flag;
+    `reached` is False if paths.kubelet is another directory."""
 
     pid: int | None = None
     settings: Mapping[str, FoundSetting] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class KubeletConfig:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The kubelet's cpu_manager_state. `policy` is "" where the file cannot be used (`trouble`)."""
+    """The kubelet's cpu_manager_state. `policy` is "" if the file is unusable (`trouble`)."""
 
     path: str
     policy: str = ""
@@ -111,8 +111,8 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Handler:
-    """A runtime handler of a container runtime. `config_path` is the file that it has Kata read ("": Kata's default),
-    `annotations` the patterns of pod annotations that are passed on (all of them: CRI-O's `None`)."""
+    """A runtime handler of a container runtime. `config_path` is the configuration that Kata reads with it ("": Kata's
+    default), `annotations` the patterns of pod annotations that it passes on (None: all of them, with CRI-O)."""
 
     name: str
     engine: str
@@ -126,9 +126,9 @@ class Handler:
 
 @dataclass(frozen=True)
 class Engine:
-    """A container runtime that runs, or whose configuration was found. `nri` is None where that leaves it to the
-    version's default; `hooks_dirs` are the directories that it reads hooks from. `cpus` is the mask of its main
-    thread, None where it does not run: the shims that it starts inherit it."""
+    """A container runtime that runs, or has a configuration. `nri` is None if the configuration leaves it to the
+    version's default; `hooks_dirs` are the directories from which it reads hooks. `cpus` is the mask of its main
+    thread, which the shims inherit that it starts; None if it does not run."""
 
     name: str
     pid: int | None = None
@@ -139,15 +139,15 @@ class Engine:
     hooks_dirs: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
     cpus: CpuSet | None = None
-    #: Seconds since it was started, None where it does not run; and since each of its containers' monitors was (CRI-O:
-    #: conmon, of pause containers left out; containers of containerd's have none of their own).
+    #: Seconds since it started, None if it does not run; and since the monitors of its containers started (conmon of
+    #: CRI-O, except those of pause containers; containerd has no monitor per container).
     age: float | None = None
     begun: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A registration of vmpin's hook. `broken` is the reason why the script cannot be run, "" when it can."""
+    """A registration of vmpin's hook. `broken` is the reason why the script cannot run, "" if it can."""
 
     file: str
     stages: tuple[str, ...]
@@ -155,15 +155,15 @@ class Hook:
     socket: str
     fail_closed: bool = False
     broken: str = ""
-    #: Runtimes and handlers that read the file; none, for one in a directory that no runtime reads.
+    #: Runtimes and handlers that read the file; () if no runtime reads its directory.
     read_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class KataConfig:
-    """A configuration of Kata's as the runtime reads it: the file, and the drop-ins beside it over that. `settings`
-    has the keys that matter here, as section.key (hypervisor.qemu.default_vcpus). `read_by` names the handlers that
-    use it, and "default" where it is what Kata takes without any."""
+    """A configuration of Kata: a file, overridden by the drop-ins beside it. `settings` has the relevant keys as
+    section.key (hypervisor.qemu.default_vcpus). `read_by` are the handlers that use it, and "default" if Kata uses it
+    without a handler's configuration."""
 
     path: str
     runtime: str
@@ -173,13 +173,13 @@ class KataConfig:
     trouble: str = ""
 
     def find(self, key: str) -> list[tuple[str, FoundSetting]]:
-        """Find settings by the last part of their key, in every section that has it."""
+        """The settings with this last part of their key, in all sections."""
         return [(name, setting) for name, setting in self.settings.items() if name.rpartition(".")[2] == key]
 
 
 @dataclass(frozen=True)
 class KataSandboxFacts:
-    """A sandbox that Kata has on disk, and whether it runs with Kata's own pinning."""
+    """A sandbox in Kata's state on disk, and whether Kata pins its vCPUs."""
 
     id: str
     runtime: str
@@ -188,7 +188,7 @@ class KataSandboxFacts:
 
 @dataclass(frozen=True)
 class Daemon:
-    """A process of a program that sets masks, or that people suspect of it."""
+    """A process of a program that sets masks, or is suspected of it."""
 
     kind: str
     name: str
@@ -197,8 +197,8 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Tuned:
-    """tuned's active profile with those it includes, and its scheduler plugin's options that concern masks. `lost` are
-    the profiles that are not found or cannot be read."""
+    """tuned's active profile with the files of included profiles, and the options of its scheduler plugin that concern
+    masks. `lost` are profiles that are missing or unreadable."""
 
     profile: str = ""
     files: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class ConnectorFacts:
-    """Whether this process can receive the kernel's process events, and why not."""
+    """Whether this process can receive the kernel's process events, and the reason if not."""
 
     available: bool | None = None
     why: str = ""
@@ -216,10 +216,10 @@ class ConnectorFacts:
 
 @dataclass(frozen=True)
 class WatcherFacts:
-    """`state` is running, absent, mute (it holds the lock, or its socket, and does not answer), or hidden (its socket
-    exists, and this user may not connect). `about` is its own report (status.collector), {} without one. `version` and
-    `config` are this command's: what the watcher would have if it were started now. `config_errors` are faults of the
-    configuration, with which none would start."""
+    """`state` is running, absent, mute (it has the lock or the socket, and does not answer), or hidden (this user may
+    not connect to its socket). `about` is its own report (status.collector), {} without one. `version` and `config`
+    are those of this command, which a watcher started now would have. `config_errors` are errors that would prevent
+    its start."""
 
     state: str = "absent"
     pid: int | None = None
@@ -233,7 +233,7 @@ class WatcherFacts:
 
 @dataclass(frozen=True)
 class RunDirectoryFacts:
-    """The run directory as it lies there. Ages in seconds, sizes in bytes."""
+    """The run directory. Ages in seconds, sizes in bytes."""
 
     path: str
     exists: bool = False
@@ -248,16 +248,16 @@ class RunDirectoryFacts:
     oldest: float = 0.0
     set_aside: bool = False
     state_size: int | None = None
-    #: Whether this process may read it.
+    #: Whether this process may read the state file.
     state_read: bool = True
     state_trouble: str = ""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """All facts of a node. `status` is the status document, {} where none could be had (`status_trouble`);
-    `settings` are the effective configuration's values as text, by key. `sees` is whether other programs' processes
-    are seen from here, `nri_socket` None where that cannot be read."""
+    """All facts about a node. `status` is the status document, {} without one (`status_trouble`); `settings` are the
+    values of the effective configuration as text, by key. `sees`: whether this process sees those of other programs.
+    `nri_socket` is None if unreadable."""
 
     rights: Rights
     sees: bool = True
@@ -288,7 +288,7 @@ class NodeFacts:
 
     @property
     def exclusive(self) -> CpuSet:
-        """Return all exclusive CPUs: the status's, else the checkpoint's."""
+        """All exclusive CPUs: those of the status, else those of the checkpoint."""
         return self._cpus("exclusive")
 
     @property

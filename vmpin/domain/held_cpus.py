@@ -1,4 +1,4 @@
-"""Which CPUs containers hold, as what gives them out has it: for the map of a node."""
+"""The CPUs that an allocator has given to containers, for the map of a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vmpin.cpuset import CpuSet
 
 
 class CpuHolder(NamedTuple):
-    """A container with CPUs of its own, a VM with its spare set, or a group. `what` is the kind, for the legend;
+    """A container with its own CPUs, a VM with its spare CPUs, or a group. `what` is the kind, for the legend;
     `sandbox` is "" for a group."""
 
     title: str
@@ -18,8 +18,8 @@ class CpuHolder(NamedTuple):
 
 
 class HeldCpus(NamedTuple):
-    """`holders`: those that keep others out come before those whose CPUs stay in the pool, as a CPU may have both.
-    `containers`: all that are known, by id. `notes`: sentences on what is free and reserved."""
+    """The holders of CPUs. A CPU may have two: `holders` with exclusive CPUs come before those whose CPUs stay in the
+    pool. `containers`: the ids of all known containers. `notes`: sentences on free and reserved CPUs."""
 
     holders: tuple[CpuHolder, ...]
     containers: frozenset[str]

@@ -20,7 +20,7 @@ _COMPARED = 8  #: How many of its fields are compared.
 class _Contents(NamedTuple):
     """The fields of a checkpoint."""
 
-    policy: str  #: `static` or `none`, kubelets' own names; anything printable else.
+    policy: str  #: `static` or `none` with upstream's kubelet; any printable text with others.
     #: The shared pool. EMPTY for policy none, and until the static policy has written its first checkpoint.
     default: CpuSet
     #: Exclusive CPUs by (pod uid, container name).
@@ -32,11 +32,9 @@ class _Contents(NamedTuple):
     version: int = 2
     checksum_ok: bool | None = None  #: None if there is no checksum (written as 0).
     trouble: str = ""  #: Errors in the checkpoint, which is used nevertheless; "" for none.
-    #: By container, when its entry got these CPUs: the CLOCK_BOOTTIME ns at which the file was written that had them
-    #: first. Not compared: a file with the same contents changes nothing.
+    #: When each container got its CPUs: when the first file with them was written (CLOCK_BOOTTIME ns). Not compared.
     since: Mapping[tuple[str, str], int] = MappingProxyType({})
-    #: When the file was written that had these contents first: its modification time (CLOCK_REALTIME ns), 0 where it
-    #: could not be read.
+    #: When the first file with these contents was written: its mtime (CLOCK_REALTIME ns), 0 if unknown. Not compared.
     written: int = 0
 
 
@@ -78,12 +76,12 @@ class CpuManagerState(_Contents):
 
 def orphaned(kubelet: CpuManagerState) -> str:
     """Describe a checkpoint without a running kubelet: it may list pods that no longer exist."""
-    from datetime import UTC, datetime  # 2 ms of every command's start, for a rare sentence
+    from datetime import UTC, datetime  # not at the top: it takes 2 ms of every command's start
 
     try:
         when = f", written {datetime.fromtimestamp(kubelet.written / 1e9, UTC):%Y-%m-%dT%H:%M:%SZ},"
     except (OverflowError, ValueError, OSError):
-        when = ""  # any time can be given to a file
+        when = ""  # a file can have any mtime
     return f"no kubelet runs, and the checkpoint{when if kubelet.written else ''} may be out of date"
 
 
@@ -98,13 +96,13 @@ class UnknownOwner(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Describe where the pod is, and the doubt."""
+        """Where the pod is, and the doubt, for a sentence."""
         where = "that pod is on this node" if self.here else "that pod is not on this node"
         return f"{where}; {self.doubt}" if self.doubt else where
 
     @property
-    def what(self) -> str:
-        """Describe the finding."""
+    def text(self) -> str:
+        """A sentence on the finding."""
         noun = "CPU" if len(self.cpus) == 1 else "CPUs"
         giver = "the kubelet's checkpoint" if self.doubt else "the kubelet"
         return (f"{giver} gives {noun} {self.cpus} to pod {printable(self.pod)}, of which no container is known "
@@ -112,8 +110,8 @@ class UnknownOwner(NamedTuple):
 
 
 def unknown_pods(state: DesiredState, kubelet: CpuManagerState | None) -> dict[str, CpuSet]:
-    """The exclusive CPUs of pods that no source has reported, by uid. A pod whose sandbox is known is left out: its
-    containers are yet to be created or restarted."""
+    """The exclusive CPUs of pods that no source has reported, by uid. A pod with a known sandbox is left out: its
+    containers are about to be created or restarted."""
     if kubelet is None or not kubelet.static:
         return {}
     uids = {sandbox.pod.uid for sandbox in state.sandboxes.values() if sandbox.pod is not None}
@@ -122,8 +120,7 @@ def unknown_pods(state: DesiredState, kubelet: CpuManagerState | None) -> dict[s
 
 def compare_with_pod_resources(kubelet: CpuManagerState,
                                resources: Mapping[tuple[str, str, str], CpuSet] | None) -> str:
-    """Compare PodResources with the exclusive CPUs of a checkpoint whose file is gone. :returns: a text for the
-    status.
+    """Compare PodResources with the exclusive CPUs of a checkpoint whose file is gone, as a text for the status.
     :param resources: exclusive CPUs by namespace, pod and container; None if PodResources does not answer."""
     if resources is None:
         return "PodResources does not answer"

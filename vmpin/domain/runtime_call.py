@@ -1,4 +1,5 @@
-"""What a call of the runtime shows of a container, and what its answer can change: plain values."""
+"""Values of the runtime's calls to an allocator: a container with its requested resources, and the changes in an
+answer. """
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from vmpin.domain.model import ContainerId, ContainerState, SandboxId
 
 
 class VmSize(NamedTuple):
-    """Whether a pod is a VM, and of which size."""
+    """Whether a pod is a VM, and the VM's size."""
 
     vm: bool = False
-    vcpus: int | None = None  #: Without those of its containers (Kata's default_vcpus); None: not known.
-    most: int = 0  #: It never has more, whatever its containers have; 0: not known.
-    part: int = 0  #: Thousandths of a vCPU that are added to its containers' limits before these are rounded up.
+    vcpus: int | None = None  #: vCPUs besides those for its containers (Kata's default_vcpus); None: unknown.
+    most: int = 0  #: The maximum of vCPUs; 0: unknown.
+    part: int = 0  #: Thousandths of a vCPU, added to the limits of its containers before the sum is rounded up.
 
 
 class RequestedContainer(NamedTuple):
-    """A container, with the resources that the call has for it: at UpdateContainer those of the request, at
-    Synchronize those listed. None: not set. In a call that only has its id, the other fields are not used."""
+    """A container with its resources in a call: at UpdateContainer the requested ones, at Synchronize the listed ones.
+    None: not set. In a call that has only its id, the other fields are not used."""
 
     id: ContainerId
     sandbox: SandboxId
@@ -36,26 +37,26 @@ class RequestedContainer(NamedTuple):
     period: int | None = None
     cpuset: CpuSet | None = None
     mems: CpuSet | None = None
-    vm: bool = False  #: Of its pod, as `VmSize` has them:
+    vm: bool = False  #: The pod's `VmSize`, in four fields:
     vm_vcpus: int | None = None
     vm_most: int = 0
     vm_part: int = 0
-    vm_overhead: int = 0  #: VMs only: the whole CPUs in the overhead of the pod's RuntimeClass.
+    vm_overhead: int = 0  #: Only for VMs: the whole CPUs in the overhead of the pod's RuntimeClass.
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed (its cgroup is neither burstable nor besteffort).
     state: ContainerState = ContainerState.CREATED
-    time_ns: int = 0  #: When the call came, CLOCK_REALTIME ns: "since when" of the CPUs that it is given.
-    devices: Mapping[str, str] = MappingProxyType({})  #: As `container_devices` (sources.nri) makes them.
+    time_ns: int = 0  #: When the call was received (CLOCK_REALTIME ns), recorded as the time of its grant.
+    devices: Mapping[str, str] = MappingProxyType({})  #: By `container_devices` (sources.nri).
 
 
 class Listed(NamedTuple):
-    """What Synchronize lists. The sandboxes include those without containers."""
+    """The list of Synchronize. `sandboxes` include those without containers."""
 
     sandboxes: frozenset[SandboxId]
     containers: tuple[RequestedContainer, ...]
 
 
 class Adjustment(NamedTuple):
-    """What changes of the container that is being created. None: as the runtime has it."""
+    """Changes to the container that is being created. None: no change."""
 
     cpus: CpuSet | None
     mems: CpuSet | None
@@ -64,7 +65,7 @@ class Adjustment(NamedTuple):
 
 
 class SideUpdate(NamedTuple):
-    """The cpuset that a container is to have; never empty."""
+    """A new cpuset for another container; never empty."""
 
     container: ContainerId
     cpus: CpuSet

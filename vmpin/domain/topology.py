@@ -1,5 +1,5 @@
-"""The topology of a node's CPUs: SMT siblings, shared caches, dies, sockets, NUMA nodes; which are online, which
-isolated, which of which kind; nodes of memory alone, and the nodes of devices.
+"""The topology of a node: the cores, caches, dies, sockets and NUMA nodes of its CPUs; online and isolated CPUs, and
+their kinds; the NUMA nodes of memory and devices.
 
 Plain data with cheap look-ups, the same for a real node (host.sysfs) and for one described in a scenario.
 """
@@ -15,35 +15,34 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 
 
 class _Groups(NamedTuple):
-    """What a topology is made of."""
+    """The fields of a topology. Each is empty if the kernel does not show it."""
 
     online: CpuSet
-    #: SMT siblings, ascending by first CPU; every CPU that is named anywhere is in exactly one.
+    #: Sets of SMT siblings, ascending by first CPU; every CPU that any field names is in exactly one.
     cores: tuple[CpuSet, ...]
-    #: CPUs that share a last-level cache, ascending; empty where the kernel does not show it.
+    #: Sets of CPUs that share a last-level cache, ascending.
     caches: tuple[CpuSet, ...]
-    #: NUMA nodes by the kernel's number, ascending. A node of memory alone has no CPU and is left out.
+    #: NUMA nodes by the kernel's number, ascending, without those that have only memory.
     nodes: Mapping[int, CpuSet]
     #: isolcpus= on the kernel's command line, and isolated cpuset partitions.
     isolated: CpuSet = EMPTY
     nohz_full: CpuSet = EMPTY
-    present: CpuSet = EMPTY  #: Plugged in, online or not; empty where the kernel does not show it.
-    #: From each NUMA node to each, in the firmware's unit (10: to itself); empty where the kernel does not show it.
+    present: CpuSet = EMPTY  #: Plugged in, online or not.
+    #: Between NUMA nodes, in the firmware's unit (10: to itself).
     distances: Mapping[int, Mapping[int, int]] = MappingProxyType({})
-    # What follows is read where CPUs are given out alone, and empty elsewhere.
-    #: CPUs of one package, ascending; empty where the kernel does not show it.
-    sockets: tuple[CpuSet, ...] = ()
-    dies: tuple[CpuSet, ...] = ()  #: Likewise, of one die.
-    #: "performance" and "efficient" on a machine with both; empty elsewhere.
+    # The following fields are read only for the allocator, and are empty elsewhere.
+    sockets: tuple[CpuSet, ...] = ()  #: Sets of CPUs of one package, ascending.
+    dies: tuple[CpuSet, ...] = ()  #: Sets of CPUs of one die, ascending.
+    #: "performance" and "efficient", on a machine with both.
     kinds: Mapping[str, CpuSet] = MappingProxyType({})
-    memory_nodes: CpuSet = EMPTY  #: The numbers of the NUMA nodes with memory, those without CPUs among them.
+    memory_nodes: CpuSet = EMPTY  #: The numbers of all NUMA nodes with memory, with or without CPUs.
     devices: Mapping[str, int] = MappingProxyType({})  #: NUMA nodes by a device's PCI address, name or number.
 
 
 class Topology(_Groups):
-    """The CPUs of one node. Made by `build`, which normalises; equal machines are then equal values. Groups may name
-    CPUs that are offline: the kernel takes an offline CPU out of its core and its memory node, but not always out of
-    its cache, and a scenario may name it anywhere."""
+    """The topology of one node. Created by `build`, which normalises: equal machines are then equal values. Groups may
+    contain offline CPUs: the kernel removes an offline CPU from its core and its NUMA node, but not always from its
+    cache, and a scenario may have it anywhere."""
 
     @classmethod
     def build(cls, online: CpuSet, cores: Iterable[CpuSet] = (), caches: Iterable[CpuSet] = (),
@@ -52,9 +51,8 @@ class Topology(_Groups):
               sockets: Iterable[CpuSet] = (), dies: Iterable[CpuSet] = (),
               kinds: Mapping[str, CpuSet] | None = None, memory_nodes: CpuSet = EMPTY,
               devices: Mapping[str, int] | None = None) -> Topology:
-        """Sort the groups, drop empty and repeated ones, and make every CPU without a core a core of its own.
-        :raises ValueError: naming the CPU that is in two groups of one sort: cores, caches, nodes, dies, sockets,
-            kinds."""
+        """Sort the groups, drop empty and repeated ones, and add a core for every CPU without one.
+        :raises ValueError: for a CPU in two cores, caches, nodes, dies, sockets or kinds."""
         cores = list(cores)
         by_node = {node: cpus for node, cpus in sorted((nodes or {}).items()) if cpus}
         _refuse_overlap("node", [(f"node {node} ({cpus})", cpus) for node, cpus in by_node.items()])
@@ -72,20 +70,21 @@ class Topology(_Groups):
 
     @cached_property
     def all_cpus(self) -> CpuSet:
-        """Return every CPU that is online, plugged in, or named anywhere."""
+        """Every CPU that any field names."""
         return union((self.online, self.present, self.isolated, self.nohz_full,
                       *self.cores, *self.caches, *self.nodes.values(), *self.sockets))
 
     def core_of(self, cpu: int) -> CpuSet:
-        """The CPU and its SMT siblings; a CPU that is in no core is alone."""
+        """The CPU and its SMT siblings; only the CPU if it is in no core."""
         return self._core_of.get(cpu) or CpuSet((cpu,))
 
     def cache_of(self, cpu: int) -> CpuSet:
-        """The CPUs that share its last-level cache; in no such group, its core (siblings share every cache)."""
+        """The CPUs that share a CPU's last-level cache; its core if the cache is unknown (siblings share every
+        cache)."""
         return self._cache_of.get(cpu) or self.core_of(cpu)
 
     def node_of(self, cpu: int) -> int | None:
-        """Return a CPU's NUMA node, None where it is in none: the kernel forgets the node of a CPU that is offline."""
+        """A CPU's NUMA node; None if unknown: the kernel does not show the node of an offline CPU."""
         return self._node_of.get(cpu)
 
     @cached_property
@@ -102,7 +101,7 @@ class Topology(_Groups):
 
 
 def _normal(kind: str, groups: Iterable[CpuSet]) -> tuple[CpuSet, ...]:
-    """The groups sorted, without empty and repeated ones (each CPU of a core names the same core)."""
+    """The groups, sorted, without empty and repeated ones (each CPU of a core lists the same core)."""
     distinct = tuple(sorted({group for group in groups if group}, key=list))
     _refuse_overlap(kind, [(f"{kind} {group}", group) for group in distinct])
     return distinct

@@ -153,7 +153,7 @@ class UnknownOwners:
             owner = owner._replace(doubt=doubt())
             self.lasting[uid] = owner
             if before.get(uid) != owner and patience:  # a command without a watcher shows it itself
-                logger.warning("%s", owner.what)
+                logger.warning("%s", owner.text)
 
     def _settles(self, kubelet: CpuManagerState | None) -> bool:
         """Whether the kubelet has just created or removed a pod's directory, or written the checkpoint."""

@@ -222,7 +222,7 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                         **details.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],
-            "unknown_owners": [{"pod": owner.pod, "cpus": str(owner.cpus), "here": owner.here, "what": owner.what}
+            "unknown_owners": [{"pod": owner.pod, "cpus": str(owner.cpus), "here": owner.here, "what": owner.text}
                                for owner in unknown],
             "impostors": list(impostors), "disagreements": list(disagreements),
             "collisions": [collision._asdict() for collision in collisions]}

@@ -153,7 +153,7 @@ def test_a_pod_on_this_node_counts_only_where_a_vm_may_be_its(tmp_path: Path, he
     assert (WEB in owners.lasting) == finding
     if finding:
         where = "on this node" if here else "not on this node"
-        assert owners.lasting[WEB].what == f"{TEXT} (that pod is {where})"
+        assert owners.lasting[WEB].text == f"{TEXT} (that pod is {where})"
 
 
 @pytest.mark.parametrize(("removed", "written", "patience", "finding"), [
@@ -181,8 +181,8 @@ def test_a_uid_that_is_none_names_no_directory(tmp_path: Path, uid: str) -> None
     kubelet = CpuManagerState("static", CpuSet((0,)), {(uid, "app"): CpuSet((1, 2))})
     owners.compare(EMPTY_STATE, kubelet, False, False, 0.0)
     assert not owners.lasting[uid].here
-    assert owners.lasting[uid].what.isprintable()
-    assert owners.lasting[uid].what.startswith("the kubelet gives CPUs 1-2 to pod ")
+    assert owners.lasting[uid].text.isprintable()
+    assert owners.lasting[uid].text.startswith("the kubelet gives CPUs 1-2 to pod ")
 
 
 def test_a_collision_with_such_a_pod_says_where_it_is() -> None:
