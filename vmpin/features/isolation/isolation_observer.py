@@ -66,8 +66,7 @@ class _Owner:
 
 
 class IsolationObserver:
-    """Called by the sampler. :param keeper: of the books. :param scan_share: the share of one CPU that scans use at
-    most.
+    """Called by the sampler. :param scan_share: the share of one CPU that scans use at most.
 
     `fresh`: a reading of all CPUs is used again for so long (ns)."""
 
@@ -109,7 +108,7 @@ class IsolationObserver:
                 owners[sandbox] = old
                 continue
             owners[sandbox] = _Owner(cpus, containers)
-            self._named(self._book_of(sandbox, boottime.now(), first), sandbox, cpus)
+            self._describe(self._book_of(sandbox, boottime.now(), first), sandbox, cpus)
             new.append(sandbox)
         for sandbox, old in self._owners.items():
             if owners.get(sandbox) is not old:
@@ -205,7 +204,7 @@ class IsolationObserver:
         book = self._book_of(sandbox, now, False)
         foreign = None if before is None else interval(before, reading, own)
         if foreign is None or not book.book(now, foreign):
-            self._named(book, sandbox, owner.cpus)
+            self._describe(book, sandbox, owner.cpus)
             book.begin(now, sum(_SLACK + _SLACK_TICKLESS * (cpu in self._tickless) for cpu in owner.cpus))
             return
         self._count(owner, foreign)
@@ -218,9 +217,10 @@ class IsolationObserver:
     def _read_containers(self, sandbox: SandboxId, owner: _Owner) -> None:
         """Read an owner that is no VM: what its containers' cgroups counted."""
         state = self.view.sandboxes.get(sandbox)
+        records = {} if state is None else state.containers
         counted: dict[str, int] = {}
-        for container in owner.containers if state is not None else ():
-            record = state.containers.get(container) if state is not None else None
+        for container in owner.containers:
+            record = records.get(container)
             reading = None if record is None or record.init is None else self._usage(container, record.init)
             if record is None or reading is None:
                 owner.before = None  # without it, its own run time would count as foreign
@@ -239,8 +239,9 @@ class IsolationObserver:
         """The usage file of a container by its first process, and what that counted."""
         with contextlib.suppress(OSError, ValueError):  # the cgroup is being removed
             stat = self.view.proc.stat(init.tid)
-            running = stat is not None and stat.starttime == init.starttime
-            path = self.view.cgroups.usage_file(init.tid, container) if running else None
+            if stat is None or stat.starttime != init.starttime:
+                return None
+            path = self.view.cgroups.usage_file(init.tid, container)
             spent = None if path is None else usage(path)
             return None if path is None or spent is None else (path, spent)
         return None
@@ -266,7 +267,8 @@ class IsolationObserver:
         times = [begun] if begun else inits
         return int(seconds_since_boot(min(times)) * 1e9) if times else now
 
-    def _named(self, book: OwnerBook, sandbox: SandboxId, cpus: CpuSet) -> None:
+    def _describe(self, book: OwnerBook, sandbox: SandboxId, cpus: CpuSet) -> None:
+        """Have a book name its owner as it is now."""
         state = self.view.sandboxes.get(sandbox)
         if state is not None and state.pod is not None:
             book.namespace, book.pod = state.pod.namespace[:_MAX_NAME], state.pod.name[:_MAX_NAME]

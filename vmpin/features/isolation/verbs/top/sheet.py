@@ -6,7 +6,7 @@ Pure: from the usage of a node and the state of the view. Texts of others are es
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vmpin.domain.terminal import number_of, printable, short_id
@@ -126,7 +126,7 @@ def _with_prompt(shown: Sheet, usage: NodeUsage, state: State) -> Sheet:
         keys = printable(state.notice)
     elif state.paused:
         keys = f"PAUSED, p goes on   {keys}"
-    return Sheet(shown.head, keys, shown.columns, shown.rows, shown.text, shown.empty)
+    return replace(shown, keys=keys)
 
 
 def title_of(usage: NodeUsage, pod: str) -> str:
