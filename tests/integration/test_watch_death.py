@@ -123,6 +123,7 @@ def test_it_ends_cleanly_when_asked(node: Node, cpus: tuple[str, str], number: s
         node.start()
         node.container(vm.sandbox, "web", cpus[1])
         node.wait_for_all(vm.pid, cpus[1])
+        wait((node.run / "isolation").exists, "no samples are taken")
         assert node.stop(number) == 0
         assert sorted(os.listdir(node.run)) == ["isolation", "lock", "originals.json", "proof", "spool", "state.json",
                                                 "status"]
