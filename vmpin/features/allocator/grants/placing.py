@@ -210,8 +210,9 @@ def _with_spare_set(machine: Topology, ledger: Ledger, options: AllocationOption
     owners = _owners(grants)
     # Where the container that carried the set has stopped, the next one takes its CPUs over.
     before = union(grant.spare for grant in grants)
-    ledger = ledger.with_grants(*(grant._replace(spare=EMPTY, own_spare=False) for grant in grants
-                                  if grant.spare and grant not in owners[:1]))
+    idle = [grant._replace(spare=EMPTY, own_spare=False) for grant in grants
+            if grant.spare and grant not in owners[:1]]
+    ledger = ledger.with_grants(*idle) if idle else ledger
     if not owners:
         return ledger
     carrier, own = owners[0], union(grant.cpus for grant in owners)

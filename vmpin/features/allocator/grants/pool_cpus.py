@@ -93,13 +93,14 @@ def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: Cont
     ordered = []
     for grant, cpus in wanted:
         shared, called = grant.policy in _SHARED, grant.container == call
-        # A container without a cpuset is on all CPUs; but for one that is to have its own, they count as added.
-        loses = not (grant.written or machine.online) <= cpus
-        before = grant.written or (machine.online if shared else EMPTY)
+        before = grant.written or machine.online  # without a cpuset a container is on all CPUs
+        loses = not before <= cpus
         if not loses and not called and shared:
             continue
         if not called:
-            others = union(left for container, left in leaving if container != grant.container) - before
+            # CPUs that are to be a container's own count as added, whatever it runs on.
+            others = union(left for container, left in leaving if container != grant.container) - (
+                before if shared else grant.written)
             # One on the pool has to leave what becomes another's own, also where nothing else is left to it yet.
             cpus = cpus - others or (cpus if shared else EMPTY)
         if cpus and cpus != grant.written:

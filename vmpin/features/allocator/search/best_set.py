@@ -168,8 +168,8 @@ class _Search(Generic[Entry]):
         tables = [die[0] for die in self._space.die_tables(bounds._replace(nodes=None))]
         codes = self._tables.costs(self._tables.sum_at(tables, self._size))
         if one_package:  # the distance depends on the number of touched nodes alone
-            each = next(iter(groups.between.values()), 0)
-            return [_RankedSet(code.before_distance(cost), each * comb(code.cost(cost).nodes, 2), cost)
+            apart = next(iter(groups.between.values()), 0)
+            return [_RankedSet(code.before_distance(cost), apart * comb(code.cost(cost).nodes, 2), cost)
                     for cost in codes]
         if not codes:
             return []
@@ -264,7 +264,8 @@ class _Search(Generic[Entry]):
         counts = [(package, count) for package in packages
                   if (count := key >> PACKAGE_BITS * package & (1 << PACKAGE_BITS) - 1)]
         distance = sum(comb(count, 2) * between.get((package, package), 0) for package, count in counts)
-        distance += sum(one[1] * other[1] * between[one[0], other[0]] for one, other in combinations(counts, 2))
+        distance += sum(count * others * between[package, other]
+                        for (package, count), (other, others) in combinations(counts, 2))
         to_package = [sum(count * between.get((min(package, other), max(package, other)), 0)
                           for other, count in counts) for package in packages]
         return _TouchedNodes(distance, tuple(counts), to_package)

@@ -49,11 +49,11 @@ class CostCode:
         self._cpu_bits = len(self._cpus)
         self._bit = {cpu: 1 << bit for bit, cpu in enumerate(self._cpus)}
         fields = len(self._order)
-        ones = {name: 1 << (self._cpu_bits + _FIELD * (fields - 1 - at)) for at, name in enumerate(self._order)}
-        moved = ones.pop(_MOVED)
+        units = {name: 1 << (self._cpu_bits + _FIELD * (fields - 1 - at)) for at, name in enumerate(self._order)}
+        moved = units.pop(_MOVED)
         self._new = dict.fromkeys(choice - present, moved) if present else {}
-        #: One of each part.
-        self.one = CpuCost(**ones)
+        #: The cost of one of each part.
+        self.unit = CpuCost(**units)
         #: Greater than twice each cost: the code of no set.
         self.never = 1 << (self._cpu_bits + _FIELD * (fields + 1))
 
@@ -106,15 +106,15 @@ class CostTables(ABC, Generic[Entry]):
         """Return the table with a price added to each entry; a price of None rules out that number of CPUs."""
 
     @abstractmethod
-    def least(self, one: Sequence[Entry], other: Sequence[Entry]) -> list[Entry]:
+    def least(self, left: Sequence[Entry], right: Sequence[Entry]) -> list[Entry]:
         """Merge two tables: keep the better entry for each number of CPUs."""
 
     @abstractmethod
-    def added(self, one: Sequence[Entry], other: Sequence[Entry], least: int, most: int) -> list[Entry]:
+    def added(self, left: Sequence[Entry], right: Sequence[Entry], least: int, most: int) -> list[Entry]:
         """The table of two groups of CPUs together, up to `most` CPUs; `never` below `least`."""
 
     @abstractmethod
-    def at(self, one: Sequence[Entry], other: Sequence[Entry], number: int) -> Entry:
+    def at(self, left: Sequence[Entry], right: Sequence[Entry], number: int) -> Entry:
         """Return one entry of the table that `added` would make."""
 
     def sum(self, tables: Sequence[Sequence[Entry]], most: int) -> Sequence[Entry]:
@@ -154,34 +154,34 @@ class LeastCosts(CostTables[int]):
     def priced(self, table: Sequence[int], prices: Sequence[int | None]) -> list[int]:
         return [self.never if price is None else cost + price for cost, price in zip(table, prices, strict=True)]
 
-    def least(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
-        longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+    def least(self, left: Sequence[int], right: Sequence[int]) -> list[int]:
+        longer, shorter = (left, right) if len(left) > len(right) else (right, left)
         return [*map(min, longer, shorter), *longer[len(shorter):]]
 
-    def added(self, one: Sequence[int], other: Sequence[int], least: int, most: int) -> list[int]:
-        one, skipped = self._trimmed(one)
-        other, skipped_of_other = self._trimmed(other)
-        skipped += skipped_of_other
-        reversed_one, length = one[::-1], len(one)
+    def added(self, left: Sequence[int], right: Sequence[int], least: int, most: int) -> list[int]:
+        left, skipped = self._trimmed(left)
+        right, right_skipped = self._trimmed(right)
+        skipped += right_skipped
+        reversed_left, length = left[::-1], len(left)
         table = [self.never] * max(skipped, least)
-        for number in range(len(table) - skipped, min(most - skipped + 1, length + len(other) - 1)):
-            first, end = max(0, number - length + 1), min(number + 1, len(other))
+        for number in range(len(table) - skipped, min(most - skipped + 1, length + len(right) - 1)):
+            first, end = max(0, number - length + 1), min(number + 1, len(right))
             at = length - 1 - number
             # The fastest in Python: no bytecode runs within.
-            cost = min(map(add, other[first:end], reversed_one[at + first:at + end]))
+            cost = min(map(add, right[first:end], reversed_left[at + first:at + end]))
             table.append(cost if cost < self._limit else self.never)
         return table[:most + 1]
 
     def _trimmed(self, table: Sequence[int]) -> tuple[Sequence[int], int]:
-        """The table without the sizes that no set has before the first that one has, and their number."""
+        """The table from the first size on that some set has, and the number of sizes before it."""
         if table[0] < self._limit:
             return table, 0
         first = next((at for at, cost in enumerate(table) if cost < self._limit), len(table) - 1)
         return table[first:], first
 
-    def at(self, one: Sequence[int], other: Sequence[int], number: int) -> int:
-        return min((one[taken] + other[number - taken] for taken in
-                    range(max(0, number - len(other) + 1), min(number + 1, len(one)))), default=self.never)
+    def at(self, left: Sequence[int], right: Sequence[int], number: int) -> int:
+        return min((left[taken] + right[number - taken] for taken in
+                    range(max(0, number - len(right) + 1), min(number + 1, len(left)))), default=self.never)
 
 
 class TwoLeastCosts(CostTables[tuple[int, ...]]):
@@ -208,15 +208,15 @@ class TwoLeastCosts(CostTables[tuple[int, ...]]):
         return [() if price is None else tuple(cost + price for cost in entry)
                 for entry, price in zip(table, prices, strict=True)]
 
-    def least(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+    def least(self, left: Sequence[tuple[int, ...]], right: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        longer, shorter = (left, right) if len(left) > len(right) else (right, left)
         return [*(self.entry(a + b) for a, b in zip(longer, shorter, strict=False)), *longer[len(shorter):]]
 
-    def added(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]], least: int,
+    def added(self, left: Sequence[tuple[int, ...]], right: Sequence[tuple[int, ...]], least: int,
               most: int) -> list[tuple[int, ...]]:
-        return [self.at(one, other, number) if number >= least else ()
-                for number in range(min(most + 1, len(one) + len(other) - 1))]
+        return [self.at(left, right, number) if number >= least else ()
+                for number in range(min(most + 1, len(left) + len(right) - 1))]
 
-    def at(self, one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]], number: int) -> tuple[int, ...]:
-        return self.entry(a + b for taken in range(max(0, number - len(other) + 1), min(number + 1, len(one)))
-                          for a in one[taken] for b in other[number - taken])
+    def at(self, left: Sequence[tuple[int, ...]], right: Sequence[tuple[int, ...]], number: int) -> tuple[int, ...]:
+        return self.entry(a + b for taken in range(max(0, number - len(right) + 1), min(number + 1, len(left)))
+                          for a in left[taken] for b in right[number - taken])

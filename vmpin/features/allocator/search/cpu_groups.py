@@ -55,8 +55,8 @@ def cpu_groups(topology: Topology, by_socket: bool) -> CpuGroups:
     caches = tuple(CacheGroup(cpus, _cores_of(topology, cpus, node_of)) for cpus in _caches(topology))
     distances = _distances(topology, nodes)
     packages = _packages(len(nodes), distances)
-    between = {(min(packages[one], packages[other]), max(packages[one], packages[other])): distance
-               for (one, other), distance in distances.items()}
+    between = {(min(packages[node], packages[other]), max(packages[node], packages[other])): distance
+               for (node, other), distance in distances.items()}
     return CpuGroups(nodes, tuple(name for name, _ in named), caches, packages, between)
 
 
@@ -87,19 +87,20 @@ def _distances(topology: Topology, nodes: tuple[CpuSet, ...]) -> dict[tuple[int,
     numa_nodes = [[node for node, cpus in topology.nodes.items() if not cpus.isdisjoint(group)] for group in nodes]
     rows = topology.distances
 
-    def distance(one: int, other: int) -> int:
-        return max(rows.get(one, {}).get(other, 0), rows.get(other, {}).get(one, 0))
+    def distance(node: int, other: int) -> int:
+        return max(rows.get(node, {}).get(other, 0), rows.get(other, {}).get(node, 0))
 
-    return {(one, other): min((distance(a, b) for a in numa_nodes[one] for b in numa_nodes[other]), default=0)
-            for one, other in combinations(range(len(nodes)), 2)}
+    return {(node, other): min((distance(a, b) for a in numa_nodes[node] for b in numa_nodes[other]), default=0)
+            for node, other in combinations(range(len(nodes)), 2)}
 
 
 def _packages(number: int, distances: Mapping[tuple[int, int], int]) -> tuple[int, ...]:
     """The package of each of so many nodes, by a number."""
-    rows = [[distances.get((min(one, other), max(one, other)), 0) for other in range(number)] for one in range(number)]
+    rows = [[distances.get((min(node, other), max(node, other)), 0) for other in range(number)]
+            for node in range(number)]
 
-    def alike(one: int, other: int) -> bool:
-        return all(rows[one][node] == rows[other][node] for node in range(number) if node not in (one, other))
+    def alike(first: int, second: int) -> bool:
+        return all(rows[first][node] == rows[second][node] for node in range(number) if node not in (first, second))
 
     firsts: list[int] = []
     packages = []

@@ -73,7 +73,7 @@ class SearchSpace(Generic[Entry]):
         tables: list[dict[int, Sequence[Entry]]] = []
         for packages, dies in by_packages.items():
             joined = bounds.nodes is not None and len(packages) == 1
-            tables += [reduce(lambda one, other: self._joined(one, other, bounds), dies)] if joined else dies
+            tables += [reduce(lambda left, right: self._joined(left, right, bounds), dies)] if joined else dies
         return tables
 
     def fewest_nodes(self) -> int:
@@ -90,30 +90,31 @@ class SearchSpace(Generic[Entry]):
                 dies = [die for die in dies if die not in sharing] + [set().union(*sharing)]
         return sorted(tuple(sorted(die)) for die in dies)
 
-    def _joined(self, one: dict[int, Sequence[Entry]], other: dict[int, Sequence[Entry]],
+    def _joined(self, left: dict[int, Sequence[Entry]], right: dict[int, Sequence[Entry]],
                 bounds: NodeBounds) -> dict[int, Sequence[Entry]]:
         """The tables of two dies together, by the sums of their keys."""
         joined: dict[int, Sequence[Entry]] = {}
-        for key, table in one.items():
-            for other_key, other_table in other.items():
-                if (useful := self._useful(key + other_key, table, other_table, bounds)) is not None:
-                    self._put(joined, key + other_key, useful)
+        for left_key, left_table in left.items():
+            for right_key, right_table in right.items():
+                key = left_key + right_key
+                if (useful := self._useful(key, left_table, right_table, bounds)) is not None:
+                    self._put(joined, key, useful)
         return joined
 
     def _put(self, tables: dict[_Key, Sequence[Entry]], key: _Key, table: Sequence[Entry]) -> None:
         tables[key] = self._tables.least(tables[key], table) if key in tables else table
 
-    def _useful(self, key: int, one: Sequence[Entry], other: Sequence[Entry],
+    def _useful(self, key: int, left: Sequence[Entry], right: Sequence[Entry],
                 bounds: NodeBounds) -> Sequence[Entry] | None:
         """Both tables added, without the entries of so few CPUs that the nodes yet to be touched have too few others.
         None where that leaves none."""
         if bounds.nodes is None:
-            return self._tables.added(one, other, 0, self._size)
-        left = bounds.nodes - touched(key)
-        if left < 0:
+            return self._tables.added(left, right, 0, self._size)
+        nodes = bounds.nodes - touched(key)
+        if nodes < 0:
             return None
-        least = self._size - self._capacity[min(left, len(self._capacity) - 1)]
-        return self._tables.added(one, other, least, self._size) if least < len(one) + len(other) - 1 else None
+        least = self._size - self._capacity[min(nodes, len(self._capacity) - 1)]
+        return self._tables.added(left, right, least, self._size) if least < len(left) + len(right) - 1 else None
 
     def _tables_of_die(self, nodes: tuple[int, ...], bounds: NodeBounds) -> dict[int, Sequence[Entry]]:
         """The tables of a die, by the number of its touched nodes."""
@@ -165,21 +166,21 @@ class SearchSpace(Generic[Entry]):
         return keyed
 
     def _node_prices(self, node: int, kept: int, length: int, bounds: NodeBounds) -> list[int | None]:
-        one, cpus = self._code.one, self._groups.nodes[node]
+        unit, cpus = self._code.unit, self._groups.nodes[node]
         free = len(cpus & self._free)
-        broken = one.broken_nodes if free == len(cpus) else 0
+        broken = unit.broken_nodes if free == len(cpus) else 0
         most = len(cpus) if bounds.most is None else bounds.most
-        return [0 if not held else one.nodes + (free + kept - held) * one.node_left + (
+        return [0 if not held else unit.nodes + (free + kept - held) * unit.node_left + (
                 broken if held < len(cpus) else 0) if bounds.fewest <= held <= most
                 else None for held in range(kept, kept + length)]
 
     def _cache_table(self, cache: CacheGroup, node: int) -> Sequence[Entry]:
         """The table of a cache that lies in one node."""
-        one, table = self._code.one, self._cores_table(cache, node)
+        unit, table = self._code.unit, self._cores_table(cache, node)
         free = len(cache.cpus & self._free)
         kept = not cache.cpus.isdisjoint(self._query.keep)
-        broken = one.broken_caches if cache.cpus <= self._free else 0
-        prices = [one.caches + (free - taken) * one.leftover + (broken if taken < free else 0)
+        broken = unit.broken_caches if cache.cpus <= self._free else 0
+        prices = [unit.caches + (free - taken) * unit.leftover + (broken if taken < free else 0)
                   if taken or kept else 0 for taken in range(len(table))]
         return self._tables.priced(table, prices)
 
@@ -188,7 +189,7 @@ class SearchSpace(Generic[Entry]):
         table = self._cores_table(cache, node)
         width = sum(len(core.cpus) for core in cache.cores[node])
         kept = sum(len(core.cpus & self._query.keep) for core in cache.cores[node])
-        table = self._tables.priced(table, [-taken * self._code.one.leftover for taken in range(len(table))])
+        table = self._tables.priced(table, [-taken * self._code.unit.leftover for taken in range(len(table))])
         tables: dict[int, list[Entry]] = {}
         for taken, entry in enumerate(table):
             held = taken + kept
@@ -197,11 +198,11 @@ class SearchSpace(Generic[Entry]):
         return tables
 
     def _shared_price(self, cache: CacheGroup, state: int) -> int:
-        one = self._code.one
+        unit = self._code.unit
         if not state & _SOME_HELD:
             return 0
-        broken = one.broken_caches if cache.cpus <= self._free and state & _SOME_LEFT else 0
-        return one.caches + broken + len(cache.cpus & self._free) * one.leftover
+        broken = unit.broken_caches if cache.cpus <= self._free and state & _SOME_LEFT else 0
+        return unit.caches + broken + len(cache.cpus & self._free) * unit.leftover
 
     def _cores_table(self, cache: CacheGroup, node: int) -> Sequence[Entry]:
         return self._tables.sum([self._core_table(core) for core in cache.cores[node]
@@ -231,15 +232,15 @@ class SearchSpace(Generic[Entry]):
         return self._prices[key]
 
     def _core_price(self, held: int, width: int, whole: bool, away: bool) -> int | None:
-        one, part = self._code.one, 0 < held < width
-        price = held * one.away if away else 0
+        unit, part = self._code.unit, 0 < held < width
+        price = held * unit.away if away else 0
         if whole_cores(self._query):
             return None if part else price
         if part and whole:
-            price += one.broken_cores
+            price += unit.broken_cores
         if self._query.smt is SmtUse.SPREAD:
-            return price + max(0, held - 1) * one.partial_cores
-        return price + one.partial_cores if part else price
+            return price + max(0, held - 1) * unit.partial_cores
+        return price + unit.partial_cores if part else price
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from vmpin.bounded import load_json
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId, SandboxId
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish, RefusalKind
+from vmpin.features.allocator.grants.cpu_request import CpuKind, CpuPolicy, CpuWish, RefusalKind
 from vmpin.features.allocator.grants.ledger import MAX_REFUSED, CpuAmount, Grant, GrantState, Ledger, RefusedRequest
 from vmpin.features.allocator.texts.annotation_values import AnnotationError
 from vmpin.features.allocator.texts.annotations import with_changes
@@ -48,9 +48,15 @@ def wish_texts(wish: CpuWish) -> dict[str, str]:
         texts["policy"] = f"group:{wish.group}" if wish.policy is CpuPolicy.GROUP else str(wish.policy)
     if wish.align is not None:
         texts["align"] = f"{wish.align}!" if wish.align_required else str(wish.align)
-    plain = CpuWish()
-    return texts | {key: str(value) for key in ("smt", "kind", "near", "spare")
-                    if (value := getattr(wish, key)) != getattr(plain, key)}
+    if wish.smt is not None:
+        texts["smt"] = str(wish.smt)
+    if wish.kind is not CpuKind.ANY:
+        texts["kind"] = str(wish.kind)
+    if wish.near:
+        texts["near"] = wish.near
+    if wish.spare != "match":
+        texts["spare"] = wish.spare
+    return texts
 
 
 def wish_data(wish: CpuWish) -> dict[str, object]:
