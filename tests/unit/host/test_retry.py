@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from vmpin.host.retry import Attempts, Backoff
-
-
-def run(what: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(what)
 
 
 def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
@@ -37,44 +31,38 @@ def test_pauses_differ_by_chance_and_none_exceeds_the_longest() -> None:
     assert 8.0 < max(pauses[200:400]) <= 9.0 < max(pauses[400:]) <= 10.0
 
 
-def test_attempts_end_with_the_first_that_does_not_raise() -> None:
-    async def test() -> None:
-        count = 0
+async def test_attempts_end_with_the_first_that_does_not_raise() -> None:
+    count = 0
+    async for attempt in Attempts(Backoff(0.001, 0.001), asyncio.Event(), 0.0):
+        with attempt:
+            count += 1
+            if count < 4:
+                raise ConnectionRefusedError
+    assert count == 4
+
+
+async def test_the_end_of_the_task_is_no_failed_attempt() -> None:
+    async def work() -> None:
         async for attempt in Attempts(Backoff(0.001, 0.001), asyncio.Event(), 0.0):
             with attempt:
-                count += 1
-                if count < 4:
-                    raise ConnectionRefusedError
-        assert count == 4
-    run(test())
+                await asyncio.Event().wait()
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_the_end_of_the_task_is_no_failed_attempt() -> None:
-    async def test() -> None:
-        async def work() -> None:
-            async for attempt in Attempts(Backoff(0.001, 0.001), asyncio.Event(), 0.0):
-                with attempt:
-                    await asyncio.Event().wait()
-        task = asyncio.create_task(work())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    run(test())
-
-
-def test_a_wake_makes_the_next_attempt_early_and_the_pauses_short() -> None:
-    async def test() -> None:
-        wake = asyncio.Event()
-        backoff = Backoff(600.0, 600.0, jitter=0.0)
-        count = 0
-        async for attempt in Attempts(backoff, wake, 0.0):
-            with attempt:
-                count += 1
-                if count < 3:
-                    wake.set()
-                    raise ConnectionRefusedError
-        assert count == 3
-        assert not wake.is_set()
-        assert backoff.pause() == 600.0
-    run(test())
+async def test_a_wake_makes_the_next_attempt_early_and_the_pauses_short() -> None:
+    wake = asyncio.Event()
+    backoff = Backoff(600.0, 600.0, jitter=0.0)
+    count = 0
+    async for attempt in Attempts(backoff, wake, 0.0):
+        with attempt:
+            count += 1
+            if count < 3:
+                wake.set()
+                raise ConnectionRefusedError
+    assert count == 3
+    assert not wake.is_set()
+    assert backoff.pause() == 600.0

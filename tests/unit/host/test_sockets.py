@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from vmpin.host import sockets
 from vmpin.host.sockets import Acceptor, Rationed
 
 
-def test_an_answer_without_a_reader_is_given_up(tmp_path: Path) -> None:
+async def test_an_answer_without_a_reader_is_given_up(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     asked = asyncio.Event()
 
@@ -25,22 +27,45 @@ def test_an_answer_without_a_reader_is_given_up(tmp_path: Path) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    async def talk() -> None:
-        made = sockets.listen(path)
-        server = asyncio.create_task(sockets.serve(made, 100, much, line=True, deadline=0.1))
-        await asyncio.sleep(0.05)
-        before = descriptors()
-        with socket.socket(socket.AF_UNIX) as mute:
-            mute.connect(os.fspath(path))
-            mute.sendall(b"hello\n")
-            async with asyncio.timeout(120):
-                await asked.wait()
-                while descriptors() != before + 1:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+    made = sockets.listen(path)
+    server = asyncio.create_task(sockets.serve(made, 100, much, line=True, deadline=0.1))
+    await asyncio.sleep(0.05)
+    before = descriptors()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.connect(os.fspath(path))
+        mute.sendall(b"hello\n")
+        async with asyncio.timeout(120):
+            await asked.wait()
+            while descriptors() != before + 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
+
+
+async def test_a_stream_is_sent_part_by_part_and_ends_with_the_server(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        try:
+            for number in itertools.count():
+                yield b"%d\n" % number
+                await asyncio.sleep(0.01)
+        finally:
+            ended.set()
+
+    async def stream(raw: bytes, uid: int) -> AsyncGenerator[bytes, None]:
+        return parts()
+
+    server = asyncio.create_task(sockets.serve(sockets.listen(tmp_path / "sock"), 100, stream, line=True, deadline=60))
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
+    writer.write(b"follow\n")
+    async with asyncio.timeout(120):
+        assert [await reader.readline() for _ in range(3)] == [b"0\n", b"1\n", b"2\n"]
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)
-
-    asyncio.run(talk())
+        assert ended.is_set()
+        await reader.read()  # to the end: the server has closed the connection
+    writer.close()
 
 
 class Short(socket.socket):
@@ -56,24 +81,22 @@ class Short(socket.socket):
         return super().accept()
 
 
-def test_without_descriptors_it_waits_and_logs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        with Short(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
-            listening.setblocking(False)
-            listening.bind(os.fspath(tmp_path / "sock"))
-            listening.listen(64)
-            listening.left = 50
-            client.connect(os.fspath(tmp_path / "sock"))
-            with await Acceptor(listening, 0.0).accept() as connection:
-                assert connection.gettimeout() == 0.0
-            assert listening.tried == 51  # one for each pause
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(main())
+async def test_without_descriptors_it_waits_and_logs_one_line(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with Short(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+        listening.setblocking(False)
+        listening.bind(os.fspath(tmp_path / "sock"))
+        listening.listen(64)
+        listening.left = 50
+        client.connect(os.fspath(tmp_path / "sock"))
+        with await Acceptor(listening, 0.0).accept() as connection:
+            assert connection.gettimeout() == 0.0
+        assert listening.tried == 51  # one for each pause
     assert caplog.messages == ["no connection can be accepted: Too many open files; tried again every 0 s"]
 
 
-def test_a_client_that_has_gone_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_has_gone_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Aborted(Short):
         def accept(self) -> tuple[socket.socket, object]:
             self.tried += 1
@@ -81,50 +104,45 @@ def test_a_client_that_has_gone_is_no_trouble(tmp_path: Path, caplog: pytest.Log
                 raise ConnectionAbortedError(103, "Software caused connection abort")
             return super().accept()
 
-    async def main() -> None:
-        with Aborted(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
-            listening.setblocking(False)
-            listening.bind(os.fspath(tmp_path / "sock"))
-            listening.listen(64)
-            client.connect(os.fspath(tmp_path / "sock"))
-            (await Acceptor(listening, 3600.0).accept()).close()
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(main())
+    caplog.set_level(logging.INFO)
+    with Aborted(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+        listening.setblocking(False)
+        listening.bind(os.fspath(tmp_path / "sock"))
+        listening.listen(64)
+        client.connect(os.fspath(tmp_path / "sock"))
+        (await Acceptor(listening, 3600.0).accept()).close()
     assert caplog.messages == []
 
 
-def test_a_request_that_waited_for_a_descriptor_is_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_waited_for_a_descriptor_is_answered(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the limit of this very process."""
     import resource
 
     async def upper(raw: bytes, uid: int) -> bytes:
         return raw.upper()
 
-    async def main() -> bytes:
-        path = tmp_path / "sock"
-        server = asyncio.create_task(sockets.serve(sockets.listen(path), 100, upper, line=True, deadline=60))
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(client, os.fspath(path))
-            await asyncio.get_running_loop().sock_sendall(client, b"hello\n")
-            lowest = os.dup(0)
-            os.close(lowest)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-            try:
-                async with asyncio.timeout(120):
-                    while "no connection" not in caplog.text:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    path = tmp_path / "sock"
+    server = asyncio.create_task(sockets.serve(sockets.listen(path), 100, upper, line=True, deadline=60))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, os.fspath(path))
+        await asyncio.get_running_loop().sock_sendall(client, b"hello\n")
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
             async with asyncio.timeout(120):
-                answer = await asyncio.get_running_loop().sock_recv(client, 100)
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
-        return answer
-
-    assert asyncio.run(main()) == b"HELLO\n"
+                while "no connection" not in caplog.text:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        async with asyncio.timeout(120):
+            answer = await asyncio.get_running_loop().sock_recv(client, 100)
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
+    assert answer == b"HELLO\n"
     assert caplog.text.count("no connection") == 1
 
 
@@ -140,56 +158,50 @@ class Clock:
         self.slept += seconds
 
 
-def test_answers_take_their_part_of_the_time_and_no_more() -> None:
-    async def main() -> None:
-        clock = Clock()
+async def test_answers_take_their_part_of_the_time_and_no_more() -> None:
+    clock = Clock()
 
-        async def answer(raw: bytes, uid: int) -> bytes:
-            clock.now += 0.5
-            return raw + b"%d" % uid
+    async def answer(raw: bytes, uid: int) -> bytes:
+        clock.now += 0.5
+        return raw + b"%d" % uid
 
-        rationed = Rationed(answer, part=0.2, now=lambda: clock.now, sleep=clock.sleep)
-        assert [await rationed(b"a", number) for number in range(3)] == [b"a0", b"a1", b"a2"]
-        assert clock.slept == pytest.approx(2 * 0.5 / 0.2)
-        clock.now += 60
-        before = clock.slept
-        await rationed(b"a", 0)
-        assert clock.slept == before
-    asyncio.run(main())
+    rationed = Rationed(answer, part=0.2, now=lambda: clock.now, sleep=clock.sleep)
+    assert [await rationed(b"a", number) for number in range(3)] == [b"a0", b"a1", b"a2"]
+    assert clock.slept == pytest.approx(2 * 0.5 / 0.2)
+    clock.now += 60
+    before = clock.slept
+    await rationed(b"a", 0)
+    assert clock.slept == before
 
 
-def test_one_is_answered_at_a_time_and_few_wait() -> None:
-    async def main() -> None:
-        free = asyncio.Event()
-        busy = most = 0
+async def test_one_is_answered_at_a_time_and_few_wait() -> None:
+    free = asyncio.Event()
+    busy = most = 0
 
-        async def answer(raw: bytes, uid: int) -> bytes:
-            nonlocal busy, most
-            busy += 1
-            most = max(most, busy)
-            await free.wait()
-            busy -= 1
-            return raw
+    async def answer(raw: bytes, uid: int) -> bytes:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await free.wait()
+        busy -= 1
+        return raw
 
-        rationed = Rationed(answer, part=1.0, waiting=3)
-        asked = [asyncio.create_task(rationed(b"ok", 0)) for _ in range(5)]
-        refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        assert all(b"too many requests" in bytes(each.result()) for each in refused)  # type: ignore[arg-type]
-        free.set()
-        answers = await asyncio.gather(*asked)
-        assert answers.count(b"ok") == 3
-        assert most == 1
-        assert await rationed(b"ok", 0) == b"ok"
-    asyncio.run(main())
+    rationed = Rationed(answer, part=1.0, waiting=3)
+    asked = [asyncio.create_task(rationed(b"ok", 0)) for _ in range(5)]
+    refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    assert all(b"too many requests" in bytes(each.result()) for each in refused)  # type: ignore[arg-type]
+    free.set()
+    answers = await asyncio.gather(*asked)
+    assert answers.count(b"ok") == 3
+    assert most == 1
+    assert await rationed(b"ok", 0) == b"ok"
 
 
-def test_a_handler_that_fails_keeps_no_place() -> None:
-    async def main() -> None:
-        async def fail(raw: bytes, uid: int) -> bytes:
-            raise ValueError(raw)
+async def test_a_handler_that_fails_keeps_no_place() -> None:
+    async def fail(raw: bytes, uid: int) -> bytes:
+        raise ValueError(raw)
 
-        rationed = Rationed(fail, part=1.0, waiting=1)
-        for _ in range(3):
-            with pytest.raises(ValueError, match="x"):
-                await rationed(b"x", 0)
-    asyncio.run(main())
+    rationed = Rationed(fail, part=1.0, waiting=1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="x"):
+            await rationed(b"x", 0)
