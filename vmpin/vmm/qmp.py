@@ -2,22 +2,21 @@
 
 QMP serves one client at a time. A second client waits in the socket's backlog, and closing its connection does not
 remove it: QEMU accepts the dead connection when the first client leaves. So the backlog is checked first, and a socket
-that is in use is not connected to.
+that is in use is not connected to. It loads asyncio, so it is imported when a VM needs it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from typing import TYPE_CHECKING, TypeGuard
 
 from vmpin.domain.model import VcpuId
-from vmpin.vmm.virtual_machine import QmpAnswer
+from vmpin.vmm.virtual_machine import QmpAnswer, Vm
 
 if TYPE_CHECKING:
     from qemu.qmp import QMPClient
-
-    from vmpin.vmm.virtual_machine import Vm
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +47,6 @@ async def query_threads(vm: Vm, deadlines: tuple[float, ...] = DEADLINES) -> boo
 async def _repeated(path: str, pid: int, deadlines: tuple[float, ...]) -> QmpAnswer | None:
     """Query a socket, once for each deadline, until there is an answer. Not with host.retry: the pause must be as long
     as the deadline that ran out, because QEMU may hold the closed connection for that long."""
-    import asyncio  # imported late: it takes 60 ms, which would delay the watcher's first pass
-
     pause = 0.0
     for deadline in deadlines:
         await asyncio.sleep(pause)  # the socket is in use until QEMU has accepted the closed connection
@@ -68,8 +65,6 @@ async def query(path: str, deadline: float, pid: int | None = None) -> QmpAnswer
 
     :param pid: QEMU's pid: the path is resolved in its mount namespace and, if relative, from its working directory.
     :raises TimeoutError: after `deadline` seconds. The connection is closed then."""
-    import asyncio
-
     process = f"/proc/{pid or 'self'}"
     if _in_use(path, f"{process}/net/unix"):
         logger.debug("QMP socket in use path=%s", path)
