@@ -7,6 +7,7 @@ deep nesting, long texts, wrong types, lone surrogates, NUL bytes, huge counts. 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable
@@ -38,9 +39,6 @@ from vmpin.sources.kubelet_config import kubelet_config
 from vmpin.vmm.arguments import options_of
 
 SID = SandboxId("5a" * 32)
-
-
-
 
 CHECKPOINTS: list[dict[str, Any]] = [
     {"policyName": "static", "defaultCpuSet": "0-3", "entries": {"uid": {"app": "4-5"}}, "checksum": 7},
@@ -210,6 +208,7 @@ def test_configurations_of_engines_and_kata(name: str, document: str, tmp_path: 
 
     load(document.encode())
     spoil(load, [*absurd_lines(document, TOML, "="), *absurd_texts()])
+    spoil(load, [f"{table} = {value}\n".encode() for table in re.findall(r"\[(\w+)", document) for value in TOML])
 
 
 def test_tuneds_and_irqbalances_files(tmp_path: Path) -> None:

@@ -84,6 +84,12 @@ def pid_of(value: object) -> int:
     return whole(value, MAX_PID, 1) or 0
 
 
+def tables(value: object) -> list[tuple[str, Table]]:
+    """The tables in a table, by name; [] for any other value."""
+    items = value.items() if isinstance(value, dict) else ()
+    return [(name, table) for name, table in items if isinstance(table, dict)]
+
+
 def strings(value: object) -> tuple[str, ...]:
     """The strings in a list; () for any other value."""
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()

@@ -10,7 +10,7 @@ from vmpin.domain.facts import Engine, Handler
 from vmpin.errors import SourceError
 from vmpin.host.daemons import Program, flag
 from vmpin.host.files import Files
-from vmpin.runtime.documents import Table, dig, load_toml, merge, string, strings, switch
+from vmpin.runtime.documents import Table, dig, load_toml, merge, string, strings, switch, tables
 
 _CRIO = "/etc/crio/crio.conf"
 #: Default paths of containerd's configuration: its own first, and those of distributions that contain it.
@@ -82,7 +82,7 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
 
 def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
     return [handler for plugin in _CRI
-            for handler in _tables(dig(config, "plugins", plugin, "containerd", "runtimes"))]
+            for handler in tables(dig(config, "plugins", plugin, "containerd", "runtimes"))]
 
 
 def _with_shim(files: Files, table: Table) -> Table:
@@ -138,12 +138,12 @@ def _crio(files: Files, program: Program | None) -> Engine:
     paths = (flag(argv, "config", "c") or _CRIO,
              *(f"{directory}/{name}" for name in files.names(directory)))
     for path, table in loaded.load(paths):
-        loaded.origin |= {name: path for name, _ in _tables(dig(table, "crio", "runtime", "runtimes"))}
+        loaded.origin |= {name: path for name, _ in tables(dig(table, "crio", "runtime", "runtimes"))}
         config = merge(config, table)
     handlers = tuple(_handler("crio", name, table, loaded.origin[name],
                               config_path=string(table.get("runtime_config_path")),
                               kind=string(table.get("runtime_type")), annotations=None, base_spec="")
-                     for name, table in _tables(dig(config, "crio", "runtime", "runtimes")))
+                     for name, table in tables(dig(config, "crio", "runtime", "runtimes")))
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),
@@ -158,11 +158,6 @@ def _podman(files: Files) -> Engine:
     for _, table in loaded.load(paths):
         hooks = strings(dig(table, "engine", "hooks_dir")) or hooks
     return Engine("podman", files=tuple(loaded.read), hooks_dirs=hooks or _PODMAN_HOOKS, trouble=tuple(loaded.trouble))
-
-
-def _tables(value: object) -> list[tuple[str, Table]]:
-    items = value.items() if isinstance(value, dict) else ()
-    return [(name, table) for name, table in items if isinstance(table, dict)]
 
 
 def _handler(engine: str, name: str, table: dict[str, Any], file: str, *, config_path: str, kind: str,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from vmpin.domain.facts import Engine, FoundSetting, Handler, KataConfig
 from vmpin.errors import SourceError
 from vmpin.host.files import Files
-from vmpin.runtime.documents import Table, dig, load_toml
+from vmpin.runtime.documents import Table, dig, load_toml, tables
 
 _ETC = "/etc/kata-containers"
 #: Below a runtime's install prefix: by Kata's own Makefile, and in the packages of Fedora and RHEL.
@@ -124,7 +124,7 @@ def _picked(table: Table) -> Iterable[tuple[str, object]]:
         for key in keys:
             if (value := dig(table, section, key)) is not None:
                 yield f"{section}.{key}", value
-    for name in dig(table, "hypervisor") or ():
+    for name, hypervisor in tables(table.get("hypervisor")):
         for key in HYPERVISOR:
-            if (value := dig(table, "hypervisor", name, key)) is not None:
+            if (value := hypervisor.get(key)) is not None:
                 yield f"hypervisor.{name}.{key}", value

@@ -102,7 +102,7 @@ def test_a_broken_drop_in_is_named(tmp_path: Path) -> None:
     assert config.trouble.startswith("/config.d/9.toml: is not TOML")
 
 
-@pytest.mark.parametrize("text", ["hypervisor = 'x'", "[hypervisor]\\nqemu = 3", "runtime = []",
+@pytest.mark.parametrize("text", ["hypervisor = 'x'", "hypervisor = 5", "[hypervisor]\\nqemu = 3", "runtime = []",
                                   "[[hypervisor]]\\na = 1"])
 def test_what_is_of_another_shape_says_nothing(tmp_path: Path, text: str) -> None:
     make_tree(tmp_path, f"k.toml = {text}\n")
