@@ -63,10 +63,10 @@ class DriftTracker:
         self._explain = explain
         self._of: dict[SandboxId, _Drift] = {}
 
-    def rests(self, sandbox: SandboxId) -> bool:
-        """Whether no retry is due for a thread that was left to another writer."""
+    def retry_due(self, sandbox: SandboxId) -> bool:
+        """Whether a thread that was left to another writer is to be set again."""
         drift = self._of.get(sandbox)
-        return drift is None or self.now() < drift.retry_at
+        return drift is not None and self.now() >= drift.retry_at
 
     def notes(self, sandbox: SandboxId) -> list[str]:
         """Sentences about threads in contention, for the status."""

@@ -41,7 +41,7 @@ class VmMasks:
         self.refused: dict[ThreadId, str] = {}
         #: Masks that a cgroup refused or trimmed within `Pinner.grace`, by thread: the mask, and since when
         #: (monotonic, seconds).
-        self.doubted: dict[ThreadId, tuple[CpuSet, float]] = {}
+        self.early_refusals: dict[ThreadId, tuple[CpuSet, float]] = {}
         #: Why masks wait for the kubelet to rewrite the sandbox's cgroup (Placement.waiting); "" if none waits.
         self.waits = ""
         #: Whether the next pass must compare each thread: a mask is not as placed, or has not been read back yet.
@@ -72,10 +72,10 @@ class Pinner:
         masks = self._masks.get(sandbox)
         return [] if masks is None else [why for thread, why in masks.refused.items() if thread not in but]
 
-    def doubts(self, sandbox: SandboxId) -> bool:
+    def refused_early(self, sandbox: SandboxId) -> bool:
         """Whether a cgroup refused or trimmed masks within `grace`: then the sources must be read again."""
         masks, early = self._masks.get(sandbox), time.monotonic() - self.grace
-        return masks is not None and any(since > early for _, since in masks.doubted.values())
+        return masks is not None and any(since > early for _, since in masks.early_refusals.values())
 
     def recheck(self, sandbox: SandboxId) -> None:
         """Make the next pass compare each of a VM's threads."""
@@ -107,7 +107,7 @@ class Pinner:
         """Compare the masks of a VM's threads with its placement. Also records the original masks of new processes.
         :returns: the operations that establish the placement."""
         masks = self.of(vm.sandbox)
-        if not masks.open and _holds(masks.expected) and self.drift_tracker.rests(vm.sandbox):
+        if not masks.open and _holds(masks.expected) and not self.drift_tracker.retry_due(vm.sandbox):
             masks.waits = ""  # every mask is as placed, so any later change is drift
             return ()
         observed = list(self._observed(vm, masks, placement))
@@ -128,10 +128,10 @@ class Pinner:
         masks.expected = {} if len(changing) == len(observed) else {
             seen.thread.id.tid: seen.actual.frozen() for seen in observed
             if seen.thread.id not in changing and placement.cpus_for(seen.thread.role, seen.thread.vcpu) is not None}
-        if masks.requested or masks.refused or masks.doubted:
+        if masks.requested or masks.refused or masks.early_refusals:
             alive = {seen.thread.id for seen in observed}
             # A refusal is over when the thread has its wanted mask.
-            for table, kept in ((masks.requested, alive), (masks.refused, changing), (masks.doubted, changing)):
+            for table, kept in ((masks.requested, alive), (masks.refused, changing), (masks.early_refusals, changing)):
                 for thread in table.keys() - kept:
                     del table[thread]
         masks.open = False
@@ -229,8 +229,8 @@ class Pinner:
         thread, cpus = result.operation.thread, result.operation.cpus
         if masks.refused:
             masks.refused.pop(thread.id, None)
-        if masks.doubted:
-            masks.doubted.pop(thread.id, None)
+        if masks.early_refusals:
+            masks.early_refusals.pop(thread.id, None)
         if got is not cpus:
             if not got <= cpus:
                 masks.open = True  # another writer has changed it meanwhile: the next pass must compare it
@@ -246,9 +246,9 @@ class Pinner:
         if not self.grace:
             return False
         now = time.monotonic()
-        wanted, since = masks.doubted.get(thread, (cpus, now))
-        masks.doubted[thread] = cpus, since if wanted == cpus else now
-        return now - masks.doubted[thread][1] < self.grace
+        wanted, since = masks.early_refusals.get(thread, (cpus, now))
+        masks.early_refusals[thread] = cpus, since if wanted == cpus else now
+        return now - masks.early_refusals[thread][1] < self.grace
 
     def _waits(self, sandbox: SandboxId, masks: VmMasks, why: str) -> None:
         """Record that the kubelet's checkpoint is ahead of the sandbox's cgroup: no fault, retried in each pass."""

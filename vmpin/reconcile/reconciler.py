@@ -119,7 +119,7 @@ class Reconciler:
         started = time.perf_counter()
         wanted = set(sandboxes)
         node_state.read_assignments()
-        if node_state.sources.unsettled or any(map(node_state.pinner.doubts, wanted)):
+        if node_state.sources.unsettled or any(map(node_state.pinner.refused_early, wanted)):
             node_state.sources.read()
             node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
         if scan and any(sandbox not in node_state.vms for sandbox in wanted):

@@ -279,11 +279,11 @@ def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: p
         (result,) = pinner.set_masks(pinner.operations(vm, machine.node_state.placements[vm.sandbox]),
                                      machine.node_state.placements)
         assert result.outcome is Outcome.WAITING
-    assert pinner.doubts(vm.sandbox)
+    assert pinner.refused_early(vm.sandbox)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
     machine.place(vm.sandbox, machine.there)  # the report came
     assert machine.repair(vm) == 1
-    assert not pinner.doubts(vm.sandbox)
+    assert not pinner.refused_early(vm.sandbox)
     machine.place(vm.sandbox, absent)
     machine.repair(vm)
     pinner.grace = 0.0
@@ -292,7 +292,7 @@ def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: p
     assert len(pinner.refusals(vm.sandbox)) == 1
 
 
-def test_a_doubt_that_nothing_came_of_does_not_shorten_the_next_one(machine: Spinners) -> None:
+def test_an_early_refusal_that_passed_does_not_shorten_the_next_grace(machine: Spinners) -> None:
     """The sources took back what the cgroup refused, and the thread was in its place all the time."""
     vm = machine.vm()
     absent = CpuSet([Sysfs().topology().all_cpus.bits.bit_length()])
@@ -302,10 +302,10 @@ def test_a_doubt_that_nothing_came_of_does_not_shorten_the_next_one(machine: Spi
     assert machine.repair(vm) == 1
     machine.place(vm.sandbox, absent)
     machine.repair(vm)
-    assert pinner.doubts(vm.sandbox)
+    assert pinner.refused_early(vm.sandbox)
     machine.place(vm.sandbox, machine.there)
     assert pinner.operations(vm, placements[vm.sandbox]) == ()
-    assert not pinner.doubts(vm.sandbox)
+    assert not pinner.refused_early(vm.sandbox)
 
 
 def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: Spinners) -> None:
