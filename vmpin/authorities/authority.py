@@ -3,8 +3,6 @@ domain.assignments) is the table of all authorities in their order; `Authorities
 the rulings in force.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 

@@ -1,8 +1,6 @@
 """Assignments: the decision of an authority on the exclusive CPUs of the node's containers. `placement.rulings`
 applies it to each container. """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The placement of one sandbox: the CPUs that each of its threads may use, and why. Decided by placement.rules."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from functools import cached_property

@@ -14,8 +14,6 @@ Reasons for the rules:
   (`CpuClaims.groups`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The files and kernel interfaces that a reconciler reads and writes, as one value that a test can replace."""
 
-from __future__ import annotations
-
 import logging
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ class Adapters(NamedTuple):
     boot_id: str
 
     @classmethod
-    def of(cls, config: Config) -> Adapters:
+    def of(cls, config: Config) -> "Adapters":
         """The adapters for the paths of a configuration. :raises SourceError: without a boot id."""
         proc = Procfs(config.paths.proc)
         boot_id = proc.boot_id()

@@ -1,8 +1,6 @@
 """Applies reports to the state of a node: hook messages, from the watcher's socket and from the spool, and the
 runtime's reports over NRI."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -53,7 +51,7 @@ def take_spool(node_state: NodeState, spool: Spool, but: set[str], tidy: bool = 
 
 
 @log.operation()
-def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
+def take_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId] | None:
     """Apply a parsed message, and count it. :returns: the sandboxes it is about; None if it has to be tried again,
     because its process or bundle could not be read."""
     from vmpin.sources.hook_state import began_at
@@ -69,7 +67,7 @@ def take_hook(node_state: NodeState, hook: HookState) -> set[SandboxId] | None:
     return sandboxes
 
 
-def apply_hook(node_state: NodeState, hook: HookState) -> set[SandboxId]:
+def apply_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId]:
     """Apply a parsed message. :returns: the sandboxes it is about. :raises OSError: if its process or bundle cannot be
     read at the moment."""
     from vmpin.sources.hook_state import events_of
@@ -81,7 +79,7 @@ def apply_hook(node_state: NodeState, hook: HookState) -> set[SandboxId]:
 
 
 @log.operation()
-def take_nri(node_state: NodeState, events: Iterable[NriEvent]) -> NriOutcome:
+def take_nri(node_state: NodeState, events: "Iterable[NriEvent]") -> NriOutcome:
     """Apply the runtime's reports."""
     from vmpin.sources.nri import translation  # not at the top: a starting watcher's first pass has no events
 

@@ -4,8 +4,6 @@
 Synchronous, and usable without a watcher (`vmpin reconcile`; read-only for `plan`, `status` and `verify`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time
@@ -66,7 +64,7 @@ class Reconciler:
         self._restoration = Restoration(self.node_state.proc, self.node_state.cgroups, self.node_state.original_masks)
 
     @property
-    def view(self) -> NodeView:
+    def view(self) -> "NodeView":
         """The state of the node, for readers outside this package."""
         return self.node_state
 

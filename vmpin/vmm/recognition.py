@@ -10,8 +10,6 @@ A program of any name may be Kata's VMM or file server (`path` and `virtio_fs_da
 recognized if it has Kata's arguments, and if Kata's state, its parent or an open KVM descriptor confirms it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

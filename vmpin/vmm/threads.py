@@ -13,8 +13,6 @@ Earlier results are passed in and kept, because a busy vCPU cannot be identified
 used as a whole or not at all, because names can be forged.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -123,7 +121,7 @@ class Identified(NamedTuple):
 
 def identify(pid: int, vmm: VmmType, argv: Sequence[str], threads: Iterable[tuple[int, Stat]], procfs: Procfs, *,
              learned: Mapping[ThreadId, VcpuId] | None = None, gone: Collection[VcpuId] = (),
-             iothreads: Collection[ThreadId] = (), qmp: QmpAnswer | None = None, debugfs: str = "/sys/kernel/debug",
+             iothreads: Collection[ThreadId] = (), qmp: "QmpAnswer | None" = None, debugfs: str = "/sys/kernel/debug",
              sleep: Callable[[float], None] = time.sleep) -> Identified:
     """Identify the threads of one VMM process.
     :param learned: vCPUs identified earlier; entries of other threads (tid and start time) are ignored.
@@ -166,7 +164,7 @@ class _Identification:
     """The identification of one VMM's threads: the inputs, and the results so far."""
 
     def __init__(self, pid: int, vmm: VmmType, argv: Sequence[str], stats: dict[int, Stat], procfs: Procfs,
-                 debugfs: str, sleep: Callable[[float], None], qmp: QmpAnswer | None,
+                 debugfs: str, sleep: Callable[[float], None], qmp: "QmpAnswer | None",
                  ended: Collection[VcpuId]) -> None:
         self.pid, self.argv, self.stats, self.procfs = pid, argv, stats, procfs
         self.debugfs, self.sleep, self.qmp = debugfs, sleep, qmp
