@@ -34,7 +34,7 @@ def test_what_was_not_measured_is_left_out_and_the_notes_say_why() -> None:
 def test_the_notes_name_the_machine_and_what_kata_would_have_pinned() -> None:
     _, machine, kata = notes(WORTH)
     assert machine == ("2 rounds of 5 s for each placement, 2026-11-24, Linux 6.1.0, QEMU 7.2.22 by KVM, "
-                       "A <fast> CPU. During no measurement other programs took more than 4 % of the two CPUs.")
+                       "A <fast> CPU. In no measurement did other programs take more than 4 % of the two CPUs.")
     assert kata == ("Kata's enable_vcpus_pinning would have pinned nothing beyond its cpusets: the VM has 3 vCPUs and "
                     "the pod 2 CPUs; it pins only where these numbers are equal.")
 

@@ -21,7 +21,7 @@ afterwards. Exit code 1 if a thread is misplaced. Needs root, two CPUs and the p
 With --noise it measures instead what pinning is worth: a container with an exclusive CPU in a VM, beside a busy
 sidecar, a busy VM and a busy container of runc, on two CPUs of this machine. In each round the VMs' threads are first
 unplaced, then in the cpusets that Kata confines them to, then placed by vmpin. docs/worth.md has the method and its
-limits. The other programs of the machine take part: run it on an idle one.
+limits. Other programs of the machine change the result: run it on an idle one.
 """
 _EXAMPLES = """\
 examples:

@@ -51,11 +51,11 @@ def machine(at: Circumstances) -> str:
 
 
 def disturbance(worth: Worth) -> str:
-    """How many readings do not count, or that they had to be counted."""
+    """A sentence on other programs: in how many measurements they took too much, and whether these count."""
     disturbed = sum(reading.others > DISTURBED for reading in worth.readings)
-    took = f"other programs took more than {DISTURBED:g} % of the two CPUs"
     if not disturbed:
-        return f"During no measurement {took}."
+        return f"In no measurement did other programs take more than {DISTURBED:g} % of the two CPUs."
+    took = f"other programs took more than {DISTURBED:g} % of the two CPUs"
     if worth.disturbed:
         return (f"The figures include {disturbed} of {number_of(len(worth.readings), 'measurement')} during which "
                 f"{took}: run it on an idle machine.")
