@@ -111,6 +111,14 @@ def test_plan_of_a_scenario(installed: Path, tmp_path: Path) -> None:
     assert (sandbox["verdict"], sandbox["mask"]) == ("pinned", "0,2")
 
 
+def test_a_drawing_finds_its_templates(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text(_SCENARIO)
+    for form, beginning in (("svg", "<svg "), ("html", "<!doctype html>")):
+        ran = _run(installed, "map", "--scenario", "node.yaml", "-o", form, cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout.startswith(beginning)
+
+
 def test_the_installed_hook_runs(installed: Path, tmp_path: Path) -> None:
     ran = _run(installed, "install-hook", "--hooks-dir", "hooks.d", "--socket", "/nonexistent/vmpin/hook.sock",
                "--spool", str(tmp_path / "spool"), "-o", "json", cwd=tmp_path)

@@ -29,8 +29,9 @@ the result, then send it.
 """
 
 _EPILOG = """\
-left out: environments of processes; command lines of all but the managed VMs, and possible secrets in these; pod
-annotations; keys of other programs' configurations that do not concern CPUs. It names pods and containers.
+left out: environments of processes; command lines of processes other than the VMs'; pod annotations; keys of other
+programs' configurations that do not concern CPUs. Possible secrets are removed from the VMs' command lines and from
+the log. It names pods and containers.
 
 examples:
   vmpin gather                          writes vmpin-gather-TIME.tar.gz, readable by its owner only (mode 0600)
