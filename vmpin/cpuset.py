@@ -24,7 +24,7 @@ _SEPARATORS = re.compile(r"[, \t\n\v\f\r]+")
 
 
 class CpuSetError(ValueError):
-    """A text that is no CPU list. `text` is the whole input, quoted (shortened) in the message."""
+    """An invalid CPU list. `text` is the whole input; the message quotes it, shortened."""
 
     def __init__(self, text: str, why: str) -> None:
         super().__init__(f"invalid CPU list {_short(text)}: {why}")
@@ -38,7 +38,7 @@ def _short(text: str) -> str:
 
 
 def _stride(length: int, used: int, group: int) -> int:
-    """`length` bits of which in every `group` the first `used` are set; in time linear in `length`."""
+    """`length` bits, of which the first `used` of every `group` are set; in time linear in `length`."""
     pattern = (1 << min(used, length)) - 1
     while group < length:
         pattern |= pattern << group
@@ -47,7 +47,7 @@ def _stride(length: int, used: int, group: int) -> int:
 
 
 def _regions(text: str, most: int) -> List[str]:
-    """The regions of a list, none of them read yet. :raises CpuSetError: it is too long, or has more than `most`."""
+    """The regions of a list, unparsed. :raises CpuSetError: if it is too long, or has more than `most` regions."""
     if len(text) > MAX_TEXT:
         raise CpuSetError(text, f"it is {len(text)} characters long")
     regions = [region for region in _SEPARATORS.split(text) if region]
@@ -65,7 +65,7 @@ class CpuSet:
 
     __slots__ = ("_bits", "_frozen", "_text")
     _bits: int
-    # Made when first asked for, and kept: passes compare and print the same few sets thousands of times.
+    # Computed at the first use and kept: passes compare and print the same few sets thousands of times.
     _frozen: "frozenset[int]"
     _text: str
 
@@ -88,9 +88,9 @@ class CpuSet:
         """The set whose CPU n is bit n of `bits`. :raises CpuSetError: for bits below 0 or beyond MAX_CPU."""
         if bits < 0 or bits.bit_length() > MAX_CPU + 1:
             raise CpuSetError(hex(bits), f"the mask reaches beyond CPU {MAX_CPU}")
-        made = cls.__new__(cls)
-        object.__setattr__(made, "_bits", bits)
-        return made
+        cpus = cls.__new__(cls)
+        object.__setattr__(cpus, "_bits", bits)
+        return cpus
 
     @classmethod
     def parse(cls, text: str) -> CpuSet:
@@ -173,7 +173,8 @@ class CpuSet:
         return hash(self._bits)
 
     def _of(self, bits: int) -> CpuSet:
-        """Itself where it has those CPUs already: with its text, which hundreds of VMs may have in common."""
+        """The set of these bits: the same object if it is unchanged, with its text, which hundreds of VMs may
+        share."""
         return self if bits == self._bits else CpuSet.from_bits(bits)
 
     def __and__(self, other: CpuSet) -> CpuSet:
@@ -211,13 +212,13 @@ class CpuSet:
 
     @property
     def first(self) -> int:
-        """The lowest CPU. :raises CpuSetError: when there is none."""
+        """The lowest CPU. :raises CpuSetError: for an empty set."""
         if not self._bits:
             raise CpuSetError("", "the set is empty")
         return (self._bits & -self._bits).bit_length() - 1
 
     def frozen(self) -> frozenset[int]:
-        """The same CPUs as `os.sched_getaffinity` compares them, made once (the passes compare often)."""
+        """The CPUs as `os.sched_getaffinity` returns them, computed once (passes compare often)."""
         try:
             return self._frozen
         except AttributeError:
@@ -228,9 +229,8 @@ class CpuSet:
 class CpuLists:
     """Parses the CPU lists of one message or file of another program.
 
-    They have no strides, which no program writes, and all different ones together at most `regions` regions: what an
-    input costs is bounded by this number, and not by how many lists fit into it.
-    """
+    Strides are refused, as no program writes them, and the different lists together have at most `regions` regions:
+    this bounds the cost of an input, however many lists it has. """
 
     def __init__(self, regions: int = MAX_REGIONS) -> None:
         self._left = regions
@@ -238,19 +238,19 @@ class CpuLists:
 
     def parse(self, text: str) -> CpuSet:
         """Parse a list as `CpuSet.parse` does. :raises CpuSetError: also for a stride, and for too many regions."""
-        found = self._parsed.get(text)
-        if found is None:
+        cpus = self._parsed.get(text)
+        if cpus is None:
             regions = _regions(text, self._left)
             self._left -= len(regions)
-            found = self._parsed[text] = CpuSet._of_regions(text, regions, strides=False)
-        return found
+            cpus = self._parsed[text] = CpuSet._of_regions(text, regions, strides=False)
+        return cpus
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
-    """Return all CPUs of all sets."""
+    """All CPUs of all sets."""
     bits = 0
-    for each in sets:
-        bits |= each.bits
+    for cpus in sets:
+        bits |= cpus.bits
     return CpuSet.from_bits(bits)
 
 

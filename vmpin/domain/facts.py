@@ -302,15 +302,16 @@ class NodeFacts:
 
 
 def kernel_parameters(line: str) -> list[str]:
-    """The parameters of a kernel command line; those after `--` are init's, and are left out."""
-    found = []
+    """The parameters of a kernel command line, without values that may be secret, and without those of init after
+    `--`. """
+    parameters = []
     for text in _PARAMETER.findall(line):
         if text == "--":
-            found.append(f"-- {LEFT_OUT}")
+            parameters.append(f"-- {LEFT_OUT}")
             break
         name, equals, _ = text.partition("=")
-        if '"' in name:  # the whole of it was quoted
-            found.append(LEFT_OUT)
+        if '"' in name:  # it is quoted as a whole
+            parameters.append(LEFT_OUT)
         else:
-            found.append(text if not equals or name in _HARMLESS else f"{name}={LEFT_OUT}")
-    return found
+            parameters.append(text if not equals or name in _HARMLESS else f"{name}={LEFT_OUT}")
+    return parameters

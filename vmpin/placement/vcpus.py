@@ -245,9 +245,6 @@ def share(count: int, weights: Mapping[ContainerId, int]) -> dict[ContainerId, i
     return {name: ones.get(name) or floors[name] for name in weights}
 
 
-# Matching by topology
-
-
 def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int], guest: Mapping[VcpuId, Vcpu],
           topology: Topology) -> dict[VcpuId, int]:
     """Give each of `vcpus` one of `cpus` (at least as many), by the guest's topology: a guest NUMA node goes onto the
@@ -309,7 +306,7 @@ def _most_beside(groups: Sequence[tuple[int, Sequence[int]]], room: Mapping[int,
             if left[node]:
                 left[node] -= 1
             else:
-                holders = [other for (other, there), count in given.items() if there == node and count]
+                holders = [other for (other, host_node), count in given.items() if host_node == node and count]
                 moved = next((other for other in holders if give(other, visited)), None)
                 if moved is None:
                     continue
