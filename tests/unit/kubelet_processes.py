@@ -46,5 +46,5 @@ def doubted_checkpoint(machine: Machine, uid: str) -> Path:
     machine.configure()
     machine.vmm("a")  # on both CPUs; nothing is set
     machine.reconciler.resync(act=False)
-    machine.node_state.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    machine.node_state.owner_search.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
     return proc

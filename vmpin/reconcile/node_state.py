@@ -22,7 +22,7 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters, NewbornCounts
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState, forget_stopped, reduce
 from vmpin.domain.events import Event
-from vmpin.domain.kubelet_cpus import CpuManagerState, orphaned
+from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
 from vmpin.errors import SourceError
 from vmpin.feature import features, present
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Ownership
     from vmpin.runtime.kata import KataSandbox
-    from vmpin.sources.kubelet_process import KubeletProcess
     from vmpin.sources.nri.nri_reports import NriCpusetReports
     from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process
@@ -104,7 +103,7 @@ class NodeState:
             if (authority := authority_of(config, self.boot_id)) is not None:
                 self.authorities.put(authority)
         self.source_disagreements = SourceDisagreements()
-        self.owner_search = UnknownOwners(config.paths.kubelet / "pods")
+        self.owner_search = UnknownOwners(self.proc, config.paths.kubelet / "pods")
         #: Whether this process goes on watching.
         self.watches = False
         self.requests = RuntimeRequests()
@@ -141,12 +140,6 @@ class NodeState:
         from vmpin.sources.nri.nri_reports import NriCpusetReports
 
         return NriCpusetReports()
-
-    @cached_property
-    def _kubelet_process(self) -> KubeletProcess:
-        from vmpin.sources.kubelet_process import KubeletProcess
-
-        return KubeletProcess(self.proc)
 
     @cached_property
     def ledger(self) -> ResidencyLedger:
@@ -273,7 +266,7 @@ class NodeState:
         kubelet = self.kubelet
         if kubelet is None or not kubelet.static or self.source_disagreements.resources is not None:
             return ""  # a kubelet that answers PodResources runs
-        return orphaned(kubelet) if self._kubelet_process.runs() is False else ""
+        return self.owner_search.checkpoint_doubt(kubelet)
 
     def nri_connected(self, listed: bool) -> None:
         """Record whether the runtime has listed its containers over NRI, and the connection is up."""

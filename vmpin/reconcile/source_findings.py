@@ -7,14 +7,20 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.assignments import Rulings
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, unknown_pods
+from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
 from vmpin.domain.model import ContainerId, Pod, SandboxId, uid_of, valid_id
+
+if TYPE_CHECKING:
+    from vmpin.host.procfs import Procfs
+    from vmpin.sources.kubelet_process import KubeletProcess
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +129,8 @@ class UnknownOwners:
     that only NRI would report.
     :param pods: the kubelet's directory of pods."""
 
-    def __init__(self, pods: Path) -> None:
-        self._pods = pods
+    def __init__(self, proc: Procfs, pods: Path) -> None:
+        self._proc, self._pods = proc, pods
         #: Since when each pod is unknown (monotonic, seconds).
         self._since: dict[str, float] = {}
         #: The findings, by pod uid.
@@ -154,6 +160,16 @@ class UnknownOwners:
             self.lasting[uid] = owner
             if before.get(uid) != owner and patience:  # a command without a watcher shows it itself
                 logger.warning("%s", owner.text)
+
+    @cached_property
+    def _kubelet_process(self) -> KubeletProcess:
+        from vmpin.sources.kubelet_process import KubeletProcess  # not at the top: most passes do not need it
+
+        return KubeletProcess(self._proc)
+
+    def checkpoint_doubt(self, kubelet: CpuManagerState) -> str:
+        """Why a checkpoint may be out of date, "" for no reason: no kubelet runs to update it."""
+        return orphaned(kubelet) if self._kubelet_process.runs() is False else ""
 
     def _settles(self, kubelet: CpuManagerState | None) -> bool:
         """Whether the kubelet has just created or removed a pod's directory, or written the checkpoint."""

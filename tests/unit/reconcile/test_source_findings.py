@@ -20,6 +20,7 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
 from vmpin.domain.model import ContainerState, Pod, SandboxId
+from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Collision
 from vmpin.reconcile.source_findings import RESYNCS, SourceDisagreements, UnknownOwners, disagreements
 from vmpin.sources.kubelet_process import KubeletProcess
@@ -121,7 +122,7 @@ def test_a_pod_is_known_with_its_sandbox_whatever_its_containers_are() -> None:
 
 def test_only_what_lasts_is_a_finding_and_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A pod that was admitted just now; one whose CPUs the kubelet has yet to take back."""
-    owners = UnknownOwners(tmp_path)
+    owners = UnknownOwners(Procfs(), tmp_path)
     caplog.set_level(logging.WARNING)
     for now in (100.0, 129.9):
         owners.compare(EMPTY_STATE, KUBELET, False, True, 30.0, now)
@@ -148,7 +149,7 @@ def test_a_pod_on_this_node_counts_only_where_a_vm_may_be_its(tmp_path: Path, he
     if here:
         (tmp_path / WEB).mkdir()
     os.utime(tmp_path, (0, 0))
-    owners = UnknownOwners(tmp_path)
+    owners = UnknownOwners(Procfs(), tmp_path)
     owners.compare(EMPTY_STATE, KUBELET, nameless, listed, 0.0)
     assert (WEB in owners.lasting) == finding
     if finding:
@@ -166,7 +167,7 @@ def test_who_does_not_wait_gives_the_kubelet_time(tmp_path: Path, removed: int, 
     """A pod has ended and its directory is gone, but not its entry; or it was admitted, and has no directory yet."""
     now = time.time()
     os.utime(tmp_path, (now - removed, now - removed))
-    owners = UnknownOwners(tmp_path)
+    owners = UnknownOwners(Procfs(), tmp_path)
     kubelet = KUBELET._replace(written=int((now - written) * 1e9))
     for moment in (100.0, 100.0 + patience):
         owners.compare(EMPTY_STATE, kubelet, False, False, patience, moment)
@@ -177,7 +178,7 @@ def test_who_does_not_wait_gives_the_kubelet_time(tmp_path: Path, removed: int, 
 def test_a_uid_that_is_none_names_no_directory(tmp_path: Path, uid: str) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     os.utime(tmp_path, (0, 0))
-    owners = UnknownOwners(tmp_path)
+    owners = UnknownOwners(Procfs(), tmp_path)
     kubelet = CpuManagerState("static", CpuSet((0,)), {(uid, "app"): CpuSet((1, 2))})
     owners.compare(EMPTY_STATE, kubelet, False, False, 0.0)
     assert not owners.lasting[uid].here
@@ -213,7 +214,7 @@ def test_without_a_kubelet_every_collision_says_so_and_without_collisions_no_pro
 
 def test_an_unknown_owner_is_logged_again_once_no_kubelet_runs(tmp_path: Path,
                                                              caplog: pytest.LogCaptureFixture) -> None:
-    owners = UnknownOwners(tmp_path)
+    owners = UnknownOwners(Procfs(), tmp_path)
     caplog.set_level(logging.WARNING)
     for now, doubt in ((100.0, ""), (130.0, ""), (140.0, DOUBT), (150.0, DOUBT)):
         owners.compare(EMPTY_STATE, KUBELET, False, True, 30.0, now, lambda doubt=doubt: doubt)  # type: ignore[misc]
@@ -271,5 +272,5 @@ def test_a_node_without_a_kubelet_is_seen_in_its_collisions_unless_podresources_
     assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]
     machine.node_state.take_pod_resources(None)
     process(proc, 77, "/usr/bin/kubelet --config=x")
-    machine.node_state.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
+    machine.node_state.owner_search.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
     assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]
