@@ -23,7 +23,7 @@ from vmpin.errors import StateFileError
 from vmpin.host import boottime
 from vmpin.host.files import open_regular, read_regular
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
-from vmpin.reconcile.state_format import CLOCK, VERSION, SavedState, Written, dumps, text_of, unpack
+from vmpin.reconcile.state_format import VERSION, SavedState, Written, dumps, text_of, unpack
 
 MAX_BYTES = 64 << 20
 
@@ -160,8 +160,8 @@ def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedSt
         if body["boot_id"] != boot_id:
             return SavedState(), ""
         # A time in the future is replaced by now; otherwise no report would ever be later.
-        now, ahead = boottime.now(), 0 if body.get("clock") == CLOCK else boottime.wall_offset()
-        return unpack(body, lambda kept: max(0, min(now, kept - ahead))), ""
+        now = boottime.now()
+        return unpack(body, lambda kept: max(0, min(now, kept))), ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         return None, set_file_aside(path, err, set_aside)
 

@@ -17,8 +17,6 @@ from vmpin.host import boottime
 from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 
 VERSION = 2
-#: The clock of the times in a file; without it (of an older vmpin) they are of the wall clock.
-CLOCK = "boottime"
 
 
 class SavedState(NamedTuple):
@@ -53,7 +51,7 @@ def text_of(boot_id: str, kept: SavedState, written: Written) -> str:
             last = written[name] = parts, f"{json.dumps(name)}:{dumps(_pack(parts))}"
         texts.append(last[1])
     kubelet = "" if kept.kubelet is None else f',"kubelet":{dumps(_pack_kubelet(kept.kubelet))}'
-    head = f'"version":{VERSION},"boot_id":{json.dumps(boot_id)},"clock":"{CLOCK}"{kubelet}'
+    head = f'"version":{VERSION},"boot_id":{json.dumps(boot_id)}{kubelet}'
     return f'{{{head},"sandboxes":{{{",".join(texts)}}}}}'
 
 
@@ -108,7 +106,7 @@ def _vcpu(value: object) -> VcpuId:
 
 
 def unpack(body: dict[str, Any], moment: Callable[[int], int]) -> SavedState:
-    """Decode a saved state. :param moment: converts a time in the file to CLOCK_BOOTTIME of this boot."""
+    """Decode a saved state. :param moment: limits a time in the file (CLOCK_BOOTTIME, ns) to what it can be."""
     states, previous, originals, vcpus = {}, {}, {}, {}
     for name, entry in body["sandboxes"].items():
         sandbox = SandboxId(name)

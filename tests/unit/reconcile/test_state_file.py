@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import time
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -125,23 +122,6 @@ def test_a_time_that_is_yet_to_come_counts_as_now(tmp_path: Path) -> None:
     before = boottime.now()
     (found,) = times(state_file.load(path, BOOT)[0])
     assert before <= found <= boottime.now()
-
-
-@pytest.mark.parametrize("ahead", [-3600, 3600])
-def test_times_of_the_wall_clock_are_taken_from_an_older_file(tmp_path: Path, ahead: int) -> None:
-    path = tmp_path / "state.json"
-    state_file.save(path, BOOT, reported_at(time.time_ns() + ahead * 10**9))
-    body = json.loads(path.read_text())["body"]
-    del body["clock"]
-    path.write_text(json.dumps({"crc32": zlib.crc32(json.dumps(body, separators=(",", ":")).encode()), "body": body}))
-    before = boottime.now()
-    kept, trouble = state_file.load(path, BOOT)
-    (found,) = times(kept)
-    assert trouble == ""
-    if ahead > 0:
-        assert before <= found <= boottime.now()
-    else:
-        assert 0 <= found < before
 
 
 def test_no_file_is_nothing_kept(tmp_path: Path) -> None:
