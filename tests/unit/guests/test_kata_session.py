@@ -59,7 +59,7 @@ async def test_success_is_reported_as_sent() -> None:
         ours.push(WISH)
         await until(lambda: ours.reports)
         assert server.containers == {"c1": "2-3", "c2": "0-1"}
-        assert [(said.state, said.wanted) for said in ours.reports.values()] == [
+        assert [(report.state, report.wanted) for report in ours.reports.values()] == [
             ("sent", CpuSet((2, 3))), ("sent", CpuSet((0, 1)))]
         assert ours.up
         assert ours.text == "Kata's agent 4.1.0"
@@ -79,7 +79,7 @@ async def test_a_refusal_by_policy_is_reported_once_and_not_repeated(caplog: pyt
     async with session(server) as ours:
         ours.push(WISH)
         await until(lambda: ours.reports)
-        assert {said.state for said in ours.reports.values()} == {"left alone"}
+        assert {report.state for report in ours.reports.values()} == {"left alone"}
         assert "blocked by policy" in ours.reports[C1].text
         assert not ours.up
         count = len(server.calls)
@@ -105,7 +105,7 @@ async def test_an_agent_that_refused_is_sent_the_newest_wish_too() -> None:
         ours.push(WISH)
         await until(lambda: ours.refused)
         await until(lambda: ours.reports)
-        assert {cid: said.state for cid, said in ours.reports.items()} == {"c1": "left alone"}
+        assert {cid: report.state for cid, report in ours.reports.items()} == {"c1": "left alone"}
 
 
 async def test_a_container_given_cpus_before_a_refusal_is_not_left_alone() -> None:
@@ -121,7 +121,7 @@ async def test_a_container_given_cpus_before_a_refusal_is_not_left_alone() -> No
         await until(lambda: ours.refused)
         await until(lambda: ours.reports)
         assert server.containers == {"c1": "2-3", "c2": ""}
-        assert [(said.state, said.wanted) for said in ours.reports.values()] == [
+        assert [(report.state, report.wanted) for report in ours.reports.values()] == [
             ("sent", CpuSet((2, 3))), ("left alone", CpuSet())]
         ours.push(KataWish(BOOT, ONE))  # it cannot be sent any more
         assert (ours.reports[C1].state, ours.reports[C1].wanted) == ("sent", CpuSet((2, 3)))
@@ -180,7 +180,7 @@ async def test_a_vcpu_without_a_certain_number_leaves_every_container_alone() ->
     async with session(server, None) as ours:
         ours.push(KataWish(PLUGGED, PLUGGED_MAP))
         await until(lambda: ours.reports)
-        assert {said.state for said in ours.reports.values()} == {"left alone"}
+        assert {report.state for report in ours.reports.values()} == {"left alone"}
         assert "hardware id 6, 7 cannot be shown" in ours.reports[C1].error
         assert server.containers == {"c1": "", "c2": ""}
 
