@@ -15,7 +15,7 @@ DEFAULT_FILES = {"vmpin-hook", "50-vmpin-createRuntime.json", "50-vmpin-createCo
 
 
 def names(directory: Path) -> set[str]:
-    return {each.name for each in directory.iterdir()}
+    return {file.name for file in directory.iterdir()}
 
 
 def load(path: Path) -> Any:
@@ -25,7 +25,7 @@ def load(path: Path) -> Any:
 def remove(directory: Path) -> list[Path]:
     operations = oci_hook.plan_remove(directory)
     file_operations.execute(operations)
-    return [each.path for each in operations]
+    return [file.path for file in operations]
 
 
 def command(*args: str) -> int:

@@ -64,9 +64,9 @@ def test_an_empty_path_is_not_the_current_directory(here: Path, capsys: pytest.C
 def test_a_root_that_is_not_there_is_no_clean_node(here: Path, capsys: pytest.CaptureFixture[str], root: str,
                                                    why: str) -> None:
     assert main(["doctor", "kata", "--root", root]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert why in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert why in printed.err
 
 
 def test_a_root_that_is_there_is_taken(here: Path) -> None:
@@ -84,9 +84,9 @@ def test_a_directorys_name_is_no_file_to_write(here: Path, capsys: pytest.Captur
                                                name: str) -> None:
     before = sorted(here.rglob("*"))
     assert main([*verb, name]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"vmpin: {name!r} names no file to write\n")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"vmpin: {name!r} names no file to write\n")
     assert sorted(here.rglob("*")) == before
 
 
@@ -177,8 +177,8 @@ def test_a_reader_that_went_away_is_no_error_of_ours(words: list[str], gone: str
         done = subprocess.Popen([*COMMAND, *nowhere, *words], env=environment, text=True, stdin=subprocess.DEVNULL,
                                 stdout=writing if gone == "stdout" else subprocess.DEVNULL,
                                 stderr=writing if gone == "stderr" else subprocess.PIPE)
-        said = done.communicate()[1]
+        printed = done.communicate()[1]
     finally:
         os.close(writing)
     assert done.returncode in codes
-    assert not said
+    assert not printed

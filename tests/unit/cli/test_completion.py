@@ -142,8 +142,8 @@ def test_a_watcher_that_does_not_answer_holds_up_no_shell(tmp_path: Path) -> Non
 
 def leaves(command: Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Command]]:
     """Every command below the program with the words that name it: (status,), (guest,), (guest, build)."""
-    return [leaf for each in command.commands
-            for leaf in [((*path, each.name), each), *leaves(each, (*path, each.name))]]
+    return [leaf for below in command.commands
+            for leaf in [((*path, below.name), below), *leaves(below, (*path, below.name))]]
 
 
 def test_every_verb_option_and_choice_of_the_parsers_is_offered(tmp_path: Path) -> None:

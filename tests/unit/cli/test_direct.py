@@ -70,8 +70,8 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
 
 
 def test_each_verb_with_the_flag_is_tried_here() -> None:
-    having = {each.name for each in read(verbs_parser([]), "vmpin").commands
-              if any("--direct" in option.names for option in each.options)}
+    having = {command.name for command in read(verbs_parser([]), "vmpin").commands
+              if any("--direct" in option.names for option in command.options)}
     assert having & set(ALL()) == {words[0] for words in VERBS} | {"explain"}
 
 
@@ -86,9 +86,9 @@ def test_an_explanation_is_found_without_an_answer_too(flags: list[str], capsys:
 def test_without_an_answer_it_says_so_and_direct_does_without(flags: list[str], verb: list[str],
                                                               capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags, *verb]) != 0
-    said = capsys.readouterr()
-    assert "the watcher hung up" in said.err
-    assert "--direct reads the node without it" in said.err
+    printed = capsys.readouterr()
+    assert "the watcher hung up" in printed.err
+    assert "--direct reads the node without it" in printed.err
     assert main([*flags, *verb, "--direct"]) == 0
     assert "hung up" not in capsys.readouterr().err
 
@@ -97,9 +97,9 @@ def test_without_an_answer_it_says_so_and_direct_does_without(flags: list[str], 
 def test_what_acts_offers_no_way_around_the_watcher(flags: list[str], verb: list[str],
                                                     capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags, *verb]) == 1
-    said = capsys.readouterr().err
-    assert "the watcher hung up" in said
-    assert "--direct" not in said
+    printed = capsys.readouterr().err
+    assert "the watcher hung up" in printed
+    assert "--direct" not in printed
 
 
 def test_what_only_the_watcher_knows_is_not_read_directly(flags: list[str],

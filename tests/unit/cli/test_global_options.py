@@ -12,14 +12,14 @@ from vmpin.cli.verbs import load_config, verb_modules, verbs_parser
 from vmpin.config.settings import BY_KEY
 
 GRAMMAR = read(verbs_parser([]), "vmpin")
-COMMANDS = {each.name: each for each in GRAMMAR.commands}
+COMMANDS = {command.name: command for command in GRAMMAR.commands}
 
 
 def words(command: Command) -> list[str]:
     """A verb with what it must be given."""
-    given = [each.choices[0] if each.choices else "policy=fixed" if each.metavar == "KEY=VALUE" else "x"
-             for each in command.arguments if not each.optional]
-    action = [word for each in command.commands[:1] for word in [*words(each), "-o", "x"]]
+    given = [argument.choices[0] if argument.choices else "policy=fixed" if argument.metavar == "KEY=VALUE" else "x"
+             for argument in command.arguments if not argument.optional]
+    action = [word for subcommand in command.commands[:1] for word in [*words(subcommand), "-o", "x"]]
     return [command.name, *given, *action]
 
 
@@ -31,8 +31,8 @@ def test_the_grammar_has_every_verb_and_the_options_that_help_shows() -> None:
     output = next(option for option in status.options if "-o" in option.names)
     assert (output.metavar, output.choices) == ("FORMAT", ("table", "wide", "json", "yaml"))
     assert not any("--config" in option.names for option in status.options), "the program's help has it"
-    assert [(each.metavar, each.optional) for each in status.arguments] == [("SANDBOX", True)]
-    assert [each.name for each in COMMANDS["guest"].commands] == ["build"]
+    assert [(argument.metavar, argument.optional) for argument in status.arguments] == [("SANDBOX", True)]
+    assert [command.name for command in COMMANDS["guest"].commands] == ["build"]
 
 
 @pytest.mark.parametrize("verb", verb_modules())
@@ -53,8 +53,8 @@ def test_every_option_of_the_program_may_stand_before_and_after_a_verb(verb: str
                           ([], given["--set"] + given["--config"]), (given["--config"] + given["--set"], [])):
         parsed = verbs_parser(line).parse_args([*before, *line, *after])
         if verb != "guest":  # which reads no configuration
-            found = load_config(parsed)
-            assert (found.log.level, found.watch.qmp) == ("debug", False)
+            config = load_config(parsed)
+            assert (config.log.level, config.watch.qmp) == ("debug", False)
 
 
 def test_settings_before_and_after_the_verb_add_up_and_the_later_counts() -> None:
@@ -63,20 +63,20 @@ def test_settings_before_and_after_the_verb_add_up_and_the_later_counts() -> Non
     parsed = verbs_parser(["config"]).parse_args([
         "--set", "watch.births=off", "--set", "log.level=error", "config", "--set=watch.kubelet=off",
         "--set", "log.level=debug", "--set", "watch.qmp=off"])
-    found = load_config(parsed)
-    assert [found.values[key] for key in keys] == [False, False, False]
-    assert found.log.level == "debug"
+    config = load_config(parsed)
+    assert [config.values[key] for key in keys] == [False, False, False]
+    assert config.log.level == "debug"
 
 
-@pytest.mark.parametrize(("typed", "what", "hint"), [
+@pytest.mark.parametrize(("typed", "error", "hint"), [
     (["status", "--wacth"], "status has no option --wacth", "did you mean --watch? `vmpin status --help` lists"),
     (["status", "--ouptut=json"], "status has no option --ouptut", "did you mean --output?"),
     (["verify", "--frobnicate"], "verify has no option --frobnicate", "`vmpin verify --help` lists what it takes"),
     (["audit", "--confg", "x"], "audit has no option --confg", "did you mean --config"),
     (["--set", "log.level=error", "status", "a", "b"], "status takes no argument 'b'", "`vmpin status --help`")])
-def test_an_option_that_does_not_exist_gets_the_nearest_one(typed: list[str], what: str, hint: str,
+def test_an_option_that_does_not_exist_gets_the_nearest_one(typed: list[str], error: str, hint: str,
                                                             capsys: pytest.CaptureFixture[str]) -> None:
     assert main(typed) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.splitlines()[0]) == ("", f"vmpin: {what}")
-    assert hint in said.err
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[0]) == ("", f"vmpin: {error}")
+    assert hint in printed.err

@@ -103,7 +103,7 @@ def test_every_verb_but_those_without_any_has_examples() -> None:
 
 @pytest.mark.parametrize("verb", verb_modules())
 def test_only_blanks_differ_from_the_texts_as_they_are_written(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = next(each for each in grammar().commands if each.name == verb)
+    command = next(command for command in grammar().commands if command.name == verb)
     text = " ".join(shown([verb], capsys).split())
     assert " ".join(command.about.split()) in text
     assert " ".join(command.epilog.split()) in text

@@ -17,7 +17,7 @@ from vmpin.cli.verbs import grammar, verb_modules
 ROOT = Path(__file__).parents[3]
 GRAMMAR = grammar()
 GLOBAL = {name for option in GRAMMAR.options for name in option.names}
-OPTIONS = {command.name: GLOBAL | {name for each in (command, *command.commands) for option in each.options
+OPTIONS = {command.name: GLOBAL | {name for part in (command, *command.commands) for option in part.options
                                    for name in option.names} for command in GRAMMAR.commands}
 #: In the text of a hint or an example, up to its end or the explanation beside it.
 NAMED = re.compile(r"`(?:kubectl )?vmpin ([^`]+)`|^ {2,}vmpin ([^\n]+?)(?= {2,}|$)", re.MULTILINE)

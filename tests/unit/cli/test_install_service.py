@@ -21,7 +21,7 @@ def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a machine's units, with a systemd that runs; its systemctl writes down what it is asked."""
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin/systemctl"
-    tool.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n'
+    tool.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n'
                     f"[ ! -e {tmp_path}/broken ] || {{ echo no >&2; exit 1; }}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -31,46 +31,46 @@ def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "units"
 
 
-def asked(units: Path) -> list[str]:
-    """Of systemctl, since the last time."""
-    log = units.parent / "asked"
-    found = log.read_text().splitlines() if log.exists() else []
+def calls(units: Path) -> list[str]:
+    """The calls of systemctl since the last time."""
+    log = units.parent / "calls"
+    lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
-    return found
+    return lines
 
 
 def test_it_is_written_once_and_started_when_that_is_asked(units: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-service", "--dry-run", "--now"]) == 0
     assert "would write" in capsys.readouterr().out
-    assert (list(units.iterdir()), asked(units)) == ([], [])
+    assert (list(units.iterdir()), calls(units)) == ([], [])
     assert main(["install-service"]) == 0
-    assert asked(units) == ["daemon-reload"]
+    assert calls(units) == ["daemon-reload"]
     assert "next: systemctl enable --now vmpin" in capsys.readouterr().out
     written = (units / "vmpin.service").read_bytes()
     assert main(["install-service"]) == 0
-    assert asked(units) == []
+    assert calls(units) == []
     assert capsys.readouterr().out.startswith("nothing to do\n")
     assert main(["install-service", "--now"]) == 0
-    assert asked(units) == ["enable vmpin", "start vmpin"], "one that runs goes on"
+    assert calls(units) == ["enable vmpin", "start vmpin"], "one that runs goes on"
     assert (units / "vmpin.service").read_bytes() == written
     assert main(["--config", "other.yaml", "install-service", "--now"]) == 0
-    assert asked(units) == ["daemon-reload", "enable vmpin", "restart vmpin"]
+    assert calls(units) == ["daemon-reload", "enable vmpin", "restart vmpin"]
     assert f"--config {os.getcwd()}/other.yaml watch\n" in (units / "vmpin.service").read_text()
 
 
 def test_it_is_removed_and_then_there_is_nothing_to_do(units: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-service"]) == 0
-    asked(units)
+    calls(units)
     assert main(["install-service", "--remove", "--dry-run"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("would")] == [
         "would systemctl disable --now vmpin", f"would remove {units}/vmpin.service", "would systemctl daemon-reload"]
-    assert asked(units) == []
+    assert calls(units) == []
     assert main(["install-service", "--remove"]) == 0
-    assert asked(units) == ["disable --now vmpin", "daemon-reload"]
+    assert calls(units) == ["disable --now vmpin", "daemon-reload"]
     assert list(units.iterdir()) == []
     assert "vmpin unpin --all" in capsys.readouterr().out
     assert main(["install-service", "--remove"]) == 0
-    assert asked(units) == []
+    assert calls(units) == []
 
 
 @pytest.mark.parametrize("more", [[], ["--remove"]])
@@ -80,13 +80,13 @@ def test_a_unit_that_was_changed_stays_unless_forced(units: Path, more: list[str
     file = units / "vmpin.service"
     changed = file.read_text().replace("Nice=-10", "Nice=-5")
     file.write_text(changed)
-    asked(units)
+    calls(units)
     assert main(["install-service", *more]) == 2
     assert "was changed by hand" in capsys.readouterr().err
-    assert (file.read_text(), asked(units)) == (changed, [])
+    assert (file.read_text(), calls(units)) == (changed, [])
     assert main(["install-service", "--force", *more]) == 0
     assert file.exists() is not bool(more)
-    assert not more or asked(units)[0] == "disable --now vmpin"
+    assert not more or calls(units)[0] == "disable --now vmpin"
 
 
 def test_a_masked_service_is_left_so(units: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,10 +106,10 @@ def test_without_systemd_the_file_is_written_and_that_is_said(units: Path, tmp_p
     assert main(["install-service", "--dir", str(tmp_path / "image"), "--now"]) == 0
     assert "systemd does not run here" in capsys.readouterr().out
     assert (tmp_path / "image/vmpin.service").exists()
-    assert asked(units) == []
+    assert calls(units) == []
     assert main(["install-service", "--dir", str(tmp_path / "image"), "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["version"], found["dry_run"], found["done"]) == (1, False, [])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["version"], document["dry_run"], document["done"]) == (1, False, [])
 
 
 @pytest.mark.parametrize("words", [["--set", "log.level=debug"], ["--remove", "--now"], ["--remove", "--print"]])

@@ -30,7 +30,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     lint = subprocess.run([mandoc, "-K", "utf-8", "-T", "lint", "-W", "error", *PAGES], cwd=place,
                           capture_output=True, text=True, timeout=120)
     assert (lint.stdout, lint.stderr) == ("", "")
-    found = {}
+    texts = {}
     for name in PAGES:
         plain = subprocess.run([mandoc, "-K", "utf-8", "-T", "utf8", "-O", "width=78", name], cwd=place, check=True,
                                capture_output=True, text=True, timeout=120).stdout
@@ -38,8 +38,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         while "\b" in bare:  # overstruck for bold and underlined
             at = bare.index("\b")
             bare = bare[:at - 1] + bare[at + 1:]
-        found[name] = bare
-    return found
+        texts[name] = bare
+    return texts
 
 
 def test_a_page_shows_what_the_parser_takes(shown: dict[str, str]) -> None:

@@ -52,26 +52,26 @@ def started(*words: str, terminal: int | None = None) -> Iterator[subprocess.Pop
 def interrupted(process: subprocess.Popen[str]) -> str:
     """Ctrl-C. :returns: what standard error still had."""
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=120)[1]
+    printed = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    return said
+    return printed
 
 
 def lines_until(process: subprocess.Popen[str], count: int, wanted: re.Pattern[str]) -> list[str]:
     """The lines up to the `count`th that is `wanted`."""
     assert process.stdout is not None
-    found: list[str] = []
-    while sum(bool(wanted.search(line)) for line in found) < count:
+    lines: list[str] = []
+    while sum(bool(wanted.search(line)) for line in lines) < count:
         line = process.stdout.readline()
         assert line, process.stderr and process.stderr.read()
-        found.append(line.rstrip("\n"))
-    return found
+        lines.append(line.rstrip("\n"))
+    return lines
 
 
 def test_the_verbs_that_read_have_it() -> None:
-    found = {each.name for each in read(verbs_parser([]), "vmpin").commands
-             if any("--watch" in option.names for option in each.options)}
-    assert found >= WATCHED
+    verbs = {command.name for command in read(verbs_parser([]), "vmpin").commands
+             if any("--watch" in option.names for option in command.options)}
+    assert verbs >= WATCHED
 
 
 @pytest.mark.parametrize(("typed", "meant"), [

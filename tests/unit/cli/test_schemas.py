@@ -55,20 +55,20 @@ def test_every_command_with_json_has_a_schema() -> None:
 
 @pytest.mark.parametrize("name", schema_names())
 def test_a_schema_describes_every_member(name: str) -> None:
-    found = schema(name)
-    Draft202012Validator.check_schema(found)
-    assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert found["title"].startswith("vmpin ")
-    assert "version" in found["required"]
-    assert found["properties"]["version"]["const"] >= 1
-    for place, part in parts(found):
+    document = schema(name)
+    Draft202012Validator.check_schema(document)
+    assert document["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert document["title"].startswith("vmpin ")
+    assert "version" in document["required"]
+    assert document["properties"]["version"]["const"] >= 1
+    for place, part in parts(document):
         if "properties" in part and not place.endswith("/properties"):
             assert part["additionalProperties"] is False, place
             assert set(part["required"]) <= set(part["properties"]), place
             for member, about in part["properties"].items():
                 assert len(about["description"]) >= 8, f"{place}/{member}"
-    text = json.dumps(found)
-    for definition in found.get("$defs", ()):
+    text = json.dumps(document)
+    for definition in document.get("$defs", ()):
         assert f"#/$defs/{definition}" in text, definition
 
 

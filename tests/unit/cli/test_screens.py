@@ -118,8 +118,8 @@ def test_every_golden_file_is_of_a_screen() -> None:
 @pytest.mark.parametrize("name", SCREENS)
 def test_ids_are_short_and_pods_are_named(name: str, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n".join(screen(SCREENS[name], 0, monkeypatch))
-    long = [each for each in re.findall(r"\b[0-9a-f]{13,64}\b", text) if f"sandbox {each} of" not in text
-            and f"/{each}," not in text]
+    long = [id for id in re.findall(r"\b[0-9a-f]{13,64}\b", text) if f"sandbox {id} of" not in text
+            and f"/{id}," not in text]
     assert long == []
     if "all-nodes" not in name and name != "gather":
         assert "shop/" in text
@@ -205,8 +205,8 @@ def test_a_number_of_a_cpu_list_stays_whole() -> None:
 def test_columns_go_before_a_name_is_broken_and_the_least_important_first() -> None:
     rows = [["POD", "CPUS", "KERNEL", "LEAST"], ["shop/web-7d9f8c6b5-x2zkp", "9", "0.002 %", "0.1 %"]]
     spare = ["KERNEL", "LEAST"]
-    found = {width: [list(block.places) for block in blocks_of(rows, width, spare)] for width in (60, 38, 32, 25)}
-    assert found == {60: [[0, 1, 2, 3]], 38: [[0, 1, 3]], 32: [[0, 1]], 25: [[0, 1]]}
+    places = {width: [list(block.places) for block in blocks_of(rows, width, spare)] for width in (60, 38, 32, 25)}
+    assert places == {60: [[0, 1, 2, 3]], 38: [[0, 1, 3]], 32: [[0, 1]], 25: [[0, 1]]}
     assert [line[0].rstrip() for line in lines_of(rows, blocks_of(rows, 25, spare)[0])[1]] == [
         "shop/web-7d9f8c6b5-", "x2zkp"]
 

@@ -39,12 +39,12 @@ def document(*sandboxes: dict[str, Any]) -> dict[str, Any]:
             "sources": {"kubelet": None}}
 
 
-def printed(capsys: pytest.CaptureFixture[str], *sandboxes: dict[str, Any], one: bool = False) -> list[str]:
-    found = document(*sandboxes)
-    if one:
-        print_chosen(found, names_of(found))
+def printed(capsys: pytest.CaptureFixture[str], *sandboxes: dict[str, Any], chosen: bool = False) -> list[str]:
+    status = document(*sandboxes)
+    if chosen:
+        print_chosen(status, names_of(status))
     else:
-        print_status(found, False, names_of(found))
+        print_status(status, False, names_of(status))
     return capsys.readouterr().out.splitlines()
 
 
@@ -65,7 +65,7 @@ def test_two_sandboxes_of_a_pod_are_distinguished_by_their_ids(capsys: pytest.Ca
 
 
 def test_one_sandbox_begins_with_its_verdict_and_lists_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, sandbox(ID, "db"), one=True)
+    lines = printed(capsys, sandbox(ID, "db"), chosen=True)
     assert lines[:5] == [
         "shop/db is degraded: cloud-hypervisor process 4194303, 1/2 threads in place",
         "CONTAINER  CPUS   KIND       VCPUS  GUEST  SINCE",
@@ -79,10 +79,11 @@ def test_one_sandbox_begins_with_its_verdict_and_lists_what_is_wrong(capsys: pyt
 
 
 def test_one_sandbox_is_shown_without_the_conflicts_of_others(capsys: pytest.CaptureFixture[str]) -> None:
-    odd = {"sandbox": OTHER, "pod": None, "name": "", "container": "c9", "what": "two sources differ"}
-    found = document(sandbox(ID, "db"))
-    found["node"] = {**NODE, "disagreements": [odd], "collisions": [{"cpu": 3, "sandboxes": [OTHER], "what": "x"}]}
-    print_chosen(found, {})
+    disagreement = {"sandbox": OTHER, "pod": None, "name": "", "container": "c9", "what": "two sources differ"}
+    status = document(sandbox(ID, "db"))
+    collision = {"cpu": 3, "sandboxes": [OTHER], "what": "x"}
+    status["node"] = {**NODE, "disagreements": [disagreement], "collisions": [collision]}
+    print_chosen(status, {})
     assert "DISAGREEMENT" not in (text := capsys.readouterr().out)
     assert "COLLISION" not in text
 
@@ -115,6 +116,6 @@ def test_of_mixed_cpus_those_that_are_its_own_are_named(capsys: pytest.CaptureFi
 
 def test_a_pool_that_nothing_names_is_not_called_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Beside a sandbox that is unmanaged for want of a pool."""
-    found = document(sandbox(ID, "web", containers=[]))
-    print_chosen({**found, "node": {**found["node"], "shared_pool": "0-1", "pool_known": False}}, {})
+    status = document(sandbox(ID, "web", containers=[]))
+    print_chosen({**status, "node": {**status["node"], "shared_pool": "0-1", "pool_known": False}}, {})
     assert "no shared pool known (without an owner: 0-1), exclusive 64-71" in capsys.readouterr().out

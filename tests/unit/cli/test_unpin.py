@@ -26,8 +26,8 @@ pytest_plugins = ["given_unit"]
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_guest_that_keeps_its_map_is_exit_code_1(word: str, code: int, output: str,
                                                             capsys: pytest.CaptureFixture[str]) -> None:
-    found = {"operations": [], "guests": {"pod-a": "taken back", "pod-b": word}}
-    assert finish(argparse.Namespace(output=output), found, "nothing to restore") == code
+    outcome = {"operations": [], "guests": {"pod-a": "taken back", "pod-b": word}}
+    assert finish(argparse.Namespace(output=output), outcome, "nothing to restore") == code
     assert word in capsys.readouterr().out
 
 
@@ -45,28 +45,28 @@ def operation(what: str, **more: str) -> dict[str, object]:
 
 
 def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {"operations": [operation("one"), operation("two", got="0"), operation("three", outcome="gone"),
+    outcome = {"operations": [operation("one"), operation("two", got="0"), operation("three", outcome="gone"),
                             operation("four", got="0", outcome="refused", why="no"),
                             operation("five", outcome="trimmed", got="1")], "guests": {}, "kept": []}
-    assert print_restored(argparse.Namespace(output="text"), found) == 1
+    assert print_restored(argparse.Namespace(output="text"), outcome) == 1
     assert capsys.readouterr().out == (
         "one\nfour: no\nfive: the cpuset cgroup leaves 1\n2 threads restored; 1 thread already with the original "
         "mask; 1 thread refused by the kernel; 1 thread ended meanwhile\n")
-    found["operations"] = [operation("two", got="0")]
-    assert print_restored(argparse.Namespace(output="text"), found) == 0
+    outcome["operations"] = [operation("two", got="0")]
+    assert print_restored(argparse.Namespace(output="text"), outcome) == 0
     assert capsys.readouterr().out == "nothing to restore: 1 thread already with the original mask\n"
-    assert print_restored(argparse.Namespace(output="json"), found) == 0
-    assert json.loads(capsys.readouterr().out) == found
-    assert print_restored(argparse.Namespace(output="text"), found | {"operations": []}) == 0
+    assert print_restored(argparse.Namespace(output="json"), outcome) == 0
+    assert json.loads(capsys.readouterr().out) == outcome
+    assert print_restored(argparse.Namespace(output="text"), outcome | {"operations": []}) == 0
     assert capsys.readouterr().out == "nothing to restore: no mask set by vmpin is on record\n"
 
 
 def test_threads_are_counted_by_what_became_of_their_masks(capsys: pytest.CaptureFixture[str]) -> None:
     unknown = {"original": "unknown"}
-    found = {"operations": [operation("one"), operation("two", got="0") | {"original": "known"},
+    outcome = {"operations": [operation("one"), operation("two", got="0") | {"original": "known"},
                             operation("three") | unknown, operation("four") | unknown,
                             operation("five", got="0") | unknown], "counts": {}, "guests": {}, "kept": []}
-    assert print_restored(argparse.Namespace(output="text"), found) == 0
+    assert print_restored(argparse.Namespace(output="text"), outcome) == 0
     assert capsys.readouterr().out.splitlines() == [
         "one", "three", "four",
         "1 thread restored; 1 thread already with the original mask; 2 threads with an original mask that is not "
@@ -78,25 +78,25 @@ def test_a_thread_whose_cgroup_leaves_less_is_not_said_to_have_its_original_mask
         capsys: pytest.CaptureFixture[str]) -> None:
     """Original 0-7, and its cgroup has 4-5: nothing is to be set, and it runs on 4-5."""
     left = operation("one", was="4-5", got="4-5", cpus="0-7", outcome="trimmed") | {"original": "known"}
-    found = {"operations": [left, left | {"sandbox": "pod-b"}, left | {"was": "6", "got": "6"},
+    outcome = {"operations": [left, left | {"sandbox": "pod-b"}, left | {"was": "6", "got": "6"},
                             operation("two", got="0") | {"original": "known"}], "guests": {}, "kept": []}
-    assert print_restored(argparse.Namespace(output="text"), found) == 0
+    assert print_restored(argparse.Namespace(output="text"), outcome) == 0
     assert capsys.readouterr().out == (
         "nothing to restore: 1 thread already with the original mask; 2 threads already on CPUs 4-5: the cpuset "
         "cgroup, or what is online, leaves no others of the original mask 0-7; 1 thread already on CPUs 6: the cpuset "
         "cgroup, or what is online, leaves no others of the original mask 0-7\n")
 
 
-@pytest.mark.parametrize(("words", "said", "hint"), [
+@pytest.mark.parametrize(("words", "text", "hint"), [
     ([], "no SANDBOX is given", "--every"), (["--dry-run"], "no SANDBOX is given", "--all"),
     (["x", "--every"], "--every goes without a SANDBOX", "vmpin unpin SANDBOX"),
     (["x", "--all"], "--all goes without a SANDBOX", "vmpin unpin SANDBOX"),
     (["--every", "--all"], "--all and --every do not go together", "leaving the node")])
-def test_what_is_not_clear_is_refused_before_anything_is_looked_at(words: list[str], said: str, hint: str,
+def test_what_is_not_clear_is_refused_before_anything_is_looked_at(words: list[str], text: str, hint: str,
                                                                   capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--set", "paths.run=/no/such/directory", "unpin", *words]) == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert text in printed.err
     assert hint in printed.err
     assert printed.out == ""
 

@@ -90,7 +90,7 @@ def verify(run: Path, *args: str, **settings: str) -> subprocess.CompletedProces
 GOOD = "all 2 threads of 1 VM are on their CPUs"
 
 
-@pytest.mark.parametrize(("found", "args", "code", "said"), [
+@pytest.mark.parametrize(("document", "args", "code", "text"), [
     (status(sandbox("a", thread(), thread())), [], 0, GOOD),
     (status(sandbox("a", thread(), thread(None, "0-1"))), [], 0, f"{GOOD} (1 of them are left alone)"),
     (status(), [], 0, "no VM sandbox runs on this node: nothing was compared"),
@@ -122,10 +122,10 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a", thread())), ["b"], 2, "no VM sandbox 'b' is on this node"),
     (status(sandbox("a", thread())), ["--tolerate", "x"], 2, "--tolerate x: is no percentage"),
 ])
-def test_what_was_looked_at(tmp_path: Path, found: dict[str, Any], args: list[str], code: int, said: str) -> None:
-    with watcher(tmp_path, json.dumps(found).encode()):
+def test_what_was_looked_at(tmp_path: Path, document: dict[str, Any], args: list[str], code: int, text: str) -> None:
+    with watcher(tmp_path, json.dumps(document).encode()):
         done = verify(tmp_path, *args)
-        assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+        assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done
         assert done.stdout.count("UNKNOWN OWNER") <= 1
         if code < 2:
             done = verify(tmp_path, *args, "-o", "json")
@@ -174,19 +174,19 @@ def _read_as_another_user(place: Path, closed: str) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        said = "seen"
+        text = "seen"
         try:
             os.setgroups([])
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
             refuse_blind(given)
         except Exception as err:
-            said = str(err)
-        os.write(writing, said.encode())
+            text = str(err)
+        os.write(writing, text.encode())
         os._exit(0)
     os.close(writing)
     with open(reading) as pipe:
-        said = pipe.read()
+        text = pipe.read()
     os.waitpid(child, 0)
-    assert said == (f"no watcher answers, and {place / closed} cannot be read: permission denied" if closed
+    assert text == (f"no watcher answers, and {place / closed} cannot be read: permission denied" if closed
                     else "seen")

@@ -59,12 +59,12 @@ def test_it_needs_the_standard_library_of_python_3_9_alone(name: str) -> None:
     source = ROOT / ("guest" if name.startswith("vmpin_agent") else "") / name
     tree = ast.parse(source.read_bytes(), feature_version=(3, 9))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    for node in (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)):
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)):
         of = node.module or ""
         imported |= {f"{of}.{alias.name}" for alias in node.names} if of in ("vmpin", "vmpin.protocol") else {of}
-    ours = {each for each in imported if each.partition(".")[0] in ("vmpin", "vmpin_agent")}
-    assert {each.partition(".")[0] for each in imported - ours} <= sys.stdlib_module_names
-    assert {f"{each.replace('.', '/')}.py" for each in ours if "." in each} <= set(agent_zipapp.NAMES)
+    ours = {name for name in imported if name.partition(".")[0] in ("vmpin", "vmpin_agent")}
+    assert {name.partition(".")[0] for name in imported - ours} <= sys.stdlib_module_names
+    assert {f"{name.replace('.', '/')}.py" for name in ours if "." in name} <= set(agent_zipapp.NAMES)
 
 
 def test_the_agent_is_of_this_version() -> None:

@@ -84,16 +84,16 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(built: Path, tmp_path: Path) -> Iterator[Start]:
-    made: list[Running] = []
+    agents: list[Running] = []
 
     def run(*arguments: str) -> Running:
         write(tmp_path / "cgroup", {"cgroup.controllers": "memory"})
-        made.append(Running(tmp_path, [sys.executable, "-IS", str(built)], *arguments))
-        return made[-1]
+        agents.append(Running(tmp_path, [sys.executable, "-IS", str(built)], *arguments))
+        return agents[-1]
 
     yield run
-    for each in made:
-        each.stop()
+    for agent in agents:
+        agent.stop()
 
 
 def test_a_session(start: Start, tmp_path: Path) -> None:

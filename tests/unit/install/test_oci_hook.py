@@ -21,7 +21,7 @@ from vmpin.install.oci_hook import HookOptions
 
 def test_install_writes_the_script_and_one_registration_a_stage(tmp_path: Path) -> None:
     written = oci_hook.install(tmp_path / "new" / "hooks.d", HookOptions())
-    assert {each.name for each in written} == names(tmp_path / "new" / "hooks.d") == DEFAULT_FILES
+    assert {file.name for file in written} == names(tmp_path / "new" / "hooks.d") == DEFAULT_FILES
     assert load(tmp_path / "new" / "hooks.d" / "50-vmpin-poststop.json") == {
         "version": "1.0.0",
         "hook": {"path": str(tmp_path / "new" / "hooks.d" / "vmpin-hook"), "args": ["vmpin-hook", "poststop"],
@@ -37,7 +37,7 @@ def test_everyone_may_read_the_files_and_run_the_script_whatever_the_umask(tmp_p
         written = oci_hook.install(tmp_path, HookOptions())
     finally:
         os.umask(before)
-    assert [oct(stat.S_IMODE(each.stat().st_mode)) for each in written] == ["0o755"] + ["0o644"] * 4
+    assert [oct(stat.S_IMODE(file.stat().st_mode)) for file in written] == ["0o755"] + ["0o644"] * 4
 
 
 def test_the_script_is_a_copy_that_runs_with_no_environment(tmp_path: Path) -> None:
@@ -57,18 +57,18 @@ def test_only_what_differs_from_the_default_is_in_the_arguments() -> None:
 
 
 def test_the_script_comes_first_and_goes_last(tmp_path: Path) -> None:
-    planned = [each.path.name for each in oci_hook.plan_install(tmp_path, HookOptions())]
+    planned = [file.path.name for file in oci_hook.plan_install(tmp_path, HookOptions())]
     assert planned[0] == "vmpin-hook"
     oci_hook.install(tmp_path, HookOptions())
-    assert [each.name for each in remove(tmp_path)][-1] == "vmpin-hook"
+    assert [file.name for file in remove(tmp_path)][-1] == "vmpin-hook"
     assert names(tmp_path) == set()
 
 
 def test_a_second_run_changes_nothing_but_the_stages_no_longer_wanted(tmp_path: Path) -> None:
     oci_hook.install(tmp_path, HookOptions())
-    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     oci_hook.install(tmp_path, HookOptions())
-    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     oci_hook.install(tmp_path, HookOptions(stages=("prestart", "poststop")))
     assert names(tmp_path) == {"vmpin-hook", "50-vmpin-prestart.json", "50-vmpin-poststop.json"}
 
@@ -80,7 +80,7 @@ def test_remove_leaves_what_others_wrote(tmp_path: Path) -> None:
     for name, text in foreign.items():
         (tmp_path / name).write_text(text)
     remove(tmp_path)
-    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == foreign
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == foreign
     assert remove(tmp_path) == []
     assert remove(tmp_path / "missing") == []
 
@@ -106,7 +106,7 @@ def test_a_registration_through_another_name_of_the_directory_is_ours(tmp_path: 
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     oci_hook.install(tmp_path / "alias", HookOptions())
-    assert {each.name for each in remove(tmp_path / "real")} == DEFAULT_FILES
+    assert {file.name for file in remove(tmp_path / "real")} == DEFAULT_FILES
 
 
 def test_a_relative_directory_is_registered_by_its_absolute_path(tmp_path: Path,
@@ -124,7 +124,7 @@ def test_what_was_installed_is_removed_by_any_name_of_the_directory(tmp_path: Pa
     (tmp_path / "x").mkdir()
     where = typed.format(top=tmp_path)
     oci_hook.install(Path(where), HookOptions())
-    assert {each.name for each in remove(Path(where))} == DEFAULT_FILES
+    assert {file.name for file in remove(Path(where))} == DEFAULT_FILES
     assert command("--hooks-dir", where) == command("--hooks-dir", where, "--remove") == 0
     assert names(tmp_path / "hooks.d") == set()
 
@@ -160,10 +160,10 @@ def test_nothing_to_remove_and_no_such_directory_are_distinguished(tmp_path: Pat
 
 def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path) -> None:
     oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
-    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     with pytest.raises(UsageError, match="the hook cannot be run from"):
         oci_hook.install(tmp_path, HookOptions(), "/nonexistent/python3")
-    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_the_examples_are_what_install_would_write() -> None:
     wanted = {oci_hook.registration_path(where, stage).name:
               oci_hook.registration(oci_hook.script_path(where), stage, HookOptions())
               for stage in oci_hook.DEFAULT_STAGES}
-    assert {each.name: load(each) for each in examples.iterdir()} == wanted
-    assert all(each.read_text() == json.dumps(load(each), indent=2) + "\n" for each in examples.iterdir())
+    assert {file.name: load(file) for file in examples.iterdir()} == wanted
+    assert all(file.read_text() == json.dumps(load(file), indent=2) + "\n" for file in examples.iterdir())
 
 
 @pytest.mark.parametrize(("version", "plugin"), [(2, "io.containerd.grpc.v1.cri"),
