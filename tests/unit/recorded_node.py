@@ -45,7 +45,9 @@ def sandbox(id: str, pod: dict[str, Any], pid: int, verdict: str, containers: li
     return {"id": id, "guest": {"by": "vmpin-agent", "state": "vsock 3", "system": None, "connects": 1, "pushes": 2,
                                 "answers": 2, "refused": 0, "last_error": ""},
             "runtime": "nri", "handler": "kata-qemu", "vmm": {"type": "qemu", "pid": pid, "starttime": 9},
-            "near": None, "network": network(), "pod": pod, "mask": mask,
+            "near": None, "network": network(), "memory": {
+                "why": "", "nodes": {"0": 123 << 20, "1": 3973 << 20}, "vcpu_nodes": [0], "away": 0.97},
+            "pod": pod, "mask": mask,
             "verdict": verdict, "reasons": [], "found_by": "kvm_run", "containers": containers, "threads": threads,
             "cgroup": {"path": f"/sys/fs/cgroup/kata_overhead/{id}", "cpus": "0-63"},
             "new_threads": {"reported": 41, "inside": 39, "ended": 0, "outside": 2,

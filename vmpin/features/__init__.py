@@ -4,6 +4,7 @@ NAMES = (
     "allocator",
     "isolation",
     "network",
+    "memory",
     "gather",
     "map",
     # After others: what explain quotes of a pod's author comes last.

@@ -29,6 +29,7 @@ from vmpin.cli.output import Block, blocks_of, lines_of
 from vmpin.domain.wrapping import wrapped
 from vmpin.features.allocator.verbs import allocations
 from vmpin.features.cluster.verbs import all_nodes
+from vmpin.features.memory import memory_nodes
 from vmpin.features.network import network_inspection
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -65,7 +66,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         return json.dumps(given[request["op"]]).encode()
 
     monkeypatch.setattr(control_client, "ask_raw", ask_raw)
-    monkeypatch.setattr(network_inspection, "add_networks", lambda *_: None)  # of real processes of these numbers
+    for module, name in ((network_inspection, "add_networks"), (memory_nodes, "add_memory")):
+        monkeypatch.setattr(module, name, lambda *_: None)  # of real processes of these numbers
     # No other way in: the nodes of a cluster are read from an API server.
     monkeypatch.setattr(all_nodes, "_read", lambda args, everything=False: mixed())
     recorded_reports.replace_readers(monkeypatch, given["status"])
