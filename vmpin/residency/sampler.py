@@ -74,11 +74,11 @@ class _Meter:
 @dataclass(slots=True)
 class _MeteredProcess:
     """A process at its last sample. `clock` is its total run time, `booked` the part that was booked since its first
-    sample, at which the clock was `begun`; `unseen` is the rest in the sandbox's account. Threads created after `met`
-    (clock ticks since boot) count from their creation."""
+    sample, at which the clock was `begun`; `unseen` is the rest in the sandbox's account. Threads created after
+    `since` (clock ticks since boot) count from their creation."""
 
     begun: int | None
-    met: int
+    since: int
     clock: int | None = None
     booked: int = 0
     unseen: int = 0
@@ -197,9 +197,9 @@ class Sampler:
     def _open(self, process: ThreadId, clock: int | None) -> _MeteredProcess:
         """Begin to meter a process. If it belonged to no VM for a while (watch.only, a claim), a part of its run
         time is booked already and its CPUs meanwhile are unknown: then it counts from now on."""
-        met = _ticks() if process in self._away else self._begun
+        since = _ticks() if process in self._away else self._begun
         return self._metered.setdefault(process, _MeteredProcess(
-            0 if clock is not None and process.starttime > met else clock, met))
+            0 if clock is not None and process.starttime > since else clock, since))
 
     def _threads(self, sandbox: SandboxId, metered: _MeteredProcess, threads: Collection[VmThread],
                  placement: Placement | None) -> None:
@@ -219,7 +219,7 @@ class Sampler:
             migrations = self.host.migrations(thread.pid, thread.id.tid)
             if meter is None:
                 meter = meters[thread.id] = _Meter(now.ran, now.waited, migrations, place)
-                if thread.id.starttime <= metered.met:
+                if thread.id.starttime <= metered.since:
                     continue
                 # Created since the last round: all its run time counts; its first CPU is unknown.
                 meter.ran = meter.waited = 0

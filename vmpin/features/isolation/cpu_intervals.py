@@ -1,8 +1,8 @@
-"""The time between two readings of an owner's exclusive CPUs: how much of it others than the owner's threads had.
+"""Foreign time between two readings of an owner's exclusive CPUs.
 
-Of each CPU the kernel counts the idle time, and of each thread the time that it ran. While a CPU was neither idle nor
-ran the owner's threads, something foreign had it: other threads, the kernel, interrupts. So no foreign thread is read
-for that. Pure; times are nanoseconds.
+The kernel counts each CPU's idle time and each thread's run time. Time in which a CPU was neither idle nor ran the
+owner's threads is foreign: other threads had it, the kernel, or interrupts. So no foreign thread has to be read. Pure;
+times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vmpin.cpuset import CpuSet
 
 
 class CpuTimes(NamedTuple):
-    """Of one CPU since boot: idle (waiting for a disk included), handling interrupts, and taken by the hypervisor."""
+    """Times of one CPU since boot: idle (including waiting for a disk), in interrupts, taken by the hypervisor."""
 
     idle: int
     interrupts: int
@@ -29,14 +29,14 @@ class CpuReading(NamedTuple):
 
 
 class OwnRun:
-    """Run time of an owner's threads since the last reading, by how sure it is that they had the owner's exclusive
-    CPUs `cpus`."""
+    """Run time of an owner's threads since the last reading, by how certain it is that it was on exclusive CPUs of the
+    owner."""
 
     __slots__ = ("certain", "inside", "likely", "outside")
 
     def __init__(self) -> None:
-        self.certain: dict[int, int] = {}  #: On that exclusive CPU, without any doubt.
-        self.inside = 0  #: On the exclusive CPUs, but it is unknown on which.
+        self.certain: dict[int, int] = {}  #: By exclusive CPU: it was there.
+        self.inside = 0  #: On the exclusive CPUs, unknown on which.
         self.likely = 0  #: Last seen on one of them, and allowed elsewhere.
         self.outside = 0  #: Last seen elsewhere, and allowed on one of them.
 
@@ -56,8 +56,8 @@ class OwnRun:
             self.outside += spent
 
     def add_unplaced(self, spent: int, confined: bool) -> None:
-        """Count run time of which no CPU was seen: of threads that ended between two readings, of a whole container.
-        :param confined: it may run on the exclusive CPUs alone."""
+        """Count run time whose CPU is unknown: of threads that ended between two readings, of a whole container.
+        :param confined: it was on the exclusive CPUs alone."""
         if confined:
             self.inside += spent
         else:
@@ -65,8 +65,8 @@ class OwnRun:
 
 
 class Interval(NamedTuple):
-    """What was found between two readings. `foreign` is by CPU, and may be below zero by what reading is imprecise;
-    its sum may really be smaller by `less`, or larger by `more` (which are no less imprecise)."""
+    """The time between two readings. `foreign` is by CPU, and may be below zero by the measurement error; its sum may
+    in truth be smaller by `less`, or larger by `more` (with the same error)."""
 
     elapsed: int
     foreign: Mapping[int, int]

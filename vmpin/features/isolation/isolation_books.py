@@ -1,9 +1,9 @@
-"""The books of isolation: of each owner of exclusive CPUs, by the minute, how its CPUs' time was spent, and the
+"""The books of isolation: for each owner of exclusive CPUs and each minute, how its CPUs' time was spent, and the
 foreign time of each CPU.
 
-Pure: what is booked waits here until it is taken, for the database (books_database). Nanoseconds of CPU time. Minutes
-are those since boot (CLOCK_BOOTTIME), which no step of the system's clock changes. A minute without a reading is 0 in
-`watched`: not seen, and not clean.
+Pure. Booked times wait here until `take` hands them to the database (books_database). Times are nanoseconds of CPU
+time. Minutes count from boot (CLOCK_BOOTTIME), so that no step of the system's clock moves them. A minute without a
+reading has 0 in `watched`: not seen, which does not mean free of foreign time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from vmpin.features.isolation.cpu_intervals import Interval
 MINUTE = 60 * 10**9
 #: Minutes that are kept.
 MINUTES = 1440
-#: Owners that are kept, those that have ended among them.
+#: Owners that are kept, including those that have ended.
 MAX_OWNERS = 512
 #: Foreign programs that are kept of a minute.
 MAX_PROGRAMS = 64
-#: Of each minute, CPU time but where another unit is given.
+#: The sums of a minute: CPU time but where another unit is given.
 COLUMNS = (
     "watched",  # elapsed time that readings cover, whatever the number of CPUs
     "seen",  # time of all the CPUs
-    "foreign",  # that the owner's threads did not have, nor the hypervisor
-    "less", "more",  # how much smaller and larger it may be, as it is unknown where threads of the owner's ran
-    "slack",  # and by what readings are imprecise: once for every series of them
-    "interrupts", "steal", "kernel", "others")  # of which interrupts; the hypervisor's; programs that scans found
+    "foreign",  # neither the owner's threads' time nor the hypervisor's
+    "less", "more",  # how much smaller and larger that may be, as some threads of the owner may have run elsewhere
+    "slack",  # the measurement error: once for each series of readings
+    "interrupts", "steal",  # interrupts, a part of foreign; the hypervisor's time
+    "kernel", "others")  # run time of kernel threads and other programs that scans found
 
 
 class ProgramKind(StrEnum):
@@ -67,9 +68,10 @@ class ForeignRun(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """What the books have of an owner besides its minutes. `number` is its own, `owner` may be another's later.
-    `since` is when it began (CLOCK_BOOTTIME, ns), as far as that is known; `begun` identifies its first process (clock
-    ticks), 0 where there is none; `until` when it was last read, and `ended` when it ended, None while it has not."""
+    """An owner of exclusive CPUs, without its minutes. `number` is unique; `owner` is a sandbox's id, which another
+    sandbox may have later. `since` is when it began (CLOCK_BOOTTIME, ns), as far as that is known;
+    `begun` identifies its first process (clock ticks), 0 for none; `until` is when it was last read, `ended` when it
+    ended, None while it has not."""
 
     number: int
     owner: str
@@ -107,8 +109,8 @@ class OwnerBook:
         self.number, self.owner, self.since, self.begun = number, owner, since, begun
         self.namespace = self.pod = self.kind = ""
         self.cpus: CpuSet = EMPTY
-        #: Time (ns) between two readings above which it counts as not seen: it would all be of one minute, and the
-        #: watcher was stopped.
+        #: The longest time (ns) between two readings that counts: where it is longer, the watcher was stopped, and
+        #: that time counts as not seen.
         self.longest = MINUTE
         self.until = since
         self.ended: int | None = None
@@ -187,15 +189,14 @@ class IsolationBooks:
         self._number = max((book.number for book in self.owners.values()), default=0)
 
     def of(self, owner: str, now: int, begun: int, since: int) -> OwnerBook:
-        """The book of an owner that there is; a new one where its first process is another one.
-        :param since: when the owner began, for a new book: all of the time after it that is not booked counts as not
-            seen."""
+        """The book of an owner; a new one where its first process is not the one in the books.
+        :param since: when the owner began, for a new book: the time after it that is not booked counts as not seen."""
         book = self.owners.get(owner)
         if book is not None and begun and book.begun and begun != book.begun:
-            self._forget(book)  # another one with the same id
+            self._forget(book)  # another sandbox with the same id
             book = None
         if book is None:
-            while len(self.owners) >= MAX_OWNERS:  # one that has ended, the longest ago, before all others
+            while len(self.owners) >= MAX_OWNERS:  # first the owner that ended longest ago
                 self._forget(min(self.owners.values(),
                                  key=lambda book: (book.ended is None, book.ended or book.until)))
             self._number += 1
@@ -204,10 +205,10 @@ class IsolationBooks:
         book.ended = None
         return book
 
-    def end(self, there: Mapping[str, object] | set[str], now: int) -> None:
+    def end(self, running: set[str], now: int) -> None:
         """Mark the owners that have ended, and forget those whose minutes are all too old."""
         for owner, book in list(self.owners.items()):
-            if owner not in there and book.ended is None:
+            if owner not in running and book.ended is None:
                 book.ended = now
             if book.ended is not None and now - book.ended > MINUTES * MINUTE:
                 self._forget(book)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from absurd_numbers import Parser, check_bound, reads
 
 from vmpin.cli.main import main
 from vmpin.cli.manual import read
 from vmpin.cli.verbs import verbs_parser
+from vmpin.features.isolation.verbs.isolation import _objective
+from vmpin.features.isolation.verbs.top.command import _count, _delay
 
 
 def test_a_page_is_not_repeated_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,3 +30,17 @@ def test_the_table_of_exit_codes_has_its_verbs() -> None:
     names = {name.strip("| `") for line in text.splitlines() if line.startswith("| `")
              for name in line.split(" | ")[0].split(", ")}
     assert {"isolation", "top"} <= names
+
+
+def flag(parse: Callable[[str], float]) -> Callable[[str], Iterable[float]]:
+    return lambda text: [parse(text)]
+
+
+PARSERS = (Parser("top --delay", flag(_delay), 3600), Parser("top --count", flag(_count), 10**9),
+           Parser("isolation --slo", flag(_objective), 100))
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=[parser.name for parser in PARSERS])
+def test_an_absurd_number_is_refused_or_within_its_bound(parser: Parser) -> None:
+    check_bound(parser)
+    assert reads(parser, "5"), "else this would prove nothing"
