@@ -50,11 +50,11 @@ def parse_whole(text: Text, most: int, least: int = 0, base: int = 10) -> Option
     return number if least <= number <= most else None
 
 
-def checked_parse(text: Text, most: int, least: int = 0) -> int:
-    """Parse as `parse_whole`, in base 10. :raises ValueError: instead of None."""
-    number = parse_whole(text, most, least)
+def checked_parse(text: Text, most: int) -> int:
+    """Parse a whole number from 0 to `most`, as `parse_whole`. :raises ValueError: instead of None."""
+    number = parse_whole(text, most)
     if number is None:
-        raise ValueError(f"{text[:40]!r} is no whole number from {least} to {most}")
+        raise ValueError(f"{text[:40]!r} is no whole number from 0 to {most}")
     return number
 
 
@@ -100,11 +100,11 @@ def real(value: object, most: float, least: float = 0.0) -> Optional[float]:
     return float(value) if isinstance(value, int) or math.isfinite(value) else None
 
 
-def checked_real(value: object, most: float, least: float = 0.0) -> float:
-    """Check as `real`. :raises ValueError: instead of None."""
-    number = real(value, most, least)
+def checked_real(value: object, most: float) -> float:
+    """Check that a value is a number from 0 to `most`, as `real`. :raises ValueError: instead of None."""
+    number = real(value, most)
     if number is None:
-        raise ValueError(f"{_shown(value)} is no number from {least:g} to {most:g}")
+        raise ValueError(f"{_shown(value)} is no number from 0 to {most:g}")
     return number
 
 

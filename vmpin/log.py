@@ -22,20 +22,17 @@ from threading import get_ident
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 _numbers = itertools.count(1)
-#: The number that is current, and the thread of which: lines of other threads have none.
+#: The current number, 0 for none, and the thread that it is of: lines of other threads have none.
 _current, _thread = 0, 0
 
 
 @contextmanager
-def operation(number: int = 0) -> Iterator[int]:
-    """Number the lines that are logged until this ends: with `number`, else as those of the operation around it, else
-    with the next one. Yields the number.
-
-    One number is current at a time, so nothing may be awaited meanwhile. As a decorator it numbers each call.
-    """
+def operation() -> Iterator[int]:
+    """Number the lines that are logged until this ends, as those of the operation around it, else with the next
+    number. Yields the number. One number is current at a time, so nothing may be awaited meanwhile."""
     global _current, _thread
     outer = _current
-    _current, _thread = number or outer or next(_numbers), get_ident()
+    _current, _thread = outer or next(_numbers), get_ident()
     try:
         yield _current
     finally:

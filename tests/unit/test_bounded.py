@@ -31,9 +31,9 @@ def test_a_least_number_is_a_bound_too() -> None:
 
 
 def test_where_a_number_has_to_be_the_error_quotes_the_beginning_of_the_text() -> None:
-    assert checked_parse("9", 9, 1) == 9
-    with pytest.raises(ValueError, match=r"^'x{40}' is no whole number from 1 to 9$"):
-        checked_parse("x" * 5000, 9, 1)
+    assert checked_parse("9", 9) == 9
+    with pytest.raises(ValueError, match=r"^'x{40}' is no whole number from 0 to 9$"):
+        checked_parse("x" * 5000, 9)
 
 
 def test_a_list_of_numbers_ends_at_its_count() -> None:

@@ -11,8 +11,8 @@ from vmpin.bounded import load_json
 
 #: The longest JSON text of a frame, in bytes.
 MAX_FRAME = 1 << 20
-#: The limits on the nesting of objects and lists and on the number of values: a byte of JSON may otherwise take
-#: hundreds of bytes as objects. The outcomes of 1,024 containers are some 28,000 values with their keys left out.
+#: The limits on nesting and on the number of values: a byte of JSON may otherwise take hundreds of bytes as objects.
+#: The outcomes of 1,024 containers are some 28,000 values, keys not counted.
 MAX_DEPTH = 16
 MAX_VALUES = 32_768
 #: The limit on the ids in a list; and the highest id, as an MPIDR has 40 bits.
@@ -41,8 +41,8 @@ class FrameDecoder:
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
         """Take the next bytes. :returns: the messages that they complete, as JSON objects.
-        :raises ProtocolError: a frame is too long (raised when its length was read), too deep or no JSON object; and
-            at every later call, as the connection cannot be used any more."""
+        :raises ProtocolError: a frame is too long (raised when its length was read), too deep or no JSON object. Every
+            later call raises it again: the connection is of no more use."""
         if self._error is not None:
             raise self._error
         messages = []

@@ -17,22 +17,18 @@ from vmpin.placement.rulings import inferred
 
 
 class PlayedPart(NamedTuple):
-    """What comes of a feature's part of a scenario.
+    """The outcome of a feature's part of a scenario."""
 
-    :param members: of the document that `vmpin plan --scenario -o json` prints. :param lines: of its text.
-    :param refused: something cannot be as the scenario has it. :param held: which CPUs containers have then."""
-
-    members: Mapping[str, Any]
-    lines: Sequence[str]
-    refused: bool
-    held: HeldCpus | None
+    members: Mapping[str, Any]  #: Of the document that `vmpin plan --scenario -o json` prints.
+    lines: Sequence[str]  #: Of its text.
+    refused: bool  #: Something cannot be as the scenario has it.
+    held: HeldCpus | None  #: Which CPUs containers have then.
 
 
 class ScenarioPart(Protocol):
-    """What a feature's keys describe."""
+    """What a feature's keys describe in a scenario."""
 
-    def played(self) -> PlayedPart:
-        """Return what comes of it."""
+    def played(self) -> PlayedPart: ...
 
 
 class ScenarioSandbox(NamedTuple):
@@ -50,13 +46,13 @@ class Scenario(NamedTuple):
 
 
 class ScenarioOutcome(NamedTuple):
-    """The placements of a scenario, with what they collide in."""
+    """The placements of a scenario, and their collisions."""
 
     placements: tuple[Placement, ...]
     sandboxes: tuple[ScenarioSandbox, ...]
     collisions: tuple[Collision, ...]
     own: Ownership
-    moves: int  #: How many vCPUs have other CPUs than in the previous plan.
+    moves: int  #: vCPUs that have other CPUs than in the previous plan.
 
     def data(self) -> dict[str, Any]:
         """Return the result as `vmpin plan --scenario -o json` prints it."""

@@ -1,6 +1,6 @@
-"""Reads scenarios and earlier plans: from YAML's or JSON's values to the model.
+"""Reads scenarios and earlier plans: from the values of YAML or JSON to the model.
 
-A value that cannot be used is refused with the file, the place in it and the value."""
+A value that cannot be used is refused with the file, its place there and the value."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MAX_COUNT = 4096
 
 
 def _line(text: str) -> str:
-    """`text` on one line of a decent length: keys and values of any kind come into it."""
+    """`text` on one line of at most 400 characters, without those that control a terminal."""
     shown = text if text.isprintable() else ascii(text)
     return shown if len(shown) <= 400 else f"{shown[:300]}...{shown[-97:]}"
 
 
 class ScenarioValues:
-    """Checks single values; each check raises ConfigError with the place `at` which a wrong one stands.
+    """Checks single values; each check raises ConfigError with the place `at` which the value stands.
     :param source: the file's name, with which each error begins."""
 
     def __init__(self, source: str) -> None:

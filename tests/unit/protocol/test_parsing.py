@@ -103,7 +103,7 @@ def test_a_length_that_cannot_be_is_refused_at_once(length: int) -> None:
     (b"[" * 100, "16 deep"), (b'{"a":' * 5000 + b"1", "16 deep"), (b"[" * MAX_FRAME, "32768 values"),
     (b"[" + b"1," * 200_000 + b"1]", "32768 values"),
     (b'{"a":' + b"9" * 1_000_000 + b"}", "a number is too long"), (b'{"a":1e999999999999999999999999999999999999999}',
-                                                                  "too long"), (b'{"a":-1e999}', "all bounds"),
+                                                                  "too long"), (b'{"a":-1e999}', "is infinite"),
     (b'""' * 100_000, "32768 values"),
     (b'{"a":NaN}', "no JSON"), (b'{"a":-Infinity}', "no JSON"), (b"[]", "no JSON object"), (b"17", "no JSON object"),
     (b'{"a"', "no JSON"), (b"\xff\xfe{}", "no JSON"), (b'{"a":"\xc0\x80"}', "no JSON"), (b"  ", "no JSON"),

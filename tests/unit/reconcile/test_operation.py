@@ -70,8 +70,6 @@ def test_each_event_has_a_number_of_its_own_and_what_it_leads_to_has_the_same() 
         assert inner == first
     with log.operation() as second:
         assert second == first + 1
-        with log.operation(first) as again:  # what is handled later, in the loop's next turn
-            assert again == first
 
 
 def test_a_line_outside_any_event_has_no_number(lines: io.StringIO) -> None:
