@@ -4,7 +4,7 @@ Pure: `reduce` never mutates a state. If an event changes nothing it returns the
 reconciler has nothing to do. Events may be late, duplicated or out of order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -77,6 +77,13 @@ class DesiredState(NamedTuple):
     """All sandboxes that a source reported and that were not removed."""
 
     sandboxes: Mapping[SandboxId, SandboxState] = MappingProxyType({})
+
+    def with_processes(self) -> Iterator[tuple[SandboxId, ContainerRecord, ThreadId]]:
+        """The containers whose first process is known: (sandbox, record, first process)."""
+        for sandbox in self.sandboxes.values():
+            for record in sandbox.containers.values():
+                if record.init is not None:
+                    yield sandbox.id, record, record.init
 
 
 #: The rank of reports about a sandbox's runtime: Kata's own state, then a command line, NRI, a hook alone.

@@ -20,7 +20,7 @@ class CpusetFiles:
         """The files to watch. The cgroup of a process is looked up when the process is new, and then in one of sixteen
         passes."""
         cgroups, turn = self._node_state.cgroups, self._node_state.inventory.process_table.round
-        processes = [*(init for _, _, init in self._node_state.containers_with_processes()),
+        processes = [*(init for _, _, init in self._node_state.state.with_processes()),
                      *(vm.vmm.id for vm in self._node_state.vms.values())]
         files: dict[ThreadId, Path | None] = {}
         for process in processes:
@@ -42,7 +42,7 @@ class CpusetFiles:
         """Read the files that were written. :returns: the sandboxes they belong to."""
         node_state = self._node_state
         touched: set[SandboxId] = set()
-        for sandbox, record, init in node_state.containers_with_processes():
+        for sandbox, record, init in node_state.state.with_processes():
             if self._file_of.get(init) in written:
                 touched.add(sandbox)
                 node_state.apply_events(node_state.sources.cgroup(sandbox, record, init))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from vmpin.authorities.observed_authority import ObservedAuthority
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
 from vmpin.domain.counters import Counters, NewbornCounts
-from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState, forget_stopped, reduce
+from vmpin.domain.desired_state import DesiredState, SandboxState, forget_stopped, reduce
 from vmpin.domain.events import Event
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
@@ -67,8 +67,7 @@ class NodeState:
     """The state of a node.
     :param acts: whether the lock is held. Without it nothing in the run directory is changed.
     :param adapters: None for those at the configuration's paths.
-    :param used: whether vmpin may have set masks in this boot already; None: yes if another process has made the lock
-        file.
+    :param used: whether vmpin may have set masks in this boot already; None: if another process made the lock file.
     :raises SourceError: if the topology or the boot id cannot be read."""
 
     def __init__(self, config: Config, acts: bool = True, adapters: Adapters | None = None,
@@ -91,7 +90,7 @@ class NodeState:
                                             saved.kubelet if config.watch.kubelet else None)
         #: The kubelet's checkpoint in force; None if it is not read, or there is none.
         self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.watch.kubelet else None
-        self.first_list = FirstList.of(config, saved.state, self._listed_by_kata)
+        self.first_list = FirstList.of(config, saved.state, self.sources.lists_containers)
         topology = self.sysfs.topology()
         self._online = topology.online
         self._dra = DraAuthority(ClaimFiles(config.paths.cdi, config.paths.kubelet, logger.warning))
@@ -104,12 +103,10 @@ class NodeState:
                 self.authorities.put(authority)
         self.source_disagreements = SourceDisagreements()
         self.owner_search = UnknownOwners(self.proc, config.paths.kubelet / "pods")
-        #: Whether this process goes on watching.
-        self.watches = False
+        self.watches = False  #: Whether this process goes on watching.
         self.requests = RuntimeRequests()
         finder = next(present(feature.nic_finder for feature in features()), None)
-        self.nic_nodes = NicNodes(
-            None if finder is None else partial(finder, self.proc, str(config.paths.sys)))
+        self.nic_nodes = NicNodes(finder and partial(finder, self.proc, str(config.paths.sys)))
         self.placement_cache = PlacementCache(
             config, topology, self.authorities, self.state, saved.previous, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
@@ -117,7 +114,7 @@ class NodeState:
         self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
         self.drift_evidence = DriftEvidence(self.proc, self.sysfs, self.cgroups, self.counters,
                                             lambda: self.ledger.drift, f"{self.proc.root}/1/root", self.vms,
-                                            self._pinned_by_kata)
+                                            self.sources.pins_vcpus)
         self.drift_tracker = DriftTracker(self.drift_evidence.explain_repairs, config.contention_rules)
         lost = self._store.lost and (lock.of_another(config.paths.lock_file) if used is None else used)
         if lost and acts:
@@ -241,16 +238,9 @@ class NodeState:
                 self.placement_cache.dirty.add(event.sandbox)
                 self.changed = True
 
-    def containers_with_processes(self) -> Iterator[tuple[SandboxId, ContainerRecord, ThreadId]]:
-        """The containers whose first process is known: (sandbox, record, first process)."""
-        for sandbox in self.state.sandboxes.values():
-            for record in sandbox.containers.values():
-                if record.init is not None:
-                    yield sandbox.id, record, record.init
-
     def read_cgroups(self, containers: Container[ContainerId]) -> None:
         """Read the cgroups of some containers, and apply their CPUs to the state."""
-        for sandbox, record, init in self.containers_with_processes():
+        for sandbox, record, init in self.state.with_processes():
             if record.container.id in containers:
                 self.apply_events(self.sources.cgroup(sandbox, record, init))
 
@@ -351,13 +341,7 @@ class NodeState:
 
     def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
         """The VMs among these whose containers are in no file of Kata's."""
-        return {sandbox for sandbox in sandboxes if sandbox in self.vms
-                and not self._listed_by_kata(sandbox)}
-
-    def _listed_by_kata(self, sandbox: SandboxId) -> bool:
-        """Whether a file of Kata's lists a sandbox's containers."""
-        kata = self.sources.sandboxes.get(sandbox)
-        return kata is not None and kata.containers is not None
+        return {sandbox for sandbox in sandboxes if sandbox in self.vms and not self.sources.lists_containers(sandbox)}
 
     def all_sandboxes(self) -> list[SandboxId]:
         """Every sandbox of the desired state, and every sandbox with original masks."""
@@ -372,11 +356,6 @@ class NodeState:
         by_handler = {sandbox.id for sandbox in self.state.sandboxes.values() if named_for_kata(sandbox.handler)}
         with_shims = self.inventory.process_table.sandboxes_with_helpers(ThreadRole.SHIM)
         return self.vms.keys() | self.sources.sandboxes.keys() | with_shims | by_handler
-
-    def _pinned_by_kata(self, sandbox: SandboxId) -> bool:
-        """Whether Kata also sets the masks of a sandbox's vCPUs (enable_vcpus_pinning)."""
-        kata = self.sources.sandboxes.get(sandbox)
-        return kata is not None and kata.pins_vcpus
 
     def save(self) -> bool:
         """Write the state file. :returns: False if that failed, which is logged once."""

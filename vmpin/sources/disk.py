@@ -72,6 +72,16 @@ class DiskSources:
             events += self._check(sandbox, with_vm, now)
         return events
 
+    def lists_containers(self, sandbox: SandboxId) -> bool:
+        """Whether a file of Kata's lists a sandbox's containers."""
+        kata = self.sandboxes.get(sandbox)
+        return kata is not None and kata.containers is not None
+
+    def pins_vcpus(self, sandbox: SandboxId) -> bool:
+        """Whether Kata also sets the masks of a sandbox's vCPUs (enable_vcpus_pinning)."""
+        kata = self.sandboxes.get(sandbox)
+        return kata is not None and kata.pins_vcpus
+
     def _written_at(self, kata: KataSandbox) -> int:
         """When a sandbox's file was written (CLOCK_BOOTTIME ns), by its mtime; but never before the last reading with
         other contents, whatever happened to the wall clock."""
