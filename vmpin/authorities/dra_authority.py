@@ -1,8 +1,8 @@
-"""The authority `dra`: it rules where dra-driver-cpu has prepared claims, by its CDI specs, on every container.
+"""The authority `dra`: the claims that dra-driver-cpu has prepared, by its CDI specs, decide on every container.
 
-A claim's CPUs belong to the pod for which the kubelet prepared it, and there to the container whose cpuset the driver
-set to them. All other containers share the driver's shared CPUs. A claim that no container uses yet, or any more, is
-its pod's until it is unprepared.
+A claim's CPUs belong to the pod for which the kubelet prepared it, and in the pod to the container whose cpuset the
+driver set to them. All other containers share the driver's shared CPUs. While no container uses a prepared claim, it
+belongs to the pod as a whole.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from vmpin.runtime.dra import (
     parse_spec,
 )
 
-#: Claims of one node that are read.
-MAX_CLAIMS = 4096
+MAX_CLAIMS = 4096  #: The most claims that are read.
 
 #: The CPUs of each claim, by claim uid.
 Claims = Mapping[str, CpuSet]
-#: The pods (uids) of each claim; None where the kubelet's checkpoint cannot be read.
+#: The pods (uids) of each claim; None if the kubelet's checkpoint is unreadable.
 ClaimPods = Mapping[str, frozenset[str]] | None
 
 
 def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assignments | None:
-    """Return what the claims decide; None without claims. Where the claims' pods are not known, a container has the
-    claims whose CPUs its cpuset has, if it has no other CPUs: the driver never adds shared ones."""
+    """The assignments by the claims; None without claims. If the claims' pods are unknown, a container owns the claims
+    in its cpuset if that has no other CPUs: the driver never adds shared ones."""
     if not claims:
         return None
     claimed = union(claims.values())
@@ -48,10 +47,10 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assi
         of_pod = [claim for claim in claims if pods is None or uid in pods.get(claim, ())]
         for container in sandbox.live():
             cpuset = container.cpuset or EMPTY
-            mine = [claim for claim in of_pod if not cpuset.isdisjoint(claims[claim])]
-            if mine and (pods is not None or cpuset <= claimed):
-                exclusive["", container.id] = union(claims[claim] for claim in mine)
-                used.update(mine)
+            owned = [claim for claim in of_pod if not cpuset.isdisjoint(claims[claim])]
+            if owned and (pods is not None or cpuset <= claimed):
+                exclusive["", container.id] = union(claims[claim] for claim in owned)
+                used.update(owned)
             else:
                 shared |= cpuset - claimed
     for claim in claims.keys() - used:
@@ -62,9 +61,9 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assi
 
 
 class ClaimFiles:
-    """The claims in the directory `cdi` (/var/run/cdi), and their pods in `kubelet`'s checkpoint (/var/lib/kubelet).
-    A file that cannot be used leaves its contents before it in force.
-    :param warn: called with a line for each trouble, not again until there was none meanwhile."""
+    """The claims in the directory `cdi` (/var/run/cdi), and their pods in the checkpoint in `kubelet`
+    (/var/lib/kubelet). If a file becomes unusable, its last contents stay in force.
+    :param warn: called with a line for each new trouble."""
 
     def __init__(self, cdi: Path, kubelet: Path, warn: Callable[[str], None]) -> None:
         self.cdi, self.checkpoint = cdi, kubelet / CHECKPOINT
@@ -77,8 +76,8 @@ class ClaimFiles:
         self._warned: dict[str, str] = {}
 
     def read(self) -> bool:
-        """Read what has changed. :returns: whether claims or pods are others. Without claims, which is the common
-        case, this is one stat."""
+        """Read changed files. :returns: whether claims or pods changed. Without claims, the common case, this takes
+        one stat."""
         before = self.claims, self.pods
         self._read_specs()
         if self.claims:
@@ -96,7 +95,7 @@ class ClaimFiles:
         except OSError as err:
             self._note(str(self.cdi), f"{self.cdi}: {err.strerror}: the claims before are used")
             return
-        # A directory has a new stamp with each file that is created, removed or replaced, as the driver does it.
+        # The directory's stamp changes whenever a file is created, removed or replaced, as the driver does.
         self._directory = None if info is None else lasting_stamp(info)
         self._specs = {name: spec for name in names if (spec := self._spec(name)) is not None}
         self._note(str(self.cdi))
@@ -138,7 +137,7 @@ class ClaimFiles:
             self.pods = pods
 
     def _note(self, subject: str, trouble: str = "") -> None:
-        """Warn of a new trouble with a file; none ends the one before."""
+        """Record the trouble with a file ("" for none), and warn of a new one."""
         if trouble and self._warned.get(subject) != trouble:
             self.warn(trouble)
         self._warned[subject] = trouble
@@ -165,7 +164,7 @@ class DraAuthority:
         return self.files.read()
 
     def assignments(self, state: DesiredState) -> Assignments | None:
-        """Return the decision of the claims as they were read last."""
+        """The assignments by the claims as read last."""
         files = self.files
         if self._input is None or any(now is not before for now, before in zip(
                 (state, files.claims, files.pods), self._input, strict=True)):

@@ -1,8 +1,7 @@
-"""The authority `observed`: where no other rules, a container owns the CPUs that no other pod's container may use.
+"""The authority `observed`: if no other one decides, a container owns the CPUs that no other pod's container may use.
 
-It needs no configuration, and follows any program that sets the cpusets of all containers (a balloons or
-topology-aware policy, koordinator). It errs towards sharing: one container without a cpuset may use every CPU.
-"""
+It needs no configuration, and works with any program that sets the cpusets of all containers (the policies balloons
+and topology-aware, koordinator). It errs towards sharing: a single container without a cpuset may use every CPU. """
 
 from __future__ import annotations
 
@@ -14,21 +13,20 @@ from vmpin.domain.assignments import Assignments, Owner, Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.model import ContainerId
 
-#: A CPU that its owner lost to a newcomer is shared for at least so long (s), however soon the newcomer ends: a
-#: container that is created and removed each second must not move another pod's vCPUs each second.
+#: A CPU that its owner lost to a new container stays shared for at least so long (s), even if that container ends
+#: sooner: a container that is created and removed every second must not move another pod's vCPUs every second.
 SHARED_FOR = 10.0
 
 
 def counted(sandbox: SandboxState) -> list[ContainerRecord]:
-    """Return the containers of a sandbox that may run, or are about to. A container whose creation is only requested
-    does not count: another plugin may yet give it a cpuset, and nothing runs in it before the runtime reports it."""
+    """The containers of a sandbox that may run. One whose creation is only requested does not count: another plugin
+    may still give it a cpuset, and nothing runs in it before the runtime reports its creation."""
     return [record for record in sandbox.containers.values()
             if not record.stopped and not record.requested and not record.container.pause]
 
 
 def usable_cpus(record: ContainerRecord, online: CpuSet) -> CpuSet:
-    """Return the online CPUs that a container may use: all of them without a cpuset, and during an update also those
-    that it is to have."""
+    """The online CPUs that a container may use: all without a cpuset; during an update also the requested ones."""
     container = record.container
     if not container.cpuset:
         return online
@@ -36,7 +34,7 @@ def usable_cpus(record: ContainerRecord, online: CpuSet) -> CpuSet:
 
 
 def shared_cpus(sandboxes: Iterable[SandboxState], online: CpuSet) -> CpuSet:
-    """Return the CPUs that containers of two pods may use."""
+    """The CPUs that containers of two pods may use."""
     used = shared = EMPTY
     for sandbox in sandboxes:
         cpus = union(usable_cpus(record, online) for record in counted(sandbox))
@@ -46,8 +44,8 @@ def shared_cpus(sandboxes: Iterable[SandboxState], online: CpuSet) -> CpuSet:
 
 
 def owned_cpus(sandboxes: Iterable[SandboxState], online: CpuSet, shared: CpuSet) -> dict[ContainerId, CpuSet]:
-    """Return the CPUs of each container's cpuset that are not shared with another pod. A container whose cpuset does
-    not restrict it owns none."""
+    """The CPUs of each container's cpuset that are not shared with another pod. A container with a cpuset of all CPUs
+    owns none."""
     owned = {}
     for sandbox in sandboxes:
         for record in counted(sandbox):
@@ -64,7 +62,7 @@ class ObservedAuthority:
 
     def __init__(self, online: Callable[[], CpuSet], clock: Callable[[], float] = time.monotonic) -> None:
         self._online, self._clock = online, clock
-        #: The CPUs that were lost to another pod, and when they were last seen shared (s).
+        #: The CPUs that their owners lost, and when they were last shared (s).
         self._lost: dict[int, float] = {}
         self._input: tuple[DesiredState, CpuSet] | None = None
         self._assignments = Assignments()
@@ -76,7 +74,7 @@ class ObservedAuthority:
             return self._assignments
         self._input = state, online
         shared = shared_cpus(state.sandboxes.values(), online)
-        # A CPU is lost when it was owned and is shared now; it stays shared while it is, and a while longer.
+        # A CPU is lost if it was owned and is shared now. It counts as shared until `SHARED_FOR` after it last was.
         for cpu in shared & (self._assignments.owned | CpuSet(self._lost)):
             self._lost[cpu] = now
         self._lost = {cpu: since for cpu, since in self._lost.items() if now < since + SHARED_FOR}

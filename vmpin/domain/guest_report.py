@@ -1,4 +1,4 @@
-"""What is reported of a guest: each container's state in it, how its agent is reached, and counters.
+"""The report of a guest: the state of each container in it, the connection to its agent, and counters.
 
 Pure values. The guest is not trusted: its reports are shown, with limits, and change nothing on the host.
 """
@@ -42,7 +42,7 @@ class ContainerReport:
 
 
 def _shown(cpus: CpuSet) -> str:
-    """A list longer than any guest's is cut to its count: writing out thousands of CPUs takes long."""
+    """The CPU list, or only the count of an implausibly long one, which would take long to write."""
     return str(cpus) if len(cpus) <= 1024 else f"{len(cpus)} CPUs"
 
 
@@ -60,9 +60,9 @@ class GuestCounters:
 
 @dataclass(frozen=True)
 class GuestReport:
-    """A guest's part in the status. `by` names the agent that sets its containers' CPUs, "" while none answers;
-    `state` is how it is reached, or why it is not; `foreign`: what answers does not speak the protocol; `system` are
-    the guest's own processes."""
+    """A guest's part in the status. `by` is the agent that sets its containers' CPUs, "" while none answers; `state`
+    is the way to the agent, or why there is none; `foreign`: something answers that does not use the protocol;
+    `system` are the guest's own processes."""
 
     by: str = ""
     state: str = ""

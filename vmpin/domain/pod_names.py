@@ -18,8 +18,7 @@ _POD = re.compile(r"(?:^|[/-])pod([0-9a-f]{8}[-_][0-9a-f-_]{27}|[0-9a-f]{32})(?=
 
 
 def names_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return names by the ids of a status document's sandboxes and owners: `namespace/pod` by sandbox id, a
-    container's name by its id."""
+    """The names in a status document by id: `namespace/pod` by sandbox id, a container's name by its id."""
     names = {container["id"]: container["name"] for sandbox in document["sandboxes"]
              for container in sandbox.get("containers", ()) if container["name"]}
     names |= {owner["container"]: owner["name"] for owner in document["node"].get("owners", ()) if owner.get("name")}
@@ -29,21 +28,21 @@ def names_of(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """The text with a name in place of each runtime's id, or with the id's first digits where none is known."""
+    """The text with each id of a runtime replaced by the name, or by the id's first digits if the name is unknown."""
     text = _NAME_AND_ID.sub(lambda both: both[1] if names.get(both[2]) == both[1] else both[0], text)
     return _ID.sub(lambda id: names.get(id[0], short_id(id[0])), text)
 
 
 def title_of(sandbox: str, names: Mapping[str, str]) -> str:
-    """Return a sandbox's title: its pod, or `sandbox ID` with the id's first digits where no source names one.
-    :param names: as of `names_of`."""
+    """A sandbox's title: its pod, or `sandbox ID` with the id's first digits if the pod is unknown.
+    :param names: of `names_of`."""
     short = short_id(sandbox)
     name = names.get(sandbox, short)
     return f"sandbox {short}" if name == short else name
 
 
 def titled(text: str, sandbox: str, names: Mapping[str, str]) -> str:
-    """A sentence that begins with `sandbox ID`, with its title and names in place of ids."""
+    """A sentence that may begin with `sandbox ID`, with that replaced by the title, and other ids by names."""
     own = f"sandbox {sandbox}"
     title = title_of(sandbox, names) if text.startswith(own) else ""
     return title + with_names(text.removeprefix(own) if title else text, names)
@@ -85,8 +84,8 @@ class PodNames(NamedTuple):
         return "" if match is None else self.uids.get(match[1].replace("_", "-"), "")
 
     def pauses_only(self, container: str | None, comm: str, threads: int) -> bool:
-        """Whether a process is a pod's pause process: of the sandbox's own container, by the runtime's id. By its name
-        alone only where no source names its container: a container's author chooses its processes' names."""
+        """Whether a process is a pod's pause process, by the id of its container. Its name counts only if no source
+        names the container, because a container's author chooses the names of its processes."""
         if container is None or threads != 1:
             return False
         return container in self.pauses or (comm == "pause" and container not in self.containers)
