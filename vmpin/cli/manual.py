@@ -21,7 +21,6 @@ class Option(NamedTuple):
     help: str
     #: False where the value may be left out.
     needs_value: bool = True
-    repeatable: bool = False
 
 
 class Argument(NamedTuple):
@@ -31,7 +30,6 @@ class Argument(NamedTuple):
     choices: tuple[str, ...]
     help: str
     optional: bool
-    many: bool
 
 
 class OptionGroup(NamedTuple):
@@ -76,12 +74,12 @@ def read(parser: argparse.ArgumentParser, name: str, summary: str = "") -> Comma
 def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Option:
     metavar = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     return Option(tuple(action.option_strings), metavar, _choices(action), _help(parser, action),
-                  action.nargs not in ("?", "*"), isinstance(action, argparse._AppendAction | argparse._ExtendAction))
+                  action.nargs not in ("?", "*"))
 
 
 def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> Argument:
     return Argument(str(action.metavar or action.dest.upper()), _choices(action), _help(parser, action),
-                    action.nargs in ("?", "*"), action.nargs in ("*", "+"))
+                    action.nargs in ("?", "*"))
 
 
 def _choices(action: argparse.Action) -> tuple[str, ...]:

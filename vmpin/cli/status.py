@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, ask_raw, only, read_status, stale_checkpoint, status_document
@@ -116,14 +116,14 @@ def print_status(document: Document, wide: bool, names: Mapping[str, str]) -> No
         else:
             for reason in sandbox["reasons"]:
                 print_text(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
-    _print_impostors(document["node"].get("impostors") or ())
+    _print_impostors(document["node"]["impostors"])
     for owner in document["node"]["unknown_owners"]:
         print_text(f"UNKNOWN OWNER: {owner['what']}")
     _print_conflicts(document["node"]["disagreements"], document["node"]["collisions"], names)
 
 
-def _print_impostors(impostors: Collection[Document]) -> None:
-    for impostor in list(impostors)[:_MOST_IMPOSTORS]:
+def _print_impostors(impostors: Sequence[Document]) -> None:
+    for impostor in impostors[:_MOST_IMPOSTORS]:
         print_text(f"IGNORED: process {impostor['pid']} of user {impostor['uid']} poses as a process of sandbox "
                    f"{short_id(impostor['sandbox'])}")
     if len(impostors) > _MOST_IMPOSTORS:

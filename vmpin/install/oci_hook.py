@@ -89,14 +89,13 @@ def script_path(hooks_dir: Path) -> Path:
     return Path(os.path.abspath(hooks_dir)) / SCRIPT
 
 
-def script_operation(hooks_dir: Path, python: str | None = None) -> WriteFile:
-    """The operation that copies the hook. :param python: the interpreter to run it with; None for `interpreter()`.
-    :raises UsageError: when another file has its name."""
+def script_operation(hooks_dir: Path) -> WriteFile:
+    """The operation that copies the hook. :raises UsageError: when another file has its name."""
     path = script_path(hooks_dir)
     if path.exists() and not is_script(path):
         raise foreign_file(path)
     source = data_files.path(f"hooks/{SCRIPT}").read_bytes()
-    return WriteFile(path, with_interpreter(source, python or interpreter()), executable=True)
+    return WriteFile(path, with_interpreter(source, interpreter()), executable=True)
 
 
 def with_interpreter(source: bytes, python: str) -> bytes:
@@ -150,18 +149,18 @@ def _version(python: Path) -> tuple[int, ...]:
         return ()
 
 
-def install(hooks_dir: Path, options: HookOptions, python: str | None = None) -> list[Path]:
+def install(hooks_dir: Path, options: HookOptions) -> list[Path]:
     """Put the hook and its registrations there. :returns: the files written. :raises UsageError: as `plan_install`."""
-    operations = plan_install(hooks_dir, options, python)
+    operations = plan_install(hooks_dir, options)
     execute(operations)
     return [operation.path for operation in operations if isinstance(operation, WriteFile)]
 
 
-def plan_install(hooks_dir: Path, options: HookOptions, python: str | None = None) -> list[Operation]:
+def plan_install(hooks_dir: Path, options: HookOptions) -> list[Operation]:
     """The operations of install(), in order: the script, its registrations, and the removal of those for other stages.
-    :param python: as for `script_operation`. :raises UsageError: when another file has one of the names."""
+    :raises UsageError: when another file has one of the names."""
     script = script_path(hooks_dir)
-    operations: list[Operation] = [script_operation(hooks_dir, python)]
+    operations: list[Operation] = [script_operation(hooks_dir)]
     for stage in options.stages:
         path = registration_path(hooks_dir, stage)
         if path.exists() and not _is_registration(path, script):

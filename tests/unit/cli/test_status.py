@@ -14,7 +14,7 @@ from vmpin.domain.terminal import human_age, number_of, short_id, with_ages
 ID, OTHER = "5f2c" * 16, "77aa" * 16
 NODE: dict[str, Any] = {"online": "0-127", "shared_pool": "0-63", "pool_known": True, "unknown_owners": [],
                         "exclusive": "64-71", "housekeeping": "0-1",
-                        "disagreements": [], "owners": [], "collisions": [
+                        "impostors": [], "disagreements": [], "owners": [], "collisions": [
                             {"cpu": 64, "sandboxes": [ID, OTHER], "what": f"exclusive to c1 of {ID}, but in {OTHER}"}]}
 
 

@@ -158,11 +158,12 @@ def test_nothing_to_remove_and_no_such_directory_are_distinguished(tmp_path: Pat
         command("--hooks-dir", str(tmp_path / "file"), "--remove")
 
 
-def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_run_is_never_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     oci_hook.install(tmp_path, HookOptions(stages=("poststop",)))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    monkeypatch.setattr(oci_hook, "interpreter", lambda: "/nonexistent/python3")
     with pytest.raises(UsageError, match="the hook cannot be run from"):
-        oci_hook.install(tmp_path, HookOptions(), "/nonexistent/python3")
+        oci_hook.install(tmp_path, HookOptions())
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
