@@ -42,10 +42,10 @@ def proof(config: Config, sandbox: str | None, since: int) -> Document:
     return document | {"total": total(document)}
 
 
-def total(found: Document) -> Document:
+def total(document: Document) -> Document:
     """The sum over all roles of all sandboxes, including those that ended."""
     sums = dict.fromkeys(("placed", "certain", "elsewhere", "free", "waited", "migrations", "unseen"), 0.0)
-    for account in filter(None, [*found["sandboxes"], found["ended"]]):
+    for account in filter(None, [*document["sandboxes"], document["ended"]]):
         sums["unseen"] += account["unseen"]
         for role in account["roles"].values():
             for key, value in role.items():
@@ -53,33 +53,33 @@ def total(found: Document) -> Document:
     return {key: round(value, 6) for key, value in sums.items()}
 
 
-def elsewhere(found: Document) -> float:
+def elsewhere(document: Document) -> float:
     """Percent of the run time with a placement that was elsewhere."""
-    sums = found["total"]
+    sums = document["total"]
     ran = sums["placed"] + sums["elsewhere"]
     return 100 * float(sums["elsewhere"]) / ran if ran else 0.0
 
 
-def print_proof(found: Document) -> None:
-    titles = {sandbox["id"]: pod_name(sandbox["pod"], short_id(sandbox["id"])) for sandbox in found["sandboxes"]}
-    rows = [[titles[sandbox["id"]], role, *row(account)] for sandbox in found["sandboxes"]
+def print_proof(document: Document) -> None:
+    titles = {sandbox["id"]: pod_name(sandbox["pod"], short_id(sandbox["id"])) for sandbox in document["sandboxes"]}
+    rows = [[titles[sandbox["id"]], role, *row(account)] for sandbox in document["sandboxes"]
             for role, account in sandbox["roles"].items()]
-    if found["ended"]:
-        rows += [["(ended)", role, *row(account)] for role, account in found["ended"]["roles"].items()
+    if document["ended"]:
+        rows += [["(ended)", role, *row(account)] for role, account in document["ended"]["roles"].items()
                  if any(account.values())]
     if rows:
         table(["POD", *COLUMNS], rows, keys=("POD", "ROLE"))
-    missed = found["seconds"] - found["watched"]
+    missed = document["seconds"] - document["watched"]
     gap = f", of which {missed:.0f} s were not watched" if missed > 1 else ""
-    print_text(f"since {found['since']} ({found['seconds']:.0f} s{gap})")
-    if found["drift"]:
-        print_text(f"threads put back: {counts(found['drift'])}")
-    for finding in found["findings"]:
+    print_text(f"since {document['since']} ({document['seconds']:.0f} s{gap})")
+    if document["drift"]:
+        print_text(f"threads put back: {counts(document['drift'])}")
+    for finding in document["findings"]:
         role = finding["role"] if finding["vcpu"] is None else f"{finding['role']} {finding['vcpu']}"
         title = titles.get(finding["sandbox"], short_id(finding["sandbox"]))
         print_text(f"ELSEWHERE {title}: {role} (thread {finding['tid']}) ran {finding['seconds']:.3f} s on CPU "
                    f"{finding['cpu']}, its place is {finding['place']}; last seen {finding['last']}")
-    sums = found["total"]
+    sums = document["total"]
     ran = sums["placed"] + sums["elsewhere"]
     print_text(f"in their place {part(sums['placed'], ran)}, elsewhere {part(sums['elsewhere'], ran)}; certain "
                f"{part(sums['certain'], ran)}; unseen between two samples {sums['unseen']:.3f} s")
@@ -102,6 +102,6 @@ def part(seconds: float, of: float) -> str:
     return f"{seconds:.3f} s ({'<0.01' if text == '0.00' else text} %)"
 
 
-def counts(found: Document) -> str:
+def counts(repairs: Document) -> str:
     """`3 by tuned, 1 by other`"""
-    return ", ".join(f"{count} by {cause}" for cause, count in found.items())
+    return ", ".join(f"{count} by {cause}" for cause, count in repairs.items())

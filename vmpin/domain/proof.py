@@ -197,7 +197,7 @@ class ResidencyLedger:
         """Return the seconds in which this process has taken samples."""
         return self.watched - (0.0 if self.taken_up is None else self.taken_up.watched)
 
-    def found(self, finding: StrayRun, thread: ThreadId) -> None:
+    def record_stray(self, finding: StrayRun, thread: ThreadId) -> None:
         """Record run time outside a placement; repeated records are added."""
         key = (thread, finding.cpu)
         old = self.findings.pop(key, None)

@@ -251,7 +251,7 @@ class Sampler:
         else:
             account.elsewhere += spent
             when = time.time()
-            self.ledger.found(StrayRun(sandbox, thread.role, thread.vcpu, thread.id.tid, cpu, place, when, when,
+            self.ledger.record_stray(StrayRun(sandbox, thread.role, thread.vcpu, thread.id.tid, cpu, place, when, when,
                                        spent), thread.id)
         metered.booked += spent
         meter.ran, meter.waited, meter.place = now.ran, now.waited, place

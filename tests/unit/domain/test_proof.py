@@ -171,12 +171,12 @@ def test_a_clock_that_is_put_back_takes_nothing_from_the_books(ahead: float) -> 
 
 def test_more_of_the_same_is_one_finding() -> None:
     books = ledger()
-    books.found(*finding(now=10.0))
-    books.found(*finding(now=20.0))
-    books.found(*finding(cpu=6, now=30.0))
+    books.record_stray(*finding(now=10.0))
+    books.record_stray(*finding(now=20.0))
+    books.record_stray(*finding(cpu=6, now=30.0))
     assert [(each.cpu, each.first, each.last, each.spent) for each in books.findings.values()] == [
         (5, 10.0, 20.0, 2 * SECOND), (6, 30.0, 30.0, SECOND)]
-    books.found(*finding(place=3, now=40.0))  # to be elsewhere now: another matter
+    books.record_stray(*finding(place=3, now=40.0))  # to be elsewhere now: another matter
     assert books.findings[ThreadId(1, 1), 5].first == 40.0
     assert [each.cpu for each in books.since(0, 50.0).findings] == [6, 5]
     books.mark(35.0)
@@ -186,7 +186,7 @@ def test_more_of_the_same_is_one_finding() -> None:
 def test_findings_are_the_latest() -> None:
     books = ledger()
     for tid in range(MAX_FINDINGS + 5):
-        books.found(*finding(tid=tid))
+        books.record_stray(*finding(tid=tid))
     assert len(books.findings) == MAX_FINDINGS
     assert min(each.tid for each in books.findings.values()) == 5
 

@@ -63,14 +63,14 @@ class Shares(NamedTuple):
         return spent / self.total if self.total else 1.0 if spent == self.had else 0.0
 
 
-def shares(found: Account, unseen: int) -> Shares:
+def shares(account: Account, unseen: int) -> Shares:
     """Sum an account up into shares of its CPU time. :param unseen: CPU time without readings."""
-    steal = min(found.steal, found.seen)
-    low, high = found.bounds
-    usable = found.seen - steal
-    foreign = min(high, max(low, found.foreign))
-    kernel = min(foreign, found.interrupts + found.kernel)
-    others = min(foreign - kernel, found.others)
+    steal = min(account.steal, account.seen)
+    low, high = account.bounds
+    usable = account.seen - steal
+    foreign = min(high, max(low, account.foreign))
+    kernel = min(foreign, account.interrupts + account.kernel)
+    others = min(foreign - kernel, account.others)
     return Shares(usable - foreign, kernel, others, foreign - kernel - others, steal, unseen, usable - high,
                   usable - low + unseen)
 
@@ -84,12 +84,12 @@ class Slo(StrEnum):
     UNDECIDED = "undecided"
 
 
-def compare(found: Shares, objective: float) -> Slo:
+def compare(parts: Shares, objective: float) -> Slo:
     """Compare the owner's share with an objective.
     :param objective: the share (0 to 1) that the owner should have had at least."""
-    if not found.total or found.least >= objective * found.total:
+    if not parts.total or parts.least >= objective * parts.total:
         return Slo.KEPT
-    return Slo.MISSED if found.most < objective * found.total else Slo.UNDECIDED
+    return Slo.MISSED if parts.most < objective * parts.total else Slo.UNDECIDED
 
 
 class Period(NamedTuple):
