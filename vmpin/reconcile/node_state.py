@@ -270,6 +270,11 @@ class NodeState:
         self.authorities.put(authority, rules)
         self.placement_cache.follow_authorities(self.state)
 
+    @property
+    def claimed(self) -> bool:
+        """Whether a DRA driver has prepared claims for CPUs of this node."""
+        return self._dra.rules
+
     def _every_container_known(self) -> bool:
         """Whether ownership may follow from the cpusets of all containers."""
         return self.config.policy.observed_ownership == "auto" and self.first_list.complete

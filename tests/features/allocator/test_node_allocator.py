@@ -60,6 +60,23 @@ def test_it_is_suspended_by_the_first_check_where_the_kubelet_gives_cpus_out(
     assert [message.partition(": ")[2][:21] for message in caplog.messages] == ["nothing is allocated:"]
 
 
+def test_it_is_suspended_while_there_are_claims_of_a_dra_driver(tmp_path: Path) -> None:
+    cdi = tmp_path / "cdi"
+    cdi.mkdir()
+    spec = cdi / "dra.k8s.io-cpu_claim-a.json"
+    spec.write_text(json.dumps({"kind": "dra.k8s.io/cpu", "devices": [
+        {"name": "claim-a", "containerEdits": {"env": [f"DRA_CPUSET_a={CPUS.first}"]}}]}))
+    reconciler = on_a_node(tmp_path, {"paths.cdi": str(cdi)})
+    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
+    made.check()
+    assert made.allocator.suspended.startswith("dra-driver-cpu has prepared claims")
+    assert reconciler.view.rulings.authorities == ("dra",)
+    spec.unlink()
+    reconciler.node_state.read_assignments()
+    made.check()
+    assert made.allocator.suspended == ""
+
+
 def test_the_allocators_machine_follows_cpus_that_are_isolated_meanwhile(tmp_path: Path) -> None:
     sys = make_tree(tmp_path / "sys", f"devices/system/cpu/online = {CPUS}\ndevices/system/cpu/isolated =\n")
     reconciler = on_a_node(tmp_path, {"paths.sys": str(sys)})

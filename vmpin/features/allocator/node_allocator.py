@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _STATIC = ("the kubelet's CPU manager policy is static: it gives out the CPUs, and vmpin follows (set "
            "cpuManagerPolicy: none, or allocate.mode: off)")
+_CLAIMS = ("dra-driver-cpu has prepared claims: it gives out the CPUs, and vmpin follows (remove the driver from this "
+           "node, or set allocate.mode: off)")
 #: The most containers with a cpuset of another plugin that the status names.
 _FOREIGN = 10
 
@@ -68,16 +70,16 @@ class NodeAllocator:
             self.live = LiveAnnotations(self.allocator, self.take, timeouts)
 
     def check(self) -> None:
-        """Suspend the allocator while the kubelet gives out CPUs, resume it when that ends, and hand the reconciler
-        the ledger. To be called before any source reports, and after each resync."""
+        """Suspend the allocator while the kubelet or a DRA driver gives out CPUs, resume it when that ends, and hand
+        the reconciler the ledger. To be called before any source reports, and after each resync."""
         kubelet = self._view.kubelet
-        suspended = _STATIC if kubelet is not None and kubelet.static else ""
+        suspended = _STATIC if kubelet is not None and kubelet.static else _CLAIMS if self._node_state.claimed else ""
         if suspended != self.allocator.suspended:
             self.allocator.suspend(suspended)
             if suspended:
                 logger.error("allocate: nothing is allocated: %s", suspended)
             else:
-                logger.info("allocate: the kubelet's policy is no longer static: CPUs are allocated")
+                logger.info("allocate: no other program gives out CPUs any more: CPUs are allocated")
                 if (lists := self._runtime()) is not None:
                     lists.request_list()
         self.take()
