@@ -84,7 +84,7 @@ def test_the_configuration_says_where_each_value_came_from(tmp_path: Path) -> No
     assert yaml.safe_load(run(*args, "-o", "yaml").stdout).keys() == found.keys()
     shown = run(*args).stdout
     assert re.search(rf"^node.shared_pool +0-1 +{re.escape(str(file))}$", shown, re.MULTILINE)
-    refused(run("config", "--set", "nonsense"), "--set nonsense: is no KEY=VALUE")
+    refused(run("config", "--set", "nonsense"), "--set nonsense: is not KEY=VALUE")
     refused(run("config", "--set", "a.b=1"), "unknown key 'a.b'")
     refused(run("config", env={"VMPIN_POLICY_VCPUS": "x"}), "VMPIN_POLICY_VCPUS", "'x'")
     refused(run("config", env={"VMPIN_POLICY_VPCUS": "auto"}), "VMPIN_POLICY_VPCUS", "'VMPIN_POLICY_VCPUS'")

@@ -204,7 +204,7 @@ def counts_cpu_time(cgroup: Path) -> bool:
 
 
 @pytest.mark.parametrize(("args", "said"), [
-    (["--all", "--since", "yesterday"], "--since yesterday: is no duration"),
+    (["--all", "--since", "yesterday"], "--since yesterday: is not a duration"),
     (["--all", "--since", "2d"], "--since 2d: the books of isolation go back 24 hours"),
     (["--all", "--slo", "x"], "--slo x: is no percentage"), ([], "give a pod, or --all"),
     (["shop", "--all"], "give a pod, or --all"), (["shop"], "no pod with exclusive CPUs in that time 'shop'")])

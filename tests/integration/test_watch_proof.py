@@ -304,10 +304,10 @@ def test_sampling_can_be_switched_off_and_on(sampled: Node, cpus: tuple[str, str
 
 
 @pytest.mark.parametrize(("args", "said"), [
-    (["--since", "yesterday"], "--since yesterday: is no duration of at most seven days"),
-    (["--since", "0m"], "--since 0m: is no duration"), (["--since", "8d"], "--since 8d: is no duration"),
-    (["--since", "1h", "--tolerate", "x"], "--tolerate x: is no percentage"),
-    (["--tolerate", "101"], "--tolerate 101: is no percentage")])
+    (["--since", "yesterday"], "--since yesterday: is not a duration of at most seven days"),
+    (["--since", "0m"], "--since 0m: is not a duration"), (["--since", "8d"], "--since 8d: is not a duration"),
+    (["--since", "1h", "--tolerate", "x"], "--tolerate x: is not a percentage"),
+    (["--tolerate", "101"], "--tolerate 101: is not a percentage")])
 def test_a_time_that_is_none_is_refused(node: Node, args: list[str], said: str) -> None:
     node.start()
     done = node.cli("verify", *args)

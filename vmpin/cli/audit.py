@@ -88,7 +88,7 @@ def add_parser(verbs: Verbs) -> None:
 def _duration(text: str) -> float:
     if (seconds := parse_real(text, 86400)) is not None:
         return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400 (a day)")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 86400 (a day)")
 
 
 @answering(UsageError)

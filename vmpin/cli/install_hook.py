@@ -111,9 +111,9 @@ def _read_spec(name: str) -> dict[str, Any]:
     except OSError as err:
         raise UsageError(f"cannot read the OCI spec {name}: {err.strerror}", "`ctr oci spec` prints one") from err
     except (ValueError, RecursionError) as err:
-        raise UsageError(f"the OCI spec {name} is no JSON: {err}", "`ctr oci spec` prints one") from err
+        raise UsageError(f"the OCI spec {name} is not JSON: {err}", "`ctr oci spec` prints one") from err
     if not isinstance(spec, dict):
-        raise UsageError(f"the OCI spec {name} is no JSON object", "`ctr oci spec` prints one")
+        raise UsageError(f"the OCI spec {name} is not a JSON object", "`ctr oci spec` prints one")
     return spec
 
 

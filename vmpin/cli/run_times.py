@@ -23,14 +23,14 @@ def duration(text: str) -> int:
     number = None if match is None else parse_whole(match[1], _LONGEST, 1)
     if match is not None and number is not None and (seconds := number * _UNITS[match[2]]) <= _LONGEST:
         return seconds
-    raise UsageError(f"--since {text}: is no duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
+    raise UsageError(f"--since {text}: is not a duration of at most seven days", "e.g. --since 90s, 30m, 24h or 7d")
 
 
 def percent(text: str) -> float:
     """A number from 0 to 100. :raises UsageError: for any other text."""
     if (number := parse_real(text, 100)) is not None:
         return number
-    raise UsageError(f"--tolerate {text}: is no percentage", "e.g. --tolerate 0.1")
+    raise UsageError(f"--tolerate {text}: is not a percentage", "e.g. --tolerate 0.1")
 
 
 def proof(config: Config, sandbox: str | None, since: int) -> Document:

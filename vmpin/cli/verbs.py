@@ -226,7 +226,7 @@ def _flags(args: argparse.Namespace) -> dict[str, str]:
     for text in [*args.set, *args.set_here]:
         key, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"--set {text}: is no KEY=VALUE", "e.g. --set node.shared_pool=0-1")
+            raise UsageError(f"--set {text}: is not KEY=VALUE", "e.g. --set node.shared_pool=0-1")
         flags[key] = value
     return flags
 
@@ -286,7 +286,7 @@ def watch_flag(parser: argparse.ArgumentParser) -> None:
 def _interval(text: str) -> float:
     if (seconds := parse_real(text, 86400, 0.1)) is not None:
         return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.1 and 86400 (a day)")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0.1 and 86400 (a day)")
 
 
 def without_seconds(arguments: Sequence[str]) -> list[str]:

@@ -224,7 +224,7 @@ def without_hook(spec: dict[str, Any], script: Path) -> dict[str, Any]:
     """A copy of the OCI spec without the hook; other hooks stay, an empty `hooks` does not. Kata's runtime-rs takes
     even an empty one as a reason to drop the guest's hooks. :raises UsageError: when `spec` is no OCI spec."""
     if not isinstance(spec.get("ociVersion"), str):
-        raise UsageError("this is no OCI runtime spec: it has no ociVersion", "`ctr oci spec` prints one")
+        raise UsageError("this is not an OCI runtime spec: it has no ociVersion", "`ctr oci spec` prints one")
     copied = copy.deepcopy(spec)
     hooks = copied.pop("hooks", None) or {}
     if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):

@@ -126,7 +126,7 @@ def test_an_error_is_not_printed_among_the_output() -> None:
 def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path) -> None:
     done = started("<&-", "install-hook", "--base-spec", "-", "--hooks-dir", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is no JSON" in done.stderr
+    assert "is not JSON" in done.stderr
 
 
 #: What the streams' numbers lead to, in a program and in one that it starts; and the number of the next file opened.

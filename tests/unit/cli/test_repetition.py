@@ -88,7 +88,7 @@ def test_a_pod_after_it_is_no_number_of_seconds(typed: str, meant: str) -> None:
 def test_seconds_have_bounds(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["status", f"--watch={seconds}"])
-    assert "is no number of seconds between 0.1 and 86400" in capsys.readouterr().err
+    assert "is not a number of seconds between 0.1 and 86400" in capsys.readouterr().err
 
 
 def test_in_a_pipe_each_output_has_its_time_above_it(empty: list[str]) -> None:

@@ -120,7 +120,7 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("c", "b"),)), ["a"], 0, GOOD),
     (status(sandbox("a", thread())), ["b"], 2, "no VM sandbox 'b' is on this node"),
-    (status(sandbox("a", thread())), ["--tolerate", "x"], 2, "--tolerate x: is no percentage"),
+    (status(sandbox("a", thread())), ["--tolerate", "x"], 2, "--tolerate x: is not a percentage"),
 ])
 def test_what_was_looked_at(tmp_path: Path, document: dict[str, Any], args: list[str], code: int, text: str) -> None:
     with watcher(tmp_path, json.dumps(document).encode()):
