@@ -20,7 +20,7 @@ from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, un
 from cluster.server import MERGE, ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
 from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_withdrawal
-from vmpin.features.cluster.kube.pod_annotations import annotation_change, annotations_of
+from vmpin.features.cluster.kube.pod_pinning import annotation_change, annotations_of
 
 pytestmark = pytest.mark.cluster
 

@@ -18,7 +18,7 @@ from waiting import wait
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.features.cluster.kube.reporter_report import OPERATION, encode
-from vmpin.features.cluster.reporter.status_request import ask
+from vmpin.features.cluster.reporter.watcher_link import ask
 
 pytest_plugins = ["given"]
 pytestmark = pytest.mark.root

@@ -77,7 +77,7 @@ OUTSIDE = {"yaml": {"config.yaml_file", "cli.output"},
            "qemu": {"vmm.qmp"}, "google": {"wire.protos"}, "grpc": {"sources.grpc_call"}, "tenacity": {"host.retry"},
            "argcomplete": {"cli.completion"}, "jinja2": {"domain.templates"},
            "prometheus_client": {"status.prometheus", "features.allocator.allocation_metrics",
-                                 "features.cluster.reporter_metrics", "features.isolation.node_isolation"},
+                                 "features.cluster.reporter_requests", "features.isolation.node_isolation"},
            "psutil": {"host.daemons", "doctor.own_facts"}, "pyroute2": {"features.network.netns_reader"},
            "kubernetes": {"features.cluster.reporter.api_server"},
            "urllib3": {"features.cluster.reporter.api_server"}}
@@ -106,7 +106,7 @@ NUMBERS_ELSEWHERE = {
         "config.yaml_file",
         "features.isolation.node_isolation",
         *(f"features.cluster.{name}" for name in (
-            "fleet.fleet_document", "fleet.node_fleet", "kube.agenda", "kube.event_limits", "kube.topology_agenda",
+            "fleet.fleet_views", "fleet.node_record", "kube.agenda", "kube.node_topology", "kube.pod_events",
             "reporter.api_server")),
         "domain.terminal", "guests.kata_agent", "features.isolation.isolation_observer",
         "sources.nri.call_codec", "wire"), "it is a number already"),
@@ -387,10 +387,9 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
                if isinstance(node, ast.Attribute) and node.attr == "handed_pods" and isinstance(node.ctx, ast.Load)}
     reader = {"features.cluster.reporter_requests"}
     assert readers == reader
-    assert {module for module, names in reach.items() if "features.cluster.handed_pods" in names} == reader
     # What asks for CPUs crosses apart from it, and is decoded only for a feature that takes it.
     assert {module for module, names in reach.items() if "features.cluster.kube.asked_annotations" in names} == {
-        "features.cluster.kube.pod_record", "features.cluster.reporter.pod_handover", *reader}
+        "features.cluster.kube.pod_record", "features.cluster.reporter.watcher_link", *reader}
 
 
 def of_features(modules: Iterable[str]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vmpin.cpuset import CpuSet
 from vmpin.feature import WatcherPart
-from vmpin.features.cluster.reporter_metrics import reporter_families
+from vmpin.features.cluster.reporter_requests import reporter_families
 
 
 def filled(cpus: CpuSet) -> WatcherPart:

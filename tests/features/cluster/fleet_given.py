@@ -8,8 +8,7 @@ from typing import Any
 
 from kube_given import NODE, entry, reported
 
-from vmpin.features.cluster.fleet.node_fleet import Fleet, fleet_of
-from vmpin.features.cluster.fleet.node_record import NodeRecord, record_of_pinning
+from vmpin.features.cluster.fleet.node_record import Fleet, NodeRecord, fleet_of, record_of_pinning
 from vmpin.features.cluster.kube.node_pinning import dated, node_pinning
 
 NOW = 1_800_000_000.0

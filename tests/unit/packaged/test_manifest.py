@@ -21,7 +21,7 @@ from vmpin.config.settings import BY_KEY, SETTINGS, Config
 from vmpin.daemon.exporter import ExportedWatcher, Exporter
 from vmpin.daemon.reloading import FIXED
 from vmpin.features.cluster.kube.identifiers import MANAGER
-from vmpin.features.cluster.kube.transitions import EventReason
+from vmpin.features.cluster.kube.pod_events import EventReason
 from vmpin.install import data_files
 from vmpin.status.health import SourceHealth
 

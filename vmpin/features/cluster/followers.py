@@ -2,9 +2,10 @@
 
 A line is a JSON object: {"follow": "all", …} with everything at first, then {"follow": "change", …} with the sandboxes
 that are different now and the ids of those that are `gone`, and the node's part where that is different; without
-either, the line only shows that the watcher makes its passes. A client that reads too slowly is dropped: it connects
-again, and gets everything. Without a client nothing wakes the task, and only for one that asks for it the kubelet's
-configuration is read.
+either, the line only shows that the watcher makes its passes. Sandboxes are the status document's without their
+threads; sentences have pods and containers by name, as every reader cuts them to a length of its own. A client that
+reads too slowly is dropped: it connects again, and gets everything. Without a client nothing wakes the task, and only
+for one that asks for it the kubelet's configuration is read.
 """
 
 from __future__ import annotations
@@ -15,19 +16,27 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.guest_report import GuestData
 from vmpin.domain.model import SandboxId
+from vmpin.domain.pod_names import with_names
+from vmpin.domain.topology import Topology
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart, briefs_of
-from vmpin.features.cluster.survey import Survey
 from vmpin.host.sockets import in_turns
+from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.view import NodeView
 from vmpin.status import collector, health
+from vmpin.status.collector import sandbox_entry, shown, visited
+from vmpin.status.document import trespasses, with_doubts
 from vmpin.status.health import SourceHealth
+
+if TYPE_CHECKING:
+    from vmpin.domain.guest_report import GuestData
+    from vmpin.domain.model import SandboxId
 
 logger = logging.getLogger(__name__)
 
@@ -167,3 +176,70 @@ def _put(queue: asyncio.Queue[bytes | None], line: bytes) -> bool:
 def _line(kind: str, **parts: object) -> bytes:
     return json.dumps({"version": VERSION, "follow": kind, "time": round(time.time(), 3), **parts},
                       separators=(",", ":")).encode() + b"\n"
+
+
+class Survey:
+    """The node in brief, at about one moment; each sandbox at exactly one. Filled by `take`."""
+
+    def __init__(self) -> None:
+        self.sandboxes: dict[SandboxId, dict[str, object]] = {}
+        self.node: dict[str, object] = {}
+
+    def take(self, view: NodeView, guest: Callable[[SandboxId], GuestData | None]) -> Iterator[None]:
+        """Survey one sandbox a step. :param guest: the reports from guests."""
+        collisions = []
+        names = _names(view)
+        listing = shown(view)
+        yield
+        for sandbox, vm, threads in visited(view, listing):
+            collisions += trespasses(view.ownership, sandbox.id, threads)
+            entry = sandbox_entry(view, sandbox, vm, threads, False, guest(sandbox.id))
+            self.sandboxes[sandbox.id] = brief(entry, sandbox.suspended, names)
+            yield
+        collisions += find_collisions(view.ownership, {sandbox.id for sandbox in listing})
+        names = _names(view)  # pods may have come since
+        node, own = view.node, view.ownership
+        collisions = with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt)
+        self.node = {"online": str(node.online), "shared_pool": str(own.pool), "exclusive": str(own.exclusive),
+                     "housekeeping": str(node.housekeeping), "topology": _topology(node.topology),
+                     "trouble": view.checkpoint.trouble,
+                     "collisions": [{**collision._asdict(), "what": with_names(collision.what, names)}
+                                    for collision in collisions]}
+
+
+def brief(entry: Mapping[str, Any], suspended: bool, names: Mapping[str, str]) -> dict[str, object]:
+    """A sandbox's entry of the status document without its threads.
+    :param suspended: whether it was unpinned by hand. :param names: of pods and containers by their ids."""
+    threads, drift = entry["threads"], entry["drift"]
+    guest = entry["guest"]
+    return {**{key: entry[key] for key in ("id", "pod", "runtime", "handler", "vmm", "mask", "verdict")},
+            "reasons": [with_names(reason, names) for reason in entry["reasons"]],
+            "drift": None if drift is None else {**drift, "why": with_names(drift["why"], names)},
+            "suspended": suspended,
+            # Not how many there are: a VMM's worker threads come and go all the time, and each would be a change.
+            "misplaced": sum(not thread["ok"] for thread in threads),
+            "vcpus": {str(thread["vcpu"]): thread["actual"] for thread in threads if thread["vcpu"] is not None},
+            "guest": None if guest is None else {"by": guest["by"], "state": guest["state"]},
+            "containers": [{"name": container["name"], "cpus": container["cpuset"],
+                            "exclusive": container["exclusive"], "vcpus": container["vcpus"],
+                            "guest": (container["guest"] or {}).get("text")}
+                           for container in entry["containers"] if not container["pause"]]}
+
+
+def _names(view: NodeView) -> dict[str, str]:
+    """`namespace/pod` by sandbox id and by the pod's uid, a container's name by its id; also of pods without a VM."""
+    names: dict[str, str] = {}
+    for sandbox in view.sandboxes.values():
+        names |= {container.id: container.name for container in sandbox.live() if container.name}
+        if sandbox.pod is not None:
+            names[sandbox.id] = names[sandbox.pod.uid] = f"{sandbox.pod.namespace}/{sandbox.pod.name}"
+    return names
+
+
+def _topology(topology: Topology) -> dict[str, object]:
+    return {"cores": len(topology.cores), "threads_per_core": max((len(core) for core in topology.cores), default=0),
+            "caches": [str(cpus) for cpus in topology.caches],
+            "nodes": {str(node): str(cpus) for node, cpus in topology.nodes.items()},
+            "distances": {str(node): {str(other): far for other, far in row.items()}
+                          for node, row in topology.distances.items()},
+            "isolated": str(topology.isolated)}

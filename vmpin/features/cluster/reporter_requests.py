@@ -1,27 +1,32 @@
-"""What clients that follow the node, `vmpin reporter` among them, request of a watcher: `follow`, `pods`, `reporter`.
+"""The requests of `vmpin reporter`, and of other clients that follow the node: `follow`, `pods`, `reporter`.
 
 Of the watcher's process this module alone reads the untrusted text about pods that was handed over, and for the status
-alone; what asks for CPUs crosses apart from it (tests/unit/test_floors.py)."""
+alone; annotations that ask for CPUs cross apart from it (tests/unit/test_floors.py)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
+from vmpin.errors import WatcherError
 from vmpin.feature import SocketRequest, WatcherPart, present
 from vmpin.features.cluster.followers import FollowedWatcher, Followers
-from vmpin.features.cluster.handed_pods import HandedPods
 from vmpin.features.cluster.kube import reporter_report, untrusted_pod
 from vmpin.features.cluster.kube.asked_annotations import decoded_member
-from vmpin.features.cluster.reporter_health import ReporterHealth
+from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from prometheus_client.core import Metric
+
+    from vmpin.domain.desired_state import SandboxState
     from vmpin.domain.guest_report import GuestData
+
+T = TypeVar("T")
 
 
 class GuestReports(Protocol):
@@ -37,6 +42,34 @@ class ReportedWatcher(FollowedWatcher, Protocol):
     def guests(self) -> GuestReports: ...
 
 
+class Handover(Generic[T]):
+    """The value of the last request of one kind, until the reporter is silent for `Timeouts.handed_kept`. A sender
+    costs a bounded request in each `Timeouts.handed_pause`, and the memory of one.
+    :param operation: the request's name. :param clock: a steady one, in seconds."""
+
+    def __init__(self, operation: str, timeouts: Timeouts, clock: Callable[[], float]) -> None:
+        self._operation, self._timeouts, self._clock = operation, timeouts, clock
+        self._value: T | None = None
+        self._admitted = self._taken = float("-inf")  #: By the clock.
+
+    def admit(self) -> None:
+        """Count a request, before its work. :raises WatcherError: too soon after the last one."""
+        now = self._clock()
+        if now - self._admitted < self._timeouts.handed_pause:
+            raise WatcherError(f"{self._operation}: came less than {self._timeouts.handed_pause:g} s after another",
+                               "send it again later")
+        self._admitted = now
+
+    def take(self, value: T) -> None:
+        self._value, self._taken = value, self._clock()
+
+    def value(self) -> T | None:
+        """None before the first, and once the last has expired."""
+        if self._clock() - self._taken >= self._timeouts.handed_kept:
+            self._value = None
+        return self._value
+
+
 class ReporterRequests:
     """:param watcher: as it is being made: its attributes are read when requests come.
     :param clock: a steady one, in seconds."""
@@ -45,8 +78,9 @@ class ReporterRequests:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._watcher = watcher
         self.followers = Followers(watcher, lambda sandbox: watcher.guests.data(sandbox), timeouts)
-        self.handed_pods = HandedPods(timeouts, clock)
-        self._health = ReporterHealth(timeouts, clock)
+        self.handed_pods = Handover[Mapping[str, untrusted_pod.UntrustedPod]](untrusted_pod.OPERATION, timeouts, clock)
+        #: Why the reporter does not reach the API server, "" where it does.
+        self._trouble = Handover[str](reporter_report.OPERATION, timeouts, clock)
         self._pod_reports = 0
 
     def part(self) -> WatcherPart:
@@ -56,9 +90,10 @@ class ReporterRequests:
                       untrusted_pod.OPERATION: SocketRequest(answer=self._take_pods, handed=True,
                                                              largest=untrusted_pod.MAX_REQUEST,
                                                              admit=self.handed_pods.admit),
-                      reporter_report.OPERATION: SocketRequest(answer=self._take_trouble, handed=True)},
-            after_pass=self.followers.touch, members=self.handed_pods.members, health=self._health.source_health,
-            metrics=lambda scrape: self._metrics())
+                      reporter_report.OPERATION: SocketRequest(answer=self._take_trouble, handed=True,
+                                                               admit=self._trouble.admit)},
+            after_pass=self.followers.touch, members=self._members, health=self._health,
+            metrics=lambda scrape: reporter_families(len(self.followers), self._pod_reports))
 
     def _follow(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> AsyncGenerator[bytes, None]:
         return self.followers.stream(request.get("kubelet") is True)
@@ -68,15 +103,34 @@ class ReporterRequests:
             annotations = decoded_member(request)
             for take in takers:
                 take(annotations)
-        count = self.handed_pods.take(request)
+        pods = untrusted_pod.decode(request)
+        self.handed_pods.take(pods)
         self._pod_reports += 1
-        return {"pods": count}
+        return {"pods": len(pods)}
 
     def _take_trouble(self, request: Mapping[str, Any], sandbox: SandboxId | None) -> dict[str, Any]:
-        self._health.take(request)
+        self._trouble.take(reporter_report.decode(request))
         return {reporter_report.OPERATION: "taken"}
 
-    def _metrics(self) -> Iterable[Any]:
-        from vmpin.features.cluster.reporter_metrics import reporter_families
+    def _members(self, sandbox: SandboxState) -> dict[str, object]:
+        """The member `untrusted` of a sandbox's entry in the status; None without text about its pod."""
+        pods = self.handed_pods.value() or {}
+        pod = None if sandbox.pod is None else pods.get(sandbox.pod.uid)
+        return {"untrusted": None if pod is None else pod.data()}
 
-        return reporter_families(len(self.followers), self._pod_reports)
+    def _health(self) -> Iterator[SourceHealth]:
+        """The reporter's health, which /readyz does not count; nothing where none has reported lately."""
+        trouble = self._trouble.value()
+        if trouble is not None:
+            yield SourceHealth("reporter", not trouble, False, trouble)
+
+
+def reporter_families(followers: int, pod_reports: int) -> Iterator[Metric]:
+    """The metrics of now. :param followers: clients that follow. :param pod_reports: requests since the watcher
+    started."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    yield GaugeMetricFamily("vmpin_followers", "Clients that follow the node's changes; vmpin reporter is one.",
+                            followers)
+    yield CounterMetricFamily("vmpin_pod_reports", "Requests in which vmpin reporter described the node's pods.",
+                              pod_reports)

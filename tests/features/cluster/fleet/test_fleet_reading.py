@@ -10,9 +10,15 @@ from fleet_given import NOW, pinning
 from kube_given import entry
 
 from vmpin.errors import AnswerTooLong, ClusterError, UsageError, VmpinError
-from vmpin.features.cluster.fleet.fleet_reading import LARGEST_PAGE, PAGES, NodeChoice, check_selector, read_fleet
-from vmpin.features.cluster.fleet.node_fleet import Fleet
-from vmpin.features.cluster.fleet.node_record import NodeHealth
+from vmpin.features.cluster.fleet.fleet_reading import (
+    LARGEST_PAGE,
+    PAGES,
+    NodeChoice,
+    check_selector,
+    placement_of,
+    read_fleet,
+)
+from vmpin.features.cluster.fleet.node_record import Fleet, NodeHealth
 from vmpin.features.cluster.kube.api_request import ApiRequest
 
 PINNINGS, NODES = "/apis/vmpin.io/v1alpha1/nodepinnings", "/api/v1/nodes"
@@ -157,3 +163,67 @@ def test_one_object_that_is_larger_than_a_page_is_an_error() -> None:
 def test_an_answer_that_is_no_list_is_an_error(answer: Any) -> None:
     with pytest.raises(ClusterError, match="the answer is no list"):
         read_fleet(lambda request, most: answer, lambda: NOW, NodeChoice(node="a"), lambda record: record)
+
+
+def daemon_set(**spec: Any) -> dict[str, Any]:
+    return {"spec": {"template": {"spec": spec}}}
+
+
+def labelled_node(*taints: dict[str, str], **labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": "node-1", "labels": labels}, "spec": {"taints": list(taints)}}
+
+
+def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+TAINT = {"key": "a", "value": "b", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(("spec", "found", "chosen"), [
+    ({}, labelled_node(), True),
+    ({"nodeSelector": {"kata": "true"}}, labelled_node(kata="true"), True),
+    ({"nodeSelector": {"kata": "true"}}, labelled_node(kata="false"), False),
+    ({"nodeSelector": {"kata": "true", "x": "y"}}, labelled_node(kata="true"), False),
+    ({}, labelled_node(TAINT), False),
+    ({}, labelled_node({**TAINT, "effect": "PreferNoSchedule"}), True),
+    ({}, labelled_node({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), True),
+    ({}, labelled_node({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}), True),
+    ({"tolerations": [{"operator": "Exists"}]}, labelled_node(TAINT), True),
+    ({"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute"}]}, labelled_node(TAINT), False),
+    ({"tolerations": [{"key": "a", "value": "b"}]}, labelled_node(TAINT), True),
+    ({"tolerations": [{"key": "a", "value": "c"}]}, labelled_node(TAINT), False),
+    ({"tolerations": [{"key": "c", "operator": "Exists"}]}, labelled_node(TAINT), False),
+    ({"tolerations": [{"key": "a", "operator": "Exists"}]},
+     labelled_node(TAINT, {"key": "c", "effect": "NoExecute"}), False),
+    ({"affinity": affinity(expression("x", "In", "1", "2"))}, labelled_node(x="2"), True),
+    ({"affinity": affinity(expression("x", "In", "1", "2"))}, labelled_node(), False),
+    ({"affinity": affinity(expression("x", "NotIn", "1"))}, labelled_node(), True),
+    ({"affinity": affinity(expression("x", "Exists"))}, labelled_node(), False),
+    ({"affinity": affinity(expression("x", "DoesNotExist"))}, labelled_node(), True),
+    ({"affinity": affinity(expression("x", "Gt", "4"))}, labelled_node(x="5"), True),
+    ({"affinity": affinity(expression("x", "Lt", "4"))}, labelled_node(x="5"), False),
+    ({"affinity": affinity(expression("x", "Gt", "4"))}, labelled_node(x="many"), False),
+    ({"affinity": affinity(expression("x", "Exists"), expression("y", "Exists"))}, labelled_node(y=""), True),
+    ({"affinity": affinity({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]})},
+     labelled_node(), True),
+    ({"affinity": affinity({})}, labelled_node(), False),
+    ({"affinity": affinity()}, labelled_node(), False),
+    ({"affinity": affinity(expression("x", "Near", "4"))}, labelled_node(x="5"), False),
+    ({}, {}, False)])
+def test_a_node_is_chosen_or_not(spec: dict[str, Any], found: dict[str, Any], chosen: bool) -> None:
+    assert placement_of(daemon_set(**spec)).chooses(found) is chosen
+
+
+def test_its_node_selector_is_one_of_the_api_server() -> None:
+    assert placement_of(daemon_set(nodeSelector={"b/c": "true", "a": ""})).selector == "a=,b/c=true"
+
+
+@pytest.mark.parametrize("item", [{}, {"spec": 3}, {"spec": {"template": {"spec": {"nodeSelector": 3}}}}])
+def test_what_is_no_daemon_set_is_refused(item: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="is no DaemonSet"):
+        placement_of(item)

@@ -8,9 +8,8 @@ import pytest
 from fleet_given import COLLISION, NOW, in_namespace, mixed, pinning, record
 from kube_given import entry
 
-from vmpin.features.cluster.fleet.node_fleet import fleet_of
 from vmpin.features.cluster.fleet.node_pictures import MANY, described, strips
-from vmpin.features.cluster.fleet.node_record import NodeRecord, record_of_pinning
+from vmpin.features.cluster.fleet.node_record import NodeRecord, fleet_of, record_of_pinning
 from vmpin.features.map.node_map import picture
 from vmpin.features.map.text import lines
 

@@ -10,11 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kube_given import entry
 
-from vmpin.features.cluster.fleet.fleet_document import node_document
-from vmpin.features.cluster.fleet.fleet_tables import node_table, pod_table, remarks
-from vmpin.features.cluster.fleet.node_fleet import FleetNode, fleet_of
+from vmpin.features.cluster.fleet.fleet_views import node_document, node_table, pod_table, remarks
 from vmpin.features.cluster.fleet.node_pictures import described
-from vmpin.features.cluster.fleet.node_record import LARGEST, LONGEST_REFRESH, NodeHealth, record_of_pinning
+from vmpin.features.cluster.fleet.node_record import (
+    LARGEST,
+    LONGEST_REFRESH,
+    FleetNode,
+    NodeHealth,
+    fleet_of,
+    record_of_pinning,
+)
 from vmpin.features.map.node_map import picture
 
 

@@ -11,8 +11,8 @@ from kube_given import NODE, entry, pod
 
 from vmpin.features.cluster.kube import agenda as timing
 from vmpin.features.cluster.kube.agenda import Wanted
+from vmpin.features.cluster.kube.api_request import FIRST, LONGEST
 from vmpin.features.cluster.kube.pod_record import Pods
-from vmpin.features.cluster.kube.refusals import FIRST, LONGEST
 
 
 @pytest.mark.parametrize("status", [404, 409, 422])

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from kube_given import NODE, node_part, reported
 
-from vmpin.features.cluster.kube.api_request import APPLY, MERGE_PATCH, ApiRequest
+from vmpin.features.cluster.kube.api_request import APPLY, FIRST, LONGEST, MERGE_PATCH, ApiRequest
 from vmpin.features.cluster.kube.identifiers import MANAGER
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.node_topology import (
+    PAUSE,
+    TopologyAgenda,
     TopologyMode,
     annotation_of,
     attributes_of,
@@ -21,9 +23,7 @@ from vmpin.features.cluster.kube.node_topology import (
     zones_of,
     zones_update,
 )
-from vmpin.features.cluster.kube.refusals import FIRST, LONGEST
 from vmpin.features.cluster.kube.reported_node import NodePart
-from vmpin.features.cluster.kube.topology_agenda import PAUSE, TopologyAgenda
 
 PATH = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/node-a"
 TWO = {"cores": 8, "threads_per_core": 1, "caches": [], "isolated": "", "nodes": {"0": "0-3", "1": "4-7"},

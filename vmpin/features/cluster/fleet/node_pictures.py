@@ -11,10 +11,9 @@ from typing import Any
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
-from vmpin.features.cluster.fleet.fleet_tables import STYLES
-from vmpin.features.cluster.fleet.node_fleet import Fleet, FleetNode
-from vmpin.features.cluster.fleet.node_record import NodeRecord
-from vmpin.features.cluster.kube.pod_condition import backed_cpus, cpus, exclusive_cpus, timestamp
+from vmpin.features.cluster.fleet.fleet_views import STYLES
+from vmpin.features.cluster.fleet.node_record import Fleet, FleetNode, NodeRecord
+from vmpin.features.cluster.kube.pod_pinning import backed_cpus, cpus, exclusive_cpus, timestamp
 
 #: Texts, each with the name of a style.
 Line = list[tuple[str, str]]

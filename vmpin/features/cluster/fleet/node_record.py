@@ -1,13 +1,14 @@
-"""A NodePinning as it was read from the API server, and what it shows of its node: stale, ready, in place.
+"""The NodePinnings of a cluster as they were read from the API server, and the state of each node by its own.
 
-The schema holds for what is in it (config/helm/vmpin/crds), not that it makes sense: an object that cannot be read, or
-is larger than a reporter writes it, is a record that shows that."""
+The schema holds for what is in one (config/helm/vmpin/crds), not that it makes sense: an object that cannot be read,
+or is larger than a reporter writes it, is a record that shows that."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from vmpin.cpuset import MAX_CPU
 from vmpin.domain.terminal import excerpt, number_of
 from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.node_pinning import MAX_SIZE, REFRESH, size_of
-from vmpin.features.cluster.kube.pod_condition import PinState
+from vmpin.features.cluster.kube.pod_pinning import PinState
 from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuCollision
 
 #: Bytes of a status as JSON beyond which it is not shown: no reporter writes half as much.
@@ -260,3 +261,59 @@ def _texts(values: Sequence[object], key: str, most: int) -> tuple[str, ...]:
 
 def _text(value: object, most: int = _SHORT) -> str:
     return excerpt(value, most)
+
+
+_ORDER = {health: place for place, health in enumerate(NodeHealth)}
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+class FleetNode(NamedTuple):
+    """`record` has no more than the name where the object is missing."""
+
+    record: NodeRecord
+    health: NodeHealth
+
+    @property
+    def judged(self) -> bool:
+        """Whether it can be said that all of its threads are, or are not, on their CPUs."""
+        return self.health.current and not self.record.hidden and self.record.compared
+
+
+class Fleet(NamedTuple):
+    """As of `time` (seconds, UTC). `unknown` is why it is not known which nodes should have an object, "" where it is;
+    `unchecked` is the same for a cluster that shows none: nothing was refused."""
+
+    time: float
+    nodes: tuple[FleetNode, ...]
+    unknown: str = ""
+    unchecked: str = ""
+
+    @property
+    def counts(self) -> Mapping[NodeHealth, int]:
+        counts = Counter(node.health for node in self.nodes)
+        return {health: counts[health] for health in NodeHealth if counts[health]}
+
+    @property
+    def verdict(self) -> int:
+        """The exit code of `vmpin verify`: 3 where the check was impossible for any node, 1 where threads are
+        misplaced or CPUs collide, else 0."""
+        if self.unknown or not all(node.judged for node in self.nodes):
+            return 3
+        return int(any(node.record.collision_count or any(pod.misplaced for pod in node.record.pods)
+                       for node in self.nodes))
+
+
+def fleet_of(records: Iterable[NodeRecord], expected: Iterable[str], time: float, unknown: str = "",
+             unchecked: str = "") -> Fleet:
+    """Judge the records, and add the expected nodes that have none; the nodes that need attention first.
+    :param expected: names of nodes that should have an object. :param time: now, in seconds."""
+    nodes = [FleetNode(record, record.health(time)) for record in records]
+    missing = set(expected) - {node.record.name for node in nodes}
+    nodes += [FleetNode(NodeRecord(name), NodeHealth.MISSING) for name in missing]
+    nodes.sort(key=lambda node: (_ORDER[node.health], natural(node.record.name)))
+    return Fleet(time, tuple(nodes), unknown, unchecked)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts node-2 before node-10."""
+    return [(len(part) * (place % 2), part) for place, part in enumerate(_DIGITS.split(name))]

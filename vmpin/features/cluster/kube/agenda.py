@@ -10,19 +10,31 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vmpin.features.cluster.kube.api_request import ApiRequest
+from vmpin.features.cluster.kube.api_request import FIRST, LONGEST, ApiRequest, Refusals
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, label_update, taint_removal
-from vmpin.features.cluster.kube.event_limits import EventLimits, Recorded, TokenBucket
 from vmpin.features.cluster.kube.node_pinning import REFRESH, dated, node_pinning
-from vmpin.features.cluster.kube.node_topology import TopologyMode
-from vmpin.features.cluster.kube.pod_annotations import annotation_change, annotations_of
-from vmpin.features.cluster.kube.pod_condition import AWAY, PinState, PodPinning, condition_update, pinning_of
-from vmpin.features.cluster.kube.pod_event import event_request
+from vmpin.features.cluster.kube.node_topology import TopologyAgenda, TopologyMode
+from vmpin.features.cluster.kube.pod_events import (
+    DriftReports,
+    EventLimits,
+    EventReason,
+    PodNotice,
+    Recorded,
+    TokenBucket,
+    event_request,
+    transition,
+)
+from vmpin.features.cluster.kube.pod_pinning import (
+    AWAY,
+    PinState,
+    PodPinning,
+    annotation_change,
+    annotations_of,
+    condition_update,
+    pinning_of,
+)
 from vmpin.features.cluster.kube.pod_record import PodRecord, Pods
-from vmpin.features.cluster.kube.refusals import FIRST, LONGEST, Refusals
 from vmpin.features.cluster.kube.reported_node import NOTHING, RefusedChange, ReportedNode, SandboxPinning
-from vmpin.features.cluster.kube.topology_agenda import TopologyAgenda
-from vmpin.features.cluster.kube.transitions import DriftReports, EventReason, PodNotice, transition
 
 #: Seconds without a watcher's report until that is shown: a watcher that is updated is back by then.
 AWAY_AFTER = 60.0

@@ -1,10 +1,13 @@
-"""A request to the API server as a value: what it changes, and how it is logged."""
+"""A request to the API server as a value, the bounds of its answer, and when one that was refused is tried again.
+
+The answer may come from no API server: from a proxy, a wrong address, a server that was taken over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from vmpin.bounded import load_json
 from vmpin.features.cluster.kube.identifiers import MANAGER, valid_name
 
 #: JSON is YAML, so what is applied is sent as JSON.
@@ -51,3 +54,64 @@ def checked(name: str) -> str:
     if not valid_name(name):
         raise ValueError(f"{name[:80]!r} is no name of an object")
     return name
+
+
+#: Values in one answer: a page of 500 objects with 8,000 values each. A pod has some 300.
+MAX_VALUES = 4 << 20
+#: Bytes of an answer that refuses: a Status of some hundred bytes.
+MAX_REFUSAL = 1 << 20
+
+
+def parse_answer(raw: bytes) -> dict[str, Any]:
+    """The object that an answer, or a line of a watch, is. :raises ValueError: it is none within the bounds."""
+    found = load_json(raw, MAX_VALUES)
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")
+    return found
+
+
+def parse_page(raw: bytes) -> tuple[list[dict[str, Any]], str, str]:
+    """A page of a list: its objects, the token for the next page ("" after the last), and the list's version.
+    :raises ValueError: it is no such page."""
+    page = parse_answer(raw)
+    items, meta = page.get("items"), page.get("metadata")
+    if not isinstance(items, list) or not all(isinstance(each, dict) for each in items) or not isinstance(meta, dict):
+        raise ValueError("it is no list of objects")
+    token, version = meta.get("continue") or "", meta.get("resourceVersion")
+    if not isinstance(token, str) or not isinstance(version, str):
+        raise ValueError("it is a list without a version")
+    return items, token, version
+
+
+def refusal(body: bytes | str | None) -> str:
+    """The message of an answer that refuses (a Status); "" for an answer without one."""
+    raw = body.encode("utf-8", "replace") if isinstance(body, str) else body or b""
+    if len(raw) > MAX_REFUSAL:
+        return ""
+    try:
+        message = parse_answer(raw).get("message")
+    except ValueError:
+        return ""
+    return message if isinstance(message, str) else ""
+
+
+#: The first pause, doubled each time, and the longest (seconds).
+FIRST, LONGEST = 2.0, 300.0
+
+
+class Refusals:
+    """The refusals of one kind of request (forbidden, or its resource is missing), one after the other, in `count`.
+    The first pause is short: an API server that has just been started forbids everything until it has read its
+    roles."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def pause(self) -> float:
+        """Count one. :returns: seconds until the next try."""
+        self.count += 1
+        return min(FIRST * 2.0 ** min(self.count - 1, 10), LONGEST)
+
+    @property
+    def lasting(self) -> bool:
+        return FIRST * 2.0 ** min(self.count, 10) > LONGEST

@@ -13,7 +13,7 @@ from typing import Any
 from vmpin.features.cluster.kube.api_request import ApiRequest, apply, checked
 from vmpin.features.cluster.kube.cluster_node import ClusterNode
 from vmpin.features.cluster.kube.identifiers import API_VERSION, GROUP, KIND, PLURAL, label_value
-from vmpin.features.cluster.kube.pod_condition import PinState, pinning_of, timestamp
+from vmpin.features.cluster.kube.pod_pinning import PinState, pinning_of, timestamp
 from vmpin.features.cluster.kube.reported_node import CpuCollision, ReportedNode, SandboxPinning
 
 #: Bytes of the whole object as JSON.

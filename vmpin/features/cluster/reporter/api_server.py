@@ -21,8 +21,7 @@ from urllib.parse import urlencode
 from vmpin.bounded import parse_whole
 from vmpin.domain.terminal import excerpt
 from vmpin.errors import AnswerTooLong, ClusterError, ConfigError
-from vmpin.features.cluster.kube.api_answer import MAX_REFUSAL, parse_answer, parse_page, refusal
-from vmpin.features.cluster.kube.api_request import ApiRequest
+from vmpin.features.cluster.kube.api_request import MAX_REFUSAL, ApiRequest, parse_answer, parse_page, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -240,3 +239,59 @@ def _limited(response: Any, most: int) -> bytes | None:
 def _authorization(client: Any) -> dict[str, str]:
     return {each["key"]: each["value"] for each in client.configuration.auth_settings().values()
             if each["in"] == "header" and each["value"]}
+
+
+#: What has to be reached: the node's own object, and the list and watch of its pods.
+PARTS = ("node", "pods")
+
+
+class ApiLink:
+    """Whether the reporter reaches the API server: a file that exists while it does, for the readiness probe (a pod
+    without a port has no other one but a command, and starting Python for each is expensive), and the reason while it
+    does not. Called by the threads that make requests.
+    :param ready: the file, None for none; one of an earlier process is removed.
+    :param changed: called after each change of `trouble`."""
+
+    def __init__(self, ready: Path | None, changed: Callable[[], None]) -> None:
+        self._ready, self._changed = ready, changed
+        self._lock = threading.Lock()
+        #: Why a part is not reached, "" where it is, None where it was not asked for yet.
+        self._troubles: dict[str, str | None] = dict.fromkeys(PARTS)
+        self._show(False)
+
+    @property
+    def trouble(self) -> str:
+        """Why the API server is not reached; "" where it is, or was not asked yet."""
+        return next((text for text in self._troubles.values() if text), "")
+
+    def reached(self, part: str) -> None:
+        """A request succeeded. :param part: of PARTS."""
+        self._set(part, "")
+
+    def failed(self, part: str, why: str) -> None:
+        """A request failed, and is tried again later."""
+        self._set(part, why)
+
+    def _set(self, part: str, why: str) -> None:
+        with self._lock:
+            before, was_reached = self.trouble, self._reached()
+            self._troubles[part] = why
+            after, reached = self.trouble, self._reached()
+            if was_reached != reached:
+                self._show(reached)
+        if before != after:
+            self._changed()
+
+    def _reached(self) -> bool:
+        return not any(text is None or text for text in self._troubles.values())
+
+    def _show(self, reached: bool) -> None:
+        if self._ready is None:
+            return
+        try:
+            if reached:
+                self._ready.touch()
+            else:
+                self._ready.unlink(missing_ok=True)
+        except OSError as err:
+            logger.warning("kubernetes.ready_file: %s", err)

@@ -16,8 +16,7 @@ from typing import Any
 from vmpin.bounded import whole
 from vmpin.errors import ClusterError
 from vmpin.features.cluster.kube.pod_record import PodRecord, Pods, record_of
-from vmpin.features.cluster.reporter.api_link import ApiLink
-from vmpin.features.cluster.reporter.api_server import ApiServer
+from vmpin.features.cluster.reporter.api_server import ApiLink, ApiServer
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 
 logger = logging.getLogger(__name__)

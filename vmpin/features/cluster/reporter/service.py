@@ -20,13 +20,10 @@ from vmpin.features.cluster.kube.identifiers import valid_name
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.node_topology import TopologyMode
 from vmpin.features.cluster.kubernetes_settings import kubernetes
-from vmpin.features.cluster.reporter.api_link import ApiLink
-from vmpin.features.cluster.reporter.api_server import ApiServer
-from vmpin.features.cluster.reporter.link_report import LinkReport
+from vmpin.features.cluster.reporter.api_server import ApiLink, ApiServer
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
-from vmpin.features.cluster.reporter.pod_handover import PodHandover
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
-from vmpin.features.cluster.reporter.status_stream import StatusStream
+from vmpin.features.cluster.reporter.watcher_link import LinkReport, PodHandover, StatusStream
 from vmpin.features.cluster.reporter.withdrawal import OwnDaemonSet, withdraw_node
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from vmpin.features.cluster.kube.api_request import ApiRequest, checked, node_pa
 from vmpin.features.cluster.kube.cluster_node import label_withdrawal, node_of
 from vmpin.features.cluster.kube.node_pinning import pinning_path, pinning_withdrawal
 from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_path, topology_withdrawal
-from vmpin.features.cluster.kube.pod_annotations import annotation_change
-from vmpin.features.cluster.kube.pod_condition import condition_withdrawal
+from vmpin.features.cluster.kube.pod_pinning import annotation_change, condition_withdrawal
 from vmpin.features.cluster.kube.pod_record import record_of
 from vmpin.features.cluster.kubernetes_settings import KubernetesSettings
 from vmpin.features.cluster.reporter.api_server import ApiServer

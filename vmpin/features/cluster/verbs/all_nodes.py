@@ -12,21 +12,21 @@ from vmpin.cli.output import print_data, print_text, show_lines, table, width_of
 from vmpin.cli.verbs import answering
 from vmpin.errors import ClusterError, UnseenError, UsageError
 from vmpin.feature import features, present
-from vmpin.features.cluster.fleet.fleet_document import document_parts, verify_document
 from vmpin.features.cluster.fleet.fleet_reading import NodeChoice, read_fleet
-from vmpin.features.cluster.fleet.fleet_tables import (
+from vmpin.features.cluster.fleet.fleet_views import (
     STYLES,
     TextTable,
+    document_parts,
     findings,
     misplaced_table,
     node_table,
     overview,
     pod_table,
     remarks,
+    verify_document,
     why,
 )
-from vmpin.features.cluster.fleet.node_fleet import Fleet
-from vmpin.features.cluster.fleet.node_record import NodeRecord
+from vmpin.features.cluster.fleet.node_record import Fleet, NodeRecord
 from vmpin.features.cluster.reporter.api_server import ApiServer
 
 

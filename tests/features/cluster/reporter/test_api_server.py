@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vmpin.features.cluster.reporter.api_link import ApiLink
+from vmpin.features.cluster.reporter.api_server import ApiLink
 
 
 def test_the_file_is_there_while_everything_is_reached(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Untrusted text about pods on the status socket: shown until the reporter is silent, and bounded in what it costs."""
+"""What a reporter hands over: shown until it is silent, bounded, and without effect on a mask."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from newcomers import Machine, sandbox
 
-from vmpin.config.timeouts import Timeouts
+from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.daemon.control import MAX_REQUEST, Control
 from vmpin.domain.events import SandboxSeen
 from vmpin.domain.model import Pod, SandboxId
 from vmpin.feature import WatcherPart
-from vmpin.features.cluster.kube import untrusted_pod
+from vmpin.features.cluster.kube import reporter_report, untrusted_pod
 from vmpin.features.cluster.kube.untrusted_pod import PodResize, UntrustedPod, encode
 from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import sockets
@@ -90,7 +91,7 @@ def test_it_expires_when_nothing_is_sent_any_more(watched: Watched) -> None:
     watched.ahead = AT_ONCE.handed_kept
     assert watched.shown() is None
     # No public way in: nothing shows what is kept and not shown.
-    assert watched.requests.handed_pods._pods == {}
+    assert watched.requests.handed_pods._value is None
 
 
 def test_it_changes_no_placement(watched: Watched) -> None:
@@ -154,3 +155,64 @@ def test_a_request_of_the_largest_size_has_room_on_the_socket_and_no_other(watch
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     asyncio.run(main())
+
+
+class Given:
+    """A watcher's part that keeps it, with a clock of its own, behind a socket's requests."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.watcher: Any = SimpleNamespace(view=None, parts={})
+        part = ReporterRequests(self.watcher, clock=lambda: self.now).part()
+        self.watcher.parts["cluster"] = part
+        assert part.health is not None
+        self.health = part.health
+
+    def ask(self, raw: bytes, reading: bool = True) -> Any:
+        answer = asyncio.run(Control(self.watcher, reading).answer(raw, 64750))
+        assert isinstance(answer, bytes)
+        return json.loads(answer)
+
+    @property
+    def shown(self) -> list[SourceHealth]:
+        return list(self.health())
+
+
+def test_it_is_shown_until_it_is_mended_or_the_reporter_is_silent() -> None:
+    given = Given()
+    assert given.shown == []
+    assert given.ask(reporter_report.encode("TLS: certificate verify failed")) == {"reporter": "taken"}
+    assert given.shown == [SourceHealth("reporter", False, False, "TLS: certificate verify failed")]
+    given.now += 60.0
+    given.ask(reporter_report.encode(""))
+    assert given.shown == [SourceHealth("reporter", True, False)]
+    given.now += TIMEOUTS.handed_kept
+    assert given.shown == []
+
+
+@pytest.mark.parametrize("raw", [
+    b'{"op":"reporter"}', b'{"op":"reporter","version":2,"trouble":""}', b'{"op":"reporter","version":1,"trouble":[]}',
+    b'{"op":"reporter","version":1,"trouble":null}'])
+def test_what_is_no_such_request_changes_nothing(raw: bytes) -> None:
+    given = Given()
+    given.ask(reporter_report.encode("away"))
+    given.now += 60.0
+    assert "error" in given.ask(raw)
+    assert given.shown[0].why == "away"
+
+
+def test_a_hostile_text_is_cut_and_steers_no_terminal() -> None:
+    given = Given()
+    raw = json.dumps({"op": "reporter", "version": 1, "trouble": "\x1b[2J" + "x" * 60000}).encode()
+    assert given.ask(raw) == {"reporter": "taken"}
+    (shown,) = given.shown
+    assert shown.why.isprintable()
+    assert len(shown.why) <= 300
+
+
+def test_it_is_taken_once_a_second_and_on_the_status_socket_alone() -> None:
+    given = Given()
+    assert "not permitted" in given.ask(reporter_report.encode("away"), reading=False)["error"]
+    given.ask(reporter_report.encode("away"))
+    assert "came less than" in given.ask(reporter_report.encode("another"))["error"]
+    assert given.shown[0].why == "away"

@@ -1,4 +1,4 @@
-"""What an API server answers is bounded before it is made values."""
+"""What an API server answers is bounded before it becomes values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vmpin.features.cluster.kube import api_answer
-from vmpin.features.cluster.kube.api_answer import MAX_REFUSAL, parse_answer, parse_page, refusal
+from vmpin.features.cluster.kube import api_request
+from vmpin.features.cluster.kube.api_request import MAX_REFUSAL, parse_answer, parse_page, refusal
 
 PAGE: dict[str, Any] = {"metadata": {"resourceVersion": "17", "continue": "abc"}, "items": [{"kind": "Pod"}]}
 HOSTILE = [b"", b"<html>", b"[]", b"1", b'"text"', b"[" * 100000, b'{"a":' * 100000, b"1" * 100000,
@@ -24,7 +24,7 @@ def test_what_is_no_object_within_bounds_is_one_error(raw: bytes) -> None:
 
 
 def test_values_are_counted_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_answer, "MAX_VALUES", 100)
+    monkeypatch.setattr(api_request, "MAX_VALUES", 100)
     assert parse_answer(json.dumps({"a": list(range(50))}).encode())["a"][-1] == 49
     with pytest.raises(ValueError, match="more than 100 values"):
         parse_answer(json.dumps({"a": list(range(101))}).encode())

@@ -8,18 +8,25 @@ import pytest
 from fleet_given import COLLISION, NOW, mixed, pinning, record
 from kube_given import entry
 
-from vmpin.features.cluster.fleet.fleet_document import document_parts, verify_document
-from vmpin.features.cluster.fleet.fleet_tables import (
+from vmpin.features.cluster.fleet.fleet_views import (
     LISTED,
+    document_parts,
     findings,
     misplaced_table,
     node_table,
     overview,
     pod_table,
     remarks,
+    verify_document,
 )
-from vmpin.features.cluster.fleet.node_fleet import Fleet, fleet_of, natural
-from vmpin.features.cluster.fleet.node_record import NodeHealth, NodeRecord, record_of_pinning
+from vmpin.features.cluster.fleet.node_record import (
+    Fleet,
+    NodeHealth,
+    NodeRecord,
+    fleet_of,
+    natural,
+    record_of_pinning,
+)
 
 
 def test_the_most_urgent_come_first() -> None:

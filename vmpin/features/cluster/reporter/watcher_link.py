@@ -1,0 +1,196 @@
+"""The reporter's end of the watcher's status socket: it follows the node there, and hands over the pods' texts and
+whether the API server is reached."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from vmpin.bounded import load_json
+from vmpin.errors import SourceError, WatcherError
+from vmpin.features.cluster.kube import reporter_report
+from vmpin.features.cluster.kube.agenda import own_sandbox
+from vmpin.features.cluster.kube.asked_annotations import encoded_member
+from vmpin.features.cluster.kube.reported_node import NOTHING, ReportedNode
+from vmpin.features.cluster.kube.untrusted_pod import OPERATION, UntrustedPod, encode
+from vmpin.features.cluster.reporter.loop_pauses import Pauses
+from vmpin.features.cluster.reporter.pod_watch import PodWatch
+
+logger = logging.getLogger(__name__)
+
+#: For the watcher to answer (seconds).
+DEADLINE = 10.0
+#: A watcher sends a line every ten seconds at least; one that is silent for so long (seconds) hangs.
+SILENCE = 45.0
+#: The longest line (bytes): 1,000 sandboxes take some 2 MB.
+MAX_LINE = 64 << 20
+#: Seconds between two requests with pods at the least, and until the same pods or trouble are sent again (the watcher
+#: keeps them for `Timeouts.handed_kept`).
+PAUSE, AGAIN = 2.0, 60.0
+#: Seconds until trouble that the watcher did not take is sent again: it takes one in `Timeouts.handed_pause`, and may
+#: be away.
+RETRY = 5.0
+
+
+def ask(path: Path, request: bytes, member: str) -> Any:
+    """Send a request, and return one member of the answer. :param request: a line of JSON.
+    :raises OSError, ValueError, WatcherError: where there is no such answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(DEADLINE)
+        connection.connect(os.fspath(path))
+        connection.sendall(request)
+        with connection.makefile("rb") as answer:
+            found = load_json(answer.readline(65536) or "{}")
+    if not isinstance(found, dict) or member not in found:
+        raise WatcherError(str(found.get("error", "it hung up")) if isinstance(found, dict) else "no answer to it")
+    return found[member]
+
+
+class StatusStream:
+    """The watcher's reports, over `follow`. `run` is a thread's body.
+    :param changed: called in it after each line and each loss of the connection.
+    :param kubelet: whether the kubelet's configuration is asked for, too. :param pauses: after errors."""
+
+    def __init__(self, path: Path, changed: Callable[[], None], stopping: threading.Event,
+                 kubelet: bool = False, pauses: Pauses | None = None) -> None:
+        self._path, self._changed, self._stopping = path, changed, stopping
+        self._request = b'{"op":"follow","kubelet":true}\n' if kubelet else b'{"op":"follow"}\n'
+        self._pauses = pauses or Pauses(stopping, longest=5.0)
+        #: What was reported last, and whether the connection is up; one assignment each, so no lock.
+        self.reported: ReportedNode = NOTHING
+        self.up = False
+        self.connections = 0  #: How many were up.
+        #: The directory was removed: a container that has it mounted sees no other one of its name.
+        self.lost = False
+
+    def run(self) -> None:
+        """Read the watcher's reports until `stopping` is set, or the directory is lost."""
+        why = ""
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._follow()
+            except (OSError, SourceError, WatcherError) as err:
+                text = f"{self._path}: {getattr(err, 'strerror', None) or err}"
+                if self.up or text != why:
+                    logger.warning("the watcher does not report: %s", text)
+                why = text
+            if self.up:
+                self.up = False
+                self._changed()
+            if self._removed():
+                self.lost = True
+                self._changed()
+                return
+            self._pauses.lasted(time.monotonic() - began)
+            self._pauses.after(WatcherError(f"{self._path}"), logging.DEBUG)
+
+    def _follow(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+            connection.settimeout(SILENCE)
+            connection.connect(os.fspath(self._path))
+            connection.sendall(self._request)
+            buffer = bytearray()
+            while not self._stopping.is_set():
+                part = connection.recv(1 << 18)
+                if not part:
+                    raise WatcherError("it hung up")
+                buffer += part
+                if len(buffer) > MAX_LINE:
+                    raise WatcherError("a line without an end")
+                if b"\n" in part:
+                    *lines, rest = bytes(buffer).split(b"\n")
+                    buffer = bytearray(rest)
+                    for line in lines:
+                        self.reported = self.reported.after(line)
+                    if not self.up:
+                        logger.info("the watcher reports sandboxes=%d version=%s", len(self.reported.sandboxes),
+                                    self.reported.node.version)
+                        self.connections += 1
+                    self.up = True
+                    self._changed()
+
+    def _removed(self) -> bool:
+        try:
+            return os.stat(self._path.parent).st_nlink == 0
+        except OSError:
+            return False
+
+
+class PodHandover:
+    """Hands the watcher the API server's data of the pods in its VMs: after a change, to a watcher that has just come,
+    and each `again` seconds, as the watcher drops what is not repeated. `run` is a thread's body.
+    :param pauses: after errors."""
+
+    def __init__(self, path: Path, stream: StatusStream, watch: PodWatch, stopping: threading.Event,
+                 pause: float = PAUSE, again: float = AGAIN, pauses: Pauses | None = None) -> None:
+        self._path, self._stream, self._watch, self._stopping = path, stream, watch, stopping
+        self._pause, self._again = pause, again
+        self._woken, self._pauses = threading.Event(), pauses or Pauses(stopping)
+
+    def wake(self) -> None:
+        """The watcher's report or a pod changed."""
+        self._woken.set()
+
+    def run(self) -> None:
+        """Hand pods over until `stopping` is set; it may last as long as `again` then, so it is a daemon's thread."""
+        sent: tuple[int, dict[str, UntrustedPod], bytes] = 0, {}, b""
+        when, why = float("-inf"), ""
+        while not self._stopping.is_set():
+            self._woken.clear()
+            if self._stream.up and self._watch.listed:
+                now = self._stream.connections, self._pods(), encoded_member(self._asked())
+                if now != sent or time.monotonic() - when >= self._again:
+                    try:
+                        ask(self._path, encode(now[1], now[2]), OPERATION)
+                    except (OSError, ValueError, WatcherError) as err:
+                        if str(err) != why:
+                            logger.info("the watcher does not take pods' data: %s", err)
+                        why = str(err)
+                        self._pauses.after(WatcherError(str(self._path)), logging.DEBUG)
+                        continue
+                    sent, when, why = now, time.monotonic(), ""
+                    self._pauses.reset()
+                    self._stopping.wait(self._pause)
+            self._woken.wait(self._again)
+
+    def _pods(self) -> dict[str, UntrustedPod]:
+        """Return the pods in VMs: of others the watcher shows nothing. The same objects where nothing is new."""
+        by_uid = {each.uid: each for each in self._stream.reported.sandboxes.values()}
+        return {pod.runtime_uid: pod.untrusted for pod in self._watch.pods()
+                if pod.untrusted is not None and own_sandbox(by_uid.get(pod.runtime_uid), pod) is not None}
+
+    def _asked(self) -> dict[str, Mapping[str, str]]:
+        """The annotations that ask for CPUs, of all pods that run. A static pod's uid is an annotation, which any pod
+        can have with another's: it is left out."""
+        return {pod.uid: pod.asked for pod in self._watch.pods()
+                if pod.asked is not None and pod.runtime_uid == pod.uid and not pod.ending}
+
+
+class LinkReport:
+    """Reports to the watcher whether the API server is reached: at each change, and again while it is not. Called by
+    one thread. :param path: the watcher's status socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sent, self._due = "", inf
+
+    def send(self, trouble: str, now: float) -> float:
+        """Send the watcher what it has not got yet.
+        :param trouble: why the API server is not reached, "" where it is. :param now: a steady clock's time (s).
+        :returns: after how many seconds this is due again if nothing changes."""
+        if trouble != self._sent or now >= self._due:
+            try:
+                ask(self._path, reporter_report.encode(trouble), reporter_report.OPERATION)
+            except (OSError, ValueError, WatcherError) as err:
+                logger.debug("the watcher does not take why the API server is not reached: %s", err)
+                return RETRY
+            self._sent, self._due = trouble, now + AGAIN if trouble else inf
+        return self._due - now
