@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -31,12 +32,11 @@ pytestmark = pytest.mark.root
 
 class Burner:
     """A process of one thread that never sleeps, on one CPU: foreign, or from its start in a container's cgroups.
-    `ran` is its CPU time, in seconds."""
+    `ran` is its CPU time, in seconds; no process of another test, which may have the same CPU, has its `name`."""
 
     def __init__(self, cpu: str, directory: Path, cgroups: Sequence[Path] = ()) -> None:
-        program = directory / "burner"
-        if not program.exists():
-            shutil.copy("/bin/sh", program)
+        self.name = f"b{secrets.token_hex(6)}"
+        program = shutil.copy("/bin/sh", directory / self.name)
 
         def place() -> None:
             for cgroup in cgroups:
@@ -96,7 +96,7 @@ def test_what_burns_an_exclusive_cpu_is_measured_named_and_advised_about(sampled
             burner.run_for(1.0)
             # All foreign programs of the last minute are listed: another test's process may have more of it.
             named = wait(lambda: next((each for each in of(sampled, vm.sandbox)["foreign_by_program"]
-                                       if each["name"] == "burner" and each["seconds"] > 0.3), None),
+                                       if each["name"] == burner.name and each["seconds"] > 0.3), None),
                          lambda: str(of(sampled, vm.sandbox)))
             burnt, own = burner.ran, vm.ran - before
             found = of(sampled, vm.sandbox)
@@ -194,7 +194,7 @@ def test_what_a_container_runs_in_cgroups_of_its_own_is_its_own(sampled: Node, c
             remove_cgroup(directory)
     # It had at most what the burner left of the time, the imprecision aside.
     assert foreign(now) - foreign(found) < now["cpu_seconds"] - found["cpu_seconds"] - own + 0.1
-    assert "burner" not in {program["name"] for program in now["foreign_by_program"]}
+    assert burner.name not in {program["name"] for program in now["foreign_by_program"]}
 
 
 def counts_cpu_time(cgroup: Path) -> bool:

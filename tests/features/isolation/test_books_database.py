@@ -319,6 +319,17 @@ def test_a_damaged_file_is_set_aside_and_logged(tmp_path: Path, caplog: pytest.L
     assert sorted(each.name for each in tmp_path.iterdir()) == ["isolation", "isolation.bad"]
 
 
+def test_books_that_were_not_read_yet_are_not_written_over(tmp_path: Path) -> None:
+    """As when a watcher ends at once."""
+    path = tmp_path / "isolation"
+    with keeping(path) as keeper:
+        fill(keeper.books)
+        keeper.books.alive = alive = boottime.now()
+    IsolationKeeper(path, "boot").close()
+    with keeping(path) as keeper:
+        assert (list(keeper.books.owners), keeper.books.alive) == (["one", "two"], alive)
+
+
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with keeping(None) as keeper:
