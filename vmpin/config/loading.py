@@ -153,14 +153,14 @@ def _read(path: Path, refuse: Callable[[ConfigError], None]) -> dict[str, object
     if document is None:
         return {}
     if not isinstance(document, dict):
-        refuse(ConfigError(f"{path}: is no mapping of sections"))
+        refuse(ConfigError(f"{path}: is not a mapping of sections"))
         return {}
     values: dict[str, object] = {}
     for section, keys in document.items():
         if section not in SECTIONS:
             refuse(ConfigError(f"{path}: unknown section {section!r:.80}", _near(str(section))))
         elif not isinstance(keys, dict | None):
-            refuse(ConfigError(f"{path}: {section}: {keys!r:.80} is no mapping of keys to values"))
+            refuse(ConfigError(f"{path}: {section}: {keys!r:.80} is not a mapping of keys to values"))
         else:
             values |= _known(path, section, keys or {}, refuse)
     return values

@@ -30,7 +30,7 @@ def _whole(value: object, most: int) -> int | None:
 
 def path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value).startswith("/") or "\0" in str(value):
-        raise ValueError("is no absolute path")
+        raise ValueError("is not an absolute path")
     return Path(value)
 
 
@@ -42,7 +42,7 @@ def cpus(value: object) -> CpuSet:
     if value is None:
         return EMPTY
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError("is no CPU list")
+        raise ValueError("is not a CPU list")
     return CpuSet.parse(str(value))
 
 
@@ -57,7 +57,7 @@ _BEYOND = 1e12
 def seconds(value: object) -> float:
     number = parse_real(value, _BEYOND) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ValueError("is no number of seconds")
+        raise ValueError("is not a number of seconds")
     checked = real(number, 86400, 0.1)
     if checked is None:
         raise ValueError("is not between 0.1 and 86400 seconds")
@@ -72,7 +72,7 @@ def seconds_or_off(value: object) -> float:
 def count(value: object) -> int:
     number = _whole(value, 999999)
     if number is None:
-        raise ValueError("is no number from 1 to 999999")
+        raise ValueError("is not a number from 1 to 999999")
     return number
 
 
@@ -107,7 +107,7 @@ def port(value: object) -> int:
     """A port of vsock: 32 bits. 1024 to 1027 are Kata's."""
     number = _whole(value, 0xFFFFFFFE)
     if number is None:
-        raise ValueError("is no port")
+        raise ValueError("is not a port number")
     if 1024 <= number <= 1027:
         raise ValueError("is a port of Kata's own")
     return number

@@ -24,7 +24,7 @@ def write(tmp_path: Path, text: str | bytes) -> Path:
     ("polcy: {vcpus: union}\n", "unknown section 'polcy'"),
     ("policy: {vcpsu: union}\n", "unknown key 'policy.vcpsu'"),
     ("policy: {vcpus: 7}\n", "policy.vcpus: 7: "),
-    ("policy: 7\n", "policy: 7 is no mapping"),
+    ("policy: 7\n", "policy: 7 is not a mapping"),
     ("7: {}\n", "unknown section 7"),
     ("policy: {7: 8}\n", "unknown key 'policy.7'"),
     ("policy: [\n", "expected the node content"),
