@@ -9,6 +9,7 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.assignments import writer_of
+from vmpin.domain.terminal import number_of
 from vmpin.feature import features, present
 
 
@@ -210,5 +211,6 @@ def _claims_without_vcpus(sandbox: Mapping[str, Any]) -> Iterable[str]:
                     if container["exclusive_by"] == "dra")
     if sandbox["verdict"] == "degraded" and len(claimed) > sum(
             thread["role"] == "vcpu" for thread in sandbox["threads"]):
-        yield (f"Its DRA claims have {len(claimed)} CPUs, and a claim gives a VM no vCPU: give its containers a CPU "
-               "limit as well, or the pod the annotation io.katacontainers.config.hypervisor.default_vcpus.")
+        yield (f"Its DRA claims have {number_of(len(claimed), 'CPU')}, and a claim gives a VM no vCPU: give its "
+               "containers a CPU limit as well, or the pod the annotation "
+               "io.katacontainers.config.hypervisor.default_vcpus.")
