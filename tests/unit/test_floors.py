@@ -388,7 +388,7 @@ def test_nothing_that_decides_reads_what_the_api_server_has_of_pods() -> None:
     reader = {"features.cluster.reporter_requests"}
     assert readers == reader
     # What asks for CPUs crosses apart from it, and is decoded only for a feature that takes it.
-    assert {module for module, names in reach.items() if "features.cluster.kube.asked_annotations" in names} == {
+    assert {module for module, names in reach.items() if "features.cluster.kube.watched_annotations" in names} == {
         "features.cluster.kube.pod_record", "features.cluster.reporter.watcher_link", *reader}
 
 

@@ -23,7 +23,7 @@ from vmpin.features.allocator.grants.allocation_options import AllocationMode, A
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.live_annotations import PAUSE, LiveAnnotations
 from vmpin.features.cluster.kube import untrusted_pod
-from vmpin.features.cluster.kube.asked_annotations import encoded_member
+from vmpin.features.cluster.kube.watched_annotations import encoded_member
 from vmpin.features.cluster.reporter_requests import ReporterRequests
 from vmpin.host import sockets
 from vmpin.status.health import SourceHealth

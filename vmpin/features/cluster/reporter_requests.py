@@ -15,7 +15,7 @@ from vmpin.errors import WatcherError
 from vmpin.feature import SocketRequest, WatcherPart, present
 from vmpin.features.cluster.followers import FollowedWatcher, Followers
 from vmpin.features.cluster.kube import reporter_report, untrusted_pod
-from vmpin.features.cluster.kube.asked_annotations import decoded_member
+from vmpin.features.cluster.kube.watched_annotations import decoded_member
 from vmpin.status.health import SourceHealth
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from real_containerd import Containerd, one_in_ci
 from real_node import talk
 from waiting import wait
 
-from vmpin.features.cluster.kube.asked_annotations import encoded_member
 from vmpin.features.cluster.kube.untrusted_pod import encode
+from vmpin.features.cluster.kube.watched_annotations import encoded_member
 
 pytestmark = pytest.mark.root
 

@@ -86,7 +86,7 @@ def test_a_collision_names_pods_and_not_ids() -> None:
     one, two = "a" * 64, "b" * 64
     found = record("node-1", entry("web", id=one), collisions=[
         {"cpu": 4, "sandboxes": [one, two], "what": f"exclusive to {one}, but 1 thread of {two} may run there"}])
-    assert found.collisions[0].what == "exclusive to default/web, but 1 thread of bbbbbbbbbbbb may run there"
+    assert found.collisions[0].message == "exclusive to default/web, but 1 thread of bbbbbbbbbbbb may run there"
 
 
 def test_what_was_cut_and_may_hide_a_finding_is_counted() -> None:
@@ -110,7 +110,7 @@ def test_an_object_that_makes_no_sense_says_so(change: dict[str, Any]) -> None:
     item["status"] |= change
     found = record_of_pinning(item)
     assert found.name == "node-1"
-    assert "is none that this version reads" in found.unreadable
+    assert "this version cannot read it" in found.unreadable
     assert found.health(NOW) is NodeHealth.UNREADABLE
 
 

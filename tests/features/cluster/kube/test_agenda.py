@@ -19,7 +19,7 @@ from vmpin.features.cluster.kube.reported_node import ReportedNode
 
 
 def events(writes: list[Write]) -> list[str]:
-    return [write.what.event.reason.value for write in writes if write.kind == "event"]
+    return [write.content.event.reason.value for write in writes if write.kind == "event"]
 
 
 def test_the_first_report_writes_all_and_the_next_nothing() -> None:
@@ -145,7 +145,7 @@ def test_of_two_sandboxes_of_a_pod_the_one_that_runs_counts(order: int) -> None:
     cluster.put(pod())
     cluster.report(*[entry(), entry(id="sandbox-former", vmm=None, verdict="waiting")][::order])
     (condition,) = [write for write in cluster.step(60) if write.kind == "condition"]
-    assert condition.what.state.value == "Pinned"
+    assert condition.content.state.value == "Pinned"
 
 
 def test_an_event_that_has_expired_is_made_again() -> None:
@@ -262,7 +262,7 @@ def test_the_topology_is_written_and_the_object_shows_it() -> None:
 def counted(cluster: Cluster) -> tuple[str, list[str]]:
     """The summary of the NodePinning that is written after a while, and its pods."""
     (write,) = [each for each in cluster.step(REFRESH) if each.kind == "pinning"]
-    status = write.what["status"]
+    status = write.content["status"]
     return status["summary"], [each["uid"] for each in status["sandboxes"]]
 
 
@@ -295,8 +295,9 @@ def test_a_refused_change_of_an_annotation_is_an_event_of_its_pod_once() -> None
     assert events(cluster.step()) == []
     cluster.report(features={"allocator": {"why": "", "refused": [{**refused, "uid": "uid-gone"}, refused]}})
     (write,) = [each for each in cluster.step(1) if each.kind == "event"]
-    assert (write.pod.name if write.pod else "", write.what.event.reason.value, write.what.event.reason.type) == (
-        "web", "CPUsRefused", "Warning")
-    assert write.what.event.message == "container main: vmpin: 8 CPUs are asked for, and 2 are free"
+    assert write.pod is not None
+    event = write.content.event
+    assert (write.pod.name, event.reason.value, event.reason.type) == ("web", "CPUsRefused", "Warning")
+    assert event.message == "container main: vmpin: 8 CPUs are asked for, and 2 are free"
     cluster.report(allocator={"why": "", "refused": [refused]}, version="0.1.1")
     assert events(cluster.step(1)) == []

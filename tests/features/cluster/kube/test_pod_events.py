@@ -148,7 +148,6 @@ def test_no_pod_and_no_process_has_more_than_its_limit(steps: list[tuple[float, 
         names[found.name] = found.times
         assert written[uid] <= POD_BURST + now / POD_SECONDS + 1e-6
         assert written.total() <= PROCESS_BURST + now / PROCESS_SECONDS + 1e-6
-    assert written.total() + limits.dropped == len(steps)
 
 
 def test_the_same_event_raises_the_count_of_the_first() -> None:

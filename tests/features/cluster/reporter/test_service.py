@@ -21,4 +21,4 @@ def test_pods_data_is_kept_and_handed_over_only_if_that_is_on(watch_pods: str, t
 def test_annotations_that_ask_for_cpus_are_kept_only_if_they_are_followed(live: str) -> None:
     made = Reporter(loading.load(None, {}, {"kubernetes.node": "node-a", "allocate.live_annotations": live}))
     # No public way in, as above.
-    assert (made._watch._asks is not None) == (live == "true")
+    assert (made._watch._is_watched is not None) == (live == "true")

@@ -17,9 +17,9 @@ import pytest
 from counted_pauses import CountedPauses
 from kube_given import entry, line, node_part, reported
 
-from vmpin.features.cluster.kube.asked_annotations import decoded_member
 from vmpin.features.cluster.kube.pod_record import Pods, record_of
 from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, decode
+from vmpin.features.cluster.kube.watched_annotations import decoded_member
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
 from vmpin.features.cluster.reporter.watcher_link import AGAIN, RETRY, LinkReport, PodHandover, StatusStream
@@ -129,7 +129,7 @@ class Handing:
         self.items = [item("web"), item("runc")]
         self.answer = b'{"pods":1}\n'
         self.requests: queue.Queue[dict[str, UntrustedPod]] = queue.Queue()
-        self.asks: Callable[[str], bool] | None = None
+        self.is_watched: Callable[[str], bool] | None = None
         self.asked: Mapping[str, Mapping[str, str]] = {}  #: Of the request before `next`.
         self.stopping = threading.Event()
         self.made = socket.socket(socket.AF_UNIX)
@@ -141,7 +141,7 @@ class Handing:
 
     def pods(self) -> Pods:
         return Pods(pod for each in self.items
-                    if (pod := record_of(each, untrusted=True, asks=self.asks)) is not None)
+                    if (pod := record_of(each, untrusted=True, is_watched=self.is_watched)) is not None)
 
     def _serve(self) -> None:
         while True:
@@ -212,7 +212,7 @@ def test_what_asks_for_cpus_is_handed_over_of_all_pods_if_it_is_followed(handing
     handing.handover.wake()
     handing.next()
     assert handing.asked == {}
-    handing.asks = lambda key: key.startswith("cpu-")
+    handing.is_watched = lambda key: key.startswith("cpu-")
     # A static pod's uid is an annotation, and a pod that ends is not changed.
     handing.items.append(item("rival", **policy, **{"kubernetes.io/config.mirror": "uid-runc"}))
     handing.items.append({**item("done", **policy), "status": {"phase": "Succeeded"}})

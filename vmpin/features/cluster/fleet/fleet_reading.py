@@ -19,7 +19,7 @@ from vmpin.features.cluster.kube.api_request import ApiRequest
 from vmpin.features.cluster.kube.identifiers import GROUP, LABEL_READY, PLURAL, POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.node_pinning import pinning_path
 
-#: Objects of a page; the fewer are for a page that is too large.
+#: Objects of a page; the next number where a page is too large.
 PAGES = (50, 10, 1)
 #: Bytes of a page. One of 50 nodes with 50 pods each has 2 MB.
 LARGEST_PAGE = 6 << 20
@@ -27,6 +27,11 @@ _DAEMON_SETS, _NODES = "/apis/apps/v1/daemonsets", "/api/v1/nodes"
 #: By path: the resource and its API group, as a ClusterRole has them.
 _RULES = {pinning_path(): (GROUP, PLURAL), _DAEMON_SETS: ("apps", "daemonsets"), _NODES: ("", "nodes")}
 
+#: The labels of the chart.
+DAEMON_SET_SELECTOR = "app.kubernetes.io/name=vmpin,app.kubernetes.io/component=reporter"
+#: Every DaemonSet's pods tolerate these, whatever their effect.
+_ALWAYS = frozenset(f"node.kubernetes.io/{name}" for name in (
+    "not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable"))
 #: The labels that a NodePinning has of its node.
 LABELS = (ZONE, REGION, *POOLS, LABEL_READY)
 _KEY = re.compile(r"\s*!?\s*([A-Za-z0-9._/-]*)")
@@ -47,7 +52,7 @@ class NodeChoice(NamedTuple):
 def read_fleet(send: Send, clock: Callable[[], float], choice: NodeChoice,
                trim: Callable[[NodeRecord], NodeRecord]) -> Fleet:
     """Read the chosen NodePinnings, and which nodes should have one.
-    :param trim: what is kept of a record, so that no more is in memory than is shown.
+    :param trim: keeps of a record as much as is shown, to save memory.
     :raises ClusterError: where the NodePinnings cannot be listed; with a hint. :raises UsageError: for a selector."""
     check_selector(choice.selector)
     # First the nodes: one that joins in between is not missing.
@@ -71,7 +76,7 @@ def read_fleet(send: Send, clock: Callable[[], float], choice: NodeChoice,
 
 
 def check_selector(selector: str) -> None:
-    """Refuse a label that no NodePinning has: nodes have it, and would all be called missing. :raises UsageError:"""
+    """Refuse a label of nodes that no NodePinning has: all nodes would count as missing. :raises UsageError:"""
     for part in re.split(r",(?![^(]*\))", selector) if selector else ():
         match = _KEY.match(part)
         if match is None or match[1] not in LABELS:
@@ -80,7 +85,7 @@ def check_selector(selector: str) -> None:
 
 
 def explained(err: ClusterError, path: str, selector: str = "") -> ClusterError | UsageError:
-    """The error of a list, with what to do."""
+    """The error of a list, with a hint."""
     if err.status == 404 and path == pinning_path():
         return ClusterError("vmpin's chart is not installed in this cluster: it has no NodePinnings", 404, hint=(
             "docs/kubernetes.md has how to install it; --context NAME chooses another cluster"))
@@ -108,7 +113,7 @@ def _placements(send: Send) -> Iterator[ReporterPlacement]:
 
 def _items(send: Send, path: str, selector: str = "", name: str = "") -> Iterator[Mapping[str, Any]]:
     """List the objects at a path, page by page. :param name: of the only object; "" for all.
-    :raises ClusterError: :raises UsageError: with what to do."""
+    :raises ClusterError: :raises UsageError: with a hint."""
     fixed = [("labelSelector", selector)] * bool(selector) + [("fieldSelector", f"metadata.name={name}")] * bool(name)
     token = ""
     while True:
@@ -135,16 +140,9 @@ def _page(send: Send, path: str, query: list[tuple[str, str]]) -> Any:
     raise AssertionError
 
 
-#: The labels of the chart.
-DAEMON_SET_SELECTOR = "app.kubernetes.io/name=vmpin,app.kubernetes.io/component=reporter"
-#: Every DaemonSet's pods tolerate these, whatever their effect.
-_ALWAYS = frozenset(f"node.kubernetes.io/{name}" for name in (
-    "not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable"))
-
-
 def _number(text: str) -> int:
     """A label's or an expression's number (k8s.io/component-helpers/scheduling/corev1/nodeaffinity).
-    :raises ValueError: for none."""
+    :raises ValueError: it is no number."""
     number = checked_parse(text.removeprefix("-"), MAX_INT64)
     return -number if text.startswith("-") else number
 
@@ -160,7 +158,7 @@ _OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 
 class ReporterPlacement(NamedTuple):
-    """What a DaemonSet's pod template asks of a node. `terms` is None without a required affinity."""
+    """The rules by which a DaemonSet's pods choose nodes. `terms` is None without a required affinity."""
 
     labels: Mapping[str, str]
     terms: Sequence[Mapping[str, Any]] | None
@@ -172,7 +170,7 @@ class ReporterPlacement(NamedTuple):
         return ",".join(f"{key}={value}" for key, value in sorted(self.labels.items()))
 
     def chooses(self, node: Mapping[str, Any]) -> bool:
-        """Whether the reporter should run on a node. :param node: a Node as JSON; one that is none is not chosen."""
+        """Whether the reporter should run on a node. :param node: as JSON; a malformed Node is not chosen."""
         try:
             labels = node["metadata"].get("labels") or {}
             taints = (node.get("spec") or {}).get("taints") or ()
@@ -184,11 +182,11 @@ class ReporterPlacement(NamedTuple):
 
     def _tolerates(self, taint: Mapping[str, Any]) -> bool:
         return (taint["effect"] == "PreferNoSchedule" or taint["key"] in _ALWAYS
-                or any(_covers(each, taint) for each in self.tolerations))
+                or any(_covers(toleration, taint) for toleration in self.tolerations))
 
 
 def placement_of(daemon_set: Mapping[str, Any]) -> ReporterPlacement:
-    """Read from a DaemonSet the rules by which its pods choose nodes. :raises ValueError: for what is no DaemonSet."""
+    """Read a DaemonSet from its JSON. :raises ValueError: it is no DaemonSet."""
     try:
         spec = daemon_set["spec"]["template"]["spec"]
         affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
@@ -203,9 +201,11 @@ def placement_of(daemon_set: Mapping[str, Any]) -> ReporterPlacement:
 def _term_holds(term: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
     """An empty term holds for no node."""
     labels = meta.get("labels") or {}
-    asked = [*((each, labels.get(each["key"])) for each in term.get("matchExpressions") or ()),
-             *((each, meta["name"]) for each in term.get("matchFields") or ())]  # metadata.name is the only one
-    return bool(asked) and all(_OPERATORS[each["operator"]](value, each.get("values") or ()) for each, value in asked)
+    requirements = [
+        *((expression, labels.get(expression["key"])) for expression in term.get("matchExpressions") or ()),
+        *((field, meta["name"]) for field in term.get("matchFields") or ())]  # metadata.name is the only field
+    return bool(requirements) and all(_OPERATORS[requirement["operator"]](value, requirement.get("values") or ())
+                                      for requirement, value in requirements)
 
 
 def _covers(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

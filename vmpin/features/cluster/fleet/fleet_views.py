@@ -13,7 +13,9 @@ from vmpin.features.cluster.fleet.node_record import Fleet, FleetNode, NodeHealt
 from vmpin.features.cluster.kube.identifiers import POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.pod_pinning import PinState, backed_cpus, timestamp
 
-#: Of pods and of remarks: what needs attention on a large cluster would else fill many screens.
+#: The version of the documents: 1 as long as members are only added.
+VERSION = 1
+#: The most pods, and remarks of a kind, that are shown: a large cluster would fill many screens.
 LISTED = 100
 STYLES = {NodeHealth.MISSING: "red", NodeHealth.UNREADABLE: "red", NodeHealth.STALE: "red",
           NodeHealth.NOT_READY: "yellow", NodeHealth.COLLISION: "red", NodeHealth.MISPLACED: "red",
@@ -22,7 +24,7 @@ _REPORTERS = "vmpin's pods there: kubectl get pods -A -o wide -l app.kubernetes.
 
 
 class TextTable(NamedTuple):
-    """`left` counts rows that were left out."""
+    """`left` is the number of rows that were left out."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -86,7 +88,7 @@ def remarks(fleet: Fleet) -> Iterator[str]:
                          if not node.health.current])
     if any(not node.health.current for node in fleet.nodes):
         yield _REPORTERS
-    yield from _limited([f"COLLISION on CPU {collision.cpu} of {node.record.name}: {collision.what}"
+    yield from _limited([f"COLLISION on CPU {collision.cpu} of {node.record.name}: {collision.message}"
                          for node in fleet.nodes for collision in node.record.collisions])
     yield from _limited([f"{node.record.name}: its NodePinning was cut to its size: {_cut(node)}"
                          for node in fleet.nodes if node.record.hidden or node.record.cut.get("sandboxes")])
@@ -111,7 +113,7 @@ def _limited(lines: Sequence[str]) -> Iterator[str]:
 
 
 def why(node: FleetNode, now: float) -> str:
-    """Why a node is not known."""
+    """Why a node's present state is unknown."""
     record = node.record
     if node.health is NodeHealth.MISSING:
         return "it has no NodePinning"
@@ -146,10 +148,6 @@ def findings(fleet: Fleet) -> Iterator[str]:
         yield f"all threads of {number_of(pods, 'pod')} in VMs on {where} are on their CPUs"
 
 
-#: Of the documents; 1 as long as members are only added.
-VERSION = 1
-
-
 def document_parts(fleet: Fleet) -> Iterator[str]:
     """The document as JSON in parts, a node a line: all of a large cluster at once would take the memory twice."""
     head = {"version": VERSION, "time": timestamp(fleet.time), "unknown": fleet.unknown or fleet.unchecked or None,
@@ -173,7 +171,7 @@ def node_document(node: FleetNode, now: float) -> dict[str, Any]:
                          "caches": list(record.layout.caches), "isolated": record.layout.isolated},
             "pinned": record.pinned, "total": record.total, "degraded": record.degraded, "hidden": record.hidden,
             "collisionCount": record.collision_count,
-            "collisions": [{"cpu": collision.cpu, "message": collision.what} for collision in record.collisions],
+            "collisions": [{"cpu": collision.cpu, "message": collision.message} for collision in record.collisions],
             "pods": [_pod(pod) for pod in record.pods], "cut": dict(record.cut)}
 
 
@@ -190,13 +188,13 @@ def _details(details: PodDetails) -> dict[str, Any]:
 
 
 def verify_document(fleet: Fleet) -> dict[str, Any]:
-    """The verdict with all that led to it."""
+    """The verdict of `vmpin verify` with its evidence."""
     pods = [(node.record.name, pod) for node in fleet.nodes for pod in node.record.pods]
     names = {health: [node.record.name for node in fleet.nodes if node.health is health] for health in NodeHealth}
     return {"version": VERSION, "ok": fleet.verdict == 0, "time": timestamp(fleet.time), "nodes": len(fleet.nodes),
             "pods": sum(node.record.total for node in fleet.nodes),
             "misplaced": [_named(node, pod, threads=pod.misplaced) for node, pod in pods if pod.misplaced],
-            "collisions": [{"node": node.record.name, "cpu": collision.cpu, "message": collision.what}
+            "collisions": [{"node": node.record.name, "cpu": collision.cpu, "message": collision.message}
                            for node in fleet.nodes for collision in node.record.collisions],
             "unmanaged": [_named(node, pod) for node, pod in pods if pod.state == PinState.UNMANAGED],
             "missing": names[NodeHealth.MISSING], "unreadable": names[NodeHealth.UNREADABLE],

@@ -26,7 +26,7 @@ _STYLES = {"#": "green", "o": "yellow", "!": "bold white on red", "·": "dim", "
 
 
 def described(record: NodeRecord) -> tuple[dict[str, Any], Topology]:
-    """A node as a map takes it: (what a status document has of it, its topology). CPU lists that are none count as
+    """A node for `vmpin map`: (its part of a status document, its topology). Texts that are no CPU lists count as
     empty; groups that contradict each other are left out."""
     online = cpus(record.cpus.get("online", ""))
     layout = record.layout
@@ -39,16 +39,16 @@ def described(record: NodeRecord) -> tuple[dict[str, Any], Topology]:
     exclusive = cpus(record.cpus.get("exclusive", "")) & online
     sandboxes, owners = [], []
     for pod in record.pods:
-        found = pod.details
+        details = pod.details
         named = {"namespace": pod.namespace or "?", "name": pod.pod or pod.sandbox[:12]}
-        masks = {} if found is None else {vcpu: cpus(text) & online for vcpu, text in found.vcpus.items()}
+        masks = {} if details is None else {vcpu: cpus(text) & online for vcpu, text in details.vcpus.items()}
         sandboxes.append({"id": pod.sandbox, "pod": named, "vmm": {}, "verdict": pod.state, "mask": pod.mask,
                           "containers": [], "threads": [{"vcpu": vcpu, "role": "vcpu", "actual": str(mask)}
                                                         for vcpu, mask in masks.items() if mask]})
-        for each in () if found is None else found.containers:
-            own = cpus(each.cpus) & online if each.exclusive else cpus("")
+        for container in () if details is None else details.containers:
+            own = cpus(container.cpus) & online if container.exclusive else cpus("")
             exclusive -= own
-            owners.append({"sandbox": pod.sandbox, "container": each.name, "name": each.name, "kind": "vm",
+            owners.append({"sandbox": pod.sandbox, "container": container.name, "name": container.name, "kind": "vm",
                            "cpus": str(own), "pod": named})
     if exclusive:
         owners.append({"sandbox": "", "container": "", "name": "containers that are in no VM shown here",
@@ -57,59 +57,59 @@ def described(record: NodeRecord) -> tuple[dict[str, Any], Topology]:
         ("online", "online"), ("shared_pool", "shared"), ("exclusive", "exclusive"),
         ("housekeeping", "housekeeping"))}
     return {"node": {**node, "owners": owners, "collisions": [
-        {"cpu": collision.cpu, "what": collision.what} for collision in record.collisions]}, "sandboxes": sandboxes,
+        {"cpu": collision.cpu, "what": collision.message} for collision in record.collisions]}, "sandboxes": sandboxes,
         "time": f"{record.name}, {timestamp(record.observed)}"}, topology
 
 
 def strips(fleet: Fleet, width: int) -> Iterator[Line]:
     """A line for each NUMA node of each node, wrapped to `width` columns."""
-    yield [("; ".join(f"{sign} {what}" for sign, what in SIGNS), "dim")]
-    first = max((len(each.record.name) for each in fleet.nodes), default=0)
-    for each in fleet.nodes:
-        head = f"{each.record.name.ljust(first)}  {each.health.value:10}"
-        style = STYLES[each.health]
-        for text, line in _strips(each, max(8, width - len(head) - 6)):
+    yield [("; ".join(f"{sign} {meaning}" for sign, meaning in SIGNS), "dim")]
+    longest = max((len(node.record.name) for node in fleet.nodes), default=0)
+    for node in fleet.nodes:
+        head = f"{node.record.name.ljust(longest)}  {node.health.value:10}"
+        style = STYLES[node.health]
+        for text, line in _strips(node, max(8, width - len(head) - 6)):
             yield [(head, style), (f"{text:>4}  ", "dim"), *line]
             head, style = " " * len(head), ""
 
 
 def _strips(node: FleetNode, width: int) -> Iterator[tuple[str, Line]]:
-    """(the NUMA node or "", the signs of its CPUs)."""
-    found = node.record
-    online = cpus(found.cpus.get("online", ""))
+    """(the NUMA node or "", the signs of its CPUs), a line each."""
+    record = node.record
+    online = cpus(record.cpus.get("online", ""))
     if not online or len(online) > MANY:
         many = f"{number_of(len(online), 'CPU')}: --node draws them"
         yield "", [(many if online else "nothing is known of its CPUs", "")]
         return
-    signs = _signs(found, online)
-    caches = sorted((cpus(text) & online for text in found.layout.caches), key=lambda group: list(group)[:1])
+    signs = _signs(record, online)
+    caches = sorted((cpus(text) & online for text in record.layout.caches), key=lambda group: list(group)[:1])
     rest = online
-    for name, text in [*((str(number), text) for number, text in sorted(found.layout.nodes.items())),
-                       ("none" if found.layout.nodes else "", str(online))]:
-        here = cpus(text) & rest
-        rest -= here
-        left = " ".join("".join(signs[cpu] for cpu in group) for group in _groups(here, caches))
+    for name, text in [*((str(number), text) for number, text in sorted(record.layout.nodes.items())),
+                       ("none" if record.layout.nodes else "", str(online))]:
+        members = cpus(text) & rest
+        rest -= members
+        left = " ".join("".join(signs[cpu] for cpu in group) for group in _groups(members, caches))
         while left:
             yield name, [("".join(run), _STYLES.get(sign, "")) for sign, run in groupby(left[:width])]
             name, left = "", left[width:]
 
 
-def _signs(found: NodeRecord, online: CpuSet) -> dict[int, str]:
-    """Return the sign of each CPU; a later one is the stronger one."""
-    details = [pod.details for pod in found.pods if pod.details is not None]
+def _signs(record: NodeRecord, online: CpuSet) -> dict[int, str]:
+    """Return the sign of each CPU; a later part overrides an earlier one."""
+    details = [pod.details for pod in record.pods if pod.details is not None]
     own = union(exclusive_cpus(pod.containers) for pod in details)
     backed = union(backed_cpus(pod.vcpus.values(), pod.containers) for pod in details)
-    parts = ((online, "-"), (cpus(found.cpus["shared"]), "·"), (cpus(found.cpus["exclusive"]), "+"), (own, "o"),
+    parts = ((online, "-"), (cpus(record.cpus["shared"]), "·"), (cpus(record.cpus["exclusive"]), "+"), (own, "o"),
              (backed, "#"))
     signs = {cpu: sign for part, sign in parts for cpu in part & online}
-    return signs | {each.cpu: "!" for each in found.collisions}
+    return signs | {collision.cpu: "!" for collision in record.collisions}
 
 
-def _groups(here: CpuSet, caches: Iterable[CpuSet]) -> Iterator[CpuSet]:
+def _groups(members: CpuSet, caches: Iterable[CpuSet]) -> Iterator[CpuSet]:
     """A NUMA node's CPUs by last-level cache, as far as these are known."""
     for cache in caches:
-        if cache & here:
-            yield cache & here
-            here -= cache
-    if here:
-        yield here
+        if cache & members:
+            yield cache & members
+            members -= cache
+    if members:
+        yield members

@@ -23,7 +23,7 @@ from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuColli
 
 #: Bytes of a status as JSON beyond which it is not shown: no reporter writes half as much.
 LARGEST = 2 * MAX_SIZE
-#: A refresh that is announced to take longer (seconds) is not believed: such an object would never be stale.
+#: The longest refresh (seconds) that is believed: with a longer one an object would never be stale.
 LONGEST_REFRESH = 3600
 _LONG, _SHORT, _CPUS = 512, 256, 4096
 _MOST = {"reasons": 16, "containers": 64, "collisions": 64, "vcpus": 1024, "sandboxes": 4096, "nodes": 128,
@@ -92,9 +92,9 @@ class PodLine(NamedTuple):
 
     @property
     def reason(self) -> str:
-        found = "; ".join(self.details.reasons) if self.details else "its details were cut"
+        reasons = "; ".join(self.details.reasons) if self.details else "its details were cut"
         wrong = [number_of(self.misplaced, "thread is misplaced")] * bool(self.misplaced)
-        return "; ".join([*wrong, *([found] if found else [])])
+        return "; ".join([*wrong, *([reasons] if reasons else [])])
 
 
 class CpuLayout(NamedTuple):
@@ -106,8 +106,8 @@ class CpuLayout(NamedTuple):
 
 
 class NodeRecord(NamedTuple):
-    """One node. `observed` is its watcher's time (seconds, UTC), `labels` its zone, region and pool; `lost` counts
-    pods that are not in place and were cut. Only `name` and `unreadable` of an object that cannot be read."""
+    """`observed` is the watcher's time (seconds, UTC), `labels` the node's zone, region and pool; `lost` counts pods
+    that are not in place and were cut. An object that cannot be read has `name` and `unreadable` alone."""
 
     name: str
     labels: Mapping[str, str] = MappingProxyType({})
@@ -131,7 +131,7 @@ class NodeRecord(NamedTuple):
 
     @property
     def hidden(self) -> int:
-        """Pods that are not in place, and of which it is not known whether threads are misplaced."""
+        """The number of pods that are not in place and whose misplaced threads are unknown."""
         return self.lost + sum(not pod.good and pod.details is None for pod in self.pods)
 
     @property
@@ -166,22 +166,20 @@ class NodeRecord(NamedTuple):
             return self
         pods = tuple(pod for pod in self.pods if pod.namespace == namespace)
         ids = {key for pod in pods for key in (pod.sandbox, pod.uid) if key}
-        collisions = tuple(each for each in self.collisions if ids.intersection(each.sandboxes))
+        collisions = tuple(collision for collision in self.collisions if ids.intersection(collision.sandboxes))
         return self._replace(pods=pods, collisions=collisions, collision_count=len(collisions), total=len(pods),
                              pinned=sum(pod.good for pod in pods),
                              degraded=sum(pod.state == PinState.DEGRADED for pod in pods))
 
     def attention(self) -> NodeRecord:
-        """Return the record without the pods that are in place, and the details of containers: as much as a table
-        shows."""
+        """Return the record with as much as a table shows: without pods in place, and without their containers."""
         pods = [pod for pod in self.pods if not pod.good]
         return self._replace(pods=tuple(pod._replace(details=pod.details and pod.details._replace(
             containers=(), vcpus=MappingProxyType({}))) for pod in pods), layout=CpuLayout())
 
 
 def record_of_pinning(item: Any) -> NodeRecord:
-    """Read a NodePinning. Raises nothing: an object that cannot be read is a record that shows that. :param item: the
-    object as JSON."""
+    """Read a NodePinning from its JSON. Raises nothing: an object that cannot be read is a record that shows that."""
     try:
         name = _text(item["metadata"]["name"])
     except (KeyError, TypeError):
@@ -192,15 +190,13 @@ def record_of_pinning(item: Any) -> NodeRecord:
             return NodeRecord(name, unreadable=f"it is larger than any reporter writes it ({size >> 10} KiB)")
         return _record(name, item["metadata"].get("labels") or {}, item["status"])
     except (KeyError, TypeError, ValueError, AttributeError) as err:
-        return NodeRecord(name, unreadable=f"it is none that this version reads: {_text(repr(err))}")
+        return NodeRecord(name, unreadable=f"this version cannot read it: {_text(repr(err))}")
 
 
 def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) -> NodeRecord:
-    pods = tuple(_pod(each) for each in status["sandboxes"][:_MOST["sandboxes"]])
+    pods = tuple(_pod(entry) for entry in status["sandboxes"][:_MOST["sandboxes"]])
     titles = {pod.sandbox: pod.title for pod in pods}
-    collisions = tuple(CpuCollision(_count(each["cpu"]), tuple(map(_text, (each.get("sandboxes") or ())[:4])),
-                                    _ID.sub(lambda id: titles.get(id[0], id[0][:12]), _text(each["message"], _LONG)))
-                       for each in (status.get("collisions") or ())[:_MOST["collisions"]])
+    collisions = tuple(_collision(entry, titles) for entry in (status.get("collisions") or ())[:_MOST["collisions"]])
     total, pinned = _count(status.get("total", len(pods))), _count(status.get("pinned", 0))
     cpus, cut = status.get("cpus") or {}, status.get("cut") or {}
     return NodeRecord(
@@ -215,39 +211,46 @@ def _record(name: str, labels: Mapping[str, object], status: Mapping[str, Any]) 
         {key: _count(cut.get(key, 0)) for key in ("sandboxes", "details", "collisions")})
 
 
-def _pod(found: Mapping[str, Any]) -> PodLine:
-    return PodLine(_text(found.get("namespace")), _text(found.get("pod")), _text(found.get("uid")),
-                   _text(found["sandbox"]), _text(found["state"], 64), _text(found["verdict"], 64),
-                   _text(found.get("mask"), _CPUS), _details(found) if "reasons" in found else None)
+def _collision(entry: Mapping[str, Any], titles: Mapping[str, str]) -> CpuCollision:
+    """A collision, with pods' titles in place of ids. :param titles: by sandbox id."""
+    message = _ID.sub(lambda id: titles.get(id[0], id[0][:12]), _text(entry["message"], _LONG))
+    return CpuCollision(_count(entry["cpu"]), tuple(map(_text, (entry.get("sandboxes") or ())[:4])), message)
 
 
-def _details(found: Mapping[str, Any]) -> PodDetails:
-    guest = found.get("guest") or {}
+def _pod(entry: Mapping[str, Any]) -> PodLine:
+    return PodLine(_text(entry.get("namespace")), _text(entry.get("pod")), _text(entry.get("uid")),
+                   _text(entry["sandbox"]), _text(entry["state"], 64), _text(entry["verdict"], 64),
+                   _text(entry.get("mask"), _CPUS), _details(entry) if "reasons" in entry else None)
+
+
+def _details(entry: Mapping[str, Any]) -> PodDetails:
+    guest = entry.get("guest") or {}
     containers = tuple(ContainerPinning(
-        _text(each.get("name")), _text(each.get("cpus"), _CPUS), each.get("exclusive") is True,
-        _text(each.get("vcpus"), _CPUS), _text(each.get("guest")))
-        for each in (found.get("containers") or ())[:_MOST["containers"]])
-    vcpus = {checked_parse(key, MAX_CPU): _text(mask, _CPUS) for key, mask in _pairs(found.get("vcpus"), "vcpus")}
-    return PodDetails(_text(found.get("handler")), _texts(found["reasons"], "reasons", _LONG),
-                      _count(found.get("misplaced", 0)), vcpus, _text(guest.get("agent")), _text(guest.get("state")),
-                      containers, _count(found.get("putBack", 0)))
+        _text(container.get("name")), _text(container.get("cpus"), _CPUS), container.get("exclusive") is True,
+        _text(container.get("vcpus"), _CPUS), _text(container.get("guest")))
+        for container in (entry.get("containers") or ())[:_MOST["containers"]])
+    vcpus = {checked_parse(key, MAX_CPU): _text(mask, _CPUS) for key, mask in _pairs(entry.get("vcpus"), "vcpus")}
+    return PodDetails(_text(entry.get("handler")), _texts(entry["reasons"], "reasons", _LONG),
+                      _count(entry.get("misplaced", 0)), vcpus, _text(guest.get("agent")), _text(guest.get("state")),
+                      containers, _count(entry.get("putBack", 0)))
 
 
-def _layout(found: Mapping[str, Any]) -> CpuLayout:
-    nodes = {checked_parse(key, MAX_CPU): _text(cpus, _CPUS) for key, cpus in _pairs(found.get("nodes"), "nodes")}
-    return CpuLayout(nodes, _texts(found.get("caches") or (), "caches", _CPUS), _text(found.get("isolated"), _CPUS))
+def _layout(topology: Mapping[str, Any]) -> CpuLayout:
+    nodes = {checked_parse(key, MAX_CPU): _text(cpus, _CPUS) for key, cpus in _pairs(topology.get("nodes"), "nodes")}
+    return CpuLayout(nodes, _texts(topology.get("caches") or (), "caches", _CPUS),
+                     _text(topology.get("isolated"), _CPUS))
 
 
-def _pairs(found: Any, key: str) -> list[tuple[str, object]]:
-    return [(text[:9], value) for text, value in list((found or {}).items())[:_MOST[key]]]
+def _pairs(entries: Any, key: str) -> list[tuple[str, object]]:
+    return [(text[:9], value) for text, value in list((entries or {}).items())[:_MOST[key]]]
 
 
 def _time(text: str) -> float:
-    """Parse a time with its offset from UTC. :raises ValueError: for none from 1970 to 9998."""
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None or not 1970 < found.year < 9999:
+    """Parse a time with its offset from UTC. :raises ValueError: it is no such time from 1970 to 9998."""
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None or not 1970 < time.year < 9999:
         raise ValueError(f"{text!r} is no time with a time zone")
-    return found.timestamp()
+    return time.timestamp()
 
 
 def _count(value: object) -> int:
@@ -268,20 +271,20 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 
 class FleetNode(NamedTuple):
-    """`record` has no more than the name where the object is missing."""
+    """`record` has the name alone where the object is missing."""
 
     record: NodeRecord
     health: NodeHealth
 
     @property
     def judged(self) -> bool:
-        """Whether it can be said that all of its threads are, or are not, on their CPUs."""
+        """Whether the object shows of each thread whether it is on its CPUs."""
         return self.health.current and not self.record.hidden and self.record.compared
 
 
 class Fleet(NamedTuple):
-    """As of `time` (seconds, UTC). `unknown` is why it is not known which nodes should have an object, "" where it is;
-    `unchecked` is the same for a cluster that shows none: nothing was refused."""
+    """As of `time` (seconds, UTC). `unknown` is the refusal that hides which nodes should have an object; `unchecked`
+    the reason where nothing was refused and the cluster does not show it. "" for none."""
 
     time: float
     nodes: tuple[FleetNode, ...]

@@ -1,5 +1,6 @@
-"""What the API server is sent of a node: Events, conditions and annotations of pods, NodePinning, labels,
-NodeResourceTopology; as values and plain JSON.
+"""The objects that the API server is sent about a node, as values and plain JSON: Events, conditions and annotations
+of pods, NodePinning, labels, NodeResourceTopology.
 
-Pure: no clock, no connection; made from the lines of `follow` and from pods as the API server lists them. The way back
-is untrusted_pod: text about pods, for people, and asked_annotations: what pods ask of the allocator."""
+Pure: no clock, no connection; built from the lines of `follow` and from pods as the API server lists them. Two modules
+are for the way back to the watcher: untrusted_pod has text about pods for people, watched_annotations the CPUs that
+pods ask of the allocator."""

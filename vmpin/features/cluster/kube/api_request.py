@@ -35,8 +35,8 @@ def apply(path: str, body: dict[str, object], force: bool = True) -> ApiRequest:
 
 
 def annotated(path: str, annotations: Mapping[str, str | None], uid: str = "") -> ApiRequest:
-    """A patch of annotations alone, None removes one. It never creates an object.
-    :param uid: the object's: another one of its name is not written to (409). "" for any."""
+    """A patch of annotations alone; a value of None removes its key. It never creates an object.
+    :param uid: the object's: another object of its name is not written to (409). "" for any."""
     meta = {**({"uid": uid} if uid else {}), "annotations": dict(annotations)}
     return ApiRequest("PATCH", path, {"metadata": meta}, MERGE_PATCH, (("fieldManager", MANAGER),))
 
@@ -63,11 +63,11 @@ MAX_REFUSAL = 1 << 20
 
 
 def parse_answer(raw: bytes) -> dict[str, Any]:
-    """The object that an answer, or a line of a watch, is. :raises ValueError: it is none within the bounds."""
-    found = load_json(raw, MAX_VALUES)
-    if not isinstance(found, dict):
+    """The object in an answer, or in a line of a watch. :raises ValueError: it is no object, or beyond the bounds."""
+    answer = load_json(raw, MAX_VALUES)
+    if not isinstance(answer, dict):
         raise ValueError("it is no object")
-    return found
+    return answer
 
 
 def parse_page(raw: bytes) -> tuple[list[dict[str, Any]], str, str]:
@@ -75,7 +75,7 @@ def parse_page(raw: bytes) -> tuple[list[dict[str, Any]], str, str]:
     :raises ValueError: it is no such page."""
     page = parse_answer(raw)
     items, meta = page.get("items"), page.get("metadata")
-    if not isinstance(items, list) or not all(isinstance(each, dict) for each in items) or not isinstance(meta, dict):
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items) or not isinstance(meta, dict):
         raise ValueError("it is no list of objects")
     token, version = meta.get("continue") or "", meta.get("resourceVersion")
     if not isinstance(token, str) or not isinstance(version, str):
@@ -84,7 +84,7 @@ def parse_page(raw: bytes) -> tuple[list[dict[str, Any]], str, str]:
 
 
 def refusal(body: bytes | str | None) -> str:
-    """The message of an answer that refuses (a Status); "" for an answer without one."""
+    """The message of a refusal (a Status); "" without one."""
     raw = body.encode("utf-8", "replace") if isinstance(body, str) else body or b""
     if len(raw) > MAX_REFUSAL:
         return ""
@@ -108,7 +108,7 @@ class Refusals:
         self.count = 0
 
     def pause(self) -> float:
-        """Count one. :returns: seconds until the next try."""
+        """Count a refusal. :returns: seconds until the next try."""
         self.count += 1
         return min(FIRST * 2.0 ** min(self.count - 1, 10), LONGEST)
 

@@ -34,10 +34,10 @@ def node_of(item: Mapping[str, Any]) -> ClusterNode:
         raise ValueError(f"is no Node: {err!r}") from err
 
 
-def label_update(node: ClusterNode, report: NodePart, reports: bool) -> ApiRequest | None:
-    """The apply that makes vmpin's labels of the node the wanted ones; None where they are already.
-    :param reports: whether the watcher reports: one that does not is not ready."""
-    wanted = {LABEL_READY: "true" if reports and report.ready else "false",
+def label_update(node: ClusterNode, report: NodePart, reporting: bool) -> ApiRequest | None:
+    """The apply of vmpin's labels of the node; None where the node has them already.
+    :param reporting: whether the watcher reports now: else it is not ready."""
+    wanted = {LABEL_READY: "true" if reporting and report.ready else "false",
               **({LABEL_VERSION: version} if (version := label_value(report.version)) else {})}
     if {key: node.labels.get(key) for key in (LABEL_READY, LABEL_VERSION)} == {LABEL_VERSION: None, **wanted}:
         return None
@@ -45,7 +45,7 @@ def label_update(node: ClusterNode, report: NodePart, reports: bool) -> ApiReque
 
 
 def label_withdrawal(node: ClusterNode) -> ApiRequest | None:
-    """An apply without vmpin's labels, which removes them; None where there are none."""
+    """An apply without vmpin's labels, which removes them; None for a node without them."""
     return _applied(node, {}) if {LABEL_READY, LABEL_VERSION} & node.labels.keys() else None
 
 
@@ -58,12 +58,12 @@ def taint_removal(node: ClusterNode, key: str) -> ApiRequest | None:
     """The JSON patch that removes the taints with this key; None without one. The taints are one atomic list: each is
     tested to be still where it was, and the API server refuses the patch (422) if another program changed the list.
     :param key: "" for none."""
-    found = [(place, taint) for place, taint in enumerate(node.taints) if key and taint.get("key") == key]
-    if not found:
+    places = [(place, taint) for place, taint in enumerate(node.taints) if key and taint.get("key") == key]
+    if not places:
         return None
     # From the end, as a removal moves all that follow it.
     steps: list[dict[str, object]] = []
-    for place, taint in reversed(found):
+    for place, taint in reversed(places):
         path = f"/spec/taints/{place}"
         steps += [{"op": "test", "path": path, "value": dict(taint)}, {"op": "remove", "path": path}]
     return ApiRequest("PATCH", node_path(node.name), steps, JSON_PATCH)

@@ -1,4 +1,4 @@
-"""Names that vmpin has in a cluster, and other programs' names that it reads there."""
+"""vmpin's names in a cluster, and the names of other programs that it reads there."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def valid_name(text: str) -> bool:
 
 def label_value(text: str) -> str:
     """The text as the value of a label: other characters become dashes, and 63 are kept."""
-    found = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
-    return found if not found or _LABEL.fullmatch(found) else ""
+    value = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
+    return value if not value or _LABEL.fullmatch(value) else ""

@@ -29,50 +29,51 @@ def pinning_path(node: str = "") -> str:
     return f"{path}/{checked(node)}" if node else path
 
 
-def node_pinning(node: ClusterNode, reported: ReportedNode, reports: bool, most: int = MAX_SIZE,
+def node_pinning(node: ClusterNode, reported: ReportedNode, reporting: bool, most: int = MAX_SIZE,
                  topology: str = "") -> dict[str, Any]:
     """The object, without `observedAt` (see `dated`): equal for equal contents.
-    :param reports: whether the watcher reports; False: this is what it reported last.
-    :param topology: what is written of the node's NodeResourceTopology, or why nothing is; "" where it is off.
+    :param reporting: whether the watcher reports now; else `reported` is its last report.
+    :param topology: `TopologyAgenda.note`; "" where NodeResourceTopology is off.
     :param most: bytes as JSON, at least 64 kB, which the node's own part never needs."""
-    found = reported.node
-    entries = {each.id: pinning_of(each, found.collisions) for each in reported.sandboxes.values()}
-    verdicts = Counter(entry.state for entry in entries.values())
+    part = reported.node
+    pinnings = {sandbox.id: pinning_of(sandbox, part.collisions) for sandbox in reported.sandboxes.values()}
+    verdicts = Counter(pinned.state for pinned in pinnings.values())
     good = sum(count for state, count in verdicts.items() if state.good)
-    collisions = [_collision(each) for each in found.collisions[:_COLLISIONS]]
+    collisions = [_collision(collision) for collision in part.collisions[:_COLLISIONS]]
     while size_of(collisions) > most // 4:
         del collisions[len(collisions) // 2:]
     status: dict[str, Any] = {
-        "ready": reports and found.ready,
-        "message": _short(found.why if reports else "the watcher does not report: this is what it reported last"),
-        "version": _short(found.version), "refreshSeconds": REFRESH,
+        "ready": reporting and part.ready,
+        "message": _short(part.why if reporting else "the watcher does not report: this is what it reported last"),
+        "version": _short(part.version), "refreshSeconds": REFRESH,
         "cpus": {key: _short(text, 4096) for key, text in (
-            ("online", found.online), ("shared", found.shared_pool), ("exclusive", found.exclusive),
-            ("housekeeping", found.housekeeping))},
-        "topology": _topology(found.topology), "trouble": _short(found.trouble),
+            ("online", part.online), ("shared", part.shared_pool), ("exclusive", part.exclusive),
+            ("housekeeping", part.housekeeping))},
+        "topology": _topology(part.topology), "trouble": _short(part.trouble),
         **({"nodeResourceTopology": _short(topology)} if topology else {}),
-        "pinned": good, "total": len(entries), "summary": f"{good}/{len(entries)}",
+        "pinned": good, "total": len(pinnings), "summary": f"{good}/{len(pinnings)}",
         "degraded": verdicts[PinState.DEGRADED],
-        "collisionCount": len(found.collisions),
+        "collisionCount": len(part.collisions),
         "collisions": collisions, "sandboxes": [],
-        "cut": {"sandboxes": 0, "details": 0, "collisions": len(found.collisions) - len(collisions)}}
-    made = {"apiVersion": API_VERSION, "kind": KIND,
+        "cut": {"sandboxes": 0, "details": 0, "collisions": len(part.collisions) - len(collisions)}}
+    pinning = {"apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": node.name, "labels": {
                 **{key: value for key, value in node.places.items() if label_value(value) == value},
                 f"{GROUP}/ready": "true" if status["ready"] else "false"},
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}]},
             "status": status}
-    # The numbers of what is cut, and the time, take some more digits.
-    states = {sandbox: entry.state for sandbox, entry in entries.items()}
-    _fill(status, sorted(reported.sandboxes.values(), key=lambda each: (states[each.id].good, each.pod, each.id)),
-          states, most - size_of(made) - 64)
-    return made
+    # 64: the numbers of `cut`, and the time, take some more digits.
+    states = {sandbox: pinned.state for sandbox, pinned in pinnings.items()}
+    by_need = sorted(reported.sandboxes.values(),
+                     key=lambda sandbox: (states[sandbox.id].good, sandbox.pod, sandbox.id))
+    _fill(status, by_need, states, most - size_of(pinning) - 64)
+    return pinning
 
 
-def dated(made: Mapping[str, Any], time: float) -> ApiRequest:
+def dated(pinning: Mapping[str, Any], time: float) -> ApiRequest:
     """The apply of an object. :param time: when its contents were observed (CLOCK_REALTIME, seconds)."""
-    status = {**made["status"], "observedAt": timestamp(time)}
-    return apply(pinning_path(made["metadata"]["name"]), {**made, "status": status})
+    status = {**pinning["status"], "observedAt": timestamp(time)}
+    return apply(pinning_path(pinning["metadata"]["name"]), {**pinning, "status": status})
 
 
 def pinning_withdrawal(node: str) -> ApiRequest:
@@ -85,20 +86,20 @@ def size_of(value: object) -> int:
 
 def _fill(status: dict[str, Any], sandboxes: Iterable[SandboxPinning], states: Mapping[str, PinState],
           room: int) -> None:
-    """Put in every sandbox in short, then the details of as many as there is room for; those that need attention come
-    first in both. The order in the object is that of their pods."""
+    """Add a line for each sandbox, then the details of each, as far as `room` (bytes) allows. :param sandboxes: those
+    that need attention first. In the object they have the order of their pods."""
     taken: list[tuple[SandboxPinning, dict[str, Any]]] = []
     cut = status["cut"]
-    for each in sandboxes:
-        line = _line(each, states[each.id])
+    for sandbox in sandboxes:
+        line = _line(sandbox, states[sandbox.id])
         size = size_of(line) + 1
         if size > room:
             cut["sandboxes"] += 1
             continue
         room -= size
-        taken.append((each, line))
-    for each, line in taken:
-        details = _details(each)
+        taken.append((sandbox, line))
+    for sandbox, line in taken:
+        details = _details(sandbox)
         size = size_of(details)
         if size > room:
             cut["details"] += 1
@@ -108,33 +109,32 @@ def _fill(status: dict[str, Any], sandboxes: Iterable[SandboxPinning], states: M
     status["sandboxes"] = [line for _, line in sorted(taken, key=lambda pair: (pair[0].pod, pair[0].id))]
 
 
-def _line(found: SandboxPinning, state: PinState) -> dict[str, Any]:
-    return {"sandbox": found.id, "namespace": found.pod[0], "pod": found.pod[1], "uid": found.uid,
-            "state": state.value, "verdict": found.verdict, "mask": found.mask}
+def _line(sandbox: SandboxPinning, state: PinState) -> dict[str, Any]:
+    return {"sandbox": sandbox.id, "namespace": sandbox.pod[0], "pod": sandbox.pod[1], "uid": sandbox.uid,
+            "state": state.value, "verdict": sandbox.verdict, "mask": sandbox.mask}
 
 
-def _details(found: SandboxPinning) -> dict[str, Any]:
-    return {"handler": found.handler, "reasons": list(found.reasons), "misplaced": found.misplaced,
-            "vcpus": {str(vcpu): mask for vcpu, mask in sorted(found.vcpus.items())},
-            "guest": {"agent": found.agent, "state": found.guest},
-            "containers": [{"name": each.name, "cpus": each.cpus, "exclusive": each.exclusive, "vcpus": each.vcpus,
-                            "guest": each.guest} for each in found.containers],
-            "putBack": found.repairs.total}
+def _details(sandbox: SandboxPinning) -> dict[str, Any]:
+    return {"handler": sandbox.handler, "reasons": list(sandbox.reasons), "misplaced": sandbox.misplaced,
+            "vcpus": {str(vcpu): mask for vcpu, mask in sorted(sandbox.vcpus.items())},
+            "guest": {"agent": sandbox.agent, "state": sandbox.guest},
+            "containers": [container._asdict() for container in sandbox.containers],
+            "putBack": sandbox.repairs.total}
 
 
-def _collision(found: CpuCollision) -> dict[str, Any]:
-    return {"cpu": found.cpu, "sandboxes": [_short(each, 128) for each in found.sandboxes[:4]],
-            "message": _short(found.what, 256)}
+def _collision(collision: CpuCollision) -> dict[str, Any]:
+    return {"cpu": collision.cpu, "sandboxes": [_short(sandbox, 128) for sandbox in collision.sandboxes[:4]],
+            "message": _short(collision.message, 256)}
 
 
-def _topology(found: Mapping[str, Any]) -> dict[str, Any]:
-    nodes = found.get("nodes")
-    caches = found.get("caches")
-    return {"cores": _number(found.get("cores")), "threadsPerCore": _number(found.get("threads_per_core")),
+def _topology(topology: Mapping[str, Any]) -> dict[str, Any]:
+    nodes = topology.get("nodes")
+    caches = topology.get("caches")
+    return {"cores": _number(topology.get("cores")), "threadsPerCore": _number(topology.get("threads_per_core")),
             "nodes": {_short(key, 16): _short(value, 128) for key, value in list(nodes.items())[:_NODES]}
             if isinstance(nodes, Mapping) else {},
             "caches": [_short(value, 64) for value in caches[:_CACHES]] if isinstance(caches, list) else [],
-            "isolated": _short(found.get("isolated") or "")}
+            "isolated": _short(topology.get("isolated") or "")}
 
 
 def _number(value: object) -> int:

@@ -78,18 +78,18 @@ def topology_of(item: Mapping[str, Any]) -> TopologyRecord:
     try:
         meta = item["metadata"]
         managers = meta.get("managedFields") or ()
-        zones = {str(each["manager"]) for each in managers if "f:zones" in (each.get("fieldsV1") or {})}
+        zones = {str(manager["manager"]) for manager in managers if "f:zones" in (manager.get("fieldsV1") or {})}
         return TopologyRecord(
             meta["name"], meta["uid"], meta["resourceVersion"], (meta.get("annotations") or {}).get(ANNOTATION_ZONES),
             item.get("zones"), item.get("attributes"),
-            tuple(printable(each[:128]) for each in sorted(zones - {MANAGER})), MANAGER in zones,
-            any(each["manager"] == MANAGER and each.get("operation") == "Apply" for each in managers))
+            tuple(printable(manager[:128]) for manager in sorted(zones - {MANAGER})), MANAGER in zones,
+            any(manager["manager"] == MANAGER and manager.get("operation") == "Apply" for manager in managers))
     except (KeyError, TypeError, AttributeError) as err:
         raise ValueError(f"is no NodeResourceTopology: {err!r}") from err
 
 
-def zones_of(found: NodePart) -> tuple[Zone, ...]:
-    """() where the report has no NUMA nodes, or a list of CPUs that is none: nothing is guessed.
+def zones_of(part: NodePart) -> tuple[Zone, ...]:
+    """() where the report has no NUMA nodes, or a text that is no CPU list: nothing is guessed.
 
     Where the watcher gives out the CPUs, `allocatable` and `available` are those of its ledger, as under the kubelet's
     policy `none` the kubelet's PodResources lists none. `available` is what a further container could get as its own:
@@ -98,14 +98,14 @@ def zones_of(found: NodePart) -> tuple[Zone, ...]:
     send here a pod that is refused. What shared containers request is not subtracted, as under the static policy."""
     try:
         online, exclusive, shared, reserved = map(CpuSet.parse, (
-            found.online, found.exclusive, found.shared_pool, found.kubelet.get("reservedSystemCPUs", "")))
-        allocatable, available = (online - reserved, online - reserved - exclusive) if found.allocator is None else (
-            CpuSet.parse(found.allocator.allocatable), CpuSet.parse(found.allocator.free))
-        nodes = {number: CpuSet.parse(cpus) & online for text, cpus in found.topology["nodes"].items()
+            part.online, part.exclusive, part.shared_pool, part.kubelet.get("reservedSystemCPUs", "")))
+        allocatable, available = (online - reserved, online - reserved - exclusive) if part.allocator is None else (
+            CpuSet.parse(part.allocator.allocatable), CpuSet.parse(part.allocator.free))
+        nodes = {number: CpuSet.parse(cpus) & online for text, cpus in part.topology["nodes"].items()
                  if (number := parse_whole(text, MAX_CPU)) is not None}
         rows = {number: {other: checked_whole(far, MAX_CPU) for text, far in row.items()
                          if (other := parse_whole(text, MAX_CPU)) in nodes and other is not None}
-                for node, row in found.topology.get("distances", {}).items()
+                for node, row in part.topology.get("distances", {}).items()
                 if (number := parse_whole(node, MAX_CPU)) is not None}
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
@@ -129,11 +129,11 @@ def zone_data(zone: Zone) -> dict[str, object]:
     return {"name": zone.name, "type": "Node", **({"costs": costs} if costs else {}), "resources": [cpu]}
 
 
-def attributes_of(found: NodePart) -> list[dict[str, str]]:
+def attributes_of(part: NodePart) -> list[dict[str, str]]:
     """Return the topology manager's attributes that the kubelet's configuration sets. One that is missing has the
     kubelet's default, or is unknown."""
-    return [{"name": key, "value": found.kubelet[key]} for key, values in _ATTRIBUTES.items()
-            if found.kubelet.get(key) in values]
+    return [{"name": key, "value": part.kubelet[key]} for key, values in _ATTRIBUTES.items()
+            if part.kubelet.get(key) in values]
 
 
 def annotation_update(name: str, text: str | None) -> ApiRequest:
@@ -141,20 +141,21 @@ def annotation_update(name: str, text: str | None) -> ApiRequest:
     return annotated(topology_path(name), {ANNOTATION_ZONES: text})
 
 
-def zones_update(node: ClusterNode, found: NodePart, zones: tuple[Zone, ...],
+def zones_update(node: ClusterNode, part: NodePart, zones: tuple[Zone, ...],
                  record: TopologyRecord | None) -> ApiRequest | None:
     """The apply that makes zones and attributes vmpin's own, not forced: the API server refuses it (409) where another
-    manager has one of them. None where they are so already."""
-    attributes, made = attributes_of(found), [zone_data(zone) for zone in zones]
-    if record is not None and record.own and (record.zones, record.attributes or []) == (made, attributes):
+    manager has any of them. None where the object has them already."""
+    attributes, data = attributes_of(part), [zone_data(zone) for zone in zones]
+    if record is not None and record.own and (record.zones, record.attributes or []) == (data, attributes):
         return None
     owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-    return _applied(node.name, record, {"ownerReferences": [owner]}, attributes=attributes, zones=made)
+    return _applied(node.name, record, {"ownerReferences": [owner]}, attributes=attributes, zones=data)
 
 
 def topology_withdrawal(record: TopologyRecord, mode: TopologyMode) -> list[ApiRequest]:
-    """Deletes the object if its zones are vmpin's alone and it still is as it was read; of another's object removes
-    what vmpin wrote. :param mode: without `own` no zones are taken back, as there is no right to delete."""
+    """Delete the object if its zones are vmpin's alone, and unless it has changed since it was read; of another
+    program's object remove what vmpin wrote. :param mode: without `own` no zones are withdrawn, as there is no right
+    to delete."""
     if mode is TopologyMode.OWN and record.own and not record.writers:
         return [ApiRequest("DELETE", topology_path(record.name), {
             "apiVersion": "v1", "kind": "DeleteOptions",
@@ -184,17 +185,17 @@ class TopologyAgenda:
         self.note = ""
         self._record: TopologyRecord | None = None
         self._fresh = False  #: Whether the record was read since the last write or decision.
-        self._decided: tuple[object, ...] = ()  #: What is written, or was decided not to be.
+        self._decided: tuple[object, ...] = ()  #: (node uid, zones, attributes) that need no further write.
         self._refusals = Refusals()
-        self._until = self._paused = 0.0  #: Until when that counts, and until when nothing is sent: steady clock.
+        self._until = self._paused = 0.0  #: Until when `_decided` holds, and until when nothing is sent.
 
-    def due(self, node: ClusterNode, found: NodePart, now: float) -> ApiRequest | None:
+    def due(self, node: ClusterNode, part: NodePart, now: float) -> ApiRequest | None:
         """The next request. The caller reports how it ended with `done`, and asks again."""
         if self._mode is TopologyMode.OFF or now < self._paused:
             return None
-        zones = zones_of(found)
-        wanted = node.uid, zones, attributes_of(found)
-        trouble = found.trouble or ("" if found.allocator is None else found.allocator.why)
+        zones = zones_of(part)
+        wanted = node.uid, zones, attributes_of(part)
+        trouble = part.trouble or ("" if part.allocator is None else part.allocator.why)
         if trouble or not zones:  # which CPUs have an owner may be unknown
             self.note, self._decided = f"not written: {trouble or 'the watcher reports no NUMA nodes'}", ()
             return None
@@ -203,13 +204,13 @@ class TopologyAgenda:
         if not self._fresh:
             return ApiRequest("GET", topology_path(node.name))
         self._fresh, self._decided, self._until = False, wanted, now + REFRESH
-        request = self._change(node, found, zones)
+        request = self._change(node, part, zones)
         if request is None:
             self.note = self._judged()
             self._refusals.count = 0
         return request
 
-    def _change(self, node: ClusterNode, found: NodePart, zones: tuple[Zone, ...]) -> ApiRequest | None:
+    def _change(self, node: ClusterNode, part: NodePart, zones: tuple[Zone, ...]) -> ApiRequest | None:
         record, own = self._record, self._mode is TopologyMode.OWN
         others = record is not None and bool(record.writers)
         annotation = annotation_of(zones) if others and not own else None
@@ -217,7 +218,7 @@ class TopologyAgenda:
             if own:  # it is of another setting; the zones come next
                 self._decided = ()
             return annotation_update(record.name, annotation)
-        return zones_update(node, found, zones, record) if own and not others else None
+        return zones_update(node, part, zones, record) if own and not others else None
 
     def done(self, request: ApiRequest, status: int, answer: Mapping[str, Any], now: float) -> str:
         """Record the outcome of a request. Returns a sentence for the log where it is the first that something
@@ -229,7 +230,7 @@ class TopologyAgenda:
             refused = "" if 200 <= status < 300 or (reads and status == 404) else _REFUSED.get(
                 status, f"not written: refused ({status})")
         except ValueError as err:
-            refused = f"not written: what is there {err}"
+            refused = f"not written: the object at the API server {err}"
         self._fresh = reads and not refused
         if status == 403 or (reads and refused):
             self._until = self._paused = now + self._refusals.pause()

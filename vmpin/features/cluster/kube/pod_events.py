@@ -19,7 +19,7 @@ from vmpin.features.cluster.kube.pod_pinning import PinState, PodPinning, timest
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import Repairs
 
-#: Between two Events of one pod about threads that were put back (seconds); their numbers are added up.
+#: Seconds between two Events of a pod about threads that were put back; their numbers are added up.
 DRIFT_PAUSE = 600.0
 
 
@@ -68,17 +68,17 @@ def transition(before: PodPinning | None, now: PodPinning) -> PodNotice | None:
 
 
 class DriftReports:
-    """Threads that were put back, of all pods: one Event for each pod in ten minutes, with how many. Times are of one
-    steady clock, in seconds."""
+    """Threads that were put back, of all pods: an Event for each pod in ten minutes, with their number. Times are a
+    steady clock's, in seconds."""
 
     def __init__(self) -> None:
-        #: By pod: the counts that were reported (or that were there when it was met), and when.
+        #: By pod uid: the counts that were reported, or the first ones, and when they were reported.
         self._reported: dict[str, tuple[Repairs, float]] = {}
 
     def event(self, uid: str, repairs: Repairs, now: float) -> PodNotice | None:
         """The Event that is due for a pod, which then counts as reported."""
         counted, last = self._reported.get(uid, (None, float("-inf")))
-        if counted is None or repairs.total < counted.total:  # met now, or its watcher was started again
+        if counted is None or repairs.total < counted.total:  # a new pod, or its watcher was started again
             self._reported[uid] = repairs, last
             return None
         new = repairs.total - counted.total
@@ -90,12 +90,12 @@ class DriftReports:
                         f"back ({', '.join(causes)}; the last time: {repairs.why})")
 
     def due(self, now: float) -> float | None:
-        """Return when the first pod that was reported lately may be reported again; None without one."""
+        """Return when the first of the pods in their DRIFT_PAUSE may be reported again; None without such a pod."""
         ends = [last + DRIFT_PAUSE for _, last in self._reported.values() if last + DRIFT_PAUSE > now]
         return min(ends, default=None)
 
     def keep_only(self, uids: set[str]) -> None:
-        self._reported = {uid: found for uid, found in self._reported.items() if uid in uids}
+        self._reported = {uid: counts for uid, counts in self._reported.items() if uid in uids}
 
 
 K = TypeVar("K")
@@ -110,7 +110,7 @@ COMBINED = "(combined from similar events): "
 
 
 class TokenBucket:
-    """`burst` at once, then one each `seconds`. Times are of one steady clock."""
+    """`burst` tokens at once, then one every `seconds`. Times are a steady clock's."""
 
     __slots__ = ("_burst", "_left", "_seconds", "_since")
 
@@ -119,7 +119,7 @@ class TokenBucket:
         self._left, self._since = float(burst), now
 
     def take(self, now: float) -> bool:
-        """Take a token. :returns: whether there was one."""
+        """Take a token. :returns: False without one."""
         self._left = min(float(self._burst), self._left + max(0.0, now - self._since) / self._seconds)
         self._since = max(self._since, now)
         if self._left < 1.0:
@@ -128,12 +128,12 @@ class TokenBucket:
         return True
 
     def wait(self, now: float) -> float:
-        """Seconds until there is one."""
+        """Seconds until the next token."""
         return max(0.0, (1.0 - self._left) * self._seconds - max(0.0, now - self._since))
 
 
 class Recorded(NamedTuple):
-    """An Event to be written. `name` is the object's: one that is there already gets the new number."""
+    """An Event to be written. `name` is the object's, which gets `times` as its count."""
 
     event: PodNotice
     name: str
@@ -147,45 +147,43 @@ class _Similar(NamedTuple):
 
 
 class EventLimits:
-    """Of one process. The names of its objects are unique by `prefix`, which differs between two processes."""
+    """The limits of one process. :param prefix: makes names of its objects unique: it differs between processes."""
 
     def __init__(self, prefix: str, now: float) -> None:
         self._prefix = prefix
-        self._made = 0
+        self._names = 0  #: How many objects were named.
         self._process = TokenBucket(PROCESS_BURST, PROCESS_SECONDS, now)
         self._pods: OrderedDict[str, TokenBucket] = OrderedDict()
         self._similar: OrderedDict[tuple[str, str], _Similar] = OrderedDict()
         self._recorded: OrderedDict[tuple[str, str, str], Recorded] = OrderedDict()
-        self.dropped = 0
 
     def admit(self, uid: str, pod: str, event: PodNotice, now: float, clock: float) -> Recorded | None:
-        """Return what is to be written for an Event of a pod; None where it is over a limit.
-        :param now: of a steady clock, :param clock: CLOCK_REALTIME; both in seconds."""
+        """Return the object for an Event of a pod; None where it is over a limit.
+        :param now: a steady clock's time, :param clock: CLOCK_REALTIME; both in seconds."""
         text = self._merged(uid, event, now)
         bucket = self._pods.get(uid) or TokenBucket(POD_BURST, POD_SECONDS, now)
         _remember(self._pods, uid, bucket)
         if not bucket.take(now) or not self._process.take(now):
-            self.dropped += 1
             return None
         key = uid, event.reason.value, text
         earlier = self._recorded.get(key)
         if earlier is None:
-            self._made += 1
-            # As client-go names them: the object, and what makes it another.
-            earlier = Recorded(event, f"{pod[:200].rstrip('.-')}.{self._prefix}{self._made:x}", 0, clock)
-        # Of combined ones the object shows the last.
+            self._names += 1
+            # As client-go names them: the object's name, and a unique suffix.
+            earlier = Recorded(event, f"{pod[:200].rstrip('.-')}.{self._prefix}{self._names:x}", 0, clock)
+        # The object of combined Events shows the last one's text.
         message = COMBINED + event.message if text == COMBINED else event.message
-        found = earlier._replace(event=event._replace(message=message), times=earlier.times + 1)
-        _remember(self._recorded, key, found)
-        return found
+        recorded = earlier._replace(event=event._replace(message=message), times=earlier.times + 1)
+        _remember(self._recorded, key, recorded)
+        return recorded
 
     def refused(self, uid: str, recorded: Recorded) -> None:
-        """The object is gone (Events expire): the next one like it is a new one."""
+        """Forget an object that is gone (Events expire): the next Event like it is created."""
         for key in [key for key, earlier in self._recorded.items() if key[0] == uid and earlier.name == recorded.name]:
             del self._recorded[key]
 
     def _merged(self, uid: str, event: PodNotice, now: float) -> str:
-        """The text by which Events are the same: that of an Event, or one for all similar ones."""
+        """The text that equal Events share: the Event's own, or COMBINED for all similar ones."""
         key = uid, event.reason.value
         earlier = self._similar.get(key)
         if earlier is None or now - earlier.since > SIMILAR_SECONDS:
@@ -207,8 +205,7 @@ MAX_MESSAGE = 1024
 
 
 def event_request(pod: PodRecord, recorded: Recorded, node: str, clock: float, create: bool) -> ApiRequest:
-    """Create the object, or raise the count of the one that is there.
-    :param clock: CLOCK_REALTIME, seconds."""
+    """Create the object, or without `create` raise the count of the existing one. :param clock: CLOCK_REALTIME (s)."""
     path = f"/api/v1/namespaces/{checked(pod.namespace)}/events"
     message, last = _cut(recorded.event.message), timestamp(clock)
     if not create:

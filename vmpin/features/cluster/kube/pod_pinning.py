@@ -57,7 +57,7 @@ _STATES = {"pinned": PinState.PINNED, "floating": PinState.FLOATING, "waiting": 
 
 
 class PodPinning(NamedTuple):
-    """A pod's state, as a text for its readers."""
+    """A pod's state, and a sentence about it."""
 
     state: PinState
     message: str
@@ -67,28 +67,31 @@ AWAY = PodPinning(PinState.AWAY, "the watcher on this node does not report: its 
                                  "(kubectl get pods of the watcher's DaemonSet, vmpin doctor)")
 
 
-def pinning_of(found: SandboxPinning, collisions: Iterable[CpuCollision] = ()) -> PodPinning:
+def pinning_of(sandbox: SandboxPinning, collisions: Iterable[CpuCollision] = ()) -> PodPinning:
     """Return the state that a pod's condition shows, with its message. :param collisions: those of the node."""
-    state = _state(found)
-    own = [each for each in collisions if found.id in each.sandboxes or (found.uid and found.uid in each.sandboxes)]
+    state = _state(sandbox)
+    ids = {sandbox.id, *([sandbox.uid] if sandbox.uid else [])}
+    own = [f"CPU {collision.cpu}: {collision.message}" for collision in collisions
+           if ids.intersection(collision.sandboxes)]
     if own and state.lasting:
-        return PodPinning(PinState.COLLISION, _cut("; ".join(f"CPU {each.cpu}: {each.what}" for each in own)))
+        return PodPinning(PinState.COLLISION, _cut("; ".join(own)))
     if state is PinState.PINNED:
-        return PodPinning(state, _cut("; ".join((_pinned(found), *found.reasons))))
+        return PodPinning(state, _cut("; ".join((_pinned(sandbox), *sandbox.reasons))))
     if state is PinState.FLOATING:
-        where = f"no CPU is its own: its threads share CPUs {found.mask}"
-        return PodPinning(state, _cut("; ".join((where, *found.reasons))))
-    return PodPinning(state, _cut("; ".join((*_remedy(found), *found.reasons)) or f"its verdict is {found.verdict}"))
+        where = f"no CPU is its own: its threads share CPUs {sandbox.mask}"
+        return PodPinning(state, _cut("; ".join((where, *sandbox.reasons))))
+    sentences = *_remedy(sandbox), *sandbox.reasons
+    return PodPinning(state, _cut("; ".join(sentences) or f"its verdict is {sandbox.verdict}"))
 
 
-def _state(found: SandboxPinning) -> PinState:
-    if found.suspended:
+def _state(sandbox: SandboxPinning) -> PinState:
+    if sandbox.suspended:
         return PinState.SUSPENDED
-    if not found.runs:
+    if not sandbox.runs:
         return PinState.NOT_RUNNING
-    if found.misplaced and found.verdict in ("pinned", "floating"):
-        return PinState.DEGRADED  # no verdict is better than the masks
-    return _STATES.get(found.verdict, PinState.OFF if found.mask else PinState.WAITING)
+    if sandbox.misplaced and sandbox.verdict in ("pinned", "floating"):
+        return PinState.DEGRADED  # whatever the verdict: the masks are wrong
+    return _STATES.get(sandbox.verdict, PinState.OFF if sandbox.mask else PinState.WAITING)
 
 
 def exclusive_cpus(containers: Iterable[ContainerPinning]) -> CpuSet:
@@ -97,32 +100,32 @@ def exclusive_cpus(containers: Iterable[ContainerPinning]) -> CpuSet:
 
 def backed_cpus(masks: Iterable[str], containers: Iterable[ContainerPinning]) -> CpuSet:
     """Return the exclusive CPUs of a pod's containers that a vCPU is pinned to: as many vCPUs have a CPU of their own.
-    Masks of one CPU are not counted by themselves: where the sandbox has one CPU, vCPUs that float have them as well.
+    A mask of one CPU is no proof by itself: vCPUs that float in a sandbox with one CPU have it, too.
     :param masks: of the pod's vCPUs."""
     return exclusive_cpus(containers) & union(mask for mask in map(cpus, masks) if len(mask) == 1)
 
 
 def cpus(text: str) -> CpuSet:
-    """Empty for a text that was cut, or is none."""
+    """Parse a CPU list; empty for a text that was cut, or is no list."""
     try:
         return CpuSet.parse(text)
     except ValueError:
         return CpuSet()
 
 
-def _pinned(found: SandboxPinning) -> str:
-    own, backed = exclusive_cpus(found.containers), backed_cpus(found.vcpus.values(), found.containers)
-    whose = "its" if len(found.vcpus) == 1 else "their"
-    return (f"{len(backed)} of {number_of(len(found.vcpus), 'vCPU has')} a CPU of {whose} own ({own}), and all "
-            f"threads are within CPUs {found.mask}")
+def _pinned(sandbox: SandboxPinning) -> str:
+    own, backed = exclusive_cpus(sandbox.containers), backed_cpus(sandbox.vcpus.values(), sandbox.containers)
+    whose = "its" if len(sandbox.vcpus) == 1 else "their"
+    return (f"{len(backed)} of {number_of(len(sandbox.vcpus), 'vCPU has')} a CPU of {whose} own ({own}), and all "
+            f"threads are within CPUs {sandbox.mask}")
 
 
-def _remedy(found: SandboxPinning) -> list[str]:
-    wanted, there = len(exclusive_cpus(found.containers)), len(found.vcpus)
-    if found.verdict != "degraded" or not 0 < there < wanted:
+def _remedy(sandbox: SandboxPinning) -> list[str]:
+    exclusive, vcpus = len(exclusive_cpus(sandbox.containers)), len(sandbox.vcpus)
+    if sandbox.verdict != "degraded" or not 0 < vcpus < exclusive:
         return []
-    return [f"{number_of(there, 'vCPU')} for {number_of(wanted, 'CPU', 'exclusive')}: raise default_maxvcpus "
-            f"to at least {wanted}"]
+    return [f"{number_of(vcpus, 'vCPU')} for {number_of(exclusive, 'CPU', 'exclusive')}: raise default_maxvcpus "
+            f"to at least {exclusive}"]
 
 
 def _cut(text: str) -> str:
@@ -135,23 +138,23 @@ def timestamp(now: float) -> str:
 
 
 def condition_update(pod: PodRecord, wanted: PodPinning, now: float) -> ApiRequest | None:
-    """The apply that makes the pod's condition the wanted one; None where it is that already. The uid is part of it:
-    the API server refuses it (409) for a pod that was created again under the name."""
-    found = pod.condition
+    """The apply of a pod's condition; None where the pod has it already. The uid is part of it: the API server refuses
+    it (409) for a pod that was created again under the name."""
+    shown = pod.condition
     status = wanted.state.status
-    if found is not None and (found.get("status"), found.get("reason"), found.get("message")) == (
+    if shown is not None and (shown.get("status"), shown.get("reason"), shown.get("message")) == (
             status, wanted.state.value, wanted.message):
         return None
     since = timestamp(now)
-    if found is not None and found.get("status") == status:
-        since = str(found.get("lastTransitionTime") or since)
+    if shown is not None and shown.get("status") == status:
+        since = str(shown.get("lastTransitionTime") or since)
     condition = {"type": CONDITION, "status": status, "reason": wanted.state.value, "message": wanted.message,
                  "lastTransitionTime": since}
     return _applied(pod, {"conditions": [condition]})
 
 
 def condition_withdrawal(pod: PodRecord) -> ApiRequest | None:
-    """An apply without the condition, which removes it as no other manager has it; None where there is none."""
+    """An apply without the condition, which removes it as no other manager has it; None for a pod without it."""
     return None if pod.condition is None else _applied(pod, {})
 
 
@@ -165,18 +168,18 @@ def _applied(pod: PodRecord, status: Mapping[str, Any]) -> ApiRequest:
 MAX_VALUE = 8192
 
 
-def annotations_of(found: SandboxPinning | None) -> dict[str, str]:
-    """{} for a sandbox that is not placed, or None; one that would be too long is left out."""
-    if found is None or not found.mask or not found.runs or found.suspended:
+def annotations_of(sandbox: SandboxPinning | None) -> dict[str, str]:
+    """{} for a sandbox that is not placed, or None. An annotation that would be too long is left out."""
+    if sandbox is None or not sandbox.mask or not sandbox.runs or sandbox.suspended:
         return {}
-    vcpus = json.dumps({str(vcpu): mask for vcpu, mask in sorted(found.vcpus.items())}, separators=(",", ":"))
+    vcpus = json.dumps({str(vcpu): mask for vcpu, mask in sorted(sandbox.vcpus.items())}, separators=(",", ":"))
     return {key: text for key, text in (
-        (ANNOTATION_CPUS, found.mask), (ANNOTATION_VCPUS, vcpus)) if len(text) <= MAX_VALUE}
+        (ANNOTATION_CPUS, sandbox.mask), (ANNOTATION_VCPUS, vcpus)) if len(text) <= MAX_VALUE}
 
 
 def annotation_change(pod: PodRecord, wanted: Mapping[str, str]) -> ApiRequest | None:
-    """The patch that makes vmpin's annotations of the pod the wanted ones, {} for none; None where they are already.
-    The uid is part of it: a pod that was created again under the name is not written to."""
-    found: dict[str, str | None] = {**dict.fromkeys(pod.annotations), **wanted}
-    changes = {key: text for key, text in found.items() if pod.annotations.get(key) != text}
+    """The patch of vmpin's annotations of a pod, {} for none; None where the pod has them already. The uid is part of
+    it: a pod that was created again under the name is not written to."""
+    target: dict[str, str | None] = {**dict.fromkeys(pod.annotations), **wanted}
+    changes = {key: text for key, text in target.items() if pod.annotations.get(key) != text}
     return annotated(pod_path(pod.namespace, pod.name), changes, pod.uid) if changes else None

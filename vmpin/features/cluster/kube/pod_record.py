@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmpin.features.cluster.kube.asked_annotations import asked_annotations
 from vmpin.features.cluster.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_VCPUS, CONDITION, MIRROR, valid_name
+from vmpin.features.cluster.kube.reported_node import SandboxPinning
 from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, untrusted_pod
+from vmpin.features.cluster.kube.watched_annotations import watched_annotations
 
 
 class PodRecord(NamedTuple):
@@ -26,20 +27,25 @@ class PodRecord(NamedTuple):
     ending: bool = False
     annotations: Mapping[str, str] = MappingProxyType({})
     untrusted: UntrustedPod | None = None
-    asked: Mapping[str, str] | None = None  #: The annotations that ask for CPUs.
+    watched: Mapping[str, str] | None = None  #: The annotations that ask for CPUs.
+
+    def owns(self, sandbox: SandboxPinning) -> bool:
+        """Whether a sandbox with the pod's `runtime_uid` is the pod's. A static pod's is an annotation, which any pod
+        can have with another's uid: its name has to be the runtime's, too."""
+        return self.runtime_uid == self.uid or sandbox.pod == (self.namespace, self.name)
 
 
 def record_of(item: Mapping[str, Any], untrusted: bool = False,
-              asks: Callable[[str], bool] | None = None) -> PodRecord | None:
-    """None for what is no pod, or one without the members that all have. :param untrusted: keep its texts, too.
-    :param asks: whether an annotation of this key asks for CPUs; None: none is kept."""
+              is_watched: Callable[[str], bool] | None = None) -> PodRecord | None:
+    """None for a pod without the members that all pods have. :param untrusted: keep its texts, too.
+    :param is_watched: whether an annotation of this key asks for CPUs; None: none is kept."""
     try:
         meta = item["metadata"]
         namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
         if not (valid_name(namespace) and valid_name(name) and isinstance(uid, str)):
             return None
         conditions = (item.get("status") or {}).get("conditions") or ()
-        own = next((dict(each) for each in conditions if each.get("type") == CONDITION), None)
+        own = next((dict(condition) for condition in conditions if condition.get("type") == CONDITION), None)
         annotations = meta.get("annotations") or {}
         mirror = annotations.get(MIRROR)
         phase = (item.get("status") or {}).get("phase")
@@ -47,7 +53,7 @@ def record_of(item: Mapping[str, Any], untrusted: bool = False,
                          bool(meta.get("deletionTimestamp")) or phase in ("Succeeded", "Failed"),
                          {key: annotations[key] for key in (ANNOTATION_CPUS, ANNOTATION_VCPUS) if key in annotations},
                          untrusted_pod(item) if untrusted else None,
-                         asked_annotations(item, asks) if asks is not None else None)
+                         watched_annotations(item, is_watched) if is_watched is not None else None)
     except (KeyError, TypeError, AttributeError):
         return None
 

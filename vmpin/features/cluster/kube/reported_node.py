@@ -1,4 +1,4 @@
-"""A node as its watcher reports it, from the lines of `follow`: the sandboxes of pods, and what concerns all.
+"""A node as its watcher reports it, from the lines of `follow`: its sandboxes, and the part about the node itself.
 
 Names and texts in a line come from pods and images: they are cut to a length and hold nothing that steers a
 terminal."""
@@ -31,7 +31,8 @@ class ContainerPinning(NamedTuple):
 
 
 class Repairs(NamedTuple):
-    """How many threads of a sandbox were put back since its watcher started, by cause; and the last evidence."""
+    """How many threads of a sandbox were put back since its watcher started, by cause; `why` is the last cause in
+    words."""
 
     counts: Mapping[str, int] = MappingProxyType({})
     why: str = ""
@@ -65,7 +66,7 @@ class SandboxPinning(NamedTuple):
 class CpuCollision(NamedTuple):
     cpu: int
     sandboxes: tuple[str, ...]
-    what: str
+    message: str
 
 
 class RefusedChange(NamedTuple):
@@ -87,9 +88,9 @@ class AllocatorPart(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """What concerns the whole node. `topology` is plain JSON, made by the watcher from the kernel's files; `kubelet`
-    what the running kubelet's configuration sets, by key, where the watcher could read that. `allocator` is None where
-    the watcher gives out no CPUs."""
+    """The part about the node itself. `topology` is plain JSON, which the watcher made from the kernel's files;
+    `kubelet` has the settings of the running kubelet by key, as far as the watcher could read them. `allocator` is
+    None where the watcher gives out no CPUs."""
 
     ready: bool = False
     why: str = ""
@@ -106,34 +107,34 @@ class NodePart(NamedTuple):
 
 
 class ReportedNode(NamedTuple):
-    """All of it, as of `time` (CLOCK_REALTIME of the node, seconds)."""
+    """A node and its sandboxes by id, as of `time` (CLOCK_REALTIME of the node, seconds)."""
 
     time: float
     node: NodePart
     sandboxes: Mapping[str, SandboxPinning]
 
     def after(self, raw: bytes) -> ReportedNode:
-        """Return the node as another line of `follow` changes it. :raises WireError: for what is no such line."""
+        """Return the node as another line of `follow` changes it. :raises WireError: the line is malformed."""
         try:
-            found = load_json(raw)
-            if "error" in found:
-                raise WireError("follow", _text(found["error"], _LONG))
-            if found["version"] != VERSION:
-                raise WireError("follow", f"version {found['version']!r}: is the watcher of another version?")
-            everything = found["follow"] == "all"
-            node = _node(found["node"]) if "node" in found else self.node
+            line = load_json(raw)
+            if "error" in line:
+                raise WireError("follow", _text(line["error"], _LONG))
+            if line["version"] != VERSION:
+                raise WireError("follow", f"version {line['version']!r}: is the watcher of another version?")
+            everything = line["follow"] == "all"
+            node = _node(line["node"]) if "node" in line else self.node
             node = self.node if node == self.node else node  # the same objects where nothing is new
-            if not everything and not found["gone"] and not found["sandboxes"]:
-                return self._replace(time=checked_real(found["time"], 1e12), node=node)
+            if not everything and not line["gone"] and not line["sandboxes"]:
+                return self._replace(time=checked_real(line["time"], 1e12), node=node)
             sandboxes = {} if everything else dict(self.sandboxes)
-            for gone in found["gone"]:
+            for gone in line["gone"]:
                 sandboxes.pop(gone, None)
-            sandboxes |= {entry["id"]: _sandbox(entry) for entry in found["sandboxes"]}
+            sandboxes |= {entry["id"]: _sandbox(entry) for entry in line["sandboxes"]}
             if len(sandboxes) > MAX_SANDBOXES:
                 raise WireError("follow", f"more than {MAX_SANDBOXES} sandboxes")
-            return ReportedNode(checked_real(found["time"], 1e12), node, sandboxes)
+            return ReportedNode(checked_real(line["time"], 1e12), node, sandboxes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as err:
-            raise WireError("follow", f"is no line of it: {type(err).__name__}") from err
+            raise WireError("follow", f"malformed line: {type(err).__name__}") from err
 
 
 def _sandbox(entry: Mapping[str, Any]) -> SandboxPinning:
@@ -145,24 +146,26 @@ def _sandbox(entry: Mapping[str, Any]) -> SandboxPinning:
         entry["vmm"] is not None, entry["suspended"] is True, checked_whole(entry["misplaced"], MAX_INT64),
         {checked_parse(vcpu, MAX_CPU): _text(cpus, _CPUS)
          for vcpu, cpus in list(entry["vcpus"].items())[:_MOST["vcpus"]]},
-        tuple(ContainerPinning(_text(each["name"]), _text(each["cpus"], _CPUS), each["exclusive"] is True,
-                               _text(each["vcpus"], _CPUS), _text(each["guest"]))
-              for each in entry["containers"][:_MOST["containers"]]),
+        tuple(ContainerPinning(_text(container["name"]), _text(container["cpus"], _CPUS),
+                               container["exclusive"] is True, _text(container["vcpus"], _CPUS),
+                               _text(container["guest"]))
+              for container in entry["containers"][:_MOST["containers"]]),
         _text(guest.get("by")), _text(guest.get("state")),
         Repairs({_text(cause): checked_whole(count, MAX_INT64) for cause, count in drift.get("repairs", {}).items()},
                 _text(drift.get("why"), _LONG)))
 
 
 def _node(entry: Mapping[str, Any]) -> NodePart:
-    collisions = tuple(CpuCollision(checked_whole(each["cpu"], MAX_CPU), _texts(each["sandboxes"], "containers"),
-                                    _text(each["what"], _LONG)) for each in entry["collisions"][:_MOST["collisions"]])
+    collisions = tuple(
+        CpuCollision(checked_whole(collision["cpu"], MAX_CPU), _texts(collision["sandboxes"], "containers"),
+                     _text(collision["what"], _LONG)) for collision in entry["collisions"][:_MOST["collisions"]])
     texts = {key: _text(entry[key], _CPUS) for key in (
         "version", "online", "shared_pool", "exclusive", "housekeeping", "trouble")}
-    given = (entry.get("features") or {}).get("allocator")
-    allocator = None if given is None else AllocatorPart(
-        _text(given.get("allocatable", ""), _CPUS), _text(given.get("free", ""), _CPUS), _text(given["why"], _LONG),
-        tuple(RefusedChange(_text(each["uid"]), _text(each["container"]), _text(each["why"], _LONG))
-              for each in (given.get("refused") or ())[:_MOST["refused"]]))
+    part = (entry.get("features") or {}).get("allocator")
+    allocator = None if part is None else AllocatorPart(
+        _text(part.get("allocatable", ""), _CPUS), _text(part.get("free", ""), _CPUS), _text(part["why"], _LONG),
+        tuple(RefusedChange(_text(change["uid"]), _text(change["container"]), _text(change["why"], _LONG))
+              for change in (part.get("refused") or ())[:_MOST["refused"]]))
     return NodePart(entry["ready"] is True, _text(entry["why"], _LONG), **texts, topology=dict(entry["topology"]),
                     collisions=collisions, kubelet={_text(key): _text(value, _CPUS) for key, value in list(
                         (entry.get("kubelet") or {}).items())[:16]}, allocator=allocator)

@@ -1,7 +1,6 @@
-"""What a reporter sends its node's watcher about itself: why it does not reach the API server.
+"""The reporter's request to its watcher about itself: why it does not reach the API server, for `vmpin doctor`.
 
-One request on the status socket, for `vmpin doctor`. Its text comes from a process without rights on the node: both
-sides bound it, and nothing depends on it."""
+The text comes from a process without rights on the node: both sides bound it, and nothing depends on it."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def encode(trouble: str) -> bytes:
 
 
 def decode(request: Mapping[str, Any]) -> str:
-    """The trouble, printable and bounded. :raises WireError: for what is no such request."""
+    """The trouble, printable and bounded. :raises WireError: it is malformed."""
     if request.get("version") != VERSION or not isinstance(request.get("trouble"), str):
-        raise WireError(OPERATION, "is no such request")
+        raise WireError(OPERATION, "malformed request")
     return excerpt(request["trouble"], _LONG)

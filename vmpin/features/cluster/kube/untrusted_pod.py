@@ -1,4 +1,4 @@
-"""What the API server has of a pod besides its name: text for people, which the pod's author may have chosen.
+"""A pod's texts at the API server, for people: the pod's author may have chosen them.
 
 The reporter hands it to the watcher in one request for all pods in VMs, and `vmpin status` and `explain` show it. It
 decides nothing: nothing that places, pins or keeps a state imports this (tests/unit/test_floors.py). Both sides bound
@@ -47,21 +47,21 @@ class UntrustedPod(NamedTuple):
 
     def data(self) -> dict[str, Any]:
         """Return it as plain JSON."""
-        return {**self._asdict(), "resizes": [each._asdict() for each in self.resizes],
+        return {**self._asdict(), "resizes": [resize._asdict() for resize in self.resizes],
                 "annotations": dict(self.annotations)}
 
 
 def untrusted_pod(item: Mapping[str, Any]) -> UntrustedPod:
-    """Make it of a pod as the API server has it. :raises TypeError, AttributeError: for what is no pod."""
+    """Read a pod from its JSON at the API server. :raises TypeError, AttributeError: it is no pod."""
     annotations = item["metadata"].get("annotations") or {}
     spec, status = item.get("spec") or {}, item.get("status") or {}
     return _pod({
         "qos": status.get("qosClass"), "runtime_class": spec.get("runtimeClassName"), "more_annotations": 0,
         "annotations": {key: annotations[key] for key in sorted(annotations) if key != _APPLIED},
-        "resizes": [{"type": each["type"], "reason": each.get("reason"), "message": each.get("message"),
-                     "since": each.get("lastTransitionTime")}
-                    for each in status.get("conditions") or ()
-                    if each.get("type") in _RESIZES and each.get("status") != "False"]})
+        "resizes": [{"type": condition["type"], "reason": condition.get("reason"),
+                     "message": condition.get("message"), "since": condition.get("lastTransitionTime")}
+                    for condition in status.get("conditions") or ()
+                    if condition.get("type") in _RESIZES and condition.get("status") != "False"]})
 
 
 def _pod(entry: Mapping[str, Any]) -> UntrustedPod:
@@ -69,15 +69,16 @@ def _pod(entry: Mapping[str, Any]) -> UntrustedPod:
     kept = {excerpt(key, _KEY): excerpt(text, _LONG) for key, text in list(annotations.items())[:MAX_ANNOTATIONS]}
     return UntrustedPod(
         excerpt(entry["qos"], _NAME), excerpt(entry["runtime_class"], _NAME),
-        tuple(PodResize(excerpt(each["type"], _NAME), excerpt(each["reason"], _NAME), excerpt(each["message"], _LONG),
-                        excerpt(each["since"], _NAME)) for each in entry["resizes"][:len(_RESIZES)]),
+        tuple(PodResize(excerpt(resize["type"], _NAME), excerpt(resize["reason"], _NAME),
+                        excerpt(resize["message"], _LONG), excerpt(resize["since"], _NAME))
+              for resize in entry["resizes"][:len(_RESIZES)]),
         kept, min((whole(entry["more_annotations"], 10**6) or 0) + len(annotations) - len(kept), 10**6))
 
 
 def encode(pods: Mapping[str, UntrustedPod], member: bytes = b"") -> bytes:
     """The request, one line of at most MAX_REQUEST bytes. Where not everything has room, each pod gets its share: its
     annotations are left out from the last on. :param pods: by the uid that the runtime has.
-    :param member: another member of the request (asked_annotations)."""
+    :param member: another member of the request (watched_annotations)."""
     chosen = sorted(pods.items())[:MAX_PODS]
     left, entries = MAX_REQUEST - 64 - len(member), []
     for place, (uid, pod) in enumerate(chosen):
@@ -106,7 +107,7 @@ def _json(data: object) -> bytes:
 
 
 def decode(request: Mapping[str, Any]) -> dict[str, UntrustedPod]:
-    """The pods of a request by uid, whatever was put into it. :raises WireError: where that is no such request."""
+    """The pods of a request by uid, bounded whatever the sender wrote. :raises WireError: it is malformed."""
     try:
         if request["version"] != VERSION:
             raise WireError(OPERATION, f"version {excerpt(request['version'], _NAME)} is not {VERSION}")
@@ -115,7 +116,7 @@ def decode(request: Mapping[str, Any]) -> dict[str, UntrustedPod]:
             raise WireError(OPERATION, f"more than {MAX_PODS} pods")
         return {excerpt(entry["uid"], _NAME): _pod(entry) for entry in entries}
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as err:
-        raise WireError(OPERATION, f"is no such request: {type(err).__name__}") from err
+        raise WireError(OPERATION, f"malformed request: {type(err).__name__}") from err
 
 
 def untrusted_sentences(pod: Mapping[str, Any] | None) -> Iterable[str]:
@@ -124,9 +125,9 @@ def untrusted_sentences(pod: Mapping[str, Any] | None) -> Iterable[str]:
         return
     yield (f"Untrusted, from the pod's object at the API server; no mask depends on it: QoS class "
            f"{_quoted(pod['qos'])}, runtime class {_quoted(pod['runtime_class'])}.")
-    for each in pod["resizes"]:
-        yield (f"Untrusted: condition {_quoted(each['type'])} since {_quoted(each['since'])}, reason "
-               f"{_quoted(each['reason'])}: {_quoted(each['message'])}.")
+    for resize in pod["resizes"]:
+        yield (f"Untrusted: condition {_quoted(resize['type'])} since {_quoted(resize['since'])}, reason "
+               f"{_quoted(resize['reason'])}: {_quoted(resize['message'])}.")
     annotations = [f"{_quoted(key)}={_quoted(value)}" for key, value in pod["annotations"].items()]
     if more := pod["more_annotations"]:
         annotations.append(f"and {more} that are left out" if annotations else f"({more}), all left out")

@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -33,8 +34,10 @@ MAX_LINE = 8 << 20
 PAGE = 500
 #: The longest answer that is read (bytes): a page of pods with 10 kB each has 5 MB.
 MAX_ANSWER = 256 << 20
-#: The longest pause that an answer may ask for (seconds); a longer one, or a date, counts for none.
+#: The longest pause that an answer may ask for (seconds); a longer one, or a date, is ignored.
 MAX_RETRY_AFTER = 3600
+#: The parts of ApiLink: the node's own object, and the list and watch of its pods.
+PARTS = ("node", "pods")
 #: A connection whose other end has vanished silently (a load balancer, a node without its network) is closed after a
 #: minute: a watch may be silent for as long as it lasts.
 KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -43,8 +46,8 @@ KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, so
 
 
 class ApiServer:
-    """Used by several threads. A client is made at the first request, and again after an error of TLS or a token that
-    is not accepted: its CA is read once, its token at most once a minute.
+    """Used by several threads. A client is created at the first request, and again after a TLS error or a refused
+    token: it reads its CA once, its token at most once a minute.
     :param kubeconfig: None for the service account of a pod; with `as_kubectl` for the files of KUBECONFIG, else
         ~/.kube/config, else that service account. `context` is one of it, "" for its current one.
     :raises ConfigError: at the first request, where the package is missing or there is no such configuration."""
@@ -55,24 +58,24 @@ class ApiServer:
         self._lock = threading.Lock()
 
     def check(self) -> None:
-        """Make the client, and send nothing. :raises ConfigError: as above."""
+        """Create the client, and send nothing. :raises ConfigError: as above."""
         self._connected()
 
     def send(self, request: ApiRequest, most: int = MAX_ANSWER) -> Any:
-        """The answer as JSON, {} for none. :param most: bytes of it. :raises AnswerTooLong: for more.
-        :raises ClusterError: for any other than 2xx, and for none."""
+        """Return the answer as JSON, {} for an empty one. :param most: bytes of it. :raises AnswerTooLong: for more.
+        :raises ClusterError: an HTTP status other than 2xx, or no answer."""
         client, urllib3 = self._connected()
         body = None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode()
         headers = {"Accept": "application/json", "User-Agent": client.user_agent,
                    **({"Content-Type": request.content_type} if body is not None else {}), **_authorization(client)}
         url = client.configuration.host + request.path + (f"?{urlencode(request.query)}" if request.query else "")
         with self._translated(str(request)):
-            found = client.rest_client.pool_manager.request(
+            response = client.rest_client.pool_manager.request(
                 request.method, url, body=body, headers=headers, retries=False, redirect=False,
                 timeout=urllib3.Timeout(connect=CONNECT, read=ANSWER), preload_content=False)
-            data = _limited(found, most)
+            data = _limited(response, most)
             if data is not None:
-                self._check(found, data)
+                self._check(response, data)
                 return parse_answer(data) if data else {}
         raise AnswerTooLong(f"{request}: the answer has more than {most >> 20} MiB")
 
@@ -82,7 +85,7 @@ class ApiServer:
 
     def pods(self, node: str, version: str = "") -> tuple[list[Mapping[str, Any]], str]:
         """The pods of a node, and the version of the list. :param node: "" for all nodes.
-        :param version: "0" for what the server has at hand, "" for what is so now. :raises ClusterError: no list."""
+        :param version: "0" for the server's cache, "" for the present state. :raises ClusterError: no list."""
         items: list[Mapping[str, Any]] = []
         token = ""
         while True:
@@ -98,9 +101,9 @@ class ApiServer:
 
     def watch_pods(self, node: str, version: str, seconds: int,
                    begun: Callable[[], None] = lambda: None) -> Iterator[Mapping[str, Any]]:
-        """The events after a version, until the server ends the watch, `seconds` after its begin at the latest.
+        """Yield the events after a version, until the server ends the watch: `seconds` after its begin at the latest.
         :param begun: called when the server has accepted the watch.
-        :raises ClusterError: it ends otherwise, or cannot begin."""
+        :raises ClusterError: the watch fails, or cannot begin."""
         with self._translated("watch pods"), self._list(
                 node, seconds + OVER, watch=True, resource_version=version, allow_watch_bookmarks=True,
                 timeout_seconds=seconds) as response:
@@ -109,7 +112,7 @@ class ApiServer:
             for part in response.stream(65536, decode_content=True):
                 *lines, buffer = (buffer + part).split(b"\n")
                 if len(buffer) > MAX_LINE:
-                    raise ClusterError("watch pods: a line without an end")
+                    raise ClusterError(f"watch pods: a line has more than {MAX_LINE >> 20} MiB")
                 yield from (parse_answer(line) for line in lines if line)
 
     def _list(self, node: str, read: float, **more: Any) -> Any:
@@ -133,42 +136,42 @@ class ApiServer:
                               "install vmpin with its extra: pip install 'vmpin[kubernetes]'") from err
         with self._lock:
             if self._client is None:
-                found = client.Configuration()
+                configuration = client.Configuration()
                 try:
-                    self._load(config, found)
-                # Its parsers raise what YAML, base64 and the commands of a user raise.
+                    self._load(config, configuration)
+                # The package's parsers raise the errors of YAML, base64 and of the user's commands.
                 except Exception as err:
                     hint = ("give --kubeconfig FILE and --context NAME, or set KUBECONFIG, as for kubectl"
                             if self._as_kubectl else
                             "run it in a pod with a service account, or set kubernetes.kubeconfig")
                     raise ConfigError(f"no API server is configured: {err}", hint) from err
-                found.retries = False  # each caller waits by itself
-                self._client = client.ApiClient(found)
+                configuration.retries = False  # callers have their own pauses
+                self._client = client.ApiClient(configuration)
                 self._client.user_agent = "vmpin" if self._as_kubectl else "vmpin-reporter"
                 options = self._client.rest_client.pool_manager.connection_pool_kw
                 options |= {"socket_options": KEEPALIVE, "ssl_context": _tls_context(urllib3, options)}
             return self._client, urllib3
 
-    def _load(self, config: Any, found: Any) -> None:
+    def _load(self, config: Any, configuration: Any) -> None:
         """Fill a client's configuration. :raises Exception: of many kinds."""
         files = str(self._kubeconfig or "")
         if self._as_kubectl and not files:
             files = os.environ.get("KUBECONFIG") or "~/.kube/config"
-            there = any(os.path.exists(os.path.expanduser(each)) for each in files.split(os.pathsep))
-            if not there and not self._context and "KUBERNETES_SERVICE_HOST" in os.environ:
+            exists = any(os.path.exists(os.path.expanduser(file)) for file in files.split(os.pathsep))
+            if not exists and not self._context and "KUBERNETES_SERVICE_HOST" in os.environ:
                 files = ""
         if files:
-            config.load_kube_config(files, context=self._context or None, client_configuration=found,
+            config.load_kube_config(files, context=self._context or None, client_configuration=configuration,
                                     persist_config=False)
         else:
-            config.load_incluster_config(client_configuration=found)
+            config.load_incluster_config(client_configuration=configuration)
 
     def _renew(self) -> None:
         with self._lock:
             self._client = None
 
     def _check(self, response: Any, body: bytes | None) -> None:
-        """Refuse an answer whose HTTP status is none of success. :raises ClusterError:"""
+        """Check the HTTP status. :param body: None: not read yet. :raises ClusterError: it is not 2xx."""
         if not 200 <= response.status < 300:
             raise self._error(response.status, response.headers,
                               _limited(response, MAX_REFUSAL) if body is None else body)
@@ -178,40 +181,34 @@ class ApiServer:
             self._renew()
         message = refusal(body)
         if status == 422 and "metadata.uid: " in message:
-            status = 409  # what a patch with a uid gets where another object has the name
+            status = 409  # a patch with a uid, where another object has the name
         after = parse_whole((headers or {}).get("Retry-After", ""), MAX_RETRY_AFTER) or 0
         return ClusterError(excerpt(message, 300) or f"HTTP status {status}", status, float(after))
 
-    def _translated(self, what: str) -> _Translated:
-        return _Translated(self, what)
-
-
-class _Translated:
-    """Turns what the packages raise into ClusterError."""
-
-    def __init__(self, server: ApiServer, what: str) -> None:
-        self._server, self._what = server, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, err: BaseException | None, _: object) -> None:
+    @contextmanager
+    def _translated(self, request: str) -> Iterator[None]:
+        """Turn the packages' errors into ClusterError. :param request: what the message begins with."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
 
-        server, what = self._server, self._what
-        if isinstance(err, ClusterError):
-            raise ClusterError(f"{what}: {err}" if what not in str(err) else str(err), err.status, err.after) from err
-        if isinstance(err, ApiException) and err.status:
-            found = server._error(err.status, err.headers, err.body)
-            raise ClusterError(f"{what}: {found}", found.status, found.after) from err
-        if isinstance(err, urllib3.exceptions.SSLError | ApiException):
-            server._renew()
-            raise ClusterError(f"{what}: TLS: {err}") from err
-        if isinstance(err, urllib3.exceptions.HTTPError | OSError):
-            raise ClusterError(f"{what}: {err}") from err
-        if isinstance(err, ValueError | KeyError):
-            raise ClusterError(f"{what}: the answer is not the JSON that it should be") from err
+        try:
+            yield
+        except ClusterError as err:
+            text = str(err)
+            raise ClusterError(text if request in text else f"{request}: {text}", err.status, err.after) from err
+        except ApiException as err:
+            if not err.status:
+                self._renew()
+                raise ClusterError(f"{request}: TLS: {err}") from err
+            error = self._error(err.status, err.headers, err.body)
+            raise ClusterError(f"{request}: {error}", error.status, error.after) from err
+        except urllib3.exceptions.SSLError as err:
+            self._renew()
+            raise ClusterError(f"{request}: TLS: {err}") from err
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            raise ClusterError(f"{request}: {err}") from err
+        except (ValueError, KeyError) as err:
+            raise ClusterError(f"{request}: the answer is not the JSON of this API") from err
 
 
 def _tls_context(urllib3: Any, options: Mapping[str, Any]) -> ssl.SSLContext:
@@ -237,12 +234,8 @@ def _limited(response: Any, most: int) -> bytes | None:
 
 
 def _authorization(client: Any) -> dict[str, str]:
-    return {each["key"]: each["value"] for each in client.configuration.auth_settings().values()
-            if each["in"] == "header" and each["value"]}
-
-
-#: What has to be reached: the node's own object, and the list and watch of its pods.
-PARTS = ("node", "pods")
+    return {setting["key"]: setting["value"] for setting in client.configuration.auth_settings().values()
+            if setting["in"] == "header" and setting["value"]}
 
 
 class ApiLink:
@@ -255,13 +248,13 @@ class ApiLink:
     def __init__(self, ready: Path | None, changed: Callable[[], None]) -> None:
         self._ready, self._changed = ready, changed
         self._lock = threading.Lock()
-        #: Why a part is not reached, "" where it is, None where it was not asked for yet.
+        #: By part: why it is not reached, "" where it is, None before its first request.
         self._troubles: dict[str, str | None] = dict.fromkeys(PARTS)
         self._show(False)
 
     @property
     def trouble(self) -> str:
-        """Why the API server is not reached; "" where it is, or was not asked yet."""
+        """Why the API server is not reached; "" where it is, or before the first request."""
         return next((text for text in self._troubles.values() if text), "")
 
     def reached(self, part: str) -> None:

@@ -29,22 +29,20 @@ EXPIRED = (410, 504)
 
 
 class PodWatch:
-    """`run` is a thread's body. :param changed: called in it after each change. :param watch_seconds: as above.
-    :param untrusted: keep pods' untrusted text, too. :param asks: as for `record_of`. :param pauses: after errors.
-    :param link: where it is noted whether the pods are listed and watched."""
+    """`run` is a thread's body. :param changed: called in it after each change. :param untrusted: keep pods' untrusted
+    text, too. :param is_watched: as for `record_of`. :param pauses: after errors. :param link: is set to whether the
+    pods are listed and watched."""
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], None], stopping: threading.Event,
-                 watch_seconds: int = WATCH_SECONDS, untrusted: bool = False,
-                 asks: Callable[[str], bool] | None = None, pauses: Pauses | None = None,
-                 link: ApiLink | None = None) -> None:
+                 untrusted: bool = False, is_watched: Callable[[str], bool] | None = None,
+                 pauses: Pauses | None = None, link: ApiLink | None = None) -> None:
         self._server, self._node, self._changed, self._stopping = server, node, changed, stopping
-        self._seconds = watch_seconds
-        self._untrusted, self._asks, self._pauses = untrusted, asks, pauses or Pauses(stopping)
+        self._untrusted, self._is_watched, self._pauses = untrusted, is_watched, pauses or Pauses(stopping)
         self._link = link or ApiLink(None, lambda: None)
         self._lock = threading.Lock()
         self._pods: dict[str, PodRecord] = {}
         self._first = True
-        self._fed = False  #: Whether the last watch had an event.
+        self._had_event = False  #: Whether the last watch had an event.
         self.listed = False
         self.lists = self.watches = 0  #: How many were begun.
 
@@ -54,7 +52,7 @@ class PodWatch:
             return Pods(self._pods.values())
 
     def put(self, item: Mapping[str, Any]) -> None:
-        """A pod as a write returned it, ahead of its event."""
+        """Take in a pod as a write returned it, ahead of its event."""
         self._take("MODIFIED", item)
 
     def run(self) -> None:
@@ -62,7 +60,7 @@ class PodWatch:
         daemon's thread."""
         version = ""
         while not self._stopping.is_set():
-            began, self._fed = time.monotonic(), False
+            began, self._had_event = time.monotonic(), False
             try:
                 version = self._watched(version or self._listed())
                 seconds = time.monotonic() - began
@@ -77,21 +75,21 @@ class PodWatch:
             except _Broken as err:
                 version = err.version
                 self._link.failed("pods", str(err))
-                if self._fed:  # else it may have waited for an answer all the time
+                if self._had_event:  # else it may have waited for its answer all the time
                     self._pauses.lasted(time.monotonic() - began)
                 self._pauses.after(err)
 
     def _listed(self) -> str:
         self.lists += 1
         try:
-            # The first time what the server has at hand is enough: the watch begins there.
+            # The first time the server's cache is enough: the watch begins at its version.
             items, version = self._server.pods(self._node, "0" if self._first else "")
         except ClusterError as err:
             raise _Broken(err, "") from err
         self._first = False
         with self._lock:
             self._pods = {pod.uid: pod for item in items
-                          if (pod := record_of(item, self._untrusted, self._asks)) is not None}
+                          if (pod := record_of(item, self._untrusted, self._is_watched)) is not None}
             self.listed = True
         self._changed()
         return version
@@ -99,10 +97,10 @@ class PodWatch:
     def _watched(self, version: str) -> str:
         """Take the events of one watch, and return the version of the last one."""
         self.watches += 1
-        seconds = random.randint(max(1, self._seconds // 2), self._seconds)
+        seconds = random.randint(WATCH_SECONDS // 2, WATCH_SECONDS)
         try:
             for event in self._server.watch_pods(self._node, version, seconds, lambda: self._link.reached("pods")):
-                kind, item, self._fed = str(event.get("type")), event.get("object") or {}, True
+                kind, item, self._had_event = str(event.get("type")), event.get("object") or {}, True
                 if kind == "ERROR":
                     code = whole(item.get("code"), 999) or 0
                     if code in EXPIRED:
@@ -120,14 +118,14 @@ class PodWatch:
         return version
 
     def _take(self, kind: str, item: Mapping[str, Any]) -> None:
-        pod = record_of(item, self._untrusted, self._asks)
+        pod = record_of(item, self._untrusted, self._is_watched)
         if pod is None:
             return
         with self._lock:
             if kind == "DELETED":
                 self._pods.pop(pod.uid, None)
             elif self._pods.get(pod.uid) == pod:
-                return  # of what is kept of it nothing changed
+                return  # no member that is kept has changed
             else:
                 self._pods[pod.uid] = pod
         self._changed()

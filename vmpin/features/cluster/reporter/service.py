@@ -50,7 +50,7 @@ class Reporter:
         self._link_report = LinkReport(self._socket)
         self._stream = StatusStream(self._socket, self._wake, self._stopping, wanted.topology is TopologyMode.OWN)
         self._watch = PodWatch(self._server, keys.node, self._wake, self._stopping, untrusted=keys.watch_pods,
-                               asks=next(present(feature.watched_annotations(config) for feature in features()
+                               is_watched=next(present(feature.watched_annotations(config) for feature in features()
                                                  if feature.watched_annotations is not None), None), link=self._link)
         self._handover = PodHandover(self._socket, self._stream, self._watch, self._stopping)
         self._threads = {"vmpin-follow": self._stream.run, "vmpin-pods": self._watch.run,

@@ -16,10 +16,10 @@ from typing import Any
 from vmpin.bounded import load_json
 from vmpin.errors import SourceError, WatcherError
 from vmpin.features.cluster.kube import reporter_report
-from vmpin.features.cluster.kube.agenda import own_sandbox
-from vmpin.features.cluster.kube.asked_annotations import encoded_member
+from vmpin.features.cluster.kube.agenda import sandboxes_of
 from vmpin.features.cluster.kube.reported_node import NOTHING, ReportedNode
 from vmpin.features.cluster.kube.untrusted_pod import OPERATION, UntrustedPod, encode
+from vmpin.features.cluster.kube.watched_annotations import encoded_member
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 from vmpin.features.cluster.reporter.pod_watch import PodWatch
 
@@ -40,17 +40,17 @@ RETRY = 5.0
 
 
 def ask(path: Path, request: bytes, member: str) -> Any:
-    """Send a request, and return one member of the answer. :param request: a line of JSON.
-    :raises OSError, ValueError, WatcherError: where there is no such answer."""
+    """Send a request, and return a member of the answer. :param request: a line of JSON.
+    :raises OSError, ValueError, WatcherError: there is no answer with this member."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(DEADLINE)
         connection.connect(os.fspath(path))
         connection.sendall(request)
-        with connection.makefile("rb") as answer:
-            found = load_json(answer.readline(65536) or "{}")
-    if not isinstance(found, dict) or member not in found:
-        raise WatcherError(str(found.get("error", "it hung up")) if isinstance(found, dict) else "no answer to it")
-    return found[member]
+        with connection.makefile("rb") as stream:
+            answer = load_json(stream.readline(65536) or "{}")
+    if not isinstance(answer, dict) or member not in answer:
+        raise WatcherError(str(answer.get("error", "it hung up")) if isinstance(answer, dict) else "no answer to it")
+    return answer[member]
 
 
 class StatusStream:
@@ -63,11 +63,11 @@ class StatusStream:
         self._path, self._changed, self._stopping = path, changed, stopping
         self._request = b'{"op":"follow","kubelet":true}\n' if kubelet else b'{"op":"follow"}\n'
         self._pauses = pauses or Pauses(stopping, longest=5.0)
-        #: What was reported last, and whether the connection is up; one assignment each, so no lock.
+        #: The last report, and whether the connection is up; an assignment each, so no lock.
         self.reported: ReportedNode = NOTHING
         self.up = False
         self.connections = 0  #: How many were up.
-        #: The directory was removed: a container that has it mounted sees no other one of its name.
+        #: The directory was removed: a container that has it mounted sees no new directory of its name.
         self.lost = False
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class StatusStream:
                     raise WatcherError("it hung up")
                 buffer += part
                 if len(buffer) > MAX_LINE:
-                    raise WatcherError("a line without an end")
+                    raise WatcherError(f"a line has more than {MAX_LINE >> 20} MiB")
                 if b"\n" in part:
                     *lines, rest = bytes(buffer).split(b"\n")
                     buffer = bytearray(rest)
@@ -142,36 +142,36 @@ class PodHandover:
     def run(self) -> None:
         """Hand pods over until `stopping` is set; it may last as long as `again` then, so it is a daemon's thread."""
         sent: tuple[int, dict[str, UntrustedPod], bytes] = 0, {}, b""
-        when, why = float("-inf"), ""
+        sent_at, trouble = float("-inf"), ""
         while not self._stopping.is_set():
             self._woken.clear()
             if self._stream.up and self._watch.listed:
-                now = self._stream.connections, self._pods(), encoded_member(self._asked())
-                if now != sent or time.monotonic() - when >= self._again:
+                connection, pods, member = self._stream.connections, self._pods(), encoded_member(self._watched())
+                if (connection, pods, member) != sent or time.monotonic() - sent_at >= self._again:
                     try:
-                        ask(self._path, encode(now[1], now[2]), OPERATION)
+                        ask(self._path, encode(pods, member), OPERATION)
                     except (OSError, ValueError, WatcherError) as err:
-                        if str(err) != why:
+                        if str(err) != trouble:
                             logger.info("the watcher does not take pods' data: %s", err)
-                        why = str(err)
+                        trouble = str(err)
                         self._pauses.after(WatcherError(str(self._path)), logging.DEBUG)
                         continue
-                    sent, when, why = now, time.monotonic(), ""
+                    sent, sent_at, trouble = (connection, pods, member), time.monotonic(), ""
                     self._pauses.reset()
                     self._stopping.wait(self._pause)
             self._woken.wait(self._again)
 
     def _pods(self) -> dict[str, UntrustedPod]:
-        """Return the pods in VMs: of others the watcher shows nothing. The same objects where nothing is new."""
-        by_uid = {each.uid: each for each in self._stream.reported.sandboxes.values()}
-        return {pod.runtime_uid: pod.untrusted for pod in self._watch.pods()
-                if pod.untrusted is not None and own_sandbox(by_uid.get(pod.runtime_uid), pod) is not None}
+        """The pods in VMs: of others the watcher shows nothing."""
+        pods = self._watch.pods()
+        owners = sandboxes_of(pods, self._stream.reported.sandboxes.values())
+        return {pod.runtime_uid: pod.untrusted for pod in pods if pod.untrusted is not None and pod.uid in owners}
 
-    def _asked(self) -> dict[str, Mapping[str, str]]:
+    def _watched(self) -> dict[str, Mapping[str, str]]:
         """The annotations that ask for CPUs, of all pods that run. A static pod's uid is an annotation, which any pod
-        can have with another's: it is left out."""
-        return {pod.uid: pod.asked for pod in self._watch.pods()
-                if pod.asked is not None and pod.runtime_uid == pod.uid and not pod.ending}
+        can have with another's uid: static pods are left out."""
+        return {pod.uid: pod.watched for pod in self._watch.pods()
+                if pod.watched is not None and pod.runtime_uid == pod.uid and not pod.ending}
 
 
 class LinkReport:
@@ -183,7 +183,7 @@ class LinkReport:
         self._sent, self._due = "", inf
 
     def send(self, trouble: str, now: float) -> float:
-        """Send the watcher what it has not got yet.
+        """Send the trouble if it is new to the watcher, or due again.
         :param trouble: why the API server is not reached, "" where it is. :param now: a steady clock's time (s).
         :returns: after how many seconds this is due again if nothing changes."""
         if trouble != self._sent or now >= self._due:

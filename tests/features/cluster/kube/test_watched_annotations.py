@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.errors import WireError
-from vmpin.features.cluster.kube.asked_annotations import (
+from vmpin.features.cluster.kube.untrusted_pod import MAX_REQUEST, UntrustedPod, decode, encode
+from vmpin.features.cluster.kube.watched_annotations import (
     MAX_BYTES,
     MAX_PODS,
     MAX_TEXT,
-    asked_annotations,
     decoded_member,
     encoded_member,
+    watched_annotations,
 )
-from vmpin.features.cluster.kube.untrusted_pod import MAX_REQUEST, UntrustedPod, decode, encode
 
 
 def request(raw: bytes) -> Any:
@@ -31,10 +31,10 @@ def pod(annotations: object) -> dict[str, Any]:
 
 
 def test_only_what_asks_is_kept_and_nothing_of_it_is_cut() -> None:
-    assert asked_annotations(pod({"cpu": "x" * 300, "other": "y"}), lambda key: key == "cpu") == {"cpu": "x" * 300}
-    assert asked_annotations(pod(None), lambda key: True) == asked_annotations(pod({}), lambda key: True) == {}
-    assert asked_annotations(pod({"cpu": "x" * (MAX_TEXT - 3)}), lambda key: True) is not None
-    assert asked_annotations(pod({"cpu": "x" * (MAX_TEXT - 2)}), lambda key: True) is None
+    assert watched_annotations(pod({"cpu": "x" * 300, "other": "y"}), lambda key: key == "cpu") == {"cpu": "x" * 300}
+    assert watched_annotations(pod(None), lambda key: True) == watched_annotations(pod({}), lambda key: True) == {}
+    assert watched_annotations(pod({"cpu": "x" * (MAX_TEXT - 3)}), lambda key: True) is not None
+    assert watched_annotations(pod({"cpu": "x" * (MAX_TEXT - 2)}), lambda key: True) is None
 
 
 @given(st.dictionaries(st.text(max_size=40), st.dictionaries(st.text(max_size=20), st.text(max_size=80), max_size=4),

@@ -1,8 +1,8 @@
 """The annotations by which pods ask for CPUs, on their way from reporter to watcher (`allocate.live_annotations`).
 
 A member of the request that untrusted_pod makes: {"UID": {"KEY": "VALUE", …}, …}, whole texts of all pods of the node.
-A pod whose annotations are too long, or have no room, is left out: what is not there means nothing, and an empty
-object means that the pod has none. Both sides bound it."""
+A pod whose annotations are too long, or have no room, is left out: a missing pod means nothing, and an empty object
+means that the pod has no such annotation. Both sides bound it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ MEMBER = "asked"
 MAX_BYTES, MAX_PODS, MAX_TEXT = 64 << 10, 256, 4096
 
 
-def asked_annotations(item: Mapping[str, Any], asks: Callable[[str], bool]) -> Mapping[str, str] | None:
-    """The annotations of a pod, as the API server has it, whose keys `asks` accepts; None where they are too long.
-    :raises TypeError, AttributeError: for what is no pod."""
-    found = {key: str(value) for key, value in (item["metadata"].get("annotations") or {}).items() if asks(key)}
-    return found if _length(found) <= MAX_TEXT else None
+def watched_annotations(item: Mapping[str, Any], is_watched: Callable[[str], bool]) -> Mapping[str, str] | None:
+    """The annotations of a pod (its JSON) whose keys `is_watched` accepts; None where they are too long.
+    :raises TypeError, AttributeError: it is no pod."""
+    annotations = {key: str(value) for key, value in (item["metadata"].get("annotations") or {}).items()
+                   if is_watched(key)}
+    return annotations if _length(annotations) <= MAX_TEXT else None
 
 
 def encoded_member(pods: Mapping[str, Mapping[str, str]]) -> bytes:
@@ -39,8 +40,7 @@ def encoded_member(pods: Mapping[str, Mapping[str, str]]) -> bytes:
 
 
 def decoded_member(request: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
-    """The annotations of pods by uid, whatever was put into the request. :raises WireError: for what `encoded_member`
-    never makes."""
+    """The annotations of pods by uid. :raises WireError: a member that `encoded_member` never writes."""
     member = request.get(MEMBER, {})
     if not isinstance(member, dict) or len(member) > MAX_PODS:
         raise WireError(MEMBER, f"is no object of at most {MAX_PODS} pods")
