@@ -9,7 +9,7 @@ from kube_given import NODE, as_written, reported
 
 from vmpin.features.cluster.kube.agenda import Agenda, Wanted, Write
 from vmpin.features.cluster.kube.cluster_node import ClusterNode
-from vmpin.features.cluster.kube.pod_record import PodRecord, Pods
+from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import NOTHING
 
 TAINTED = NODE._replace(taints=({"key": "vmpin.io/starting", "effect": "NoSchedule"},))
@@ -35,7 +35,7 @@ class Cluster:
     def step(self, seconds: float = 0.0) -> list[Write]:
         """What is written now."""
         self.now += seconds
-        self.agenda.observe(self.reported, self.reports, Pods(self.pods.values()), self.now, 1000.0 + self.now)
+        self.agenda.observe(self.reported, self.reports, tuple(self.pods.values()), self.now, 1000.0 + self.now)
         writes = []
         for write in self.agenda.due(self.node, self.now, 1000.0 + self.now):
             writes.append(write)

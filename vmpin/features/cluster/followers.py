@@ -2,7 +2,7 @@
 
 A line is a JSON object: {"follow": "all", …} with everything at first, then {"follow": "change", …} with the sandboxes
 that are different now and the ids of those that are `gone`, and the node's part where that is different; without
-either, the line only shows that the watcher makes its passes. Sandboxes are the status document's without their
+either, the line only shows that the watcher runs. Sandboxes are the status document's without their
 threads; sentences have pods and containers by name, as every reader cuts them to a length of its own. A client that
 reads too slowly is dropped: it connects again, and gets everything. Without a client nothing wakes the task, and only
 for one that asks for it the kubelet's configuration is read.
@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vmpin.config.timeouts import TIMEOUTS, Timeouts
+from vmpin.config.timeouts import Timeouts
 from vmpin.domain.guest_report import GuestData
 from vmpin.domain.model import SandboxId
 from vmpin.domain.pod_names import with_names
@@ -46,33 +46,40 @@ MAX_FOLLOWERS = 8
 MAX_WAITING = 32
 #: How often the kubelet's configuration is read (seconds): it takes that over at its start alone.
 KUBELET_PAUSE = 600.0
-#: Part of the loop's time that surveys may take: passes come without a pause while many VMs start.
+#: The most of the event loop's time that surveys take: passes follow each other while many VMs start.
 _SHARE = 0.05
 
 
+class GuestReports(Protocol):
+    """The reports from guests."""
+
+    def data(self, sandbox: SandboxId, /) -> GuestData | None: ...
+
+
 class FollowedWatcher(Protocol):
-    """What is followed of a watcher. `resynced` is the time of its last resync (time.monotonic())."""
+    """The parts of a watcher that clients follow. `resynced` is the time of its last resync (time.monotonic())."""
 
     view: NodeView
     resynced: float
     parts: Mapping[str, WatcherPart]
 
+    @property
+    def guests(self) -> GuestReports: ...
+
     def source_health(self) -> Iterable[SourceHealth]: ...
 
 
 class Followers:
-    """`run` is one of the watcher's tasks. :param guest: the reports from guests."""
+    """The clients and their queues. `run` is a task of the watcher."""
 
-    def __init__(self, watcher: FollowedWatcher, guest: Callable[[SandboxId], GuestData | None],
-                 timeouts: Timeouts = TIMEOUTS) -> None:
+    def __init__(self, watcher: FollowedWatcher, timeouts: Timeouts) -> None:
         self._watcher = watcher
-        self._guest = guest
         self._timeouts = timeouts
         self._wake = asyncio.Event()
         #: The lines that wait for each client; None in place of the last one ends it.
         self._queues: set[asyncio.Queue[bytes | None]] = set()
         self._new: set[asyncio.Queue[bytes | None]] = set()
-        self._last = 0.0  #: When all were sent a line, by time.monotonic().
+        self._last = 0.0  #: When the last line was sent, by time.monotonic().
         self._sent: dict[SandboxId, dict[str, object]] = {}
         self._node: dict[str, object] = {}
         self._version = ""
@@ -83,7 +90,7 @@ class Followers:
         return len(self._queues) + len(self._new)
 
     def touch(self) -> None:
-        """A pass was made, or something else may have changed."""
+        """Wake the task: a pass has ended, or something else may have changed."""
         if self:
             self._wake.set()
 
@@ -120,7 +127,7 @@ class Followers:
             await self._read_kubelet()
             began = time.monotonic()
             survey = Survey()
-            await in_turns(survey.take(self._watcher.view, self._guest), self._timeouts.scrape_turn)
+            await in_turns(survey.take(self._watcher.view, self._watcher.guests.data), self._timeouts.scrape_turn)
             self._send(survey)
             await asyncio.sleep(max(self._timeouts.follow_calm, (time.monotonic() - began) / _SHARE))
 
@@ -162,7 +169,7 @@ class Followers:
 
 
 def _put(queue: asyncio.Queue[bytes | None], line: bytes) -> bool:
-    """False where the queue is full: then it holds nothing more but its end."""
+    """Queue a line. :returns: False where the queue was full: then it holds the end alone."""
     try:
         queue.put_nowait(line)
     except asyncio.QueueFull:
@@ -216,7 +223,7 @@ def brief(entry: Mapping[str, Any], suspended: bool, names: Mapping[str, str]) -
             "reasons": [with_names(reason, names) for reason in entry["reasons"]],
             "drift": None if drift is None else {**drift, "why": with_names(drift["why"], names)},
             "suspended": suspended,
-            # Not how many there are: a VMM's worker threads come and go all the time, and each would be a change.
+            # No number of all threads: a VMM's worker threads come and go, and each would be a change.
             "misplaced": sum(not thread["ok"] for thread in threads),
             "vcpus": {str(thread["vcpu"]): thread["actual"] for thread in threads if thread["vcpu"] is not None},
             "guest": None if guest is None else {"by": guest["by"], "state": guest["state"]},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.model import SandboxId
@@ -24,22 +24,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from vmpin.domain.desired_state import SandboxState
-    from vmpin.domain.guest_report import GuestData
 
 T = TypeVar("T")
-
-
-class GuestReports(Protocol):
-    """The reports from guests."""
-
-    def data(self, sandbox: SandboxId, /) -> GuestData | None: ...
-
-
-class ReportedWatcher(FollowedWatcher, Protocol):
-    """What is reported of a watcher."""
-
-    @property
-    def guests(self) -> GuestReports: ...
 
 
 class Handover(Generic[T]):
@@ -71,13 +57,13 @@ class Handover(Generic[T]):
 
 
 class ReporterRequests:
-    """:param watcher: as it is being made: its attributes are read when requests come.
-    :param clock: a steady one, in seconds."""
+    """The part of the feature in a watcher. :param watcher: its attributes are read when requests come, as its
+    construction is not finished before. :param clock: a steady one, in seconds."""
 
-    def __init__(self, watcher: ReportedWatcher, timeouts: Timeouts = TIMEOUTS,
+    def __init__(self, watcher: FollowedWatcher, timeouts: Timeouts = TIMEOUTS,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._watcher = watcher
-        self.followers = Followers(watcher, lambda sandbox: watcher.guests.data(sandbox), timeouts)
+        self.followers = Followers(watcher, timeouts)
         self.handed_pods = Handover[Mapping[str, untrusted_pod.UntrustedPod]](untrusted_pod.OPERATION, timeouts, clock)
         #: Why the reporter does not reach the API server, "" where it does.
         self._trouble = Handover[str](reporter_report.OPERATION, timeouts, clock)

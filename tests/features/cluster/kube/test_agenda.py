@@ -14,7 +14,6 @@ from vmpin.features.cluster.kube import agenda as timing
 from vmpin.features.cluster.kube.agenda import Agenda, Wanted, Write
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.node_topology import TopologyMode
-from vmpin.features.cluster.kube.pod_record import Pods
 from vmpin.features.cluster.kube.reported_node import ReportedNode
 
 
@@ -153,7 +152,7 @@ def test_an_event_that_has_expired_is_made_again() -> None:
     cluster.put(pod())
     for verdict in ("pinned", "degraded", "pinned", "degraded"):
         cluster.report(entry(verdict=verdict))
-        cluster.agenda.observe(cluster.reported, True, Pods(cluster.pods.values()), cluster.now, cluster.now)
+        cluster.agenda.observe(cluster.reported, True, tuple(cluster.pods.values()), cluster.now, cluster.now)
     methods = []
     for write in cluster.agenda.due(NODE, cluster.now, cluster.now):
         if write.kind == "event":

@@ -12,7 +12,6 @@ from kube_given import NODE, entry, pod
 from vmpin.features.cluster.kube import agenda as timing
 from vmpin.features.cluster.kube.agenda import Wanted
 from vmpin.features.cluster.kube.api_request import FIRST, LONGEST
-from vmpin.features.cluster.kube.pod_record import Pods
 
 
 @pytest.mark.parametrize("status", [404, 409, 422])
@@ -35,7 +34,7 @@ def test_what_is_forbidden_is_tried_again_later_and_said_once(kind: str) -> None
     cluster.report(entry("a"), entry("b"))
     said = []
     for _ in range(3):
-        cluster.agenda.observe(cluster.reported, True, Pods(cluster.pods.values()), cluster.now, cluster.now)
+        cluster.agenda.observe(cluster.reported, True, tuple(cluster.pods.values()), cluster.now, cluster.now)
         for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
             status = 403 if write.kind == kind else 200
             if status == 200:
@@ -70,7 +69,7 @@ def test_what_stays_forbidden_is_tried_at_growing_pauses() -> None:
 def test_without_the_crd_the_rest_goes_on() -> None:
     cluster = Cluster()
     cluster.report()
-    cluster.agenda.observe(cluster.reported, True, Pods(), 0.0, 0.0)
+    cluster.agenda.observe(cluster.reported, True, (), 0.0, 0.0)
     said = [cluster.agenda.done(write, 404 if write.kind == "pinning" else 200, 0.0)
             for write in cluster.agenda.due(NODE, 0.0, 0.0)]
     assert [each for each in said if each] == [
@@ -91,7 +90,7 @@ def _written(cluster: Cluster, status: dict[str, int], times: int = 1) -> Counte
     """Writes by kind and namespace. :param status: of pods' objects by namespace, else 200."""
     found: Counter[tuple[str, str]] = Counter()
     for _ in range(times):
-        cluster.agenda.observe(cluster.reported, True, Pods(cluster.pods.values()), cluster.now, cluster.now)
+        cluster.agenda.observe(cluster.reported, True, tuple(cluster.pods.values()), cluster.now, cluster.now)
         for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
             namespace = write.pod.namespace if write.pod is not None else ""
             found[write.kind, namespace] += 1
@@ -144,7 +143,7 @@ def test_the_nodes_objects_are_tried_ever_less_often_while_they_are_refused() ->
     tried: Counter[str] = Counter()
     said = []
     while cluster.now < 3600:
-        cluster.agenda.observe(cluster.reported, True, Pods(), cluster.now, cluster.now)
+        cluster.agenda.observe(cluster.reported, True, (), cluster.now, cluster.now)
         for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
             tried[write.kind] += 1
             said.append(cluster.agenda.done(write, 422, cluster.now))

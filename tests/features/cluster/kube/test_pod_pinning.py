@@ -18,7 +18,7 @@ from vmpin.features.cluster.kube.pod_pinning import (
     condition_withdrawal,
     pinning_of,
 )
-from vmpin.features.cluster.kube.pod_record import Pods, record_of
+from vmpin.features.cluster.kube.pod_record import record_of
 
 
 @pytest.mark.parametrize(("changes", "state", "status", "text"), [
@@ -107,12 +107,10 @@ def raw(**meta: Any) -> dict[str, Any]:
     return {"metadata": {"namespace": "default", "name": "web", "uid": "u", **meta}, "status": {}}
 
 
-def test_a_static_pod_is_found_by_the_uid_of_the_runtime() -> None:
+def test_a_static_pod_has_the_runtimes_uid_beside_its_own() -> None:
     mirrored = record_of(raw(annotations={"kubernetes.io/config.mirror": "hash"}))
     assert mirrored is not None
-    pods = Pods([mirrored])
-    assert pods.get("hash") == mirrored
-    assert pods.get("u") is None
+    assert (mirrored.uid, mirrored.runtime_uid) == ("u", "hash")
 
 
 @pytest.mark.parametrize("item", [

@@ -17,7 +17,7 @@ import pytest
 from counted_pauses import CountedPauses
 from kube_given import entry, line, node_part, reported
 
-from vmpin.features.cluster.kube.pod_record import Pods, record_of
+from vmpin.features.cluster.kube.pod_record import PodRecord, record_of
 from vmpin.features.cluster.kube.untrusted_pod import UntrustedPod, decode
 from vmpin.features.cluster.kube.watched_annotations import decoded_member
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
@@ -139,9 +139,9 @@ class Handing:
                                     Pauses(self.stopping, 0.001, 0.002))
         self.threads = [threading.Thread(target=run, daemon=True) for run in (self._serve, self.handover.run)]
 
-    def pods(self) -> Pods:
-        return Pods(pod for each in self.items
-                    if (pod := record_of(each, untrusted=True, is_watched=self.is_watched)) is not None)
+    def pods(self) -> tuple[PodRecord, ...]:
+        return tuple(pod for item in self.items
+                     if (pod := record_of(item, untrusted=True, is_watched=self.is_watched)) is not None)
 
     def _serve(self) -> None:
         while True:

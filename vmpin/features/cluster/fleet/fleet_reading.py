@@ -9,13 +9,13 @@ pkg/controller/daemon/util). Pods are not read: that would take the right to see
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vmpin.bounded import MAX_INT64, checked_parse
 from vmpin.errors import AnswerTooLong, ClusterError, UsageError
 from vmpin.features.cluster.fleet.node_record import Fleet, NodeRecord, fleet_of, record_of_pinning
-from vmpin.features.cluster.kube.api_request import ApiRequest
+from vmpin.features.cluster.kube.api_request import ApiRequest, items_of_pages
 from vmpin.features.cluster.kube.identifiers import GROUP, LABEL_READY, PLURAL, POOLS, REGION, ZONE
 from vmpin.features.cluster.kube.node_pinning import pinning_path
 
@@ -115,19 +115,14 @@ def _items(send: Send, path: str, selector: str = "", name: str = "") -> Iterato
     """List the objects at a path, page by page. :param name: of the only object; "" for all.
     :raises ClusterError: :raises UsageError: with a hint."""
     fixed = [("labelSelector", selector)] * bool(selector) + [("fieldSelector", f"metadata.name={name}")] * bool(name)
-    token = ""
-    while True:
+
+    def read(more: Iterable[tuple[str, str]]) -> Any:
         try:
-            page = _page(send, path, [*fixed, *([("continue", token)] if token else [])])
+            return _page(send, path, [*fixed, *more])
         except ClusterError as err:
             raise explained(err, path, selector) from err
-        try:
-            yield from page["items"]
-            token = page["metadata"].get("continue") or ""
-        except (KeyError, TypeError, AttributeError) as err:
-            raise ClusterError(f"GET {path}: the answer is no list") from err
-        if not token:
-            return
+
+    return items_of_pages(path, read)
 
 
 def _page(send: Send, path: str, query: list[tuple[str, str]]) -> Any:

@@ -7,7 +7,7 @@ Pure state: `observe` takes in the node and its pods, `due` yields the writes, `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vmpin.features.cluster.kube.api_request import FIRST, LONGEST, ApiRequest, Refusals
@@ -33,7 +33,7 @@ from vmpin.features.cluster.kube.pod_pinning import (
     condition_update,
     pinning_of,
 )
-from vmpin.features.cluster.kube.pod_record import PodRecord, Pods
+from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import NOTHING, RefusedChange, ReportedNode, SandboxPinning
 
 #: Seconds without a watcher's report until that is shown: a watcher that is updated is back by then.
@@ -82,7 +82,8 @@ class Agenda:
         self._pace = TokenBucket(WRITE_BURST, WRITE_SECONDS, now)
         self._reported, self._reporting = NOTHING, False
         self._report_time, self._late = now, False  #: When the watcher reported last; whether that is too long ago.
-        self._pods = Pods()
+        self._pods: Sequence[PodRecord] = ()
+        self._by_runtime_uid: dict[str, PodRecord] = {}
         self._states: dict[str, tuple[PodPinning, float]] = {}  #: By uid: the state, and since when.
         self._lasting: dict[str, PodPinning] = {}  #: By uid: the last state that may last.
         self._sandboxes: dict[str, SandboxPinning] = {}  #: By uid.
@@ -108,11 +109,13 @@ class Agenda:
         """Whether there has been no report for so long that it is shown."""
         return not self._reporting and self._late
 
-    def observe(self, reported: ReportedNode, reporting: bool, pods: Pods, now: float, clock: float) -> None:
+    def observe(self, reported: ReportedNode, reporting: bool, pods: Sequence[PodRecord], now: float,
+                clock: float) -> None:
         """Take in the present state. :param reporting: whether the watcher's connection is up."""
         self._report_time = now if reporting else self._report_time
         self._late = now - self._report_time >= AWAY_AFTER
         self._reported, self._reporting, self._pods = reported, reporting, pods
+        self._by_runtime_uid = {pod.runtime_uid: pod for pod in pods}
         self._sandboxes = sandboxes_of(pods, reported.sandboxes.values())
         present = set()
         for pod in pods:
@@ -140,7 +143,7 @@ class Agenda:
         self._refusals = {key: refusals for key, refusals in self._refusals.items() if key[1] in namespaces}
         self._paused = {key: until for key, until in self._paused.items() if until > now}
         self._drift.keep_only(present)
-        leftovers = _leftovers(reported, pods)
+        leftovers = _leftovers(reported, self._by_runtime_uid)
         self._leftovers = leftovers if leftovers != self._leftovers else self._leftovers
 
     def _before(self, pod: PodRecord) -> PodPinning | None:
@@ -160,7 +163,7 @@ class Agenda:
         changes = () if reported.node.allocator is None else reported.node.allocator.refused
         if self._refused_changes is not None and self._wanted.events:
             for change in changes:
-                pod = self._pods.get(change.uid)
+                pod = self._by_runtime_uid.get(change.uid)
                 if pod is not None and not pod.ending and change not in self._refused_changes:
                     text = f"container {change.container}: {change.why}"
                     self._note(pod, PodNotice(EventReason.REFUSED, text), now, clock)
@@ -325,14 +328,14 @@ class Agenda:
         return max(0.0, min([*ends, float(REFRESH)]))
 
 
-def sandboxes_of(pods: Pods, sandboxes: Iterable[SandboxPinning]) -> dict[str, SandboxPinning]:
+def sandboxes_of(pods: Iterable[PodRecord], sandboxes: Iterable[SandboxPinning]) -> dict[str, SandboxPinning]:
     """Return the sandbox of each pod by the pod's uid; of several of one pod that with a VM."""
     by_uid = {sandbox.uid: sandbox for sandbox in sorted(sandboxes, key=lambda sandbox: sandbox.runs) if sandbox.uid}
     return {pod.uid: sandbox for pod in pods
             if (sandbox := by_uid.get(pod.runtime_uid)) is not None and pod.owns(sandbox)}
 
 
-def _leftovers(reported: ReportedNode, pods: Pods) -> frozenset[str]:
+def _leftovers(reported: ReportedNode, pods: Mapping[str, PodRecord]) -> frozenset[str]:
     """The sandboxes without a VM whose pod is deleted or has ended, or has another sandbox with a VM: the kubelet
     removes them some time later, and under the name of a pod that was created again they would look like its own."""
     running = {sandbox.uid for sandbox in reported.sandboxes.values() if sandbox.runs}

@@ -4,10 +4,11 @@ The answer may come from no API server: from a proxy, a wrong address, a server 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vmpin.bounded import load_json
+from vmpin.errors import ClusterError
 from vmpin.features.cluster.kube.identifiers import MANAGER, valid_name
 
 #: JSON is YAML, so what is applied is sent as JSON.
@@ -81,6 +82,21 @@ def parse_page(raw: bytes) -> tuple[list[dict[str, Any]], str, str]:
     if not isinstance(token, str) or not isinstance(version, str):
         raise ValueError("it is a list without a version")
     return items, token, version
+
+
+def items_of_pages(path: str, read: Callable[[tuple[tuple[str, str], ...]], Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a list, page by page. :param read: returns a page; is called with the token's parameter.
+    :raises ClusterError: an answer is no list."""
+    token = ""
+    while True:
+        page = read((("continue", token),) if token else ())
+        try:
+            yield from page["items"]
+            token = page["metadata"].get("continue") or ""
+        except (KeyError, TypeError, AttributeError) as err:
+            raise ClusterError(f"GET {path}: the answer is no list") from err
+        if not token:
+            return
 
 
 def refusal(body: bytes | str | None) -> str:

@@ -4,7 +4,7 @@ Raw JSON in, values out: a whole pod takes some 10 kB."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -56,30 +56,3 @@ def record_of(item: Mapping[str, Any], untrusted: bool = False,
                          watched_annotations(item, is_watched) if is_watched is not None else None)
     except (KeyError, TypeError, AttributeError):
         return None
-
-
-class Pods:
-    """The pods of a node, by the uid that the runtime has."""
-
-    def __init__(self, pods: Iterable[PodRecord] = ()) -> None:
-        self._by_uid = {pod.uid: pod for pod in pods}
-        self._by_runtime = {pod.runtime_uid: pod for pod in self._by_uid.values()}
-
-    def __iter__(self) -> Iterator[PodRecord]:
-        return iter(list(self._by_uid.values()))
-
-    def __len__(self) -> int:
-        return len(self._by_uid)
-
-    def get(self, uid: str) -> PodRecord | None:
-        """Return the pod with this uid of the runtime's, or None."""
-        return self._by_runtime.get(uid)
-
-    def put(self, pod: PodRecord) -> None:
-        self.drop(pod)
-        self._by_uid[pod.uid] = self._by_runtime[pod.runtime_uid] = pod
-
-    def drop(self, pod: PodRecord) -> None:
-        old = self._by_uid.pop(pod.uid, None)
-        if old is not None:
-            self._by_runtime.pop(old.runtime_uid, None)

@@ -1,5 +1,5 @@
-"""`vmpin reporter`: an own process, in an own pod, that writes to the API server what the watcher of its node reports.
+"""`vmpin reporter`: a process of its own, in a pod of its own, that writes its watcher's reports to the API server.
 
-Here live the connections (API server, status socket), their loops, and the process. Four threads: one follows the
-watcher, one watches the node's pods, one hands the watcher these pods' untrusted text, and the main one writes; no
-asyncio, as the kubernetes package has none that all of its versions share. The watcher never waits for any of it."""
+Here are its connections (API server, status socket), their loops, and the process. Four threads: one follows the
+watcher, one watches the node's pods, one hands the watcher these pods' texts, and the main thread writes; no asyncio,
+as the versions of the kubernetes package share none. The watcher never waits for any of them."""

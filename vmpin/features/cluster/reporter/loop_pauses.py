@@ -15,7 +15,7 @@ FIRST, LONGEST = 0.5, 30.0
 #: A connection that lasted so long (seconds) makes the next pause the first one again.
 LASTED = 5.0
 #: The longest pause that an answer can ask for (Retry-After, seconds).
-MOST_ASKED = 300.0
+MAX_DELAY = 300.0
 
 
 class Pauses:
@@ -28,12 +28,12 @@ class Pauses:
 
     def after(self, err: VmpinError, level: int = logging.WARNING) -> None:
         """Log the error, and wait: longer where the API server asks for it."""
-        seconds = max(self._backoff.pause(), min(err.after if isinstance(err, ClusterError) else 0.0, MOST_ASKED))
+        seconds = max(self._backoff.pause(), min(err.after if isinstance(err, ClusterError) else 0.0, MAX_DELAY))
         logger.log(level, "%s; tried again after %.1f s", err, seconds)
         self._stopping.wait(seconds)
 
     def lasted(self, seconds: float) -> None:
-        """A connection was well for so long."""
+        """Begin with the first pause again if a connection lasted long enough."""
         if seconds >= self._enough:
             self.reset()
 

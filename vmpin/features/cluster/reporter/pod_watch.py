@@ -15,7 +15,7 @@ from typing import Any
 
 from vmpin.bounded import whole
 from vmpin.errors import ClusterError
-from vmpin.features.cluster.kube.pod_record import PodRecord, Pods, record_of
+from vmpin.features.cluster.kube.pod_record import PodRecord, record_of
 from vmpin.features.cluster.reporter.api_server import ApiLink, ApiServer
 from vmpin.features.cluster.reporter.loop_pauses import Pauses
 
@@ -46,10 +46,10 @@ class PodWatch:
         self.listed = False
         self.lists = self.watches = 0  #: How many were begun.
 
-    def pods(self) -> Pods:
+    def pods(self) -> tuple[PodRecord, ...]:
         """The pods as of now."""
         with self._lock:
-            return Pods(self._pods.values())
+            return tuple(self._pods.values())
 
     def put(self, item: Mapping[str, Any]) -> None:
         """Take in a pod as a write returned it, ahead of its event."""

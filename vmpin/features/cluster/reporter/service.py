@@ -1,4 +1,4 @@
-"""The reporter's process: wakes at what changes, and writes what is due, one request at a time."""
+"""The reporter's process: wakes at changes, and writes what is due, one request at a time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Made and run once per process, in its main thread.
-    :raises ConfigError: where the configuration names no node."""
+    """Created and run once per process, in its main thread. :raises ConfigError: the configuration names no node."""
 
     def __init__(self, config: Config) -> None:
         keys = kubernetes(config)
@@ -62,9 +61,9 @@ class Reporter:
         self._read = float("-inf")  #: When the node's object was read last.
 
     def run(self) -> None:
-        """Report the node until SIGTERM or SIGINT. :raises ConfigError: without the kubernetes package or an API
-        server's address.
-        :raises WatcherError: when the status socket's directory was removed: only another container sees a new one."""
+        """Report the node until SIGTERM or SIGINT.
+        :raises ConfigError: the kubernetes package or the API server's address is missing.
+        :raises WatcherError: the status socket's directory was removed: only a new container sees its successor."""
         self._server.check()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop())
@@ -81,7 +80,7 @@ class Reporter:
                 self._pauses.after(err)
             if self._stream.lost:
                 raise WatcherError(f"the directory of {self._socket} was removed",
-                                   "the container has to be started again to see the new one")
+                                   "start the container again: it sees no new directory of this name")
         if self._daemon_set.deleted():
             self._withdraw()
 
@@ -94,7 +93,7 @@ class Reporter:
         self._handover.wake()
 
     def _guarded(self, run: Callable[[], None]) -> Callable[[], None]:
-        """A thread that fails ends the process: the kubelet starts it again, with everything new."""
+        """A thread that fails ends the process: the kubelet starts it again."""
         def guarded() -> None:
             try:
                 run()
@@ -123,15 +122,14 @@ class Reporter:
         self._woken.wait(max(0.0, min(self._agenda.next_due(time.monotonic()), REFRESH - age, report_due)))
 
     def _do(self, write: Write) -> None:
-        """Make one write, and record its outcome. :raises ClusterError: for a write that is to be tried again as it
-        is."""
-        status, found, why = 200, None, ""
+        """Send a write, and record its outcome. :raises ClusterError: it is to be tried again unchanged."""
+        status, answer, why = 200, None, ""
         try:
-            found = self._server.send(write.request)
+            answer = self._server.send(write.request)
             if write.kind in ("condition", "annotation"):
-                self._watch.put(found)
+                self._watch.put(answer)
             elif write.kind in ("taint", "labels"):
-                self._node = node_of(found)
+                self._node = node_of(answer)
             if write.request.method != "GET":
                 logger.info("wrote kind=%s %s", write.kind, write.request.path)
         except ClusterError as err:
@@ -141,15 +139,15 @@ class Reporter:
                 raise
             status, why = err.status, str(err).removeprefix(f"{write.request}: ")
             if write.kind in ("taint", "labels"):
-                self._node = None  # it changed meanwhile: read again
+                self._node = None  # it has changed since: read it again
             logger.debug("%s", err)
         except ValueError as err:
             raise ClusterError(f"{write.request}: {err}") from err
-        if text := self._agenda.done(write, status, time.monotonic(), found):
+        if text := self._agenda.done(write, status, time.monotonic(), answer):
             logger.error("%s%s", text, f" ({why})" if why else "")
 
     def _withdraw(self) -> None:
-        logger.info("the DaemonSet is being deleted: what was written is withdrawn")
+        logger.info("the DaemonSet is being deleted: all that was written is withdrawn")
         try:
             withdraw_node(self._server, self._keys)
         except ClusterError as err:

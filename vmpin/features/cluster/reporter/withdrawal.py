@@ -1,9 +1,9 @@
-"""Takes back what reporters wrote: NodePinning, the conditions of pods, the nodes' labels; with kubernetes.annotate
+"""Withdraws the reporters' writes: NodePinning, the conditions of pods, the nodes' labels; with kubernetes.annotate
 the annotations of pods, with kubernetes.nrt NodeResourceTopology. Events expire by themselves.
 
-It does so at SIGTERM for one node, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's
-reboot withdraw nothing. It does so for all nodes by `vmpin reporter --withdraw` in a Job after the chart was removed.
-Masks stay: they are the watcher's (watch.on_exit)."""
+For one node at SIGTERM, when the reporter's own DaemonSet is being deleted; a rollout, a drain or a node's reboot
+withdraw nothing. For all nodes by `vmpin reporter --withdraw` in a Job after the chart was removed. Masks stay: they
+are the watcher's (watch.on_exit)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from vmpin.errors import ClusterError, UsageError
-from vmpin.features.cluster.kube.api_request import ApiRequest, checked, node_path
+from vmpin.features.cluster.kube.api_request import ApiRequest, checked, items_of_pages, node_path
 from vmpin.features.cluster.kube.cluster_node import label_withdrawal, node_of
 from vmpin.features.cluster.kube.node_pinning import pinning_path, pinning_withdrawal
 from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_path, topology_withdrawal
@@ -25,16 +25,16 @@ from vmpin.features.cluster.reporter.api_server import ApiServer
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which a deleted DaemonSet's pods are waited for, and the pause between two requests.
+#: Seconds to wait for the end of a deleted DaemonSet's pods, and between two requests.
 GONE_WITHIN, POLL = 90.0, 2.0
-#: Failures that a message has.
+#: The most failures in a message.
 SHOWN = 8
 #: Objects of a page: pods may have 0.3 MB each, and the Job has the memory of a reporter.
 PAGE = 100
 
 
 class OwnDaemonSet:
-    """The reporter's own. :param name: NAMESPACE/NAME, "" for none: then nothing is ever withdrawn at the end."""
+    """The reporter's own. :param name: NAMESPACE/NAME, "" for none: then nothing is withdrawn at the end."""
 
     def __init__(self, server: ApiServer, name: str) -> None:
         self._server = server
@@ -42,16 +42,16 @@ class OwnDaemonSet:
         self._uid = ""
 
     def read(self) -> None:
-        """Note which one it is, so that at the end its absence means its deletion, and not another name."""
+        """Read its uid, so that at the end its absence means its deletion, and not a wrong name."""
         if not self._path or self._uid:
             return
         try:
             self._uid = str(self._server.get(self._path)["metadata"]["uid"])
         except (ClusterError, KeyError, TypeError) as err:
-            logger.warning("kubernetes.daemonset cannot be read, so at the end nothing is withdrawn: %s", err)
+            logger.warning("kubernetes.daemonset cannot be read: nothing is withdrawn at the end: %s", err)
 
     def deleted(self) -> bool:
-        """Whether it is being deleted, or is gone since `read`. False where that cannot be read."""
+        """Whether it is being deleted, or is gone since `read`. False where that is unknown."""
         if not self._uid:
             return False
         try:
@@ -66,19 +66,18 @@ class OwnDaemonSet:
 
 
 def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
-    """Withdraw everything that was written about the node `keys.node`. Each part is tried, whether or not another one
-    fails.
-    :returns: how many objects were changed. :raises IncompleteWithdrawal: with what was not withdrawn."""
+    """Withdraw everything that was written about the node `keys.node`; a part that fails does not prevent the others.
+    :returns: how many objects were changed. :raises IncompleteWithdrawal: some were not."""
     node = keys.node
     return _all([partial(_sent, server, pinning_withdrawal(node)), partial(_labels, server, node),
                  partial(_pods, server, node, keys), partial(_topologies, server, node, keys)])
 
 
 def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: float = GONE_WITHIN) -> int:
-    """Withdraw everything that was written about all nodes. The reporters' DaemonSet `keys.daemonset` is deleted first
-    and waited for, as they would write it all again; "" where none runs. :param within: seconds. A pod of a node that
-    is down does not end: it writes nothing either. :returns: as above.
-    :raises IncompleteWithdrawal: as above. :raises ClusterError: the DaemonSet cannot be deleted."""
+    """Withdraw everything that was written about all nodes. First the reporters' DaemonSet `keys.daemonset` ("" where
+    none runs) is deleted, as reporters would write it all again. :param within: seconds to wait for their end; a pod
+    of a node that is down does not end, and writes nothing. :returns, :raises: as above.
+    :raises ClusterError: the DaemonSet cannot be deleted."""
     if keys.daemonset:
         _stop_reporters(server, _path(keys.daemonset), within)
 
@@ -126,8 +125,7 @@ def _pods(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
 
 
 def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
-    """Withdraw what vmpin has written to NodeResourceTopologies, and return the number of requests. :param node: ""
-    for all nodes."""
+    """Withdraw vmpin's parts of NodeResourceTopologies. :param node: "" for all nodes. :returns: changed objects."""
     mode = TopologyMode(keys.nrt)
     if mode is TopologyMode.OFF:
         return 0
@@ -149,25 +147,21 @@ def _names(server: ApiServer, path: str) -> list[str]:
 
 
 def _listed(server: ApiServer, path: str, query: tuple[tuple[str, str], ...] = ()) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects of a kind, a page at a time; none where the kind is not there."""
-    token = ""
-    while True:
+    """Yield all objects of a kind; none where the cluster does not have the kind."""
+    def read(more: Iterable[tuple[str, str]]) -> Any:
         try:
-            more = (("continue", token),) if token else ()
-            page = server.send(ApiRequest("GET", path, query=(("limit", str(PAGE)), *query, *more)))
+            return server.send(ApiRequest("GET", path, query=(("limit", str(PAGE)), *query, *more)))
         except ClusterError as err:
             if err.status == 404:
-                return
+                return {"items": (), "metadata": {}}
             raise
-        yield from page["items"]
-        token = page["metadata"].get("continue") or ""
-        if not token:
-            return
+
+    return items_of_pages(path, read)
 
 
 def _sent(server: ApiServer, request: ApiRequest) -> int:
-    """1, or 0 where the object is gone (404), or another one of its name is there (409). A deletion's 409 is a
-    failure: the object is no longer as it was read."""
+    """Send it. :returns: 1, or 0 where the object is gone (404), or another object has its name (409). A deletion's
+    409 is a failure: the object has changed since it was read."""
     try:
         server.send(request)
     except ClusterError as err:
@@ -179,7 +173,7 @@ def _sent(server: ApiServer, request: ApiRequest) -> int:
 
 
 class IncompleteWithdrawal(ClusterError):
-    """Some of it was not withdrawn. The message has as many `failures` as fit into a line or two."""
+    """Some objects were not withdrawn. The message has the first `failures`."""
 
     def __init__(self, failures: Sequence[ClusterError]) -> None:
         texts = list(dict.fromkeys(map(str, failures)))
@@ -189,7 +183,7 @@ class IncompleteWithdrawal(ClusterError):
 
 
 def _all(steps: Iterable[Callable[[], int]]) -> int:
-    """Take each step, whether or not another one fails. :raises IncompleteWithdrawal: with what failed of any."""
+    """Take every step, and add up the results. :raises IncompleteWithdrawal: with the failures of all steps."""
     done, failures = 0, list[ClusterError]()
     for step in steps:
         try:
