@@ -1,4 +1,4 @@
-"""An API server for the agenda's tests: it does as it is asked, as far as the agenda can see."""
+"""An API server for the agenda's tests, which keeps what the agenda writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAINTED = NODE._replace(taints=({"key": "vmpin.io/starting", "effect": "NoSchedu
 
 
 class Cluster:
-    """An API server that does as it is asked, as far as the agenda can see; and the agenda, with both clocks."""
+    """An API server that keeps what the agenda writes; and the agenda, with both clocks."""
 
     def __init__(self, wanted: Wanted | None = None, node: ClusterNode = NODE) -> None:
         self.node, self.now = node, 0.0
@@ -30,7 +30,7 @@ class Cluster:
         self.reported, self.reports = reported(*entries, time=1000.0 + self.now, **node), True
 
     def put(self, *pods: PodRecord) -> None:
-        self.pods |= {each.uid: each for each in pods}
+        self.pods |= {pod.uid: pod for pod in pods}
 
     def step(self, seconds: float = 0.0) -> list[Write]:
         """What is written now."""

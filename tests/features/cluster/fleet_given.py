@@ -17,9 +17,9 @@ NOW = 1_800_000_000.0
 def pinning(name: str, *entries: Mapping[str, Any], age: float = 10.0, reports: bool = True,
             labels: Mapping[str, str] | None = None, **node: Any) -> dict[str, Any]:
     """As its reporter wrote it, `age` seconds before NOW."""
-    made = node_pinning(NODE._replace(name=name, labels=labels or {}), reported(*entries, **node), reports)
-    found: dict[str, Any] = json.loads(json.dumps(dated(made, NOW - age).body))
-    return found
+    written = node_pinning(NODE._replace(name=name, labels=labels or {}), reported(*entries, **node), reports)
+    item: dict[str, Any] = json.loads(json.dumps(dated(written, NOW - age).body))
+    return item
 
 
 def record(name: str, *entries: Mapping[str, Any], **changes: Any) -> NodeRecord:

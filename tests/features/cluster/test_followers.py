@@ -66,9 +66,9 @@ class Watched:
 @contextlib.asynccontextmanager
 async def serving(path: Path, watched: Watched, admit: bool = True) -> AsyncIterator[None]:
     """The status socket, and the followers' task."""
-    made = sockets.listen(path)
+    listener = sockets.listen(path)
     control = Control(watched, reading=True)  # type: ignore[arg-type]
-    tasks = [asyncio.create_task(sockets.serve(made, 65536, control.answer, True, 120.0, lambda peer: admit)),
+    tasks = [asyncio.create_task(sockets.serve(listener, 65536, control.answer, True, 120.0, lambda peer: admit)),
              asyncio.create_task(watched.followers.run())]
     try:
         yield
@@ -94,10 +94,10 @@ class Client:
     async def line(self) -> Any:
         async with asyncio.timeout(120):
             raw = await self.reader.readline()
-        found = json.loads(raw) if raw else None
-        if found is not None and "error" not in found:
-            checked("follow", found)
-        return found
+        answer = json.loads(raw) if raw else None
+        if answer is not None and "error" not in answer:
+            checked("follow", answer)
+        return answer
 
     async def close(self) -> None:
         self.writer.close()
@@ -116,32 +116,32 @@ def test_a_client_gets_everything_and_then_what_changed(machine: Machine, tmp_pa
         watched = Watched(machine)
         async with serving(tmp_path / "s", watched), contextlib.AsyncExitStack() as opened:
             first = await opened.enter_async_context(await Client().connect(tmp_path / "s"))
-            found = await first.line()
-            assert (found["version"], found["follow"], ids(found)) == (1, "all", [sandbox("a")])
-            assert found["node"]["online"] == str(watched.view.node.online)
-            assert (found["node"]["ready"], found["node"]["why"]) == (True, "")
-            (entry,) = found["sandboxes"]
+            change = await first.line()
+            assert (change["version"], change["follow"], ids(change)) == (1, "all", [sandbox("a")])
+            assert change["node"]["online"] == str(watched.view.node.online)
+            assert (change["node"]["ready"], change["node"]["why"]) == (True, "")
+            (entry,) = change["sandboxes"]
             assert (entry["verdict"], entry["misplaced"], entry["suspended"]) == ("waiting", 0, False)
             assert "threads" not in entry
             gone = machine.vmm("b")
             watched.resync()
-            found = await first.line()
-            assert (found["follow"], ids(found), found["gone"]) == ("change", [sandbox("b")], [])
-            assert "node" not in found
+            change = await first.line()
+            assert (change["follow"], ids(change), change["gone"]) == ("change", [sandbox("b")], [])
+            assert "node" not in change
             second = await opened.enter_async_context(await Client().connect(tmp_path / "s"))
             assert sorted(ids(await second.line())) == [sandbox("a"), sandbox("b")]
             watched.sources = (SourceHealth("nri", False, True, "not connected"),)
             watched.followers.touch()
             for client in (first, second):
-                found = await client.line()
-                assert (ids(found), found["node"]["ready"]) == ([], False)
-                assert found["node"]["why"] == "nri: not connected"
+                change = await client.line()
+                assert (ids(change), change["node"]["ready"]) == ([], False)
+                assert change["node"]["why"] == "nri: not connected"
             gone.kill()
             gone.wait()
             watched.resync()
             for client in (first, second):
-                found = await client.line()
-                assert found["gone"] == [sandbox("b")] or found["sandboxes"][0]["vmm"] is None
+                change = await client.line()
+                assert change["gone"] == [sandbox("b")] or change["sandboxes"][0]["vmm"] is None
     asyncio.run(main())
 
 
@@ -221,8 +221,8 @@ def test_without_a_change_there_is_a_line_now_and_then(machine: Machine, tmp_pat
         async with serving(tmp_path / "s", watched), await Client().connect(tmp_path / "s") as client:
             assert (await client.line())["follow"] == "all"
             for _ in range(3):
-                found = await client.line()
-                assert (found["follow"], found["sandboxes"], found["gone"]) == ("change", [], [])
+                change = await client.line()
+                assert (change["follow"], change["sandboxes"], change["gone"]) == ("change", [], [])
     asyncio.run(main())
 
 
@@ -324,8 +324,8 @@ def test_a_collision_names_pods_and_containers_and_its_sentence_is_whole(machine
     claims = {SandboxId(SHOP): CpuClaims(((ContainerId(WEB), machine.other),), ()),
               SandboxId(DB): CpuClaims((), ((ContainerId(MAIN), machine.other),))}
     reconciler.node_state.placement_cache.own = ownership(claims, reconciler.node_state.node)
-    found = surveyed(machine)
-    (collision,) = node_pinning(NODE, found, True)["status"]["collisions"]
+    report = surveyed(machine)
+    (collision,) = node_pinning(NODE, report, True)["status"]["collisions"]
     assert collision == {
         "cpu": machine.other.first, "sandboxes": [SHOP, DB],  # of DB no source has reported a pod
         "message": f"exclusive to app of shop/web, but in the shared cpuset of {MAIN[:12]} of {DB[:12]}"}
@@ -335,16 +335,16 @@ def test_a_pods_condition_and_event_name_what_its_sentences_have_as_ids() -> Non
     entry = status()["sandboxes"][0]
     entry["reasons"] = [f"the sources disagree on the CPUs of container {WEB}: 40 and 41", f"{LOGS} is of no name"]
     entry["drift"]["why"] = f"{MAIN} of {DB} was given the CPUs"
-    made = brief(entry, False, {WEB: "web", MAIN: "main", DB: "shop/db-0"})
-    (found,) = _received({}, made).sandboxes.values()
-    state = pinning_of(found)
+    in_brief = brief(entry, False, {WEB: "web", MAIN: "main", DB: "shop/db-0"})
+    (received,) = _received({}, in_brief).sandboxes.values()
+    state = pinning_of(received)
     assert state.state is PinState.DEGRADED
     assert state.message == ("the sources disagree on the CPUs of container web: 40 and 41; "
                              f"{LOGS[:12]} is of no name")
     event = transition(None, state)
     assert event is not None
     assert event.message == state.message
-    assert found.repairs.why == "main of shop/db-0 was given the CPUs"
+    assert received.repairs.why == "main of shop/db-0 was given the CPUs"
     assert entry["drift"]["why"] == f"{MAIN} of {DB} was given the CPUs"  # the status document has ids
 
 

@@ -134,16 +134,16 @@ def test_requests_in_a_row_are_refused_a_large_one_before_it_is_parsed(machine: 
 
 def test_a_request_of_the_largest_size_has_room_on_the_socket_and_no_other(watched: Watched, tmp_path: Path) -> None:
     async def main() -> None:
-        made = sockets.listen(tmp_path / "s")
+        listener = sockets.listen(tmp_path / "s")
         control = Control(watched, reading=True)  # type: ignore[arg-type]
-        task = asyncio.create_task(sockets.serve(made, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))
+        task = asyncio.create_task(sockets.serve(listener, untrusted_pod.MAX_REQUEST, control.answer, True, 120.0))
 
         async def ask(raw: bytes) -> bytes:
             reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
             writer.write(raw)
-            found = await reader.read()
+            answer = await reader.read()
             writer.close()
-            return found
+            return answer
 
         large = POD._replace(annotations={f"{number:02}": "x" * 256 for number in range(24)})
         raw = encode({str(number): large for number in range(untrusted_pod.MAX_PODS)})

@@ -38,9 +38,9 @@ def test_a_member_of_the_group_follows_the_node_and_describes_pods(node: Node) -
         assert set(first["node"]["kubelet"]) <= set(ZONE_KEYS)
         node.stop()
         for line in lines:
-            found = json.loads(line)
-            checked("follow", found)
-            assert (found["follow"], found["sandboxes"], found["gone"]) == ("change", [], [])
+            message = json.loads(line)
+            checked("follow", message)
+            assert (message["follow"], message["sandboxes"], message["gone"]) == ("change", [], [])
 
 
 def test_pods_data_without_end_costs_a_watcher_little_and_no_mask(node: Node, cpus: tuple[str, str]) -> None:

@@ -59,8 +59,8 @@ def node(name: str, **labels: str) -> dict[str, Any]:
 def test_nodes_that_the_reporters_daemon_set_chooses_are_expected() -> None:
     lists = Lists(pinnings=[pinning("a")], daemon_sets=[REPORTER],
                   nodes=[node("a"), node("b"), {"metadata": {"name": "c"}}])
-    found = lists.fleet()
-    assert [(each.record.name, each.health) for each in found.nodes] == [("b", NodeHealth.MISSING),
+    fleet = lists.fleet()
+    assert [(node.record.name, node.health) for node in fleet.nodes] == [("b", NodeHealth.MISSING),
                                                                         ("a", NodeHealth.GOOD)]
     assert [path for path, _ in lists.requests] == [DAEMON_SETS, NODES, PINNINGS]
     assert lists.requests[0][1]["labelSelector"] == "app.kubernetes.io/name=vmpin,app.kubernetes.io/component=reporter"
@@ -98,9 +98,9 @@ def test_a_selector_of_other_labels_is_refused(selector: str) -> None:
 
 
 def test_without_a_daemon_set_nothing_is_expected() -> None:
-    found = Lists(pinnings=[pinning("a")]).fleet()
-    assert (found.unknown, found.unchecked) == ("", "there is no DaemonSet of the reporter")
-    assert found.verdict == 0
+    fleet = Lists(pinnings=[pinning("a")]).fleet()
+    assert (fleet.unknown, fleet.unchecked) == ("", "there is no DaemonSet of the reporter")
+    assert fleet.verdict == 0
 
 
 @pytest.mark.parametrize(("lists", "rule"), [
@@ -108,10 +108,10 @@ def test_without_a_daemon_set_nothing_is_expected() -> None:
     ({"daemon_sets": [REPORTER], "nodes": ClusterError("no", 403)},
      '{apiGroups: [""], resources: [nodes], verbs: [list]}')])
 def test_a_right_that_is_missing_is_named_and_the_rest_is_shown(lists: dict[str, Any], rule: str) -> None:
-    found = Lists(pinnings=[pinning("a")], **lists).fleet()
-    assert [each.record.name for each in found.nodes] == ["a"]
-    assert rule in found.unknown
-    assert found.verdict == 3
+    fleet = Lists(pinnings=[pinning("a")], **lists).fleet()
+    assert [node.record.name for node in fleet.nodes] == ["a"]
+    assert rule in fleet.unknown
+    assert fleet.verdict == 3
 
 
 @pytest.mark.parametrize(("error", "selector", "text", "hint"), [
@@ -146,8 +146,8 @@ def test_large_objects_come_in_smaller_pages_and_the_others_are_shown() -> None:
     huge = pinning("huge", entry("web"))
     huge["status"]["sandboxes"] *= LARGEST_PAGE // 3 // 600
     lists = Lists(pinnings=[pinning("a"), {**huge}, {**huge}, {**huge}, {**huge}, pinning("z")])
-    found = lists.fleet()
-    states = [each.health for each in found.nodes]
+    fleet = lists.fleet()
+    states = [node.health for node in fleet.nodes]
     assert (states.count(NodeHealth.UNREADABLE), states.count(NodeHealth.GOOD)) == (4, 2)
     assert {int(query["limit"]) for path, query in lists.requests if path == PINNINGS} == set(PAGES)
 
@@ -184,7 +184,7 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
 TAINT = {"key": "a", "value": "b", "effect": "NoSchedule"}
 
 
-@pytest.mark.parametrize(("spec", "found", "chosen"), [
+@pytest.mark.parametrize(("spec", "item", "chosen"), [
     ({}, labelled_node(), True),
     ({"nodeSelector": {"kata": "true"}}, labelled_node(kata="true"), True),
     ({"nodeSelector": {"kata": "true"}}, labelled_node(kata="false"), False),
@@ -215,8 +215,8 @@ TAINT = {"key": "a", "value": "b", "effect": "NoSchedule"}
     ({"affinity": affinity()}, labelled_node(), False),
     ({"affinity": affinity(expression("x", "Near", "4"))}, labelled_node(x="5"), False),
     ({}, {}, False)])
-def test_a_node_is_chosen_or_not(spec: dict[str, Any], found: dict[str, Any], chosen: bool) -> None:
-    assert placement_of(daemon_set(**spec)).chooses(found) is chosen
+def test_a_node_is_chosen_or_not(spec: dict[str, Any], item: dict[str, Any], chosen: bool) -> None:
+    assert placement_of(daemon_set(**spec)).chooses(item) is chosen
 
 
 def test_its_node_selector_is_one_of_the_api_server() -> None:

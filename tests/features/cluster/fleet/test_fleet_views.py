@@ -30,7 +30,7 @@ from vmpin.features.cluster.fleet.node_record import (
 
 
 def test_the_most_urgent_come_first() -> None:
-    assert [(each.record.name, each.health) for each in mixed().nodes] == [
+    assert [(node.record.name, node.health) for node in mixed().nodes] == [
         ("gone", NodeHealth.MISSING), ("odd", NodeHealth.UNREADABLE), ("old", NodeHealth.STALE),
         ("away", NodeHealth.NOT_READY), ("colliding", NodeHealth.COLLISION), ("wrong", NodeHealth.MISPLACED),
         ("degraded", NodeHealth.DEGRADED), ("good", NodeHealth.GOOD)]
@@ -102,18 +102,18 @@ def test_lists_end_and_say_how_many_are_left_out() -> None:
                      [f"gone-{number}" for number in range(LISTED + 3)], NOW)
     assert (len(pod_table(fleet, False).rows), pod_table(fleet, False).left) == (LISTED, 7)
     assert len(pod_table(fleet, True).rows) == LISTED + 7
-    said = list(remarks(fleet))
-    assert len([line for line in said if line.startswith("gone-")]) == LISTED
-    assert "… and 3 more like the last one" in said
+    sentences = list(remarks(fleet))
+    assert len([line for line in sentences if line.startswith("gone-")]) == LISTED
+    assert "… and 3 more like the last one" in sentences
 
 
 def test_remarks_say_why() -> None:
-    said = "\n".join(remarks(mixed()))
+    sentences = "\n".join(remarks(mixed()))
     for text in ("gone is missing: it has no NodePinning", "odd is unreadable: its NodePinning cannot be shown",
                  "old is stale: last observed 11m ago; it is due every 5m",
                  "away is not ready: the watcher does not report",
                  "COLLISION on CPU 4 of colliding: exclusive to sandbox-web"):
-        assert text in said
+        assert text in sentences
     assert "11m from now: clocks differ" in "\n".join(remarks(fleet_of([record("a", age=-700)], [], NOW)))
     assert "which nodes should report is not known: x" in list(remarks(fleet_of([], [], NOW, unknown="x")))
     assert "missing nodes are not known: x" in list(remarks(fleet_of([], [], NOW, unchecked="x")))
@@ -124,21 +124,21 @@ def test_an_object_that_was_cut_is_remarked_on() -> None:
     item = pinning("a", entry("x", verdict="degraded"), entry("y"))
     item["status"]["sandboxes"] = []
     item["status"]["cut"]["sandboxes"] = 2
-    (said,) = remarks(fleet_of([record_of_pinning(item)], [], NOW))
-    assert said == ("a: its NodePinning was cut to its size: 2 pods are not in it, and of 1 pod not in "
+    (sentence,) = remarks(fleet_of([record_of_pinning(item)], [], NOW))
+    assert sentence == ("a: its NodePinning was cut to its size: 2 pods are not in it, and of 1 pod not in "
                     "place the threads are not known (vmpin verify on the node)")
 
 
 def test_json_has_everything_of_every_node() -> None:
     text = "".join(document_parts(mixed()))
-    found = json.loads(text)
-    assert (found["version"], found["time"], found["unknown"]) == (1, "2027-01-15T08:00:00Z", None)
-    assert found["states"]["missing"] == 1
-    nodes = {each["node"]: each for each in found["nodes"]}
+    document = json.loads(text)
+    assert (document["version"], document["time"], document["unknown"]) == (1, "2027-01-15T08:00:00Z", None)
+    assert document["states"]["missing"] == 1
+    nodes = {listed["node"]: listed for listed in document["nodes"]}
     assert nodes["gone"] == {"node": "gone", "state": "missing", "why": "it has no NodePinning"}
     good = nodes["good"]
     assert (good["ageSeconds"], good["why"], good["pinned"], good["total"]) == (10, None, 2, 2)
-    assert [each["pod"] for each in good["pods"]] == ["a", "b"]
+    assert [listed["pod"] for listed in good["pods"]] == ["a", "b"]
     written = pinning("good", entry("a"))["status"]["sandboxes"][0]
     assert good["pods"][0] == written
     assert nodes["colliding"]["collisions"][0]["cpu"] == 4
@@ -147,13 +147,13 @@ def test_json_has_everything_of_every_node() -> None:
 
 
 def test_json_of_verify_names_what_led_to_the_verdict() -> None:
-    found = verify_document(mixed())
-    assert found["ok"] is False
-    assert [found[key] for key in ("missing", "unreadable", "stale", "notReady")] == [
+    document = verify_document(mixed())
+    assert document["ok"] is False
+    assert [document[key] for key in ("missing", "unreadable", "stale", "notReady")] == [
         ["gone"], ["odd"], ["old"], ["away"]]
-    assert found["misplaced"] == [{"node": "wrong", "namespace": "default", "pod": "d", "sandbox": "sandbox-d",
+    assert document["misplaced"] == [{"node": "wrong", "namespace": "default", "pod": "d", "sandbox": "sandbox-d",
                                    "threads": 3}]
-    assert found["collisions"][0]["node"] == "colliding"
+    assert document["collisions"][0]["node"] == "colliding"
 
 
 def test_a_node_without_pods_is_well() -> None:

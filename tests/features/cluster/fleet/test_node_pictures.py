@@ -27,46 +27,46 @@ def topology(**changes: Any) -> dict[str, Any]:
 
 
 def test_each_cpu_has_its_sign() -> None:
-    found = record("node-1", entry("web"), exclusive="4-6", collisions=[{**COLLISION, "cpu": 7}])
-    assert drawn(found) == ["node-1 collision 0 ··--##+!"]
+    node = record("node-1", entry("web"), exclusive="4-6", collisions=[{**COLLISION, "cpu": 7}])
+    assert drawn(node) == ["node-1 collision 0 ··--##+!"]
     assert drawn(record("n", entry("web", vcpus={"0": "0-1,4-5"}))) == ["n ok 0 ··--oo--"]
 
 
 def test_a_line_for_each_numa_node_with_a_space_between_caches() -> None:
-    found = record("node-1", entry("web"), topology=topology(nodes={"0": "0-3", "1": "4-7"},
+    node = record("node-1", entry("web"), topology=topology(nodes={"0": "0-3", "1": "4-7"},
                                                             caches=["0-1", "2-3", "4-7"]))
-    assert drawn(found) == ["node-1 ok 0 ·· --", "1 ##--"]
+    assert drawn(node) == ["node-1 ok 0 ·· --", "1 ##--"]
 
 
 def test_long_lines_are_wrapped() -> None:
-    made = raw(record("n", online="0-99", topology=topology()), width=40)
-    assert len(made) > 1
-    assert sum(line.count("-") for line in made) == 96
-    assert max(map(len, made)) <= 40
+    rows = raw(record("n", online="0-99", topology=topology()), width=40)
+    assert len(rows) > 1
+    assert sum(line.count("-") for line in rows) == 96
+    assert max(map(len, rows)) <= 40
 
 
 def test_cpus_of_another_namespace_are_another_containers() -> None:
     other = {"name": "main", "cpus": "6", "exclusive": True, "vcpus": "0", "guest": ""}
-    found = record("n", in_namespace("web", "shop"),
+    node = record("n", in_namespace("web", "shop"),
                    in_namespace("db", "other", containers=[other], vcpus={"0": "6"}), exclusive="4-6")
-    assert drawn(found) == ["n ok 0 ··--###-"]
-    assert drawn(found.within("shop")) == ["n ok 0 ··--##+-"]
+    assert drawn(node) == ["n ok 0 ··--###-"]
+    assert drawn(node.within("shop")) == ["n ok 0 ··--##+-"]
 
 
 def test_a_node_without_cpus_or_with_very_many_is_said() -> None:
-    made = drawn(*(each.record for each in mixed().nodes if each.record.name == "odd"))
-    assert made == ["odd unreadable nothing is known of its CPUs"]
+    rows = drawn(*(node.record for node in mixed().nodes if node.record.name == "odd"))
+    assert rows == ["odd unreadable nothing is known of its CPUs"]
     assert f"{MANY + 1} CPUs: --node draws them" in drawn(record("n", online=f"0-{MANY}"))[0]
 
 
 def test_the_map_of_a_node_is_that_of_the_node_itself_but_for_siblings() -> None:
-    found = picture(*described(record("node-1", entry("web"), exclusive="4-6")))
-    assert [owner.legend for owner in found.owners] == [
+    drawing = picture(*described(record("node-1", entry("web"), exclusive="4-6")))
+    assert [owner.legend for owner in drawing.owners] == [
         "default/web main: CPUs 4-5 (VM)", "node-1/ containers that are in no VM shown here: CPUs 6 (other)"]
-    assert [guest.legend for guest in found.guests] == ["default/web: Pinned, on 0-1,4-5; vCPU 0 on 0-1"]
-    assert {cpu.number: cpu.pinned for cpu in found.cpus() if cpu.pinned} == {4: ("a:v1",), 5: ("a:v2",)}
-    assert found.facts["time"].startswith("node-1, 2027-")
-    assert "".join(text for line in lines(found, 100) for text, _ in line)
+    assert [guest.legend for guest in drawing.guests] == ["default/web: Pinned, on 0-1,4-5; vCPU 0 on 0-1"]
+    assert {cpu.number: cpu.pinned for cpu in drawing.cpus() if cpu.pinned} == {4: ("a:v1",), 5: ("a:v2",)}
+    assert drawing.facts["time"].startswith("node-1, 2027-")
+    assert "".join(text for line in lines(drawing, 100) for text, _ in line)
 
 
 @pytest.mark.parametrize("status", [
@@ -76,6 +76,6 @@ def test_the_map_of_a_node_is_that_of_the_node_itself_but_for_siblings() -> None
 def test_lists_that_make_no_sense_are_no_failure(status: dict[str, Any]) -> None:
     item = pinning("node-1", entry("web"), collisions=[COLLISION])
     item["status"] |= status
-    found = record_of_pinning(item)
-    picture(*described(found))
-    assert drawn(found)
+    node = record_of_pinning(item)
+    picture(*described(node))
+    assert drawn(node)

@@ -25,18 +25,18 @@ from vmpin.features.map.node_map import picture
 
 def test_all_that_a_reporter_writes_is_read() -> None:
     labels = {"topology.kubernetes.io/zone": "a", "vmpin.io/pool": "big", "other": "x"}
-    found = record("node-1", entry("web", reasons=["why"]), labels=labels)
-    assert found.unreadable == ""
-    assert (found.name, found.observed, found.refresh, found.ready) == ("node-1", NOW - 10, 300, True)
-    assert found.labels == {"topology.kubernetes.io/zone": "a", "vmpin.io/pool": "big"}
-    assert found.cpus == {"online": "0-7", "shared": "0-1", "exclusive": "4-5", "housekeeping": ""}
-    assert (found.pinned, found.total, found.degraded, found.hidden) == (1, 1, 0, 0)
-    assert (found.layout.nodes, found.layout.caches) == ({0: "0-7"}, ("0-7",))
-    (pod,) = found.pods
+    node = record("node-1", entry("web", reasons=["why"]), labels=labels)
+    assert node.unreadable == ""
+    assert (node.name, node.observed, node.refresh, node.ready) == ("node-1", NOW - 10, 300, True)
+    assert node.labels == {"topology.kubernetes.io/zone": "a", "vmpin.io/pool": "big"}
+    assert node.cpus == {"online": "0-7", "shared": "0-1", "exclusive": "4-5", "housekeeping": ""}
+    assert (node.pinned, node.total, node.degraded, node.hidden) == (1, 1, 0, 0)
+    assert (node.layout.nodes, node.layout.caches) == ({0: "0-7"}, ("0-7",))
+    (pod,) = node.pods
     assert (pod.title, pod.state, pod.mask, pod.good, pod.reason) == ("default/web", "Pinned", "0-1,4-5", True, "why")
     assert pod.details is not None
     assert pod.details.vcpus == {0: "0-1", 1: "4", 2: "5"}
-    assert [each.name for each in pod.details.containers] == ["main", "side"]
+    assert [container.name for container in pod.details.containers] == ["main", "side"]
 
 
 @pytest.mark.parametrize(("changes", "health"), [
@@ -55,11 +55,11 @@ def test_a_node_is_what_its_object_and_the_time_say(changes: dict[str, Any], hea
     ({"verdict": "floating"}, NodeHealth.GOOD, True), ({"suspended": True}, NodeHealth.GOOD, False)])
 def test_a_pod_that_needs_attention_is_kept_for_a_table(changes: dict[str, Any], health: NodeHealth,
                                                         good: bool) -> None:
-    found = record("node-1", entry("web", **changes), entry("other"))
-    kept = found.attention()
-    assert found.health(NOW) is kept.health(NOW) is health
+    node = record("node-1", entry("web", **changes), entry("other"))
+    kept = node.attention()
+    assert node.health(NOW) is kept.health(NOW) is health
     assert [pod.pod for pod in kept.pods] == ([] if good else ["web"])
-    assert (kept.pinned, kept.total) == (found.pinned, found.total)
+    assert (kept.pinned, kept.total) == (node.pinned, node.total)
 
 
 def test_a_refresh_is_its_own_and_bounded() -> None:
@@ -72,10 +72,10 @@ def test_a_refresh_is_its_own_and_bounded() -> None:
 
 
 def test_a_namespace_has_its_own_counts_and_collisions() -> None:
-    found = record("node-1", in_namespace("web", "shop"), in_namespace("db", "shop", verdict="degraded"),
+    node = record("node-1", in_namespace("web", "shop"), in_namespace("db", "shop", verdict="degraded"),
                    in_namespace("x", "other", misplaced=2), collisions=[COLLISION])
-    shop, other, none = (found.within(name) for name in ("shop", "other", "none"))
-    assert found.within("") is found
+    shop, other, none = (node.within(name) for name in ("shop", "other", "none"))
+    assert node.within("") is node
     assert (shop.pinned, shop.total, shop.degraded, shop.collision_count) == (0, 2, 1, 1)
     assert (other.pinned, other.total, other.degraded, other.collision_count) == (0, 1, 1, 0)
     assert (none.pinned, none.total, none.health(NOW)) == (0, 0, NodeHealth.GOOD)
@@ -83,10 +83,11 @@ def test_a_namespace_has_its_own_counts_and_collisions() -> None:
 
 
 def test_a_collision_names_pods_and_not_ids() -> None:
-    one, two = "a" * 64, "b" * 64
-    found = record("node-1", entry("web", id=one), collisions=[
-        {"cpu": 4, "sandboxes": [one, two], "what": f"exclusive to {one}, but 1 thread of {two} may run there"}])
-    assert found.collisions[0].message == "exclusive to default/web, but 1 thread of bbbbbbbbbbbb may run there"
+    first, second = "a" * 64, "b" * 64
+    node = record("node-1", entry("web", id=first), collisions=[
+        {"cpu": 4, "sandboxes": [first, second],
+         "what": f"exclusive to {first}, but 1 thread of {second} may run there"}])
+    assert node.collisions[0].message == "exclusive to default/web, but 1 thread of bbbbbbbbbbbb may run there"
 
 
 def test_what_was_cut_and_may_hide_a_finding_is_counted() -> None:
@@ -108,10 +109,10 @@ def test_what_was_cut_and_may_hide_a_finding_is_counted() -> None:
 def test_an_object_that_makes_no_sense_says_so(change: dict[str, Any]) -> None:
     item = pinning("node-1", entry("web"))
     item["status"] |= change
-    found = record_of_pinning(item)
-    assert found.name == "node-1"
-    assert "this version cannot read it" in found.unreadable
-    assert found.health(NOW) is NodeHealth.UNREADABLE
+    node = record_of_pinning(item)
+    assert node.name == "node-1"
+    assert "this version cannot read it" in node.unreadable
+    assert node.health(NOW) is NodeHealth.UNREADABLE
 
 
 def test_an_object_that_is_too_large_says_so() -> None:
@@ -136,13 +137,13 @@ def test_texts_of_another_hand_are_harmless_and_short() -> None:
                 part[key] = ODD
     item["status"] |= {"collisions": [{"cpu": 1, "sandboxes": [ODD], "message": ODD}], "ready": False}
     item["status"]["sandboxes"][0] |= {"reasons": [ODD], "vcpus": {"0": ODD}, "containers": [{"name": ODD}]}
-    found = record_of_pinning(item)
-    fleet = fleet_of([found], [], NOW)
-    shown = [str(cell) for made in (node_table(fleet, True), pod_table(fleet, True)) for row in made.rows
+    node = record_of_pinning(item)
+    fleet = fleet_of([node], [], NOW)
+    shown = [str(cell) for table in (node_table(fleet, True), pod_table(fleet, True)) for row in table.rows
              for cell in row] + list(remarks(fleet))
     assert len(shown) > 10
     assert all(text.isprintable() and len(text) < 1300 for text in shown)
-    assert all(owner.legend.isprintable() for owner in picture(*described(found)).owners)
+    assert all(owner.legend.isprintable() for owner in picture(*described(node)).owners)
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -167,8 +168,8 @@ def test_no_value_anywhere_is_a_failure(path: list[str], value: Any) -> None:
         at[path[-1]] = value
     else:
         at[0] = value
-    found = record_of_pinning(item)
-    node = FleetNode(found, found.health(NOW))
+    changed = record_of_pinning(item)
+    node = FleetNode(changed, changed.health(NOW))
     assert node_document(node, NOW)["node"]
-    assert list(pod_table(fleet_of([found], [], NOW), True).rows) or not found.pods
-    picture(*described(found))
+    assert list(pod_table(fleet_of([changed], [], NOW), True).rows) or not changed.pods
+    picture(*described(changed))

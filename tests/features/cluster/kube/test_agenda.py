@@ -172,9 +172,9 @@ def test_many_pods_are_written_at_a_pace() -> None:
     assert 0 < cluster.agenda.next_due(cluster.now) <= 2 * timing.WRITE_SECONDS
     written = timing.WRITE_BURST
     while written < 110:
-        found = cluster.kinds(1.0)["condition"]
-        assert 0 < found <= timing.WRITE_BURST
-        written += found
+        count = cluster.kinds(1.0)["condition"]
+        assert 0 < count <= timing.WRITE_BURST
+        written += count
     assert cluster.kinds(1.0) == {}
 
 
@@ -214,10 +214,10 @@ def test_whatever_happens_it_comes_to_rest_and_shows_what_is_so(
 
 
 def test_a_change_of_time_alone_is_no_change() -> None:
-    found: ReportedNode = reported(entry())
+    report: ReportedNode = reported(entry())
     cluster = Cluster()
     cluster.put(pod())
-    cluster.reported, cluster.reports = found, True
+    cluster.reported, cluster.reports = report, True
     cluster.step()
     for second in range(20):
         cluster.reported = cluster.reported.after(line("change", time=2000.0 + second))
@@ -260,9 +260,9 @@ def test_the_topology_is_written_and_the_object_shows_it() -> None:
 
 def counted(cluster: Cluster) -> tuple[str, list[str]]:
     """The summary of the NodePinning that is written after a while, and its pods."""
-    (write,) = [each for each in cluster.step(REFRESH) if each.kind == "pinning"]
+    (write,) = [write for write in cluster.step(REFRESH) if write.kind == "pinning"]
     status = write.content["status"]
-    return status["summary"], [each["uid"] for each in status["sandboxes"]]
+    return status["summary"], [sandbox["uid"] for sandbox in status["sandboxes"]]
 
 
 def test_a_sandbox_of_a_deleted_pod_is_not_counted_under_the_name_of_the_next() -> None:
@@ -293,7 +293,7 @@ def test_a_refused_change_of_an_annotation_is_an_event_of_its_pod_once() -> None
     cluster.report(features={"allocator": {"why": "", "refused": [{**refused, "why": "of an earlier reporter"}]}})
     assert events(cluster.step()) == []
     cluster.report(features={"allocator": {"why": "", "refused": [{**refused, "uid": "uid-gone"}, refused]}})
-    (write,) = [each for each in cluster.step(1) if each.kind == "event"]
+    (write,) = [write for write in cluster.step(1) if write.kind == "event"]
     assert write.pod is not None
     event = write.content.event
     assert (write.pod.name, event.reason.value, event.reason.type) == ("web", "CPUsRefused", "Warning")

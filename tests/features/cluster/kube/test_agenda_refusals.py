@@ -32,16 +32,16 @@ def test_what_is_forbidden_is_tried_again_later_and_said_once(kind: str) -> None
     cluster = Cluster()
     cluster.put(pod("a"), pod("b"))
     cluster.report(entry("a"), entry("b"))
-    said = []
+    sentences = []
     for _ in range(3):
         cluster.agenda.observe(cluster.reported, True, tuple(cluster.pods.values()), cluster.now, cluster.now)
         for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
             status = 403 if write.kind == kind else 200
             if status == 200:
                 cluster.take(write)
-            said.append(cluster.agenda.done(write, status, cluster.now))
+            sentences.append(cluster.agenda.done(write, status, cluster.now))
         cluster.now += 5
-    (text,) = [each for each in said if each]
+    (text,) = [sentence for sentence in sentences if sentence]
     assert "not permitted" in text
     cluster.report(entry("a", verdict="floating"), entry("b"))
     assert kind in cluster.kinds(LONGEST)
@@ -70,9 +70,9 @@ def test_without_the_crd_the_rest_goes_on() -> None:
     cluster = Cluster()
     cluster.report()
     cluster.agenda.observe(cluster.reported, True, (), 0.0, 0.0)
-    said = [cluster.agenda.done(write, 404 if write.kind == "pinning" else 200, 0.0)
+    sentences = [cluster.agenda.done(write, 404 if write.kind == "pinning" else 200, 0.0)
             for write in cluster.agenda.due(NODE, 0.0, 0.0)]
-    assert [each for each in said if each] == [
+    assert [sentence for sentence in sentences if sentence] == [
         "PATCH /apis/vmpin.io/v1alpha1/nodepinnings/node-a: there is no such resource: is the CRD installed?; "
         "tried again after 2 s, later after up to 300 s"]
 
@@ -88,12 +88,12 @@ def _two_namespaces() -> tuple[Cluster, dict[str, Any]]:
 
 def _written(cluster: Cluster, status: dict[str, int], times: int = 1) -> Counter[tuple[str, str]]:
     """Writes by kind and namespace. :param status: of pods' objects by namespace, else 200."""
-    found: Counter[tuple[str, str]] = Counter()
+    writes: Counter[tuple[str, str]] = Counter()
     for _ in range(times):
         cluster.agenda.observe(cluster.reported, True, tuple(cluster.pods.values()), cluster.now, cluster.now)
         for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
             namespace = write.pod.namespace if write.pod is not None else ""
-            found[write.kind, namespace] += 1
+            writes[write.kind, namespace] += 1
             code = status.get(namespace, 200)
             if code == 500:
                 cluster.agenda.put_off(write, cluster.now)
@@ -102,38 +102,38 @@ def _written(cluster: Cluster, status: dict[str, int], times: int = 1) -> Counte
                 cluster.take(write)
             cluster.agenda.done(write, code, cluster.now)
         cluster.now += 1
-    return found
+    return writes
 
 
 def test_what_is_forbidden_in_one_namespace_goes_on_in_others() -> None:
     """A quota, a namespace that ends, another admission plugin."""
     cluster, other = _two_namespaces()
     kinds = ("condition", "annotation", "event")
-    found = _written(cluster, {"default": 403})
-    assert {kind: found[kind, "default"] for kind in kinds} == {kind: found[kind, "other"] for kind in kinds} == (
+    writes = _written(cluster, {"default": 403})
+    assert {kind: writes[kind, "default"] for kind in kinds} == {kind: writes[kind, "other"] for kind in kinds} == (
         dict.fromkeys(kinds, 1))
     # What waits for its namespace wakes nothing before that is asked again.
     assert cluster.agenda.next_due(cluster.now) >= 0.9
     cluster.report(entry("a", verdict="floating", mask="0"), {**other, "verdict": "floating", "mask": "0"})
-    found = _written(cluster, {"default": 403})
-    assert [found[kind, "other"] for kind in kinds] == [1, 1, 1]
+    writes = _written(cluster, {"default": 403})
+    assert [writes[kind, "other"] for kind in kinds] == [1, 1, 1]
     cluster.now += 300
-    found = _written(cluster, {})
-    assert found["condition", "default"] == found["annotation", "default"] == 1
-    assert found["event", "default"] == 2
+    writes = _written(cluster, {})
+    assert writes["condition", "default"] == writes["annotation", "default"] == 1
+    assert writes["event", "default"] == 2
 
 
 def test_an_object_at_which_the_api_server_fails_holds_up_no_other() -> None:
     """500: as with an admission webhook that does not answer."""
     cluster, _ = _two_namespaces()
-    found = _written(cluster, {"default": 500}, 6)
-    assert [found[kind, "other"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
-    assert [found[kind, "default"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
-    assert found["pinning", ""] == 1
+    writes = _written(cluster, {"default": 500}, 6)
+    assert [writes[kind, "other"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
+    assert [writes[kind, "default"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
+    assert writes["pinning", ""] == 1
     assert cluster.agenda.next_due(cluster.now) <= timing.SETTLING
     cluster.now += timing.SETTLING
-    found = _written(cluster, {})
-    assert [found[kind, "default"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
+    writes = _written(cluster, {})
+    assert [writes[kind, "default"] for kind in ("condition", "annotation", "event")] == [1, 1, 1]
 
 
 def test_the_nodes_objects_are_tried_ever_less_often_while_they_are_refused() -> None:
@@ -141,15 +141,15 @@ def test_the_nodes_objects_are_tried_ever_less_often_while_they_are_refused() ->
     cluster = Cluster(Wanted(startup_taint="vmpin.io/starting"), TAINTED)
     cluster.report()
     tried: Counter[str] = Counter()
-    said = []
+    sentences = []
     while cluster.now < 3600:
         cluster.agenda.observe(cluster.reported, True, (), cluster.now, cluster.now)
         for write in cluster.agenda.due(cluster.node, cluster.now, cluster.now):
             tried[write.kind] += 1
-            said.append(cluster.agenda.done(write, 422, cluster.now))
+            sentences.append(cluster.agenda.done(write, 422, cluster.now))
         cluster.now += max(0.5, cluster.agenda.next_due(cluster.now))
     assert all(12 <= tried[kind] <= 20 for kind in ("taint", "labels", "pinning")), tried
-    assert len([text for text in said if text]) == 3
+    assert len([text for text in sentences if text]) == 3
 
 
 def test_a_refused_condition_is_tried_again_in_the_end() -> None:

@@ -48,15 +48,15 @@ def test_the_taint_goes_and_every_other_one_stays(taints: list[dict[str, str]]) 
         else:
             assert step["op"] == "remove"
             del left[place]
-    assert left == [each for each in taints if each["key"] != STARTING["key"]]
+    assert left == [taint for taint in taints if taint["key"] != STARTING["key"]]
     assert (request is None) == (left == taints)
     assert [step["op"] for step in steps] == ["test", "remove"] * (len(taints) - len(left))
     assert taint_removal(NODE._replace(taints=tuple(taints)), "") is None
 
 
 def test_a_node_is_read_from_what_the_api_server_has() -> None:
-    found = node_of({"metadata": {"name": "n", "uid": "u", "labels": None}, "spec": {"taints": [OTHER]}})
-    assert (found.name, found.uid, found.taints, found.places) == ("n", "u", (OTHER,), {})
+    node = node_of({"metadata": {"name": "n", "uid": "u", "labels": None}, "spec": {"taints": [OTHER]}})
+    assert (node.name, node.uid, node.taints, node.places) == ("n", "u", (OTHER,), {})
     items: list[dict[str, Any]] = [{}, {"metadata": {}}, {"metadata": None}]
     for item in items:
         with pytest.raises(ValueError, match="is no Node"):
@@ -65,9 +65,9 @@ def test_a_node_is_read_from_what_the_api_server_has() -> None:
 
 @given(st.text(max_size=100))
 def test_any_text_becomes_the_value_of_a_label_or_none(text: str) -> None:
-    found = label_value(text)
-    assert len(found) <= 63
-    assert not found or (found[0].isalnum() and found[-1].isalnum() and found.isascii())
+    value = label_value(text)
+    assert len(value) <= 63
+    assert not value or (value[0].isalnum() and value[-1].isalnum() and value.isascii())
 
 
 @given(st.text(alphabet="ab.-/?A%", max_size=12))

@@ -34,29 +34,29 @@ def part(**changes: Any) -> NodePart:
     return reported(**{"topology": TWO, **changes}).node
 
 
-def cpu_of(found: NodePart) -> list[tuple[str, str, str, str]]:
+def cpu_of(report: NodePart) -> list[tuple[str, str, str, str]]:
     """Of each zone its name, and what it has of CPUs: capacity, allocatable, available."""
-    made: list[Any] = [zone_data(zone) for zone in zones_of(found)]
-    assert [[each["name"] for each in zone["resources"]] for zone in made] == [["cpu"]] * len(made)
+    zones: list[Any] = [zone_data(zone) for zone in zones_of(report)]
+    assert [[resource["name"] for resource in zone["resources"]] for zone in zones] == [["cpu"]] * len(zones)
     return [(zone["name"], cpu["capacity"], cpu["allocatable"], cpu["available"])
-            for zone in made for cpu in zone["resources"]]
+            for zone in zones for cpu in zone["resources"]]
 
 
 def item(*managers: str, annotation: str | None = None, **parts: Any) -> dict[str, Any]:
     """An object whose zones these managers have."""
     return {"metadata": {"name": "node-a", "uid": "u", "resourceVersion": "7",
                          "annotations": {} if annotation is None else {"vmpin.io/zones": annotation},
-                         "managedFields": [{"manager": each, "operation": "Apply", "fieldsV1": {"f:zones": {}}}
-                                           for each in managers]}, **parts}
+                         "managedFields": [{"manager": manager, "operation": "Apply", "fieldsV1": {"f:zones": {}}}
+                                           for manager in managers]}, **parts}
 
 
 # Zones.
 
 def test_zones_have_their_cpus_without_those_that_a_container_owns() -> None:
     assert cpu_of(part()) == [("node-0", "4", "4", "4"), ("node-1", "4", "4", "2")]
-    found = part(exclusive="1-2,4-5", kubelet={"reservedSystemCPUs": "0,4"})
-    assert cpu_of(found) == [("node-0", "4", "3", "1"), ("node-1", "4", "3", "2")]
-    zone = zone_data(zones_of(found)[0])
+    report = part(exclusive="1-2,4-5", kubelet={"reservedSystemCPUs": "0,4"})
+    assert cpu_of(report) == [("node-0", "4", "3", "1"), ("node-1", "4", "3", "2")]
+    zone = zone_data(zones_of(report)[0])
     costs = [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
     assert (zone["type"], zone["costs"]) == ("Node", costs), "node 2 has no CPU"
 
@@ -64,10 +64,10 @@ def test_zones_have_their_cpus_without_those_that_a_container_owns() -> None:
 def test_where_the_watcher_gives_out_the_cpus_its_ledger_has_what_is_allocatable_and_available() -> None:
     """The kubelet's reservation does not count then, nor which containers the watcher has seen with CPUs."""
     given = {"allocatable": "1-7", "free": "1,3,6-7", "why": ""}
-    found = part(exclusive="4-5", kubelet={"reservedSystemCPUs": "7"}, features={"allocator": given})
-    assert cpu_of(found) == [("node-0", "4", "3", "2"), ("node-1", "4", "4", "2")]
-    assert cpu_of(found._replace(online="0-2,4-7")) == [("node-0", "3", "2", "1"), ("node-1", "4", "4", "2")]
-    assert annotation_of(zones_of(found)) == annotation_of(zones_of(part(exclusive="4-5"))), "the owners alone"
+    report = part(exclusive="4-5", kubelet={"reservedSystemCPUs": "7"}, features={"allocator": given})
+    assert cpu_of(report) == [("node-0", "4", "3", "2"), ("node-1", "4", "4", "2")]
+    assert cpu_of(report._replace(online="0-2,4-7")) == [("node-0", "3", "2", "1"), ("node-1", "4", "4", "2")]
+    assert annotation_of(zones_of(report)) == annotation_of(zones_of(part(exclusive="4-5"))), "the owners alone"
 
 
 @pytest.mark.parametrize("given", [{"allocatable": "0-", "free": "1", "why": ""},
@@ -108,23 +108,23 @@ def test_the_annotation_has_exclusive_cpus_and_shared_pool_by_zone() -> None:
 # Writers.
 
 def test_writers_are_the_managers_that_have_zones() -> None:
-    found = item("nfd", MANAGER)
-    found["metadata"]["managedFields"] += [
+    topology = item("nfd", MANAGER)
+    topology["metadata"]["managedFields"] += [
         {"manager": "koordlet", "operation": "Update", "fieldsV1": {"f:metadata": {"f:annotations": {}}}},
         {"manager": "bad\x1b[2J", "operation": "Update", "fieldsV1": {"f:zones": {}}}]
-    record = topology_of(found)
+    record = topology_of(topology)
     assert (record.writers, record.own, record.applied) == (("bad\\x1b[2J", "nfd"), True, True)
 
 
-@pytest.mark.parametrize("found", [{}, {"metadata": {"name": "n"}}, {"metadata": []}, {"metadata": {
+@pytest.mark.parametrize("answer", [{}, {"metadata": {"name": "n"}}, {"metadata": []}, {"metadata": {
     "name": "n", "uid": "u", "resourceVersion": "1", "managedFields": [{"operation": "Apply"}]}}])
-def test_what_is_no_such_object_is_refused(found: Any) -> None:
+def test_what_is_no_such_object_is_refused(answer: Any) -> None:
     with pytest.raises(ValueError, match="NodeResourceTopology"):
-        topology_of(found)
+        topology_of(answer)
     agenda = TopologyAgenda(TopologyMode.OWN)
     request = agenda.due(NODE, part(), 0.0)
     assert request is not None
-    assert "NodeResourceTopology" in agenda.done(request, 200, found, 0.0)
+    assert "NodeResourceTopology" in agenda.done(request, 200, answer, 0.0)
     assert agenda.due(NODE, part(), 1.0) is None
 
 
@@ -146,15 +146,15 @@ def test_zones_are_applied_without_force_and_with_the_node_as_their_owner() -> N
 class Given:
     """An agenda, and the object as a cluster has it."""
 
-    def __init__(self, mode: str, found: dict[str, Any] | None = None) -> None:
-        self.agenda, self.item = TopologyAgenda(TopologyMode(mode)), found
+    def __init__(self, mode: str, topology: dict[str, Any] | None = None) -> None:
+        self.agenda, self.item = TopologyAgenda(TopologyMode(mode)), topology
         self.now, self.status, self.log = 0.0, 200, list[str]()
 
-    def sent(self, found: NodePart, seconds: float = 0.0) -> list[ApiRequest]:
+    def sent(self, report: NodePart, seconds: float = 0.0) -> list[ApiRequest]:
         """All but what is read."""
         self.now += seconds
         requests = []
-        while (request := self.agenda.due(NODE, found, self.now)) is not None:
+        while (request := self.agenda.due(NODE, report, self.now)) is not None:
             reads = request.method == "GET"
             answer = self.item if reads else {}
             status = 404 if reads and self.item is None else 200 if reads and self.status != 403 else self.status
@@ -279,8 +279,8 @@ def test_while_the_ledger_is_unknown_nothing_is_written() -> None:
 # Withdrawal.
 
 def test_an_object_is_deleted_only_if_its_zones_are_vmpins_alone() -> None:
-    def bodies(mode: TopologyMode, found: dict[str, Any]) -> list[tuple[str, Any]]:
-        return [(each.method, each.body) for each in topology_withdrawal(topology_of(found), mode)]
+    def bodies(mode: TopologyMode, topology: dict[str, Any]) -> list[tuple[str, Any]]:
+        return [(request.method, request.body) for request in topology_withdrawal(topology_of(topology), mode)]
 
     ((method, body),) = bodies(TopologyMode.OWN, item(MANAGER))
     assert (method, body["preconditions"]) == ("DELETE", {"uid": "u", "resourceVersion": "7"})

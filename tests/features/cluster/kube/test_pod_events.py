@@ -52,8 +52,8 @@ def state(which: PinState | None, text: str = "as it is") -> PodPinning | None:
     (PinState.PINNED, PinState.UNMANAGED, EventReason.UNPINNED),
     (PinState.PINNED, PinState.OFF, EventReason.UNPINNED)])
 def test_events_by_transition(before: PinState | None, now: PinState, reason: EventReason | None) -> None:
-    found = transition(state(before), PodPinning(now, "as it is"))
-    assert (None if found is None else found.reason) == reason
+    event = transition(state(before), PodPinning(now, "as it is"))
+    assert (None if event is None else event.reason) == reason
 
 
 def test_other_reasons_of_a_degraded_pod_are_news_and_numbers_of_a_collision_are_not() -> None:
@@ -64,7 +64,7 @@ def test_other_reasons_of_a_degraded_pod_are_news_and_numbers_of_a_collision_are
 @given(st.lists(st.sampled_from(PinState)))
 def test_no_state_twice_is_an_event(states: list[PinState]) -> None:
     before: PodPinning | None = None
-    for which in itertools.chain.from_iterable((each, each) for each in states):
+    for which in itertools.chain.from_iterable((state, state) for state in states):
         now = PodPinning(which, "the same")
         first = transition(before, now)
         if which.lasting:
@@ -82,17 +82,17 @@ def test_drift_is_reported_once_in_ten_minutes_with_its_number() -> None:
     drift = DriftReports()
     assert drift.event("u", repairs(tuned=3), 0.0) is None  # from before the reporter's start
     assert drift.due(0.0) is None
-    found = drift.event("u", repairs(tuned=5), 1.0)
-    assert found is not None
-    assert found.reason is EventReason.RESTORED
-    assert found.message == ("2 times a thread was found on other CPUs and put back (tuned; the last time: tuned "
+    event = drift.event("u", repairs(tuned=5), 1.0)
+    assert event is not None
+    assert event.reason is EventReason.RESTORED
+    assert event.message == ("2 times a thread was found on other CPUs and put back (tuned; the last time: tuned "
                              "runs)")
     assert drift.event("u", repairs(tuned=9), 2.0) is None
     assert drift.due(2.0) == 1.0 + DRIFT_PAUSE
-    found = drift.event("u", repairs(tuned=9, cpuset=1), 1.0 + DRIFT_PAUSE)
-    assert found is not None
-    assert found.message.startswith("5 times")
-    assert "(tuned, cpuset; " in found.message
+    event = drift.event("u", repairs(tuned=9, cpuset=1), 1.0 + DRIFT_PAUSE)
+    assert event is not None
+    assert event.message.startswith("5 times")
+    assert "(tuned, cpuset; " in event.message
     assert drift.event("u", repairs(tuned=1), 9999.0) is None  # another watcher, which counts from zero
     drift.keep_only(set())
     assert drift.event("u", repairs(tuned=7), 99999.0) is None
@@ -104,10 +104,10 @@ def test_every_repair_is_reported_once_and_no_two_events_come_close(steps: list[
     drift.event("u", repairs(tuned=0), now)
     for pause, more in steps:
         now, total = now + pause, total + more
-        found = drift.event("u", repairs(tuned=total), now)
-        if found is not None:
+        event = drift.event("u", repairs(tuned=total), now)
+        if event is not None:
             assert now - last >= DRIFT_PAUSE
-            reported, last = reported + int(found.message.split()[0]), now
+            reported, last = reported + int(event.message.split()[0]), now
             assert reported == total
     assert reported <= total
 
@@ -140,12 +140,12 @@ def test_no_pod_and_no_process_has_more_than_its_limit(steps: list[tuple[float, 
     for pause, which, reason, text in steps:
         now += pause
         uid = str(which)
-        found = limits.admit(uid, f"pod-{uid}", notice(str(text), reason), now, 1000.0 + now)
-        if found is None:
+        recorded = limits.admit(uid, f"pod-{uid}", notice(str(text), reason), now, 1000.0 + now)
+        if recorded is None:
             continue
         written[uid] += 1
-        assert found.times == names.get(found.name, 0) + 1
-        names[found.name] = found.times
+        assert recorded.times == names.get(recorded.name, 0) + 1
+        names[recorded.name] = recorded.times
         assert written[uid] <= POD_BURST + now / POD_SECONDS + 1e-6
         assert written.total() <= PROCESS_BURST + now / PROCESS_SECONDS + 1e-6
 
@@ -168,11 +168,11 @@ def test_the_same_event_raises_the_count_of_the_first() -> None:
 
 def test_similar_events_are_one_from_the_tenth_on_until_they_rest() -> None:
     limits = EventLimits("x", 0.0)
-    found = [limits.admit("u", "web", notice(f"text {number}"), 1.0, 1.0) for number in range(SIMILAR + 3)]
-    messages = ["" if each is None else each.event.message for each in found]
+    recorded = [limits.admit("u", "web", notice(f"text {number}"), 1.0, 1.0) for number in range(SIMILAR + 3)]
+    messages = ["" if event is None else event.event.message for event in recorded]
     assert messages[:SIMILAR - 1] == [f"text {number}" for number in range(SIMILAR - 1)]
     assert messages[SIMILAR - 1:] == [f"{COMBINED}text {number}" for number in range(SIMILAR - 1, SIMILAR + 3)]
-    assert len({each.name for each in found if each is not None}) == SIMILAR
+    assert len({event.name for event in recorded if event is not None}) == SIMILAR
     rested = limits.admit("u", "web", notice("after"), 1.0 + SIMILAR_SECONDS + 1, 1.0)
     assert rested is not None
     assert rested.event.message == "after"
@@ -189,9 +189,9 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_the_object_names_pod_node_and_reason() -> None:
     recorded = EventLimits("abc", 0.0).admit("u", "web", notice("é" * 2000), 0.0, 0.0)
     assert recorded is not None
-    made = event_request(pod(), recorded, "node-a", 60.0, create=True)
-    body: Any = made.body
-    assert (made.method, made.path) == ("POST", "/api/v1/namespaces/default/events")
+    created = event_request(pod(), recorded, "node-a", 60.0, create=True)
+    body: Any = created.body
+    assert (created.method, created.path) == ("POST", "/api/v1/namespaces/default/events")
     assert body["metadata"] == {"name": "web.abc1", "namespace": "default"}
     assert body["involvedObject"]["uid"] == "uid-web"
     assert (body["reason"], body["type"], body["count"]) == ("PinningDegraded", "Warning", 1)

@@ -48,17 +48,17 @@ from vmpin.features.cluster.kube.pod_record import record_of
      "its VMM does not run"),
     ({"verdict": "no such verdict"}, PinState.OFF, "False", "no such verdict")])
 def test_each_state_has_its_reason(changes: dict[str, Any], state: PinState, status: str, text: str) -> None:
-    found = pinning_of(sandbox(**changes))
-    assert (found.state, found.state.status) == (state, status)
-    assert text in found.message
+    pinned = pinning_of(sandbox(**changes))
+    assert (pinned.state, pinned.state.status) == (state, status)
+    assert text in pinned.message
 
 
 def test_a_collision_is_shown_on_each_pod_that_has_part_in_it() -> None:
     collision = {"cpu": 4, "sandboxes": ["sandbox-web", "uid-runc"], "what": "exclusive to both"}
-    found = reported(entry("web"), entry("other"), entry("runc"), collisions=[collision])
-    states = {name: pinning_of(found.sandboxes[f"sandbox-{name}"], found.node.collisions)
+    node = reported(entry("web"), entry("other"), entry("runc"), collisions=[collision])
+    states = {name: pinning_of(node.sandboxes[f"sandbox-{name}"], node.node.collisions)
               for name in ("web", "other", "runc")}
-    assert {name: each.state for name, each in states.items()} == {
+    assert {name: state.state for name, state in states.items()} == {
         "web": PinState.COLLISION, "other": PinState.PINNED, "runc": PinState.COLLISION}
     assert states["web"].message == "CPU 4: exclusive to both"
 
@@ -96,9 +96,9 @@ def test_the_time_of_transition_is_that_of_the_status() -> None:
 
 def test_a_withdrawal_names_no_condition_and_only_where_there_is_one() -> None:
     assert condition_withdrawal(pod()) is None
-    found = condition_withdrawal(pod(condition={"status": "True"}))
-    assert found is not None
-    body: Any = found.body
+    withdrawal = condition_withdrawal(pod(condition={"status": "True"}))
+    assert withdrawal is not None
+    body: Any = withdrawal.body
     assert body["status"] == {}
     assert body["metadata"]["uid"] == "uid-web"
 
@@ -125,9 +125,9 @@ def test_what_is_no_pod_is_left_out(item: dict[str, Any]) -> None:
     ({**raw(), "status": {"phase": "Succeeded"}}, True), ({**raw(), "status": {"phase": "Running"}}, False),
     ({**raw(), "status": None}, False)])
 def test_a_pod_that_ends_is_known_as_such(item: dict[str, Any], ending: bool) -> None:
-    found = record_of(item)
-    assert found is not None
-    assert found.ending == ending
+    record = record_of(item)
+    assert record is not None
+    assert record.ending == ending
 
 
 SHOWN = {ANNOTATION_CPUS: "0-1,4-5", ANNOTATION_VCPUS: '{"0":"0-1","1":"4","2":"5"}'}

@@ -14,30 +14,30 @@ from vmpin.features.cluster.kube.reported_node import NOTHING
 
 
 def test_changes_replace_and_remove_sandboxes() -> None:
-    found = reported(entry("a"), entry("b"))
-    assert set(found.sandboxes) == {"sandbox-a", "sandbox-b"}
-    found = found.after(line("change", entry("b", verdict="degraded"), gone=("sandbox-a", "sandbox-x"), time=1001))
-    assert {each.id: each.verdict for each in found.sandboxes.values()} == {"sandbox-b": "degraded"}
-    assert (found.time, found.node.version) == (1001.0, "0.1.0")
-    found = found.after(line("change", node=node_part(ready=False, why="nri: down")))
-    assert (found.node.ready, found.node.why, len(found.sandboxes)) == (False, "nri: down", 1)
-    assert set(found.after(line("all", entry("c"), node=node_part())).sandboxes) == {"sandbox-c"}
+    node = reported(entry("a"), entry("b"))
+    assert set(node.sandboxes) == {"sandbox-a", "sandbox-b"}
+    node = node.after(line("change", entry("b", verdict="degraded"), gone=("sandbox-a", "sandbox-x"), time=1001))
+    assert {sandbox.id: sandbox.verdict for sandbox in node.sandboxes.values()} == {"sandbox-b": "degraded"}
+    assert (node.time, node.node.version) == (1001.0, "0.1.0")
+    node = node.after(line("change", node=node_part(ready=False, why="nri: down")))
+    assert (node.node.ready, node.node.why, len(node.sandboxes)) == (False, "nri: down", 1)
+    assert set(node.after(line("all", entry("c"), node=node_part())).sandboxes) == {"sandbox-c"}
 
 
 def test_a_line_without_news_leaves_the_same_objects() -> None:
-    found = reported(entry("a"))
-    later = found.after(line("change", time=2000))
-    assert (later.sandboxes is found.sandboxes, later.node is found.node, later.time) == (True, True, 2000.0)
-    assert later.after(line("change", node=node_part())).node is found.node
+    node = reported(entry("a"))
+    later = node.after(line("change", time=2000))
+    assert (later.sandboxes is node.sandboxes, later.node is node.node, later.time) == (True, True, 2000.0)
+    assert later.after(line("change", node=node_part())).node is node.node
 
 
 def test_texts_of_pods_are_cut_and_steer_no_terminal() -> None:
-    found = reported(entry("a", reasons=["x" * 5000, "\x1b[2J"] * 40, guest={"by": "", "state": "\u202e" * 9}))
-    one = found.sandboxes["sandbox-a"]
-    assert len(one.reasons) == 16
-    assert len(one.reasons[0]) == 512
-    assert one.reasons[1] == "\\x1b[2J"
-    assert one.guest.isprintable()
+    node = reported(entry("a", reasons=["x" * 5000, "\x1b[2J"] * 40, guest={"by": "", "state": "\u202e" * 9}))
+    sandbox = node.sandboxes["sandbox-a"]
+    assert len(sandbox.reasons) == 16
+    assert len(sandbox.reasons[0]) == 512
+    assert sandbox.reasons[1] == "\\x1b[2J"
+    assert sandbox.guest.isprintable()
 
 
 @pytest.mark.parametrize("raw", [
@@ -59,10 +59,10 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 
 @given(st.fixed_dictionaries({}, optional={key: JSON for key in entry()}))
 def test_whatever_is_in_an_entry_it_is_taken_or_refused(changes: dict[str, object]) -> None:
-    found = reported()
+    node = reported()
     try:
-        found = found.after(json.dumps({"version": 1, "follow": "change", "time": 1.0, "gone": [],
+        node = node.after(json.dumps({"version": 1, "follow": "change", "time": 1.0, "gone": [],
                                         "sandboxes": [{**entry(), **changes}]}).encode())
     except WireError:
         return
-    assert all(isinstance(each.verdict, str) for each in found.sandboxes.values())
+    assert all(isinstance(sandbox.verdict, str) for sandbox in node.sandboxes.values())

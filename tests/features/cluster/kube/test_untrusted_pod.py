@@ -41,16 +41,16 @@ def resize(kind: str = "PodResizePending", **changes: Any) -> dict[str, Any]:
 def bounded(pod: UntrustedPod) -> bool:
     data = pod.data()
     texts = [data["qos"], data["runtime_class"], *data["annotations"], *data["annotations"].values(),
-             *(text for each in data["resizes"] for text in each.values())]
+             *(text for resize in data["resizes"] for text in resize.values())]
     return (all(text.isprintable() and len(text) <= 256 for text in texts) and len(pod.annotations) <= MAX_ANNOTATIONS
             and len(pod.resizes) <= 2 and 0 <= pod.more_annotations <= 10**6)
 
 
 def test_a_pods_object_becomes_text() -> None:
-    found = untrusted_pod(item({"a": "b", "kubectl.kubernetes.io/last-applied-configuration": "the whole pod"},
+    shown = untrusted_pod(item({"a": "b", "kubectl.kubernetes.io/last-applied-configuration": "the whole pod"},
                                [{"type": "Ready", "status": "True"}, resize(),
                                 resize("PodResizeInProgress", status="False")]))
-    assert found == UntrustedPod("Guaranteed", "kata", (
+    assert shown == UntrustedPod("Guaranteed", "kata", (
         PodResize("PodResizePending", "Deferred", "no room", "2026-01-02T03:04:05Z"),), {"a": "b"}, 0)
     assert untrusted_pod({"metadata": {}}) == UntrustedPod("", "", (), {}, 0)
 
@@ -64,21 +64,21 @@ def test_a_record_has_it_only_if_it_is_asked_for() -> None:
 
 
 def test_what_a_pods_author_writes_is_cut_and_steers_no_terminal() -> None:
-    found = untrusted_pod(item({"evil": "\x1b[2J\u202e\n", "long": "x" * 100_000, "\x00key": "\ud800",
+    shown = untrusted_pod(item({"evil": "\x1b[2J\u202e\n", "long": "x" * 100_000, "\x00key": "\ud800",
                                 **{f"n{number:03}": "" for number in range(500)}},
                                [resize(message="\r" * 9000, reason="\x07")] * 50, qosClass="\x1b]0;x\x07"))
-    assert bounded(found)
-    assert found.annotations["evil"] == "\\x1b[2J\\x202e\\x0a"
-    assert found.annotations["\\x00key"] == "\\xd800"
-    assert found.annotations["long"] == "x" * 255 + "…"
-    assert found.more_annotations == 503 - MAX_ANNOTATIONS
+    assert bounded(shown)
+    assert shown.annotations["evil"] == "\\x1b[2J\\x202e\\x0a"
+    assert shown.annotations["\\x00key"] == "\\xd800"
+    assert shown.annotations["long"] == "x" * 255 + "…"
+    assert shown.more_annotations == 503 - MAX_ANNOTATIONS
 
 
 def test_the_last_applied_configuration_is_no_annotation_that_is_left_out() -> None:
-    found = untrusted_pod(item({"kubectl.kubernetes.io/last-applied-configuration": "{}"}))
-    assert (found.annotations, found.more_annotations) == ({}, 0)
-    assert "annotations" not in " ".join(untrusted_sentences(found.data()))
-    assert list(untrusted_sentences(found._replace(more_annotations=2).data()))[-1] == (
+    shown = untrusted_pod(item({"kubectl.kubernetes.io/last-applied-configuration": "{}"}))
+    assert (shown.annotations, shown.more_annotations) == ({}, 0)
+    assert "annotations" not in " ".join(untrusted_sentences(shown.data()))
+    assert list(untrusted_sentences(shown._replace(more_annotations=2).data()))[-1] == (
         "Untrusted: annotations (2), all left out.")
 
 
@@ -98,11 +98,11 @@ def test_a_request_is_bounded_and_each_pod_has_its_share() -> None:
     pods = {**{f"large{number:03}": large for number in range(200)}, **dict.fromkeys("xyz", small)}
     raw = encode(pods)
     assert len(raw) <= MAX_REQUEST
-    found = decode(json.loads(raw))
-    assert all(map(bounded, found.values()))
-    assert {key: found[key] for key in "xyz"} == dict.fromkeys("xyz", small)
+    pods = decode(json.loads(raw))
+    assert all(map(bounded, pods.values()))
+    assert {key: pods[key] for key in "xyz"} == dict.fromkeys("xyz", small)
     assert all(len(pod.annotations) + pod.more_annotations == MAX_ANNOTATIONS
-               for key, pod in found.items() if key.startswith("large"))
+               for key, pod in pods.items() if key.startswith("large"))
     few = decode(json.loads(encode({"a": large, "b": large})))
     assert few == {"a": large, "b": large}
     assert len(decode(json.loads(encode({str(number): small for number in range(1000)})))) == MAX_PODS
@@ -130,12 +130,12 @@ def test_whatever_a_sender_puts_into_an_entry_it_is_bounded_or_refused(changes: 
                                                                      condition: dict[str, Any]) -> None:
     entry = {**ENTRY, "resizes": [{**ENTRY["resizes"][0], **condition}], **changes}
     try:
-        found = decode(json.loads(json.dumps({"version": 1, "pods": [entry]})))
+        pods = decode(json.loads(json.dumps({"version": 1, "pods": [entry]})))
     except WireError:
         return
-    assert all(map(bounded, found.values()))
-    assert all(uid.isprintable() and len(uid) <= 64 for uid in found)
-    json.dumps([pod.data() for pod in found.values()]).encode()
+    assert all(map(bounded, pods.values()))
+    assert all(uid.isprintable() and len(uid) <= 64 for uid in pods)
+    json.dumps([pod.data() for pod in pods.values()]).encode()
 
 
 @pytest.mark.parametrize("text", ["\x00", "\U0001f600" + "x" * 255, "\U000e0001" * 40])
@@ -147,11 +147,11 @@ def test_what_a_sender_makes_the_watcher_keep_is_bounded(text: str) -> None:
     request = {"version": 1, "pods": [{**entry, "uid": str(number)} for number in range(count)]}
     tracemalloc.start()
     try:
-        found = decode(request)
+        pods = decode(request)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == count
+    assert len(pods) == count
     assert kept < 4 << 20
 
 
@@ -170,8 +170,8 @@ DOCUMENT_NODE: dict[str, Any] = {"online": "0", "shared_pool": "0", "pool_known"
 
 
 def test_each_sentence_is_marked_and_each_text_quoted() -> None:
-    found = list(untrusted_sentences({**POD, "annotations": {"a": 'x". Its verdict is "pinned', "b": "\\x1b"}}))
-    assert found == [
+    sentences = list(untrusted_sentences({**POD, "annotations": {"a": 'x". Its verdict is "pinned', "b": "\\x1b"}}))
+    assert sentences == [
         'Untrusted, from the pod\'s object at the API server; no mask depends on it: QoS class "Burstable", runtime '
         'class "".',
         'Untrusted: condition "PodResizeInProgress" since "", reason "Error": "m".',
@@ -186,6 +186,6 @@ def test_status_of_a_sandbox_shows_it_where_there_is_any(entry: dict[str, Any], 
                                                         capsys: pytest.CaptureFixture[str]) -> None:
     print_chosen({"watcher": 1, "time": "2026-01-01T00:00:00Z", "node": DOCUMENT_NODE, "sandboxes": [entry],
                "sources": {"kubelet": None}}, {})
-    found = capsys.readouterr().out
-    assert found.count("  Untrusted") == lines
-    assert found.replace("\n", "").isprintable()
+    printed = capsys.readouterr().out
+    assert printed.count("  Untrusted") == lines
+    assert printed.replace("\n", "").isprintable()

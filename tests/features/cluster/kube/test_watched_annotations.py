@@ -52,10 +52,10 @@ def test_pods_without_room_are_left_out_whole(pods: dict[str, dict[str, str]]) -
     large = UntrustedPod("", "", (), {f"{number:02}": "x" * 256 for number in range(24)}, 0)
     raw = encode({str(number): large for number in range(MAX_PODS)}, member)
     assert MAX_REQUEST * 0.9 < len(raw) <= MAX_REQUEST
-    found = decoded_member(request(raw))
-    assert 0 < len(found) <= MAX_PODS
-    assert "large" not in found
-    assert found.items() <= pods.items()
+    decoded = decoded_member(request(raw))
+    assert 0 < len(decoded) <= MAX_PODS
+    assert "large" not in decoded
+    assert decoded.items() <= pods.items()
     assert len(decode(request(raw))) == MAX_PODS, "the other pods' data has its share"
 
 

@@ -32,15 +32,15 @@ class Followed:
         self.stopping, self.changed = threading.Event(), threading.Event()
         self.stream = StatusStream(path, self.changed.set, self.stopping,
                                    pauses=Pauses(self.stopping, 0.001, 0.002))
-        self.made = socket.socket(socket.AF_UNIX)
-        self.made.bind(os.fspath(path))
-        self.made.listen()
-        self.made.settimeout(120)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(os.fspath(path))
+        self.listener.listen()
+        self.listener.settimeout(120)
         self.thread = threading.Thread(target=self.stream.run)
         self.thread.start()
 
     def accept(self) -> socket.socket:
-        connection, _ = self.made.accept()
+        connection, _ = self.listener.accept()
         connection.settimeout(120)
         assert connection.makefile().readline() == '{"op":"follow"}\n'
         return connection
@@ -55,13 +55,13 @@ class Followed:
 
 @pytest.fixture
 def followed(tmp_path: Path) -> Iterator[Followed]:
-    made = Followed(tmp_path / "s")
-    yield made
-    made.stopping.set()
-    made.made.close()
+    client = Followed(tmp_path / "s")
+    yield client
+    client.stopping.set()
+    client.listener.close()
     (tmp_path / "s").unlink(missing_ok=True)
-    made.thread.join(120)
-    assert not made.thread.is_alive()
+    client.thread.join(120)
+    assert not client.thread.is_alive()
 
 
 def test_lines_are_taken_in_however_they_arrive(followed: Followed) -> None:
@@ -130,11 +130,11 @@ class Handing:
         self.answer = b'{"pods":1}\n'
         self.requests: queue.Queue[dict[str, UntrustedPod]] = queue.Queue()
         self.is_watched: Callable[[str], bool] | None = None
-        self.asked: Mapping[str, Mapping[str, str]] = {}  #: Of the request before `next`.
+        self.watched: Mapping[str, Mapping[str, str]] = {}  #: Of the request before `next`.
         self.stopping = threading.Event()
-        self.made = socket.socket(socket.AF_UNIX)
-        self.made.bind(os.fspath(path))
-        self.made.listen()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(os.fspath(path))
+        self.listener.listen()
         self.handover = PodHandover(path, cast(StatusStream, self), cast(PodWatch, self), self.stopping, 0.001, again,
                                     Pauses(self.stopping, 0.001, 0.002))
         self.threads = [threading.Thread(target=run, daemon=True) for run in (self._serve, self.handover.run)]
@@ -146,14 +146,14 @@ class Handing:
     def _serve(self) -> None:
         while True:
             try:
-                connection, _ = self.made.accept()
+                connection, _ = self.listener.accept()
             except OSError:
                 return
             with connection:
                 request = json.loads(connection.makefile().readline())
                 assert request["op"] == "pods"
                 connection.sendall(self.answer)
-                self.asked = decoded_member(request)
+                self.watched = decoded_member(request)
                 self.requests.put(decode(request))
 
     def start(self) -> None:
@@ -167,18 +167,18 @@ class Handing:
         self.stopping.set()
         self.handover.wake()
         self.threads[1].join(DEADLINE)
-        self.made.shutdown(socket.SHUT_RDWR)
-        self.made.close()
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
         self.threads[0].join(DEADLINE)
         assert not any(thread.is_alive() for thread in self.threads)
 
 
 @pytest.fixture
 def handing(tmp_path: Path, again: float) -> Iterator[Handing]:
-    made = Handing(tmp_path / "s", again)
-    made.start()
-    yield made
-    made.end()
+    reporter = Handing(tmp_path / "s", again)
+    reporter.start()
+    yield reporter
+    reporter.end()
 
 
 @pytest.mark.parametrize("again", [600.0])
@@ -194,8 +194,8 @@ def test_pods_in_vms_are_handed_over_after_each_change_and_to_a_new_watcher(hand
     handing.items.append(item("rival", **{"kubernetes.io/config.mirror": "uid-web", "a": "of the rival"}))
     handing.items[1] = item("runc", c="d")
     handing.handover.wake()
-    found = handing.next()
-    assert (found["uid-web"].annotations, found["uid-runc"].annotations) == ({"a": "b"}, {"c": "d"})
+    pods = handing.next()
+    assert (pods["uid-web"].annotations, pods["uid-runc"].annotations) == ({"a": "b"}, {"c": "d"})
     handing.connections = 2
     handing.handover.wake()
     assert set(handing.next()) == {"uid-web", "uid-runc"}
@@ -211,7 +211,7 @@ def test_what_asks_for_cpus_is_handed_over_of_all_pods_if_it_is_followed(handing
     handing.items[1] = item("runc", **policy, other="x" * 5000)
     handing.handover.wake()
     handing.next()
-    assert handing.asked == {}
+    assert handing.watched == {}
     handing.is_watched = lambda key: key.startswith("cpu-")
     # A static pod's uid is an annotation, and a pod that ends is not changed.
     handing.items.append(item("rival", **policy, **{"kubernetes.io/config.mirror": "uid-runc"}))
@@ -219,11 +219,11 @@ def test_what_asks_for_cpus_is_handed_over_of_all_pods_if_it_is_followed(handing
     handing.items.append(item("long", **{"cpu-policy.vmpin.io": "x" * 5000}))
     handing.handover.wake()
     assert set(handing.next()) == {"uid-web"}
-    assert handing.asked == {"uid-web": {}, "uid-runc": policy}
+    assert handing.watched == {"uid-web": {}, "uid-runc": policy}
     handing.items[1] = item("runc")
     handing.handover.wake()
     handing.next()
-    assert handing.asked == {"uid-web": {}, "uid-runc": {}}
+    assert handing.watched == {"uid-web": {}, "uid-runc": {}}
 
 
 @pytest.mark.parametrize("again", [0.01])

@@ -23,32 +23,32 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_names_the_command_that_is_typed(verb: str, plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([verb, "--help"])
-    said = capsys.readouterr().out
-    assert said.startswith(f"usage: kubectl vmpin {verb} ")
-    assert "\n  kubectl vmpin " in said
-    assert "\n  vmpin " not in said
-    assert "html > node.html" not in said, "an example of one node"
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: kubectl vmpin {verb} ")
+    assert "\n  kubectl vmpin " in printed
+    assert "\n  vmpin " not in printed
+    assert "html > node.html" not in printed, "an example of one node"
     for name in ("SANDBOX", "--direct", "--watch", "-w, --watch", "--since", "--tolerate"):
-        assert f"\n  {name}" not in said
-        assert f"[{name}" not in said
+        assert f"\n  {name}" not in printed
+        assert f"[{name}" not in printed
 
 
 def test_help_of_the_plugin_begins_with_the_cluster(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    said = capsys.readouterr().out
-    assert said.startswith("usage: kubectl vmpin ")
-    assert "kubectl vmpin map --node NAME" in said
-    assert "install-hook --hooks-dir" not in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: kubectl vmpin ")
+    assert "kubectl vmpin map --node NAME" in printed
+    assert "install-hook --hooks-dir" not in printed
 
 
 def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    said = capsys.readouterr().out
-    assert said.startswith("usage: vmpin ")
-    assert "install-hook --hooks-dir" in said
-    assert "kubectl" not in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: vmpin ")
+    assert "install-hook --hooks-dir" in printed
+    assert "kubectl" not in printed
 
 
 @pytest.mark.parametrize("words", [
