@@ -95,8 +95,8 @@ class Followers:
             self._wake.set()
 
     def stream(self, kubelet: bool = False) -> AsyncGenerator[bytes, None]:
-        """The lines for a new client. :param kubelet: whether the node's part is to have the kubelet's configuration.
-        :raises WatcherError: when there are too many clients already."""
+        """The lines for a new client. :param kubelet: include the kubelet's configuration in the node's part.
+        :raises WatcherError: too many clients follow already."""
         if len(self) >= MAX_FOLLOWERS:
             raise WatcherError(f"follow: {MAX_FOLLOWERS} clients follow already", "end one of them")
         if kubelet and self._kubelet is None:
@@ -193,7 +193,7 @@ class Survey:
         self.node: dict[str, object] = {}
 
     def take(self, view: NodeView, guest: Callable[[SandboxId], GuestData | None]) -> Iterator[None]:
-        """Survey one sandbox a step. :param guest: the reports from guests."""
+        """Survey a sandbox at each step. :param guest: the reports from guests."""
         collisions = []
         names = _names(view)
         listing = shown(view)

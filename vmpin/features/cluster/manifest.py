@@ -86,7 +86,7 @@ def _options(verb: str, parser: ArgumentParser) -> None:
 
 
 def _run_on_all_nodes(verb: str, args: Namespace) -> Callable[[Namespace], int] | None:
-    """Return what carries a verb out for all nodes, where an option implies them."""
+    """The function of a verb for all nodes; None where no option implies them."""
     namespace = args.namespace and getattr(args, "sandbox", None) is None
     if not (args.all_nodes or args.node or namespace or args.selector or args.kubeconfig or args.context):
         return None

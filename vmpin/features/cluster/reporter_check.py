@@ -1,4 +1,4 @@
-"""The doctor's check of what the node's reporter says about its connection to the API server. Pure."""
+"""The doctor's check of the connection between the node's reporter and the API server. Pure."""
 
 from __future__ import annotations
 

@@ -255,12 +255,18 @@ class Agenda:
             return self._topology.done(write.request, status, answer or {}, now)
         if status in (401, 403) or (status == 404 and write.kind == "pinning"):
             return self._pause(write, status, now)
-        if write.pod is not None:
-            if not succeeded:  # 404, 409: the pod is gone, or another has its name, as the watch will show
-                self._refused[write.kind, write.pod.uid] = write.pod, now + LONGEST
-                return "" if status in (404, 409) else f"{write.request}: refused ({status})"
-            self._written[write.kind, write.pod.uid] = write.content, now
+        if write.pod is None:
+            return self._node_done(write, status, succeeded, now)
+        key = write.kind, write.pod.uid
+        if succeeded:
+            self._written[key] = write.content, now
             return ""
+        self._refused[key] = write.pod, now + LONGEST
+        # 404, 409: the pod is gone, or another pod has its name, as the watch will show.
+        return "" if status in (404, 409) else f"{write.request}: refused ({status})"
+
+    def _node_done(self, write: Write, status: int, succeeded: bool, now: float) -> str:
+        """Take in the result of a write of taint, labels or pinning."""
         if write.kind == "pinning":
             self._pinning = write.content if succeeded else None
             self._paused["refresh", ""] = now + REFRESH
@@ -269,7 +275,7 @@ class Agenda:
             return ""
         refusals = self._refusals.setdefault(_scope(write), Refusals())
         self._paused[_scope(write)] = now + max(NODE_PAUSE, refusals.pause())
-        # The taints may have changed since the node was read: it is read again before that is worth a line.
+        # The taints may have changed since the node was read: only a second refusal, after a new read, is logged.
         first = 2 if write.kind == "taint" else 1
         return f"{write.request}: refused ({status})" if refusals.count == first else ""
 
@@ -310,6 +316,7 @@ class Agenda:
         return f"{write.request}: {why}; tried again after {FIRST:.0f} s, later after up to {LONGEST:.0f} s"
 
     def _free(self, kind: str, now: float, namespace: str = "") -> bool:
+        """False in a pause of this kind of write."""
         return now >= self._paused.get((kind, namespace), float("-inf"))
 
     def next_due(self, now: float) -> float:

@@ -74,7 +74,7 @@ def topology_path(node: str = "") -> str:
 
 
 def topology_of(item: Mapping[str, Any]) -> TopologyRecord:
-    """Read a NodeResourceTopology from its JSON. :raises ValueError: for what is no such object."""
+    """Read a NodeResourceTopology from its JSON. :raises ValueError: it is none."""
     try:
         meta = item["metadata"]
         managers = meta.get("managedFields") or ()
@@ -190,39 +190,38 @@ class TopologyAgenda:
         self._until = self._paused = 0.0  #: Until when `_decided` holds, and until when nothing is sent.
 
     def due(self, node: ClusterNode, part: NodePart, now: float) -> ApiRequest | None:
-        """The next request. The caller reports how it ended with `done`, and asks again."""
+        """The next request; None for none now. The caller reports its result with `done`, and calls this again."""
         if self._mode is TopologyMode.OFF or now < self._paused:
             return None
         zones = zones_of(part)
-        wanted = node.uid, zones, attributes_of(part)
+        content = node.uid, zones, attributes_of(part)
         trouble = part.trouble or ("" if part.allocator is None else part.allocator.why)
         if trouble or not zones:  # which CPUs have an owner may be unknown
             self.note, self._decided = f"not written: {trouble or 'the watcher reports no NUMA nodes'}", ()
             return None
-        if wanted == self._decided and now < self._until:
+        if content == self._decided and now < self._until:
             return None
         if not self._fresh:
             return ApiRequest("GET", topology_path(node.name))
-        self._fresh, self._decided, self._until = False, wanted, now + REFRESH
+        self._fresh, self._decided, self._until = False, content, now + REFRESH
         request = self._change(node, part, zones)
         if request is None:
-            self.note = self._judged()
+            self.note = self._outcome()
             self._refusals.count = 0
         return request
 
     def _change(self, node: ClusterNode, part: NodePart, zones: tuple[Zone, ...]) -> ApiRequest | None:
         record, own = self._record, self._mode is TopologyMode.OWN
-        others = record is not None and bool(record.writers)
-        annotation = annotation_of(zones) if others and not own else None
+        annotation = annotation_of(zones) if self._writers and not own else None
         if record is not None and record.annotation != annotation:
-            if own:  # it is of another setting; the zones come next
+            if own:  # the annotation of an earlier mode is removed; the zones come next
                 self._decided = ()
             return annotation_update(record.name, annotation)
-        return zones_update(node, part, zones, record) if own and not others else None
+        return zones_update(node, part, zones, record) if own and not self._writers else None
 
     def done(self, request: ApiRequest, status: int, answer: Mapping[str, Any], now: float) -> str:
-        """Record the outcome of a request. Returns a sentence for the log where it is the first that something
-        prevents the writing, else ""."""
+        """Take in the result of a request. :returns: a sentence for the log about a new reason why zones are not
+        written, else ""."""
         before, reads = self.note, request.method == "GET"
         try:
             if reads:
@@ -236,15 +235,20 @@ class TopologyAgenda:
             self._until = self._paused = now + self._refusals.pause()
         else:
             self._paused = 0.0 if self._fresh else now + PAUSE
-        blocked = self._mode is TopologyMode.OWN and self._record is not None and bool(self._record.writers)
+        blocked = self._mode is TopologyMode.OWN and bool(self._writers)
         if not refused and not reads:
             self._refusals.count = 0
         if refused or blocked or not reads:
-            self.note = refused or self._judged()
+            self.note = refused or self._outcome()
         return f"NodeResourceTopology: {self.note}" if (refused or blocked) and self.note != before else ""
 
-    def _judged(self) -> str:
-        writers = () if self._record is None else self._record.writers
+    @property
+    def _writers(self) -> tuple[str, ...]:
+        return () if self._record is None else self._record.writers
+
+    def _outcome(self) -> str:
+        """`note` after a request that was not refused."""
+        writers = self._writers
         if self._mode is TopologyMode.OWN:
             return f"not written: zones are written by {', '.join(writers[:4])}" if writers else "own zones"
         return "annotated" if writers else "not annotated: no other program writes one"
@@ -256,5 +260,5 @@ class TopologyAgenda:
 
 
 _REFUSED = {403: "not written: it is not permitted (RBAC, or the policy for the node)",
-            404: "not written: the object or its kind is not there",
+            404: "not written: there is no such object, or the cluster does not have its kind",
             409: "not written: another program has changed it"}

@@ -26,7 +26,7 @@ def watched_annotations(item: Mapping[str, Any], is_watched: Callable[[str], boo
 
 
 def encoded_member(pods: Mapping[str, Mapping[str, str]]) -> bytes:
-    """`,"asked":{…}`, "" without pods; those with the shortest annotations first. :param pods: by uid."""
+    """`,"asked":{…}`, "" without pods; pods with the shortest annotations first. :param pods: by uid."""
     entries: list[bytes] = []
     left = MAX_BYTES
     # Unpaired surrogates, which JSON allows, are no UTF-8: so it is ASCII.

@@ -78,7 +78,7 @@ def draw(args: argparse.Namespace) -> int:
     return 0
 
 
-#: What carries each verb out.
+#: The function of each verb.
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {"status": status, "verify": verify, "map": draw}
 
 
@@ -92,7 +92,7 @@ def _read(args: argparse.Namespace, everything: bool = False) -> Fleet:
 
 
 def _refuse(args: argparse.Namespace, *flags: str) -> None:
-    """Refuse flags and arguments that are about this node alone. :raises UsageError:"""
+    """Refuse flags and arguments of this node alone. :raises UsageError:"""
     for flag in flags:
         if getattr(args, flag):
             name = "SANDBOX" if flag == "sandbox" else f"--{flag}"
