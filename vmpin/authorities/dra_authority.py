@@ -35,8 +35,12 @@ ClaimPods = Mapping[str, frozenset[str]] | None
 
 
 def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assignments | None:
-    """The assignments by the claims; None without claims. If the claims' pods are unknown, a container owns the claims
-    in its cpuset if that has no other CPUs: the driver never adds shared ones."""
+    """The assignments by the claims; None without claims. A claim that the kubelet does not have has been left behind:
+    the kubelet writes its checkpoint before the driver prepares a claim (pkg/kubelet/cm/dra/manager.go). If the
+    claims' pods are unknown, a container owns the claims in its cpuset if that has no other CPUs: the driver never
+    adds shared ones."""
+    if pods is not None:
+        claims = {claim: cpus for claim, cpus in claims.items() if claim in pods}
     if not claims:
         return None
     claimed = union(claims.values())
@@ -44,17 +48,18 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assi
     shared, used = EMPTY, set[str]()
     for sandbox in state.sandboxes.values():
         uid = uid_of(sandbox.pod)
-        of_pod = [claim for claim in claims if pods is None or uid in pods.get(claim, ())]
         for container in sandbox.live():
             cpuset = container.cpuset or EMPTY
-            owned = [claim for claim in of_pod if not cpuset.isdisjoint(claims[claim])]
+            owned = [] if cpuset.isdisjoint(claimed) else [
+                claim for claim, cpus in claims.items()
+                if not cpuset.isdisjoint(cpus) and (pods is None or uid in pods[claim])]
             if owned and (pods is not None or cpuset <= claimed):
                 exclusive["", container.id] = union(claims[claim] for claim in owned)
                 used.update(owned)
             else:
                 shared |= cpuset - claimed
     for claim in claims.keys() - used:
-        owners = () if pods is None else pods.get(claim, ())
+        owners = () if pods is None else pods[claim]
         for owner in owners or (f"claim-{claim}",):
             exclusive[owner, ""] = exclusive.get((owner, ""), EMPTY) | claims[claim]
     return Assignments(exclusive, shared or None, complete=True)
@@ -72,6 +77,7 @@ class ClaimFiles:
         self.pods: ClaimPods = None
         self._directory: Stamp | None = None
         self._specs: dict[str, tuple[Stamp, Claims]] = {}
+        self._unread = False  #: Whether a spec could not be read, and is to be read again.
         self._checkpoint: Stamp | None = None
         self._warned: dict[str, str] = {}
 
@@ -98,6 +104,8 @@ class ClaimFiles:
         # The directory's stamp changes whenever a file is created, removed or replaced, as the driver does.
         self._directory = None if info is None else lasting_stamp(info)
         self._specs = {name: spec for name in names if (spec := self._spec(name)) is not None}
+        if self._unread:
+            self._directory, self._unread = None, False
         self._note(str(self.cdi))
         claims = {claim: cpus for _, spec in self._specs.values() for claim, cpus in spec.items() if cpus}
         if claims != self.claims:
@@ -112,8 +120,12 @@ class ClaimFiles:
             spec = lasting_stamp(info), parse_spec(raw, str(path))
         except FileNotFoundError:
             return None
-        except (OSError, SourceError) as err:
-            self._note(name, f"{path}: {err.strerror}" if isinstance(err, OSError) else str(err))
+        except OSError as err:
+            self._unread = True
+            self._note(name, f"{path}: {err.strerror}")
+            return before
+        except SourceError as err:
+            self._note(name, str(err))
             return before
         self._note(name)
         return spec

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Assignments, Owner, Rank
-from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
+from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState, is_full
 from vmpin.domain.model import ContainerId
 
 #: A CPU that its owner lost to a new container stays shared for at least so long (s), even if that container ends
@@ -64,19 +64,26 @@ class ObservedAuthority:
         self._online, self._clock = online, clock
         #: The CPUs that their owners lost, and when they were last shared (s).
         self._lost: dict[int, float] = {}
+        self._shared = EMPTY  #: The CPUs that were shared when last looked at.
         self._input: tuple[DesiredState, CpuSet] | None = None
         self._assignments = Assignments()
 
-    def assignments(self, state: DesiredState) -> Assignments:
-        """Return the containers' own CPUs. :param state: every container of the node."""
+    def assignments(self, state: DesiredState) -> Assignments | None:
+        """Return the containers' own CPUs; None where the state is full, as containers may then be missing in it.
+        :param state: every container of the node."""
+        if is_full(state):
+            self._input = None
+            return None
         now, online = self._clock(), self._online()
         if self._input is not None and self._input[0] is state and self._input[1] == online and not self._expired(now):
             return self._assignments
         self._input = state, online
         shared = shared_cpus(state.sandboxes.values(), online)
-        # A CPU is lost if it was owned and is shared now. It counts as shared until `SHARED_FOR` after it last was.
-        for cpu in shared & (self._assignments.owned | CpuSet(self._lost)):
+        # A CPU is lost if it was owned and is shared now. It counts as shared until `SHARED_FOR` after it last was: a
+        # CPU that was shared when last looked at has been so until now.
+        for cpu in (shared | self._shared) & (self._assignments.owned | CpuSet(self._lost)):
             self._lost[cpu] = now
+        self._shared = shared
         self._lost = {cpu: since for cpu, since in self._lost.items() if now < since + SHARED_FOR}
         owned: dict[Owner, CpuSet] = {
             ("", container): cpus for container, cpus in

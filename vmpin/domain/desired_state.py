@@ -104,6 +104,13 @@ def reduce(state: DesiredState, event: events.Event) -> DesiredState:
     return state if new is old else DesiredState({**state.sandboxes, event.sandbox: new})
 
 
+def is_full(state: DesiredState) -> bool:
+    """Whether sandboxes or live containers may be missing because a limit is reached."""
+    return len(state.sandboxes) >= MAX_SANDBOXES or any(
+        len(sandbox.containers) >= MAX_CONTAINERS and len(sandbox.live()) >= MAX_CONTAINERS
+        for sandbox in state.sandboxes.values())
+
+
 def outranks(runtime: str, old: SandboxState | None) -> bool:
     """Whether a SandboxSeen of this runtime may change a sandbox's state. A cheap check before the merge."""
     return old is None or _RANK.get(runtime, 0) > _RANK.get(old.runtime, 0)
@@ -149,6 +156,7 @@ def _container_seen(old: SandboxState, event: events.ContainerSeen) -> SandboxSt
     now = event.container
     record = old.containers.get(now.id)
     if record is None:
+        old = _with_room(old)
         if len(old.containers) >= MAX_CONTAINERS:
             return old
         reports = _with_report({}, event.source, now.cpuset, event.time, event.listed)
@@ -190,6 +198,16 @@ def _merged(record: ContainerRecord, event: events.ContainerSeen) -> ContainerRe
         return record
     merged = ContainerRecord(container, record.source, event.time, bundle, init, earlier, event.requested)
     return _decided(merged, reports)
+
+
+def _with_room(old: SandboxState) -> SandboxState:
+    """Drop the container that ended first, if the limit is reached and one has ended."""
+    if len(old.containers) < MAX_CONTAINERS:
+        return old
+    ended = min((record for record in old.containers.values() if record.stopped), key=lambda record: record.time,
+                default=None)
+    return old if ended is None else old._replace(
+        containers={key: record for key, record in old.containers.items() if record is not ended})
 
 
 def _without_failed(old: SandboxState, event: events.ContainerSeen) -> SandboxState:

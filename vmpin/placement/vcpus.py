@@ -14,6 +14,7 @@ Reasons for the rules:
   (`CpuClaims.groups`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -258,9 +259,10 @@ def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int]
     if all(vcpu.core is None and vcpu.node is None and not vcpu.memory for vcpu in vcpus):
         return {vcpu.id: cpu for vcpu, cpu in zip(sorted(vcpus, key=lambda v: v.id), free, strict=False)}
     pairs: dict[VcpuId, int] = {}
-    for members, pool in _beside_memory(_by_node(vcpus), free, topology):
+    for members, host_node in _beside_memory(_by_node(vcpus), free, topology):
+        pool = [cpu for cpu in free if topology.node_of(cpu) == host_node]
         pairs |= _match_cores(members, pool, {**kept, **pairs}, guest, topology)
-    free = [cpu for cpu in free if cpu not in pairs.values()]
+        free = [cpu for cpu in free if cpu not in pairs.values()]
     for node, members in _by_node([vcpu for vcpu in vcpus if vcpu.id not in pairs]):
         near = [cpu for vcpu, cpu in {**kept, **pairs}.items() if node is not None and guest[vcpu].node == node]
         pool = _node_pool(len(members), free, near, topology)
@@ -270,24 +272,19 @@ def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int]
 
 
 def _beside_memory(groups: Sequence[tuple[int | None, list[Vcpu]]], free: Sequence[int],
-                   topology: Topology) -> Iterator[tuple[list[Vcpu], list[int]]]:
-    """Choose for each guest node whose memory is bound as many CPUs of the memory's host nodes as possible, over all
-    guest nodes. Yields the vCPUs of a guest node that get CPUs, and those CPUs, by whole cores where that is possible.
-    """
-    by_core = sorted(free, key=lambda cpu: (topology.core_of(cpu).first, cpu))
-    room = {node: [cpu for cpu in by_core if topology.node_of(cpu) == node]
-            for node in {topology.node_of(cpu) for cpu in free} if node is not None}
+                   topology: Topology) -> Iterator[tuple[list[Vcpu], int]]:
+    """Choose as many vCPUs as possible for the host nodes that the memory of their guest nodes is bound to, over all
+    guest nodes: yields vCPUs with the host node that has CPUs for them. All vCPUs of a guest node have one memory."""
+    room = Counter(node for cpu in free if (node := topology.node_of(cpu)) is not None)
     wanted = [(members, [node for node in sorted(members[0].memory) if node in room]) for _, members in groups]
-    given = _most_beside([(len(members), nodes) for members, nodes in wanted],
-                         {node: len(cpus) for node, cpus in room.items()})
-    for number, (members, nodes) in enumerate(wanted):
-        pool = []
+    given = _most_beside([(len(members), nodes) for members, nodes in wanted], room)
+    for group, (members, nodes) in enumerate(wanted):
+        left = members
         for node in nodes:
-            count = given.get((number, node), 0)
-            pool += room[node][:count]
-            del room[node][:count]
-        if pool:
-            yield members[:len(pool)], sorted(pool)
+            count = given.get((group, node), 0)
+            if count:
+                yield left[:count], node
+            left = left[count:]
 
 
 def _most_beside(groups: Sequence[tuple[int, Sequence[int]]], room: Mapping[int, int]) -> dict[tuple[int, int], int]:

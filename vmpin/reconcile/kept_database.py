@@ -109,9 +109,9 @@ class KeptDatabase:
         try:
             with self._connection:
                 return work(self._connection)
-        except sqlite3.OperationalError:  # no space, or no right to write: the file may be whole
-            raise
         except (sqlite3.DatabaseError, ValueError, OverflowError) as err:
+            if not is_damage(err):
+                raise
             self._set_aside(err)
             raise sqlite3.DatabaseError(str(err)) from err
 
@@ -144,9 +144,9 @@ class KeptDatabase:
             return self._connected(str(self._path))
         except OSError as err:
             raise sqlite3.OperationalError(err.strerror) from err
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as err:
+        except (sqlite3.DatabaseError, ValueError) as err:  # ValueError: a message of SQLite's that is no UTF-8
+            if not is_damage(err):
+                raise
             self._set_aside(err)
             return self._opened()
 
@@ -183,6 +183,7 @@ class KeptDatabase:
         if (fault := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(str(fault))
         if connection.execute("SELECT id FROM boot").fetchall() != [(self._boot_id,)]:
+            connection.execute("BEGIN")  # all tables or none
             for table in tables:
                 connection.execute(f'DROP TABLE "{table}"')
             connection.commit()
@@ -208,3 +209,10 @@ def rows(connection: sqlite3.Connection, statement: str, *values: object) -> Ite
         if not all(value is None or isinstance(value, int) for value in row):
             raise ValueError(f"a figure is no number: {row!r:.80}")
         yield [value or 0 for value in row]
+
+
+def is_damage(err: Exception) -> bool:
+    """Whether an error shows a damaged file. No space and no right to write do not: then the file may be whole. An
+    OperationalError of SQLITE_ERROR does: a table or a column is missing."""
+    return not isinstance(err, sqlite3.OperationalError) or getattr(
+        err, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR

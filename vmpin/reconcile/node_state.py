@@ -261,7 +261,9 @@ class NodeState:
     def nri_connected(self, listed: bool) -> None:
         """Record whether the runtime has listed its containers over NRI, and the connection is up."""
         self.sources.nri = listed
-        if listed and self.first_list.came():
+        if not listed:
+            self.first_list.connection_lost()
+        elif self.first_list.came():
             self.placement_cache.dirty.update(self.state.sandboxes)
         self.observe_ownership()
 
@@ -277,7 +279,8 @@ class NodeState:
 
     def _every_container_known(self) -> bool:
         """Whether ownership may follow from the cpusets of all containers."""
-        return self.config.policy.observed_ownership == "auto" and self.first_list.complete
+        return (self.config.policy.observed_ownership == "auto" and self.config.watch.nri != "off"
+                and self.first_list.complete)
 
     def observe_ownership(self) -> None:
         """Begin or stop to derive ownership from the cpusets of all containers, from the next pass on."""

@@ -77,7 +77,7 @@ class Reconciler:
         node_state.read_node()
         if node_state.first_list.overdue():
             node_state.placement_cache.dirty.update(node_state.sandboxes)
-            node_state.observe_ownership()
+        node_state.observe_ownership()
         node_state.sources.online = node_state.node.online
         node_state.sources.read()
         self._scan(full)

@@ -4,6 +4,7 @@ requests (`RuntimeRequests`)."""
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Set
 
@@ -39,13 +40,15 @@ class FirstList:
         self.awaited = awaited
         self._known, self._in_files, self._saved = known, in_files, saved
         self._until: float | None = None
-        self._listed = False
+        #: Until when the last list is complete (monotonic, s): without end while the connection is up.
+        self._complete_until = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether every container of the node is known: the runtime has listed them, or the state file has those of an
-        earlier list while the next one is awaited."""
-        return self._listed or (self.awaited and self._saved)
+        """Whether every container of the node is known: the runtime has listed them and reports each since, or the
+        state file has those of an earlier list while the next one is awaited. A connection that ends is made again
+        within seconds; without it the list counts for `AWAITED_FOR` more."""
+        return time.monotonic() < self._complete_until or (self.awaited and self._saved)
 
     @staticmethod
     def of(config: Config, saved: DesiredState, in_files: Callable[[SandboxId], bool]) -> FirstList:
@@ -63,8 +66,12 @@ class FirstList:
 
     def came(self) -> bool:
         """Note that the list came. :returns: whether it was awaited."""
-        self._listed = True
+        self._complete_until = math.inf
         return self._end_wait()
+
+    def connection_lost(self) -> None:
+        """Note that the runtime reports nothing until its next list."""
+        self._complete_until = min(self._complete_until, time.monotonic() + AWAITED_FOR)
 
     def _end_wait(self) -> bool:
         awaited, self.awaited = self.awaited, False

@@ -7,6 +7,7 @@ Kata's factory (virtcontainers/clh.go; runtime-rs: hypervisor/src/ch).
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from vmpin.bounded import parse_whole
@@ -15,6 +16,7 @@ from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.vmm.arguments import long_options, run_directory_sandbox, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
 
+_OPTION = re.compile(r"(?:^|,)([a-z_]{1,32})=(\[[^\]]*\]|[^,]*)")
 _MAX_NODE = 1023  #: Linux's limit on a host's nodes (CONFIG_NODES_SHIFT).
 
 
@@ -31,6 +33,12 @@ def _hybrid_sockets(sandbox: SandboxId, argv: Sequence[str], go: Path, rs: Path)
 
 
 def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
+    """See `_guest_vcpus`."""
+    return _guest_vcpus(tuple(argv), tuple(ids))
+
+
+@lru_cache(maxsize=256)
+def _guest_vcpus(argv: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
     """The given vCPUs with the guest's node (--numa guest_numa_id=,cpus=) and the host node to which the memory of
     its zones is bound (--memory-zone id=,host_numa_node=). Kata passes neither here, but over the API."""
     zones = {zone["id"]: zone["host_numa_node"] for zone in _listed(argv, "--memory-zone")
@@ -50,10 +58,13 @@ def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
 def _listed(argv: Sequence[str], name: str) -> Iterator[dict[str, str]]:
     """An option that may have several values after it, each a list of key=value whose values may be [lists]."""
     for at, arg in enumerate(argv):
-        values = itertools.takewhile(lambda value: not value.startswith("--"), argv[at + 1:]) if arg == name else (
-            [arg.partition("=")[2]] if arg.startswith(f"{name}=") else [])
+        if arg == name:
+            values = list(itertools.takewhile(lambda value: not value.startswith("--"),
+                                              itertools.islice(argv, at + 1, None)))
+        else:
+            values = [arg.removeprefix(f"{name}=")] if arg.startswith(f"{name}=") else []
         for value in values:
-            yield dict(re.findall(r"([a-z_]+)=(\[[^\]]*\]|[^,]*)", value))
+            yield dict(_OPTION.findall(value))
 
 
 def _items(value: str) -> list[str]:

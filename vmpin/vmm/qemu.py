@@ -141,6 +141,8 @@ def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], backends: tuple[st
     topology, nodes = _parse_smp(smp), _nodes(numa)
     threads, memory = topology.threads, _memory_nodes(numa, backends, machine)
     node_of = {vcpu: next((cpus.node for cpus in nodes if cpus.has(vcpu, topology)), None) for vcpu in ids}
+    if len(nodes) == 1 and not nodes[0].cpus and nodes[0].places is None:  # a single node has all CPUs
+        node_of = dict.fromkeys(ids, nodes[0].node)
     return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None, node, memory.get(node, frozenset()))
                  for vcpu, node in node_of.items())
 

@@ -57,8 +57,8 @@ PODS = {"c1": frozenset({"uid-web"}), "c2": frozenset({"uid-db"})}
     # Another pod's cpuset does not make it an owner: it is stale.
     (PODS, [pod("batch", job="2-3")], {("uid-web", ""): "2-3", ("uid-db", ""): "4-5"}, None),
     (None, [pod("batch", job="0-7")], {("claim-c1", ""): "2-3", ("claim-c2", ""): "4-5"}, "0-1,6-7"),
-    # A kubelet that does not list the claim (any more): nobody's container has it.
-    ({}, [pod("web", main="2-3")], {("claim-c1", ""): "2-3", ("claim-c2", ""): "4-5"}, None),
+    # A claim that the kubelet has for no pod (yet), and one that it does not have: left behind by the driver.
+    ({"c1": frozenset()}, [pod("web", main="2-3"), pod("db", db="4-5")], {("claim-c1", ""): "2-3"}, "4-5"),
 ])
 def test_the_claims_of_a_node_decide(pods: dict[str, frozenset[str]] | None, sandboxes: list[SandboxState],
                                      exclusive: dict[tuple[str, str], str], pool: str | None) -> None:
@@ -137,6 +137,22 @@ def test_a_bad_file_leaves_its_claim_as_it_was_and_is_reported_once(tmp_path: Pa
     assert files.read.pods == {"c1": frozenset({"uid-web"})}
     assert [warning.partition(":")[0].rpartition("/")[2] for warning in files.warnings] == [
         "dra.k8s.io-cpu_claim-c1.json", "dra.k8s.io-cpu_claim-c3.json", "dra_manager_state"]
+
+
+def test_a_spec_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.prepare("c1", "2-3")
+    spec, elsewhere = files.spec("c1"), tmp_path / "spec"
+    elsewhere.write_bytes(spec.read_bytes())
+    spec.unlink()
+    spec.symlink_to(elsewhere)  # not followed: ELOOP
+    os.utime(files.cdi, ns=(1, 1))  # the directory has not changed for long
+    assert not files.read.read()
+    stamp = os.stat(files.cdi)
+    os.rename(elsewhere, spec)
+    os.utime(files.cdi, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert files.read.read()
+    assert files.read.claims == {"c1": cpus("2-3")}
 
 
 def test_an_unchanged_decision_is_the_same_object(tmp_path: Path) -> None:

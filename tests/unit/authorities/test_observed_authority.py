@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from vmpin.authorities.observed_authority import SHARED_FOR, ObservedAuthority
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
+from vmpin.domain.desired_state import (
+    MAX_CONTAINERS,
+    MAX_SANDBOXES,
+    ContainerRecord,
+    DesiredState,
+    SandboxState,
+)
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 
@@ -39,6 +45,7 @@ class Node:
 
     def owned(self, state: DesiredState) -> dict[str, str]:
         assignments = self.authority.assignments(state)
+        assert assignments is not None
         return {container: str(cpus) for (_, container), cpus in assignments.exclusive.items()}
 
 
@@ -86,6 +93,25 @@ def test_a_newcomer_takes_a_cpu_at_once_and_its_owner_has_it_back_only_after_a_w
     node.now += SHARED_FOR
     assert node.owned(alone) == {"a1": "2-3"}  # the state is that of before: time has passed
     assert node.owned(beside) == {"a1": "2"}
+
+
+def test_an_owner_has_its_cpu_back_ten_seconds_after_the_newcomer_left_however_long_that_was_there() -> None:
+    node, alone = Node(), state_of({"a": [record("a1", "2-3")]})
+    assert node.owned(alone) == {"a1": "2-3"}
+    assert node.owned(state_of({"a": [record("a1", "2-3")], "b": [record("b1", "3")]})) == {"a1": "2"}
+    node.now = 104.9
+    assert node.owned(alone) == {"a1": "2"}
+    node.now += SHARED_FOR - 0.1
+    assert node.owned(alone) == {"a1": "2"}
+    node.now += 0.1
+    assert node.owned(alone) == {"a1": "2-3"}
+
+
+def test_where_containers_may_be_missing_nothing_is_owned() -> None:
+    full = {"a": [record(f"a{number}", "2-3") for number in range(MAX_CONTAINERS)], "b": [record("b1", "4")]}
+    assert Node().authority.assignments(state_of(full)) is None
+    many = {f"p{number}": [record(f"c{number}", "2")] for number in range(MAX_SANDBOXES)}
+    assert Node().authority.assignments(state_of(many)) is None
 
 
 def test_a_cpu_that_nobody_lost_is_owned_at_once() -> None:

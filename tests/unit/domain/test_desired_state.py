@@ -19,6 +19,7 @@ from vmpin.domain.desired_state import (
     DesiredState,
     SandboxState,
     forget_stopped,
+    is_full,
     outranks,
     reduce,
 )
@@ -316,3 +317,17 @@ def test_a_flood_of_containers_is_refused_and_those_known_go_on() -> None:
     assert reduce(full, ContainerStopped(POD, MAIN, 20)) is full
     stopped = reduce(full, ContainerStopped(POD, ContainerId("c7"), 20))
     assert len(stopped.sandboxes[POD].live()) == MAX_CONTAINERS - 1
+
+
+def test_ended_containers_make_room_for_those_that_live() -> None:
+    """A container that is created and removed each second must not hide the pod's others."""
+    full = after(seen(container=f"c{at}") for at in range(MAX_CONTAINERS))
+    for at, time in ((3, 21), (7, 20)):
+        full = reduce(full, ContainerStopped(POD, ContainerId(f"c{at}"), time))
+    assert not is_full(full)
+    with_main = reduce(full, seen())
+    assert {MAIN, ContainerId("c3")} <= with_main.sandboxes[POD].containers.keys()
+    assert ContainerId("c7") not in with_main.sandboxes[POD].containers  # it ended first
+    assert len(with_main.sandboxes[POD].containers) == MAX_CONTAINERS
+    alive = after(seen(container=f"c{at}") for at in range(MAX_CONTAINERS))
+    assert is_full(alive)

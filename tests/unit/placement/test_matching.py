@@ -119,3 +119,12 @@ def test_memory_of_the_whole_guest_draws_its_vcpus() -> None:
     host = Topology.build(CpuSet(range(8)), nodes={0: CpuSet(range(4)), 1: CpuSet(range(4, 8))})
     guest = [Vcpu(VcpuId(number), memory=frozenset([1])) for number in range(3)]
     assert set(match(guest, range(3, 8), {}, {vcpu.id: vcpu for vcpu in guest}, host).values()) == {4, 5, 6}
+
+
+def test_siblings_stay_together_on_the_node_of_their_memory() -> None:
+    host = Topology.build(CpuSet(range(8)), cores=[CpuSet([cpu, cpu + 1]) for cpu in (0, 2, 4, 6)],
+                          nodes={0: CpuSet(range(6)), 1: CpuSet([6, 7])})
+    guest = [Vcpu(VcpuId(number), number // 2, 0, frozenset([0])) for number in range(4)]
+    whole = {vcpu.id: vcpu for vcpu in guest}
+    assert match(guest, [0, 2, 3, 4, 5], {}, whole, host) == {0: 2, 1: 3, 2: 4, 3: 5}
+    assert match([guest[3]], [0, 5], {VcpuId(2): 4}, whole, host) == {3: 5}

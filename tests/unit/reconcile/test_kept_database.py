@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -51,12 +52,40 @@ def test_it_goes_on_in_the_same_boot_and_begins_anew_in_another(path: Path) -> N
 def test_work_that_fails_leaves_nothing(path: Path) -> None:
     def failing(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO number VALUES (8)")
-        connection.execute("INSERT INTO no_table VALUES (8)")
+        raise OSError("in the middle of it")
 
     with database(path) as made:
-        with pytest.raises(sqlite3.OperationalError):
+        with pytest.raises(OSError, match="middle"):
             made.submit(failing).result()
         assert values(made) == [[7]]
+
+
+@pytest.mark.parametrize("spoil", [
+    "DROP TABLE boot",  # as a kill in the middle of emptying it might leave it, table by table
+    "ALTER TABLE number RENAME COLUMN value TO other",
+])
+def test_a_schema_that_is_another_is_damage_and_no_full_disk(
+        path: Path, spoil: str, caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(spoil)
+    with database(path) as made:
+        with contextlib.suppress(sqlite3.DatabaseError):
+            values(made)
+        add(made, 9)
+        assert values(made) == [[9]]
+    assert "set aside as numbers.bad" in caplog.text
+
+
+def test_a_name_that_is_no_utf8_is_damage(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Python cannot decode the message of SQLite that quotes it."""
+    raw = path.read_bytes()
+    assert raw.count(b"tablenumbernumber") == 1
+    path.write_bytes(raw.replace(b"tablenumbernumber", b"tablen\xc7mbernumber"))
+    with database(path) as made:
+        with contextlib.suppress(sqlite3.DatabaseError):
+            values(made)
+        assert values(made) == []
+    assert "set aside as numbers.bad" in caplog.text
 
 
 def test_it_does_not_grow_above_its_limit(path: Path) -> None:

@@ -18,7 +18,7 @@ from vmpin.domain.sandbox_placement import Verdict
 from vmpin.host import boottime
 from vmpin.placement.rules import UNLISTED
 from vmpin.reconcile.reconciler import Reconciler
-from vmpin.reconcile.runtime_waits import WAITS, FirstList
+from vmpin.reconcile.runtime_waits import AWAITED_FOR, WAITS, FirstList
 from vmpin.status.document import judge
 
 pytest_plugins = ["given_unit"]
@@ -133,3 +133,17 @@ def test_what_a_state_file_has_is_placed_but_waits_for_the_list(machine: Machine
     reconciler.node_state.nri_connected(True)
     machine.resync()
     assert reconciler.node_state.placements[name].waiting == ""
+
+
+def test_the_last_list_counts_for_a_while_after_the_connection_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    first, complete = FirstList(), []
+    for step, seconds in ((lambda: None, 0.0), (first.connection_lost, 0.0), (first.came, 1e6),
+                          (first.connection_lost, AWAITED_FOR - 1), (first.connection_lost, 0.9), (lambda: None, 0.1),
+                          (first.came, 1e6)):
+        step()
+        now[0] += seconds
+        complete.append(first.complete)
+    # Before any list; after one; with attempts to connect that fail meanwhile, 30 s after its end; and after the next.
+    assert complete == [False, False, True, True, True, False, True]

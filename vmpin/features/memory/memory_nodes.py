@@ -5,6 +5,7 @@ the watcher never reads it, and a command reads it for a bounded time."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
@@ -14,11 +15,14 @@ from typing import Any
 from vmpin.bounded import MAX_INT64, parse_whole
 from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.errors import SourceError
-from vmpin.host.procfs import Procfs
+from vmpin.features.memory.memory_text import gib
+from vmpin.host.procfs import Procfs, read_file
 from vmpin.host.sysfs import Sysfs
 
-#: The seconds after which no further mapping of a VM is read. One mapping is read whole, however long that takes.
-SECONDS = 2.0
+#: The seconds after which no further mapping of a VM is read, and no further VM.
+SECONDS, IN_ALL = 2.0, 10.0
+#: A mapping is read whole, however long that takes: a VMM with more bytes than this in small pages is not read.
+LARGEST = 64 << 30
 _MAX_NODE = 1023  #: Linux's limit (CONFIG_NODES_SHIFT).
 _PAGES = re.compile(rb" N([0-9]{1,4})=([0-9]{1,18})(?= |$)")
 _PAGE_KB = re.compile(rb" kernelpagesize_kB=([0-9]{1,9})(?: |$)")
@@ -53,15 +57,21 @@ def add_memory(sandboxes: Iterable[dict[str, Any]], proc: Procfs, sysfs: Sysfs) 
         nodes = sysfs.topology().nodes
     except SourceError:
         nodes = {}
+    until = time.monotonic() + IN_ALL
     for entry in sandboxes:
-        entry["memory"] = None if entry["vmm"] is None or len(nodes) < 2 else _memory(entry, proc, nodes)
+        entry["memory"] = None if entry["vmm"] is None or len(nodes) < 2 else _memory(
+            entry, proc, nodes, min(SECONDS, until - time.monotonic()))
 
 
-def _memory(entry: Mapping[str, Any], proc: Procfs, nodes: Mapping[int, CpuSet]) -> dict[str, Any]:
+def _memory(entry: Mapping[str, Any], proc: Procfs, nodes: Mapping[int, CpuSet], seconds: float) -> dict[str, Any]:
     near = _nodes_of_vcpus(entry["threads"], nodes)
     pid, starttime = entry["vmm"]["pid"], entry["vmm"]["starttime"]
+    if seconds <= 0:
+        return _data({}, near, f"not inspected: the VMs before it took {IN_ALL:g} s")
+    if _resident(proc, pid) > LARGEST:
+        return _data({}, near, f"not inspected: it has more than {gib(LARGEST)} in small pages")
     try:
-        total, whole = memory_by_node(_mappings(proc, pid))
+        total, whole = memory_by_node(_mappings(proc, pid), seconds)
     except PermissionError:
         return _data({}, near, "not inspected: run it as root")
     except OSError:
@@ -71,7 +81,14 @@ def _memory(entry: Mapping[str, Any], proc: Procfs, nodes: Mapping[int, CpuSet])
         return _data({}, near, "not inspected: the VMM has ended")
     if not total:
         return _data({}, near, "not inspected: this kernel has no numa_maps")
-    return _data(total, near, "" if whole else f"not all of it was read within {SECONDS:g} s")
+    return _data(total, near, "" if whole else "not all of it was read in time")
+
+
+def _resident(proc: Procfs, pid: int) -> int:
+    """The bytes of a process's resident small and transparent huge pages: those of hugetlbfs are not among them."""
+    fields = (read_file(f"{proc.root}/{pid}/statm") or b"").split()
+    pages = parse_whole(fields[1], MAX_INT64) if len(fields) > 1 else None
+    return (pages or 0) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _mappings(proc: Procfs, pid: int) -> Iterator[bytes]:
