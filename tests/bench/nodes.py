@@ -27,7 +27,7 @@ from kube_given import NODE, entry, reported
 from lab.errors import LabError
 
 from vmpin.features.cluster.fleet.fleet_reading import PAGES
-from vmpin.features.cluster.kube.node_pinning import dated, node_pinning
+from vmpin.features.cluster.kube.node_pinning import node_pinning, pinning_update
 
 #: What is timed, and all forms whose memory is counted.
 TIMED = ("status", "verify", "map")
@@ -65,7 +65,7 @@ def _node(server: ApiServer, number: int) -> None:
                    kind="application/merge-patch+json")
     found = reported(*(_sandbox(number, each) for each in range(SANDBOXES)), online=f"0-{CPUS - 1}",
                      exclusive=f"4-{3 + 2 * SANDBOXES}", shared_pool="0-3", topology=_topology())
-    request = dated(node_pinning(NODE._replace(name=name, labels=labels), found, True), time.time())
+    request = pinning_update(node_pinning(NODE._replace(name=name, labels=labels), found, True), time.time())
     made = server.request(request.method, request.path, request.body, kind=request.content_type,
                           query=dict(request.query))
     if made.code not in (200, 201):

@@ -22,7 +22,7 @@ from cluster.build import Programs
 from cluster.rendered import objects
 from cluster.reporter_node import CLIENTS, NODES, PINNINGS, client, prepare, until
 from cluster.server import DEADLINE, ApiServer
-from vmpin.features.cluster.kube.node_pinning import dated, node_pinning
+from vmpin.features.cluster.kube.node_pinning import node_pinning, pinning_update
 
 pytestmark = pytest.mark.cluster
 
@@ -51,7 +51,7 @@ class Cluster:
         content = node_pinning(NODE._replace(name=name, labels=labels), reported(*entries, **node), reports)
         if not age:
             content["status"]["refreshSeconds"] = 3600  # so that none is stale before these tests end
-        request = dated(content, time.time() - age)
+        request = pinning_update(content, time.time() - age)
         made = self.server.request(request.method, request.path, request.body, kind=request.content_type,
                                    query=dict(request.query))
         assert made.code in (200, 201), made.body

@@ -20,7 +20,7 @@ from cluster.reporter_node import CLIENTS, DAEMON_SETS, ReporterNode, client, un
 from cluster.server import MERGE, ApiServer
 from cluster.test_policies import TOPOLOGIES, Cluster
 from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_withdrawal
-from vmpin.features.cluster.kube.pod_pinning import annotation_change, annotations_of
+from vmpin.features.cluster.kube.pod_pinning import annotations_of, annotations_update
 
 pytestmark = pytest.mark.cluster
 
@@ -159,7 +159,7 @@ def test_an_annotation_stays_beside_what_another_program_applies(given_node: Giv
 
     # Pods.
     until(lambda: pod_annotations(node) == annotations_of(sandbox()), node.log())
-    again = annotation_change(record(uid="another"), {"vmpin.io/cpus": "7"})
+    again = annotations_update(record(uid="another"), {"vmpin.io/cpus": "7"})
     assert again is not None
     refused = server.request(again.method, again.path, again.body, kind=MERGE)
     assert refused.code == 422

@@ -7,7 +7,7 @@ from typing import Any
 
 from kube_given import NODE, as_written, reported
 
-from vmpin.features.cluster.kube.agenda import Agenda, Wanted, Write
+from vmpin.features.cluster.kube.agenda import Agenda, Write, WriteChoice
 from vmpin.features.cluster.kube.cluster_node import ClusterNode
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import NOTHING
@@ -18,9 +18,9 @@ TAINTED = NODE._replace(taints=({"key": "vmpin.io/starting", "effect": "NoSchedu
 class Cluster:
     """An API server that keeps what the agenda writes; and the agenda, with both clocks."""
 
-    def __init__(self, wanted: Wanted | None = None, node: ClusterNode = NODE) -> None:
+    def __init__(self, wanted: WriteChoice | None = None, node: ClusterNode = NODE) -> None:
         self.node, self.now = node, 0.0
-        self.wanted = wanted or Wanted()
+        self.wanted = wanted or WriteChoice()
         self.agenda = Agenda(self.wanted, "x", 0.0)
         self.pods: dict[str, PodRecord] = {}
         self.reported, self.reports = NOTHING, False

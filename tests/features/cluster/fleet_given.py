@@ -9,7 +9,7 @@ from typing import Any
 from kube_given import NODE, entry, reported
 
 from vmpin.features.cluster.fleet.node_record import Fleet, NodeRecord, fleet_of, record_of_pinning
-from vmpin.features.cluster.kube.node_pinning import dated, node_pinning
+from vmpin.features.cluster.kube.node_pinning import node_pinning, pinning_update
 
 NOW = 1_800_000_000.0
 
@@ -18,7 +18,7 @@ def pinning(name: str, *entries: Mapping[str, Any], age: float = 10.0, reports: 
             labels: Mapping[str, str] | None = None, **node: Any) -> dict[str, Any]:
     """As its reporter wrote it, `age` seconds before NOW."""
     written = node_pinning(NODE._replace(name=name, labels=labels or {}), reported(*entries, **node), reports)
-    item: dict[str, Any] = json.loads(json.dumps(dated(written, NOW - age).body))
+    item: dict[str, Any] = json.loads(json.dumps(pinning_update(written, NOW - age).body))
     return item
 
 

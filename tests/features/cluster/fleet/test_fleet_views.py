@@ -24,7 +24,7 @@ from vmpin.features.cluster.fleet.node_record import (
     NodeHealth,
     NodeRecord,
     fleet_of,
-    natural,
+    natural_order,
     record_of_pinning,
 )
 
@@ -38,7 +38,7 @@ def test_the_most_urgent_come_first() -> None:
 
 def test_names_are_sorted_by_their_numbers() -> None:
     names = ["node-10", "node-2", "a1b2", "a1b10", "node", "10", "9", "node-1-x"]
-    assert sorted(names, key=natural) == ["9", "10", "a1b2", "a1b10", "node", "node-1-x", "node-2", "node-10"]
+    assert sorted(names, key=natural_order) == ["9", "10", "a1b2", "a1b10", "node", "node-1-x", "node-2", "node-10"]
 
 
 GOOD, DEGRADED = record("good", entry("a")), record("degraded", entry("a", verdict="degraded"))

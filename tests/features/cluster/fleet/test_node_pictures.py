@@ -8,7 +8,7 @@ import pytest
 from fleet_given import COLLISION, NOW, in_namespace, mixed, pinning, record
 from kube_given import entry
 
-from vmpin.features.cluster.fleet.node_pictures import MANY, described, strips
+from vmpin.features.cluster.fleet.node_pictures import MANY, map_parts, strips
 from vmpin.features.cluster.fleet.node_record import NodeRecord, fleet_of, record_of_pinning
 from vmpin.features.map.node_map import picture
 from vmpin.features.map.text import lines
@@ -60,7 +60,7 @@ def test_a_node_without_cpus_or_with_very_many_is_said() -> None:
 
 
 def test_the_map_of_a_node_is_that_of_the_node_itself_but_for_siblings() -> None:
-    drawing = picture(*described(record("node-1", entry("web"), exclusive="4-6")))
+    drawing = picture(*map_parts(record("node-1", entry("web"), exclusive="4-6")))
     assert [owner.legend for owner in drawing.owners] == [
         "default/web main: CPUs 4-5 (VM)", "node-1/ containers that are in no VM shown here: CPUs 6 (other)"]
     assert [guest.legend for guest in drawing.guests] == ["default/web: Pinned, on 0-1,4-5; vCPU 0 on 0-1"]
@@ -77,5 +77,5 @@ def test_lists_that_make_no_sense_are_no_failure(status: dict[str, Any]) -> None
     item = pinning("node-1", entry("web"), collisions=[COLLISION])
     item["status"] |= status
     node = record_of_pinning(item)
-    picture(*described(node))
+    picture(*map_parts(node))
     assert drawn(node)

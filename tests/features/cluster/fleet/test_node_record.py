@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kube_given import entry
 
 from vmpin.features.cluster.fleet.fleet_views import node_document, node_table, pod_table, remarks
-from vmpin.features.cluster.fleet.node_pictures import described
+from vmpin.features.cluster.fleet.node_pictures import map_parts
 from vmpin.features.cluster.fleet.node_record import (
     LARGEST,
     LONGEST_REFRESH,
@@ -143,7 +143,7 @@ def test_texts_of_another_hand_are_harmless_and_short() -> None:
              for cell in row] + list(remarks(fleet))
     assert len(shown) > 10
     assert all(text.isprintable() and len(text) < 1300 for text in shown)
-    assert all(owner.legend.isprintable() for owner in picture(*described(node)).owners)
+    assert all(owner.legend.isprintable() for owner in picture(*map_parts(node)).owners)
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -172,4 +172,4 @@ def test_no_value_anywhere_is_a_failure(path: list[str], value: Any) -> None:
     node = FleetNode(changed, changed.health(NOW))
     assert node_document(node, NOW)["node"]
     assert list(pod_table(fleet_of([changed], [], NOW), True).rows) or not changed.pods
-    picture(*described(changed))
+    picture(*map_parts(changed))

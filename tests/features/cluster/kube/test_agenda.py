@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from kube_given import NODE, entry, line, node_part, pod, reported
 
 from vmpin.features.cluster.kube import agenda as timing
-from vmpin.features.cluster.kube.agenda import Agenda, Wanted, Write
+from vmpin.features.cluster.kube.agenda import Agenda, Write, WriteChoice
 from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.node_topology import TopologyMode
 from vmpin.features.cluster.kube.reported_node import ReportedNode
 
 
 def events(writes: list[Write]) -> list[str]:
-    return [write.content.event.reason.value for write in writes if write.kind == "event"]
+    return [write.content.notice.reason.value for write in writes if write.kind == "event"]
 
 
 def test_the_first_report_writes_all_and_the_next_nothing() -> None:
-    cluster = Cluster(Wanted(startup_taint="vmpin.io/starting"), TAINTED)
+    cluster = Cluster(WriteChoice(startup_taint="vmpin.io/starting"), TAINTED)
     cluster.put(pod("web"), pod("runc"))
     assert cluster.step() == []
     cluster.report(entry("web"))
@@ -36,7 +36,7 @@ def test_the_first_report_writes_all_and_the_next_nothing() -> None:
 
 
 def test_the_taint_stays_until_the_watcher_is_ready() -> None:
-    cluster = Cluster(Wanted(startup_taint="vmpin.io/starting"), TAINTED)
+    cluster = Cluster(WriteChoice(startup_taint="vmpin.io/starting"), TAINTED)
     cluster.report(ready=False, why="nri: not connected")
     assert cluster.kinds() == {"labels": 1, "pinning": 1}
     cluster.report()
@@ -148,7 +148,7 @@ def test_of_two_sandboxes_of_a_pod_the_one_that_runs_counts(order: int) -> None:
 
 
 def test_an_event_that_has_expired_is_made_again() -> None:
-    cluster = Cluster(Wanted(conditions=False, labels=False))
+    cluster = Cluster(WriteChoice(conditions=False, labels=False))
     cluster.put(pod())
     for verdict in ("pinned", "degraded", "pinned", "degraded"):
         cluster.report(entry(verdict=verdict))
@@ -164,7 +164,7 @@ def test_an_event_that_has_expired_is_made_again() -> None:
 
 
 def test_many_pods_are_written_at_a_pace() -> None:
-    cluster = Cluster(Wanted(events=False))
+    cluster = Cluster(WriteChoice(events=False))
     names = [f"pod-{number}" for number in range(110)]
     cluster.put(*map(pod, names))
     cluster.report(*map(entry, names))
@@ -227,7 +227,7 @@ def test_a_change_of_time_alone_is_no_change() -> None:
 
 
 def test_annotations_follow_the_sandbox_and_go_with_it() -> None:
-    cluster = Cluster(Wanted(annotations=True))
+    cluster = Cluster(WriteChoice(annotations=True))
     cluster.put(pod("web"), pod("runc"), pod("own", annotations={"vmpin.io/cpus": "9"}))
     cluster.report(entry("web"))
     assert cluster.kinds()["annotation"] == 1
@@ -246,7 +246,7 @@ def test_annotations_follow_the_sandbox_and_go_with_it() -> None:
 
 
 def test_the_topology_is_written_and_the_object_shows_it() -> None:
-    cluster = Cluster(Wanted(topology=TopologyMode.OWN, conditions=False, labels=False))
+    cluster = Cluster(WriteChoice(topology=TopologyMode.OWN, conditions=False, labels=False))
     assert cluster.kinds() == {}
     cluster.report()
     writes = cluster.step()
@@ -295,7 +295,7 @@ def test_a_refused_change_of_an_annotation_is_an_event_of_its_pod_once() -> None
     cluster.report(features={"allocator": {"why": "", "refused": [{**refused, "uid": "uid-gone"}, refused]}})
     (write,) = [write for write in cluster.step(1) if write.kind == "event"]
     assert write.pod is not None
-    event = write.content.event
+    event = write.content.notice
     assert (write.pod.name, event.reason.value, event.reason.type) == ("web", "CPUsRefused", "Warning")
     assert event.message == "container main: vmpin: 8 CPUs are asked for, and 2 are free"
     cluster.report(allocator={"why": "", "refused": [refused]}, version="0.1.1")

@@ -10,13 +10,13 @@ from agenda_cluster import TAINTED, Cluster
 from kube_given import NODE, entry, pod
 
 from vmpin.features.cluster.kube import agenda as timing
-from vmpin.features.cluster.kube.agenda import Wanted
+from vmpin.features.cluster.kube.agenda import WriteChoice
 from vmpin.features.cluster.kube.api_request import FIRST, LONGEST
 
 
 @pytest.mark.parametrize("status", [404, 409, 422])
 def test_a_refused_condition_is_not_tried_again_before_the_pod_changes(status: int) -> None:
-    cluster = Cluster(Wanted(events=False, labels=False))
+    cluster = Cluster(WriteChoice(events=False, labels=False))
     cluster.put(pod())
     cluster.report(entry())
     cluster.status = status
@@ -59,7 +59,7 @@ def test_after_a_moment_in_which_all_is_forbidden_nothing_is_missing() -> None:
 
 
 def test_what_stays_forbidden_is_tried_at_growing_pauses() -> None:
-    cluster = Cluster(Wanted(events=False, labels=False))
+    cluster = Cluster(WriteChoice(events=False, labels=False))
     cluster.put(pod())
     cluster.report(entry())
     cluster.status = 403
@@ -79,7 +79,7 @@ def test_without_the_crd_the_rest_goes_on() -> None:
 
 def _two_namespaces() -> tuple[Cluster, dict[str, Any]]:
     """A node with a pod in each of two namespaces, `default` and `other`."""
-    cluster = Cluster(Wanted(annotations=True))
+    cluster = Cluster(WriteChoice(annotations=True))
     other = entry("b", pod={"namespace": "other", "name": "b", "uid": "uid-b"})
     cluster.put(pod("a"), pod("b", namespace="other"))
     cluster.report(entry("a"), other)
@@ -138,7 +138,7 @@ def test_an_object_at_which_the_api_server_fails_holds_up_no_other() -> None:
 
 def test_the_nodes_objects_are_tried_ever_less_often_while_they_are_refused() -> None:
     """As by an older CRD, or by the policies where tokens name no node."""
-    cluster = Cluster(Wanted(startup_taint="vmpin.io/starting"), TAINTED)
+    cluster = Cluster(WriteChoice(startup_taint="vmpin.io/starting"), TAINTED)
     cluster.report()
     tried: Counter[str] = Counter()
     sentences = []
@@ -153,7 +153,7 @@ def test_the_nodes_objects_are_tried_ever_less_often_while_they_are_refused() ->
 
 
 def test_a_refused_condition_is_tried_again_in_the_end() -> None:
-    cluster = Cluster(Wanted(events=False, labels=False))
+    cluster = Cluster(WriteChoice(events=False, labels=False))
     cluster.put(pod())
     cluster.report(entry())
     cluster.status = 409
@@ -165,7 +165,7 @@ def test_a_refused_condition_is_tried_again_in_the_end() -> None:
 
 
 def test_an_annotation_that_is_refused_is_not_sent_again_for_the_same_pod() -> None:
-    cluster = Cluster(Wanted(annotations=True, events=False, labels=False))
+    cluster = Cluster(WriteChoice(annotations=True, events=False, labels=False))
     cluster.put(pod())
     cluster.report(entry())
     cluster.status = 409

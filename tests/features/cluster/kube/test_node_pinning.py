@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kube_given import NODE, entry, node_part, reported
 
 from vmpin.features.cluster.kube.identifiers import API_VERSION
-from vmpin.features.cluster.kube.node_pinning import MAX_SIZE, dated, node_pinning, pinning_withdrawal
+from vmpin.features.cluster.kube.node_pinning import MAX_SIZE, node_pinning, pinning_update, pinning_withdrawal
 from vmpin.features.cluster.kube.reported_node import NOTHING, ReportedNode
 from vmpin.install import data_files
 
@@ -42,7 +42,7 @@ def check(value: Any, schema: dict[str, Any], where: str = "status") -> None:
 
 
 def sent(report: ReportedNode, reports: bool = True) -> Any:
-    body: Any = dated(node_pinning(NODE, report, reports, topology="own zones"), report.time).body
+    body: Any = pinning_update(node_pinning(NODE, report, reports, topology="own zones"), report.time).body
     return body
 
 
@@ -122,7 +122,7 @@ def test_it_is_never_larger_than_allowed_and_counts_what_was_cut(
     report = reported(*entries, why=text, trouble=text, version=text,
                      collisions=[{"cpu": cpu, "sandboxes": [text] * 9, "what": text} for cpu in range(collisions)])
     pinning = node_pinning(NODE, report, True, most)
-    body: Any = dated(pinning, report.time).body
+    body: Any = pinning_update(pinning, report.time).body
     assert len(json.dumps(body, separators=(",", ":"))) <= most
     check(body["status"], SCHEMA)
     status = pinning["status"]

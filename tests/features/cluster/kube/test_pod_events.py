@@ -169,13 +169,13 @@ def test_the_same_event_raises_the_count_of_the_first() -> None:
 def test_similar_events_are_one_from_the_tenth_on_until_they_rest() -> None:
     limits = EventLimits("x", 0.0)
     recorded = [limits.admit("u", "web", notice(f"text {number}"), 1.0, 1.0) for number in range(SIMILAR + 3)]
-    messages = ["" if event is None else event.event.message for event in recorded]
+    messages = ["" if event is None else event.notice.message for event in recorded]
     assert messages[:SIMILAR - 1] == [f"text {number}" for number in range(SIMILAR - 1)]
     assert messages[SIMILAR - 1:] == [f"{COMBINED}text {number}" for number in range(SIMILAR - 1, SIMILAR + 3)]
     assert len({event.name for event in recorded if event is not None}) == SIMILAR
     rested = limits.admit("u", "web", notice("after"), 1.0 + SIMILAR_SECONDS + 1, 1.0)
     assert rested is not None
-    assert rested.event.message == "after"
+    assert rested.notice.message == "after"
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -12,8 +12,8 @@ from vmpin.features.cluster.kube.pod_pinning import (
     AWAY,
     MAX_MESSAGE,
     PinState,
-    annotation_change,
     annotations_of,
+    annotations_update,
     condition_update,
     condition_withdrawal,
     pinning_of,
@@ -149,16 +149,16 @@ def test_one_that_would_be_too_long_is_left_out() -> None:
 
 
 def test_the_patch_holds_what_differs_and_the_uid() -> None:
-    request = annotation_change(pod(annotations={ANNOTATION_CPUS: "0-1,4-5", ANNOTATION_VCPUS: "{}"}), SHOWN)
+    request = annotations_update(pod(annotations={ANNOTATION_CPUS: "0-1,4-5", ANNOTATION_VCPUS: "{}"}), SHOWN)
     assert request is not None
     assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/default/pods/web")
     assert request.body == {"metadata": {"uid": "uid-web", "annotations": {
         ANNOTATION_VCPUS: SHOWN[ANNOTATION_VCPUS]}}}
-    assert annotation_change(pod(annotations=SHOWN), SHOWN) is None
-    gone = annotation_change(pod(annotations=SHOWN), {})
+    assert annotations_update(pod(annotations=SHOWN), SHOWN) is None
+    gone = annotations_update(pod(annotations=SHOWN), {})
     assert gone is not None
     assert gone.body == {"metadata": {"uid": "uid-web", "annotations": dict.fromkeys(SHOWN)}}
-    assert annotation_change(pod(), {}) is None
+    assert annotations_update(pod(), {}) is None
 
 
 def test_of_a_pod_only_vmpins_own_are_kept() -> None:

@@ -84,7 +84,7 @@ def check_selector(selector: str) -> None:
                              f"theirs are {', '.join(LABELS)}")
 
 
-def explained(err: ClusterError, path: str, selector: str = "") -> ClusterError | UsageError:
+def hinted(err: ClusterError, path: str, selector: str = "") -> ClusterError | UsageError:
     """The error of a list, with a hint."""
     if err.status == 404 and path == pinning_path():
         return ClusterError("vmpin's chart is not installed in this cluster: it has no NodePinnings", 404, hint=(
@@ -120,7 +120,7 @@ def _items(send: Send, path: str, selector: str = "", name: str = "") -> Iterato
         try:
             return _page(send, path, [*fixed, *more])
         except ClusterError as err:
-            raise explained(err, path, selector) from err
+            raise hinted(err, path, selector) from err
 
     return items_of_pages(path, read)
 

@@ -25,7 +25,7 @@ SIGNS = (("#", "exclusive to a pod in a VM, with a vCPU pinned to it"), ("o", "t
 _STYLES = {"#": "green", "o": "yellow", "!": "bold white on red", "·": "dim", "-": "dim"}
 
 
-def described(record: NodeRecord) -> tuple[dict[str, Any], Topology]:
+def map_parts(record: NodeRecord) -> tuple[dict[str, Any], Topology]:
     """A node for `vmpin map`: (its part of a status document, its topology). Texts that are no CPU lists count as
     empty; groups that contradict each other are left out."""
     online = cpus(record.cpus.get("online", ""))

@@ -313,10 +313,10 @@ def fleet_of(records: Iterable[NodeRecord], expected: Iterable[str], time: float
     nodes = [FleetNode(record, record.health(time)) for record in records]
     missing = set(expected) - {node.record.name for node in nodes}
     nodes += [FleetNode(NodeRecord(name), NodeHealth.MISSING) for name in missing]
-    nodes.sort(key=lambda node: (_ORDER[node.health], natural(node.record.name)))
+    nodes.sort(key=lambda node: (_ORDER[node.health], natural_order(node.record.name)))
     return Fleet(time, tuple(nodes), unknown, unchecked)
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
     """A key that sorts node-2 before node-10."""
     return [(len(part) * (place % 2), part) for place, part in enumerate(_DIGITS.split(name))]

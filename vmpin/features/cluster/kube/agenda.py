@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from vmpin.features.cluster.kube.api_request import FIRST, LONGEST, ApiRequest, Refusals
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, label_update, taint_removal
-from vmpin.features.cluster.kube.node_pinning import REFRESH, dated, node_pinning
+from vmpin.features.cluster.kube.node_pinning import REFRESH, node_pinning, pinning_update
 from vmpin.features.cluster.kube.node_topology import TopologyAgenda, TopologyMode
 from vmpin.features.cluster.kube.pod_events import (
     DriftReports,
     EventLimits,
     EventReason,
     PodNotice,
-    Recorded,
+    RecordedEvent,
     TokenBucket,
     event_request,
     transition,
@@ -28,8 +28,8 @@ from vmpin.features.cluster.kube.pod_pinning import (
     AWAY,
     PinState,
     PodPinning,
-    annotation_change,
     annotations_of,
+    annotations_update,
     condition_update,
     pinning_of,
 )
@@ -51,7 +51,7 @@ MAX_EVENTS = 500
 NO_SANDBOX = PodPinning(PinState.NOT_RUNNING, "no VM sandbox of it is known to the watcher on this node")
 
 
-class Wanted(NamedTuple):
+class WriteChoice(NamedTuple):
     """Which kinds are written at all. `startup_taint` is the key of the taint that is removed, "" for none."""
 
     events: bool = True
@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
 
 class Write(NamedTuple):
     """`kind` is taint, labels, condition, annotation, event, topology (which is read, too) or pinning. `content` is
-    what the object shows afterwards: a PodPinning, annotations, a Recorded, or a NodePinning."""
+    what the object shows afterwards: a PodPinning, annotations, a RecordedEvent, or a NodePinning."""
 
     kind: str
     request: ApiRequest
@@ -75,7 +75,7 @@ class Write(NamedTuple):
 class Agenda:
     """The agenda of one node, in one process. :param prefix: makes names of Events those of this process."""
 
-    def __init__(self, wanted: Wanted, prefix: str, now: float) -> None:
+    def __init__(self, wanted: WriteChoice, prefix: str, now: float) -> None:
         self._wanted = wanted
         self._limits = EventLimits(prefix, now)
         self._drift = DriftReports()
@@ -93,7 +93,7 @@ class Agenda:
         #: refusal, and until when the write is not tried again unless the pod changes.
         self._written: dict[tuple[str, str], tuple[Any, float]] = {}
         self._refused: dict[tuple[str, str], tuple[PodRecord, float]] = {}
-        self._events: deque[tuple[PodRecord, Recorded, bool]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[tuple[PodRecord, RecordedEvent, bool]] = deque(maxlen=MAX_EVENTS)
         self._event = 0  #: The place of the Event that is being written.
         self._leftovers = frozenset[str]()  #: Sandboxes that NodePinning leaves out.
         self._pinning: Mapping[str, Any] | None = None  #: The NodePinning that was written last.
@@ -198,7 +198,7 @@ class Agenda:
         if reported.time and shown and self._free("pinning", now):
             pinning = self._node_pinning(node)
             if pinning != self._pinning or self._free("refresh", now):
-                yield Write("pinning", dated(pinning, reported.time), None, pinning)
+                yield Write("pinning", pinning_update(pinning, reported.time), None, pinning)
 
     def _node_pinning(self, node: ClusterNode) -> dict[str, Any]:
         """The NodePinning, built again where a part of it is another object."""
@@ -227,7 +227,7 @@ class Agenda:
             if content is None or (written == content and now - when < SETTLING):
                 continue
             request = (condition_update(pod, content, clock) if isinstance(content, PodPinning) else
-                       annotation_change(pod, content))
+                       annotations_update(pod, content))
             if request is None:
                 continue
             if not self._pace.take(now):

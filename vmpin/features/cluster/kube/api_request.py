@@ -11,6 +11,12 @@ from vmpin.bounded import load_json
 from vmpin.errors import ClusterError
 from vmpin.features.cluster.kube.identifiers import MANAGER, valid_name
 
+#: Values in one answer: a page of 500 objects with 8,000 values each. A pod has some 300.
+MAX_VALUES = 4 << 20
+#: Bytes of an answer that refuses: a Status of some hundred bytes.
+MAX_REFUSAL = 1 << 20
+#: The first pause, doubled each time, and the longest (seconds).
+FIRST, LONGEST = 2.0, 300.0
 #: JSON is YAML, so what is applied is sent as JSON.
 APPLY, JSON_PATCH, MERGE_PATCH = "application/apply-patch+yaml", "application/json-patch+json", (
     "application/merge-patch+json")
@@ -55,12 +61,6 @@ def checked(name: str) -> str:
     if not valid_name(name):
         raise ValueError(f"{name[:80]!r} is no name of an object")
     return name
-
-
-#: Values in one answer: a page of 500 objects with 8,000 values each. A pod has some 300.
-MAX_VALUES = 4 << 20
-#: Bytes of an answer that refuses: a Status of some hundred bytes.
-MAX_REFUSAL = 1 << 20
 
 
 def parse_answer(raw: bytes) -> dict[str, Any]:
@@ -109,10 +109,6 @@ def refusal(body: bytes | str | None) -> str:
     except ValueError:
         return ""
     return message if isinstance(message, str) else ""
-
-
-#: The first pause, doubled each time, and the longest (seconds).
-FIRST, LONGEST = 2.0, 300.0
 
 
 class Refusals:

@@ -31,7 +31,7 @@ def pinning_path(node: str = "") -> str:
 
 def node_pinning(node: ClusterNode, reported: ReportedNode, reporting: bool, most: int = MAX_SIZE,
                  topology: str = "") -> dict[str, Any]:
-    """The object, without `observedAt` (see `dated`): equal for equal contents.
+    """The object, without `observedAt` (see `pinning_update`): equal for equal contents.
     :param reporting: whether the watcher reports now; else `reported` is its last report.
     :param topology: `TopologyAgenda.note`; "" where NodeResourceTopology is off.
     :param most: bytes as JSON, at least 64 kB, which the node's own part never needs."""
@@ -70,7 +70,7 @@ def node_pinning(node: ClusterNode, reported: ReportedNode, reporting: bool, mos
     return pinning
 
 
-def dated(pinning: Mapping[str, Any], time: float) -> ApiRequest:
+def pinning_update(pinning: Mapping[str, Any], time: float) -> ApiRequest:
     """The apply of an object. :param time: when its contents were observed (CLOCK_REALTIME, seconds)."""
     status = {**pinning["status"], "observedAt": timestamp(time)}
     return apply(pinning_path(pinning["metadata"]["name"]), {**pinning, "status": status})

@@ -23,6 +23,8 @@ from vmpin.features.cluster.kube.node_pinning import REFRESH
 from vmpin.features.cluster.kube.reported_node import NodePart
 
 _API = "topology.node.k8s.io/v1alpha2"
+#: Between two writes (seconds).
+PAUSE = 5.0
 #: The attributes that readers support (nodeconfig/topologymanager.go), with the values that the kubelet has.
 _ATTRIBUTES = {"topologyManagerPolicy": ("none", "best-effort", "restricted", "single-numa-node"),
                "topologyManagerScope": ("container", "pod")}
@@ -170,10 +172,6 @@ def _applied(name: str, record: TopologyRecord | None, meta: Mapping[str, object
     uid = {} if record is None else {"uid": record.uid}
     return apply(topology_path(name), {"apiVersion": _API, "kind": "NodeResourceTopology",
                                        "metadata": {"name": name, **uid, **meta}, **parts}, force=False)
-
-
-#: Between two writes (seconds).
-PAUSE = 5.0
 
 
 class TopologyAgenda:

@@ -19,6 +19,17 @@ from vmpin.features.cluster.kube.pod_pinning import PinState, PodPinning, timest
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import Repairs
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+SIMILAR, SIMILAR_SECONDS = 10, 600.0
+POD_BURST, POD_SECONDS = 25, 300.0
+PROCESS_BURST, PROCESS_SECONDS = 100, 2.0
+#: Pods, reasons and texts that are remembered; the oldest is forgotten.
+MEMORY = 4096
+#: As the API server limits it (api core validation): 1,024 bytes.
+MAX_MESSAGE = 1024
+COMBINED = "(combined from similar events): "
 #: Seconds between two Events of a pod about threads that were put back; their numbers are added up.
 DRIFT_PAUSE = 600.0
 
@@ -98,17 +109,6 @@ class DriftReports:
         self._reported = {uid: counts for uid, counts in self._reported.items() if uid in uids}
 
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-SIMILAR, SIMILAR_SECONDS = 10, 600.0
-POD_BURST, POD_SECONDS = 25, 300.0
-PROCESS_BURST, PROCESS_SECONDS = 100, 2.0
-#: Pods, reasons and texts that are remembered; the oldest is forgotten.
-MEMORY = 4096
-COMBINED = "(combined from similar events): "
-
-
 class TokenBucket:
     """`burst` tokens at once, then one every `seconds`. Times are a steady clock's."""
 
@@ -132,10 +132,10 @@ class TokenBucket:
         return max(0.0, (1.0 - self._left) * self._seconds - max(0.0, now - self._since))
 
 
-class Recorded(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An Event to be written. `name` is the object's, which gets `times` as its count."""
 
-    event: PodNotice
+    notice: PodNotice
     name: str
     times: int
     first: float  #: CLOCK_REALTIME of the first of these, seconds.
@@ -155,42 +155,42 @@ class EventLimits:
         self._process = TokenBucket(PROCESS_BURST, PROCESS_SECONDS, now)
         self._pods: OrderedDict[str, TokenBucket] = OrderedDict()
         self._similar: OrderedDict[tuple[str, str], _Similar] = OrderedDict()
-        self._recorded: OrderedDict[tuple[str, str, str], Recorded] = OrderedDict()
+        self._recorded: OrderedDict[tuple[str, str, str], RecordedEvent] = OrderedDict()
 
-    def admit(self, uid: str, pod: str, event: PodNotice, now: float, clock: float) -> Recorded | None:
+    def admit(self, uid: str, pod: str, notice: PodNotice, now: float, clock: float) -> RecordedEvent | None:
         """Return the object for an Event of a pod; None where it is over a limit.
         :param now: a steady clock's time, :param clock: CLOCK_REALTIME; both in seconds."""
-        text = self._merged(uid, event, now)
+        text = self._merged(uid, notice, now)
         bucket = self._pods.get(uid) or TokenBucket(POD_BURST, POD_SECONDS, now)
         _remember(self._pods, uid, bucket)
         if not bucket.take(now) or not self._process.take(now):
             return None
-        key = uid, event.reason.value, text
+        key = uid, notice.reason.value, text
         earlier = self._recorded.get(key)
         if earlier is None:
             self._names += 1
             # As client-go names them: the object's name, and a unique suffix.
-            earlier = Recorded(event, f"{pod[:200].rstrip('.-')}.{self._prefix}{self._names:x}", 0, clock)
+            earlier = RecordedEvent(notice, f"{pod[:200].rstrip('.-')}.{self._prefix}{self._names:x}", 0, clock)
         # The object of combined Events shows the last one's text.
-        message = COMBINED + event.message if text == COMBINED else event.message
-        recorded = earlier._replace(event=event._replace(message=message), times=earlier.times + 1)
+        message = COMBINED + notice.message if text == COMBINED else notice.message
+        recorded = earlier._replace(notice=notice._replace(message=message), times=earlier.times + 1)
         _remember(self._recorded, key, recorded)
         return recorded
 
-    def refused(self, uid: str, recorded: Recorded) -> None:
+    def refused(self, uid: str, recorded: RecordedEvent) -> None:
         """Forget an object that is gone (Events expire): the next Event like it is created."""
         for key in [key for key, earlier in self._recorded.items() if key[0] == uid and earlier.name == recorded.name]:
             del self._recorded[key]
 
-    def _merged(self, uid: str, event: PodNotice, now: float) -> str:
+    def _merged(self, uid: str, notice: PodNotice, now: float) -> str:
         """The text that equal Events share: the Event's own, or COMBINED for all similar ones."""
-        key = uid, event.reason.value
+        key = uid, notice.reason.value
         earlier = self._similar.get(key)
         if earlier is None or now - earlier.since > SIMILAR_SECONDS:
             earlier = _Similar(frozenset(), now)
-        messages = earlier.messages | {event.message} if len(earlier.messages) < SIMILAR else earlier.messages
+        messages = earlier.messages | {notice.message} if len(earlier.messages) < SIMILAR else earlier.messages
         _remember(self._similar, key, _Similar(messages, now))
-        return COMBINED if len(messages) >= SIMILAR else event.message
+        return COMBINED if len(messages) >= SIMILAR else notice.message
 
 
 def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
@@ -200,14 +200,10 @@ def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
         table.popitem(last=False)
 
 
-#: As the API server limits it (api core validation): 1,024 bytes.
-MAX_MESSAGE = 1024
-
-
-def event_request(pod: PodRecord, recorded: Recorded, node: str, clock: float, create: bool) -> ApiRequest:
+def event_request(pod: PodRecord, recorded: RecordedEvent, node: str, clock: float, create: bool) -> ApiRequest:
     """Create the object, or without `create` raise the count of the existing one. :param clock: CLOCK_REALTIME (s)."""
     path = f"/api/v1/namespaces/{checked(pod.namespace)}/events"
-    message, last = _cut(recorded.event.message), timestamp(clock)
+    message, last = _cut(recorded.notice.message), timestamp(clock)
     if not create:
         return ApiRequest("PATCH", f"{path}/{checked(recorded.name)}",
                           {"count": recorded.times, "lastTimestamp": last, "message": message}, MERGE_PATCH)
@@ -215,7 +211,7 @@ def event_request(pod: PodRecord, recorded: Recorded, node: str, clock: float, c
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": checked(recorded.name), "namespace": pod.namespace},
         "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name,
                            "uid": pod.uid},
-        "reason": recorded.event.reason.value, "message": message, "type": recorded.event.reason.type,
+        "reason": recorded.notice.reason.value, "message": message, "type": recorded.notice.reason.type,
         "source": {"component": MANAGER, "host": checked(node)}, "reportingComponent": f"vmpin.io/{MANAGER}",
         "reportingInstance": node, "firstTimestamp": timestamp(recorded.first), "lastTimestamp": last,
         "count": recorded.times})

@@ -19,6 +19,8 @@ from vmpin.features.cluster.kube.identifiers import ANNOTATION_CPUS, ANNOTATION_
 from vmpin.features.cluster.kube.pod_record import PodRecord
 from vmpin.features.cluster.kube.reported_node import ContainerPinning, CpuCollision, SandboxPinning
 
+#: Characters of a value. All annotations of an object have 256 KiB at most, and pods are listed often.
+MAX_VALUE = 8192
 #: Characters of a condition's message; an Event's may have 1,024.
 MAX_MESSAGE = 1000
 
@@ -164,10 +166,6 @@ def _applied(pod: PodRecord, status: Mapping[str, Any]) -> ApiRequest:
         "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}, "status": dict(status)})
 
 
-#: Characters of a value. All annotations of an object have 256 KiB at most, and pods are listed often.
-MAX_VALUE = 8192
-
-
 def annotations_of(sandbox: SandboxPinning | None) -> dict[str, str]:
     """{} for a sandbox that is not placed, or None. An annotation that would be too long is left out."""
     if sandbox is None or not sandbox.mask or not sandbox.runs or sandbox.suspended:
@@ -177,7 +175,7 @@ def annotations_of(sandbox: SandboxPinning | None) -> dict[str, str]:
         (ANNOTATION_CPUS, sandbox.mask), (ANNOTATION_VCPUS, vcpus)) if len(text) <= MAX_VALUE}
 
 
-def annotation_change(pod: PodRecord, wanted: Mapping[str, str]) -> ApiRequest | None:
+def annotations_update(pod: PodRecord, wanted: Mapping[str, str]) -> ApiRequest | None:
     """The patch of vmpin's annotations of a pod, {} for none; None where the pod has them already. The uid is part of
     it: a pod that was created again under the name is not written to."""
     target: dict[str, str | None] = {**dict.fromkeys(pod.annotations), **wanted}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from vmpin.config.settings import Config
 from vmpin.errors import ClusterError, ConfigError, WatcherError
 from vmpin.feature import features, present
-from vmpin.features.cluster.kube.agenda import Agenda, Wanted, Write
+from vmpin.features.cluster.kube.agenda import Agenda, Write, WriteChoice
 from vmpin.features.cluster.kube.api_request import node_path
 from vmpin.features.cluster.kube.cluster_node import ClusterNode, node_of
 from vmpin.features.cluster.kube.identifiers import valid_name
@@ -43,7 +43,7 @@ class Reporter:
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._socket = config.paths.status_socket
-        wanted = Wanted(keys.events, keys.conditions, keys.labels, keys.startup_taint, keys.annotate,
+        wanted = WriteChoice(keys.events, keys.conditions, keys.labels, keys.startup_taint, keys.annotate,
                         TopologyMode(keys.nrt))
         self._link = ApiLink(keys.ready_file, self._wake)
         self._link_report = LinkReport(self._socket)

@@ -18,7 +18,7 @@ from vmpin.features.cluster.kube.api_request import ApiRequest, checked, items_o
 from vmpin.features.cluster.kube.cluster_node import label_withdrawal, node_of
 from vmpin.features.cluster.kube.node_pinning import pinning_path, pinning_withdrawal
 from vmpin.features.cluster.kube.node_topology import TopologyMode, topology_of, topology_path, topology_withdrawal
-from vmpin.features.cluster.kube.pod_pinning import annotation_change, condition_withdrawal
+from vmpin.features.cluster.kube.pod_pinning import annotations_update, condition_withdrawal
 from vmpin.features.cluster.kube.pod_record import record_of
 from vmpin.features.cluster.kubernetes_settings import KubernetesSettings
 from vmpin.features.cluster.reporter.api_server import ApiServer
@@ -69,7 +69,7 @@ def withdraw_node(server: ApiServer, keys: KubernetesSettings) -> int:
     """Withdraw everything that was written about the node `keys.node`; a part that fails does not prevent the others.
     :returns: how many objects were changed. :raises IncompleteWithdrawal: some were not."""
     node = keys.node
-    return _all([partial(_sent, server, pinning_withdrawal(node)), partial(_labels, server, node),
+    return _run_all([partial(_send, server, pinning_withdrawal(node)), partial(_labels, server, node),
                  partial(_pods, server, node, keys), partial(_topologies, server, node, keys)])
 
 
@@ -82,17 +82,17 @@ def withdraw_everywhere(server: ApiServer, keys: KubernetesSettings, within: flo
         _stop_reporters(server, _path(keys.daemonset), within)
 
     def pinnings() -> int:
-        return _all([partial(_sent, server, pinning_withdrawal(name)) for name in _names(server, pinning_path())])
+        return _run_all([partial(_send, server, pinning_withdrawal(name)) for name in _names(server, pinning_path())])
 
     def labels() -> int:
-        return _all([partial(_labels, server, name) for name in _names(server, "/api/v1/nodes")])
+        return _run_all([partial(_labels, server, name) for name in _names(server, "/api/v1/nodes")])
 
-    return _all([pinnings, labels, partial(_pods, server, "", keys), partial(_topologies, server, "", keys)])
+    return _run_all([pinnings, labels, partial(_pods, server, "", keys), partial(_topologies, server, "", keys)])
 
 
 def _stop_reporters(server: ApiServer, path: str, within: float) -> None:
     """Delete the DaemonSet, and wait until its pods have ended. :raises ClusterError: it cannot be deleted."""
-    if not _sent(server, ApiRequest("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1",
+    if not _send(server, ApiRequest("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1",
                                                      "propagationPolicy": "Foreground"})):
         return
     deadline = time.monotonic() + within
@@ -113,15 +113,15 @@ def _labels(server: ApiServer, node: str) -> int:
         request = label_withdrawal(node_of(server.get(node_path(node))))
     except ValueError as err:
         raise ClusterError(f"node {node}: {err}") from err
-    return 0 if request is None else _sent(server, request)
+    return 0 if request is None else _send(server, request)
 
 
 def _pods(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
     selector = (("fieldSelector", f"spec.nodeName={node}"),) if node else ()
-    requests = [request for item in _listed(server, "/api/v1/pods", selector) if (pod := record_of(item)) is not None
-                for request in (condition_withdrawal(pod), annotation_change(pod, {}) if keys.annotate else None)
+    requests = [request for item in _items(server, "/api/v1/pods", selector) if (pod := record_of(item)) is not None
+                for request in (condition_withdrawal(pod), annotations_update(pod, {}) if keys.annotate else None)
                 if request is not None]
-    return _all([partial(_sent, server, request) for request in requests])
+    return _run_all([partial(_send, server, request) for request in requests])
 
 
 def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
@@ -131,22 +131,22 @@ def _topologies(server: ApiServer, node: str, keys: KubernetesSettings) -> int:
         return 0
     try:
         records = [topology_of(item) for item in (
-            [server.get(topology_path(node))] if node else _listed(server, topology_path()))]
+            [server.get(topology_path(node))] if node else _items(server, topology_path()))]
     except ValueError as err:
         raise ClusterError(f"{topology_path(node)}: {err}") from err
     except ClusterError as err:
         if err.status == 404:
             return 0
         raise
-    return _all([partial(_sent, server, request) for record in records
+    return _run_all([partial(_send, server, request) for record in records
                  for request in topology_withdrawal(record, mode)])
 
 
 def _names(server: ApiServer, path: str) -> list[str]:
-    return [str(item["metadata"]["name"]) for item in _listed(server, path)]
+    return [str(item["metadata"]["name"]) for item in _items(server, path)]
 
 
-def _listed(server: ApiServer, path: str, query: tuple[tuple[str, str], ...] = ()) -> Iterator[Mapping[str, Any]]:
+def _items(server: ApiServer, path: str, query: tuple[tuple[str, str], ...] = ()) -> Iterator[Mapping[str, Any]]:
     """Yield all objects of a kind; none where the cluster does not have the kind."""
     def read(more: Iterable[tuple[str, str]]) -> Any:
         try:
@@ -159,7 +159,7 @@ def _listed(server: ApiServer, path: str, query: tuple[tuple[str, str], ...] = (
     return items_of_pages(path, read)
 
 
-def _sent(server: ApiServer, request: ApiRequest) -> int:
+def _send(server: ApiServer, request: ApiRequest) -> int:
     """Send it. :returns: 1, or 0 where the object is gone (404), or another object has its name (409). A deletion's
     409 is a failure: the object has changed since it was read."""
     try:
@@ -182,7 +182,7 @@ class IncompleteWithdrawal(ClusterError):
         self.failures = tuple(failures)
 
 
-def _all(steps: Iterable[Callable[[], int]]) -> int:
+def _run_all(steps: Iterable[Callable[[], int]]) -> int:
     """Take every step, and add up the results. :raises IncompleteWithdrawal: with the failures of all steps."""
     done, failures = 0, list[ClusterError]()
     for step in steps:

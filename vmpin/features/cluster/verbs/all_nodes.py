@@ -58,7 +58,7 @@ def verify(args: argparse.Namespace) -> int:
 
 def draw(args: argparse.Namespace) -> int:
     """The map of one node, or a sign for each CPU of many."""
-    from vmpin.features.cluster.fleet.node_pictures import described, strips
+    from vmpin.features.cluster.fleet.node_pictures import map_parts, strips
     _refuse(args, "direct", "watch")
     if args.output in ("svg", "html") and not args.node:
         raise UsageError(f"-o {args.output} draws one node", "choose it: --node NAME")
@@ -69,7 +69,7 @@ def draw(args: argparse.Namespace) -> int:
         show_lines(strips(fleet, width_of_page(args.file)), args.file)
     elif fleet.nodes[0].record.observed:
         show_map = next(present(feature.show_map for feature in features()))
-        show_map(*described(fleet.nodes[0].record), args)
+        show_map(*map_parts(fleet.nodes[0].record), args)
     else:
         raise ClusterError(f"node {args.node}: {why(fleet.nodes[0], fleet.time)}",
                            hint="`vmpin status --all-nodes` lists those that have one")
