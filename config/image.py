@@ -3,11 +3,11 @@
     python config/image.py --wheel dist/vmpin-0.1.0-py3-none-any.whl -o build
 
 writes build/vmpin-VERSION.oci.tar (the watcher) and build/vmpin-VERSION-kubernetes.oci.tar (with the client of the
-API server, for the reporter). Both are of one recipe: the first two layers are the same. Neither a registry nor a
-container engine is needed: the base comes from debootstrap, from the mirror that this machine takes its Debian from.
+API server, for the reporter). They share the first two layers. Neither a registry nor a container engine is needed:
+debootstrap makes the base from this machine's Debian mirror.
 
-The same packages give the same bytes: names are sorted, times are those of the commit, and what knows when or where it
-was built is removed. Standard library only. What stays out: how the images are run (config/helm)."""
+The same packages give the same bytes: names are sorted, times are those of the commit, and files that record the time
+or place of the build are removed. Standard library only; config/helm describes how the images are run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GLIBC = 41
 PACKAGES = Path("usr/local/lib") / f"python{PYTHON}" / "dist-packages"
 #: Of the reporter, which needs no rights; as in the chart's values.
 REPORTER = 64750
-#: What no program of the image reads, and what differs from build to build. The list of packages stays, for scanners.
+#: Files that no program of the image reads, or that differ between builds. The list of packages stays, for scanners.
 UNUSED = ("dev/*", "proc/*", "sys/*", "run/*", "tmp/*", "boot/*", "var/cache/*/*", "var/log/*", "var/lib/apt/*",
           "var/lib/dpkg/*-old", "var/lib/dpkg/info/*.md5sums", "usr/share/doc/*", "usr/share/man/*",
           "usr/share/locale/*", "usr/share/info/*", "usr/share/lintian", "usr/share/bug", "usr/share/doc-base",
