@@ -193,7 +193,7 @@ def refused(ledger: Ledger, container: RequestedContainer, why: Refusal) -> Answ
                   notes=(f"{container.namespace}/{container.pod}/{name} is refused: {why.reason}",))
 
 
-def observed(answer: Answer, before: Ledger, options: AllocationOptions) -> Answer:
+def as_sent(answer: Answer, before: Ledger, options: AllocationOptions) -> Answer:
     """The answer as it is sent: in mode observe it changes nothing, and the cpusets stay as the runtime has them."""
     if options.mode is AllocationMode.ON:
         return answer

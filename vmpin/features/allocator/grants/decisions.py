@@ -13,8 +13,8 @@ from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.admission import (
     about,
     admitted,
+    as_sent,
     missed,
-    observed,
     overtaken,
     refused,
     stopped,
@@ -34,18 +34,18 @@ def on_create(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     as before."""
     existing = ledger.grants.get(container.id)
     if existing is not None:
-        return observed(Answer(ledger, _adjustment(machine, ledger, existing, container, options)), ledger, options)
+        return as_sent(Answer(ledger, _adjustment(machine, ledger, existing, container, options)), ledger, options)
     before = stopped(machine, ledger, _never_started(ledger, container), options)
     granted = admitted(machine, before, container, options)
     if isinstance(granted, Refusal):
-        return observed(refused(ledger, container, granted), ledger, options)
+        return as_sent(refused(ledger, container, granted), ledger, options)
     after, notes = granted
     grant = after.grants[container.id]
     adjustment = _adjustment(machine, after, grant, container, options)
     if not grant.left_alone:
         after = with_written(after, container.id, adjustment.cpus)
     updates = shrinking(machine, after, options, container.id)
-    return observed(Answer(applied(after, updates), adjustment, tuple(updates), "", notes), ledger, options)
+    return as_sent(Answer(applied(after, updates), adjustment, tuple(updates), "", notes), ledger, options)
 
 
 def on_start(machine: Topology, ledger: Ledger, container: RequestedContainer, options: AllocationOptions) -> Answer:
@@ -59,7 +59,7 @@ def on_start(machine: Topology, ledger: Ledger, container: RequestedContainer, o
         after, unproven = adopted(machine, ledger, [container], options, notes)
         answer = Answer(rebalanced(machine, after, options)) if not unproven else (
             missed(machine, ledger, container, options))
-        return observed(answer._replace(notes=(*notes, *answer.notes)), ledger, options)
+        return as_sent(answer._replace(notes=(*notes, *answer.notes)), ledger, options)
     after = ledger.with_grants(grant._replace(state=GrantState.RUNNING))
     if container.cpuset is not None and not grant.left_alone:
         after = with_written(after, container.id, container.cpuset)
@@ -79,7 +79,7 @@ def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, 
         return Answer(ledger)
     outcome = with_amount(machine, ledger, container, options)
     if isinstance(outcome, Refusal):
-        return observed(refused(ledger, container, outcome), ledger, options)
+        return as_sent(refused(ledger, container, outcome), ledger, options)
     after, notes = outcome
     if container.cpuset:
         # The runtime writes the request's cpuset unless the answer has another.
@@ -92,7 +92,7 @@ def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, 
     else:
         # Nothing was decided: other containers' updates have an order of their own (due_updates).
         updates = [update for update in shrinking(machine, after, options) if update.container == container.id]
-    return observed(Answer(applied(after, updates), None, tuple(updates), "", notes), ledger, options)
+    return as_sent(Answer(applied(after, updates), None, tuple(updates), "", notes), ledger, options)
 
 
 def on_stop(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
@@ -100,18 +100,18 @@ def on_stop(machine: Topology, ledger: Ledger, container: ContainerId, options: 
     also gives shared containers the CPUs that came back earlier."""
     after = stopped(machine, ledger, [container], options)
     updates = all_updates(machine, after, options)
-    return observed(Answer(applied(after, updates), None, updates), ledger, options)
+    return as_sent(Answer(applied(after, updates), None, updates), ledger, options)
 
 
 def on_remove(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
     """A container is gone: its stop may have been missed."""
-    return observed(Answer(stopped(machine, ledger, [container], options)), ledger, options)
+    return as_sent(Answer(stopped(machine, ledger, [container], options)), ledger, options)
 
 
 def on_pod_end(machine: Topology, ledger: Ledger, sandbox: SandboxId, options: AllocationOptions) -> Answer:
     """A pod has ended: its CPUs are free. The shared containers get them with later updates (`due_updates`)."""
     after = ledger.without([grant.container for grant in ledger.of_sandbox(sandbox)])
-    return observed(Answer(rebalanced(machine, after, options)), ledger, options)
+    return as_sent(Answer(rebalanced(machine, after, options)), ledger, options)
 
 
 def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:

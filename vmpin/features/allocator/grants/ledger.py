@@ -37,7 +37,15 @@ class CpuAmount(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What one container has."""
+    """What one container has.
+
+    policy            `cpus`: held, out of the pool    the cpuset (`target`, once done `written`)
+    exclusive         yes, yes                         `cpus` and `spare`
+    group             yes, yes                         the CPUs of all members of the group
+    fixed             yes, no                          `cpus` and `spare`; shared containers run on them, too
+    none, numa, infra it has none                      shared CPUs, those of its node, or the reserved ones
+
+    `spare` stays in the pool, and is not held; with `own_spare` it is held and out of the pool."""
 
     container: ContainerId
     sandbox: SandboxId

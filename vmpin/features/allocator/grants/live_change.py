@@ -14,7 +14,7 @@ from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ContainerId
 from vmpin.domain.runtime_call import RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
-from vmpin.features.allocator.grants.admission import about, near_notes, observed, refused
+from vmpin.features.allocator.grants.admission import about, as_sent, near_notes, refused
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish, Refusal, RefusalKind
 from vmpin.features.allocator.grants.eligibility import (
@@ -73,7 +73,7 @@ def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ru
     note = (f"{about(grant)}: {grant.policy}{f' {grant.cpus}' if grant.cpus else ''} becomes "
             f"{other.policy}{f' {cpus}' if cpus else ''}")
     notes = near_notes(machine, other, {}) if wish.near not in (grant.wish.near, "devices") else ()
-    return observed(Answer(after, None, all_updates(machine, after, options), "", (note, *notes)), ledger, options)
+    return as_sent(Answer(after, None, all_updates(machine, after, options), "", (note, *notes)), ledger, options)
 
 
 def _fits(machine: Topology, grant: Grant, other: Grant, options: AllocationOptions) -> bool:

@@ -75,11 +75,11 @@ def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
     before = [other.cpus for other in ledger.of_sandbox(grant.sandbox)
               if other.state is GrantState.LAPSED and other.name == grant.name and len(other.cpus) == size
               and other.cpus <= lapsed]
-    #: The CPUs it had before its restart; a part of the lapsed ones, or all of them and more; others. (choice, keep)
-    tries = [*((cpus, EMPTY) for cpus in before[-1:]), (lapsed, EMPTY) if len(lapsed) >= size else (free, lapsed),
-             (free | lapsed, EMPTY)]
+    as_before_restart = [(cpus, EMPTY) for cpus in before[-1:]]
+    of_the_pod = (lapsed, EMPTY) if len(lapsed) >= size else (free, lapsed)  # a part of the lapsed, or all and more
+    anything_free = (free | lapsed, EMPTY)
     refusals: list[Refusal] = []
-    for choice, keep in tries:
+    for choice, keep in (*as_before_restart, of_the_pod, anything_free):
         kept = query._replace(keep=query.keep | keep)
         best = best_part(machine, free, choice, kept) if choice <= lapsed else best_cpus(machine, choice, kept)
         if not isinstance(best, Refusal):

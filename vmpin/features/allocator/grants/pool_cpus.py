@@ -89,7 +89,11 @@ def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
 
 
 def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: ContainerId | None) -> list[SideUpdate]:
-    leaving = [(grant.container, grant.written - cpus) for grant, cpus in wanted if grant.policy not in _SHARED]
+    """See `shrinking`. Two exclusive containers swap CPUs: A is on 2-3 and is to have 3-4, B is on 4-5 and is to have
+    2 and 5. A has yet to leave 2, and B 4. So first A gets 3 (3-4 without B's 4), and B gets 5 (2 and 5 without A's
+    2); then `all_updates` gives A 3-4 and B 2 and 5. If the call is for B, A gets 3, and then B gets 2 and 5 at once.
+    """
+    yet_to_leave = [(grant.container, grant.written - cpus) for grant, cpus in wanted if grant.policy not in _SHARED]
     ordered = []
     for grant, cpus in wanted:
         shared, called = grant.policy in _SHARED, grant.container == call
@@ -99,11 +103,12 @@ def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: Cont
             continue
         if not called:
             # CPUs that are to be a container's own count as added, whatever it runs on.
-            others = union(left for container, left in leaving if container != grant.container) - (
+            others = union(left for container, left in yet_to_leave if container != grant.container) - (
                 before if shared else grant.written)
             # One on the pool has to leave what becomes another's own, also where nothing else is left to it yet.
             cpus = cpus - others or (cpus if shared else EMPTY)
         if cpus and cpus != grant.written:
+            # False sorts first: shared containers, then those that lose CPUs, then others; the call's is the last.
             ordered.append(((called, not shared, not loses, age(grant)), SideUpdate(grant.container, cpus)))
     return [update for _, update in sorted(ordered)]
 

@@ -19,9 +19,9 @@ from vmpin.domain.terminal import number_of
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.admission import (
     about,
+    as_sent,
     listed_state,
     missed,
-    observed,
     overtaken,
     plain_grant,
     refused,
@@ -47,7 +47,18 @@ from vmpin.features.allocator.texts.grant_data import GRANT_KEY, AnnotatedGrant,
 
 
 def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, options: AllocationOptions) -> Answer:
-    """The ledger as the runtime's list has it. `ledger` None: it is lost. The answer has all updates that are due."""
+    """The ledger as the runtime's list has it. `ledger` None: it is lost. The answer has all updates that are due.
+
+    The order matters: a later step gets only CPUs that the earlier ones left.
+
+    1. What has gone gives its CPUs back. A listed container loses a lapsed grant whose CPUs another has (`overtaken`).
+    2. Containers that are not in the ledger get the grants that annotation and cpuset prove (`adopted`). The others
+       are `unproven`: without a cpuset, with another plugin's, or with a claim that breaks a rule.
+    3. If the ledger is lost: VMs' containers on the pool are recorded, and the shared CPUs taken from the cpusets.
+    4. Spare sets and shared CPUs follow.
+    5. The unproven with a cpuset are recorded: containers that are left alone, so that no other gets their CPUs.
+    6. Known containers get the state, cpuset and request that the runtime has, which may be a resize.
+    7. The unproven without a cpuset get CPUs, of what is left."""
     before = ledger or Ledger()
     notes: list[str] = []
     live = {container.id: container for container in listed.containers
@@ -66,13 +77,12 @@ def on_synchronize(machine: Topology, listed: Listed, ledger: Ledger | None, opt
                                     and not _brings_cpus(machine, container, options)))
         after = _shared_as_listed(machine, after, options)
     after = rebalanced(machine, after, options)
-    # Containers that are left alone come first: no other gets the CPUs that they run on.
     after = _with_missed(machine, after, (container for container in unproven if container.cpuset), options, notes)
     for container in known:
         after = _as_listed(machine, after, container, options, notes)
     after = _with_missed(machine, after, (container for container in unproven if not container.cpuset), options, notes)
     updates = all_updates(machine, after, options)
-    return observed(Answer(applied(after, updates), None, updates, "", tuple(notes)), after, options)
+    return as_sent(Answer(applied(after, updates), None, updates, "", tuple(notes)), after, options)
 
 
 def on_online_changed(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Answer:
@@ -83,7 +93,7 @@ def on_online_changed(machine: Topology, ledger: Ledger, options: AllocationOpti
              for grant in sorted(after.grants.values()) if grant.live and not grant.cpus <= machine.online]
     if not after.shared:
         notes.append("the pool has no CPU that is online: shared containers keep their cpusets")
-    return observed(Answer(after, None, all_updates(machine, after, options), "", tuple(notes)), after, options)
+    return as_sent(Answer(after, None, all_updates(machine, after, options), "", tuple(notes)), after, options)
 
 
 def _with_missed(machine: Topology, ledger: Ledger, containers: Iterable[RequestedContainer],
