@@ -4,4 +4,12 @@ rulings: containers as the authorities' rulings have them. ownership: the owner 
 operator's rules. rules: the sandbox mask, and all threads except the vCPUs. vcpus: the vCPUs.
 
 Pure: the same input gives the same placement; the previous placement is part of the input.
+
+The shared pool P, from its source to the rules:
+
+Assignments.pool   as one authority reports it; None if it has none, EMPTY if every CPU is exclusive
+Rulings.pool       of the strongest authority that has one
+Node.shared_pool   the same
+Ownership.pool     P: the online CPUs of it; if it is None, or completely offline, all online CPUs that are not
+                   exclusive; if it is EMPTY, EMPTY (ownership.ownership)
 """

@@ -128,21 +128,21 @@ def _mask(claim: CpuClaims, rest: CpuSet, foreign: CpuSet, node: Node, own: Owne
     mask, else the shared pool, with the reason added to `reasons`. EMPTY if all of these are unusable: a sandbox never
     gets CPUs that were not given to it (reserved ones).
     :param rest: the CPUs that the kubelet gives its pod in addition to those of its containers."""
-    unclaimed = not claim.exclusive and not claim.shared
-    if unclaimed:
+    no_container_known = not claim.exclusive and not claim.shared
+    if no_container_known:
         # Without a shared pool, only the previous mask shows which CPUs it may use.
         mask = EMPTY if node.shared_pool is None else own.pool
     else:
         mask = claim.cpus | union(own.pool if cpus is None else cpus for _, cpus in claim.shared)
-    if not mask - foreign:
-        mask = rest or mask
+    if rest and not mask - foreign:
+        mask = rest  # those of a container that is yet to be created or restarted
     if mask - foreign:
-        return mask
+        return mask  # with the foreign CPUs of a stale cpuset: `place` keeps threads off those
     if mask:
         why = f"its CPUs {mask} are other containers' alone"
     elif claim.exclusive or any(cpus is not None for _, cpus in claim.shared):
         why = "none of the sandbox's CPUs is online"
-    elif unclaimed and node.shared_pool is None:
+    elif no_container_known and node.shared_pool is None:
         why = "no container of it is known any more, and no shared pool"
     else:
         why = "the shared pool has no CPU"

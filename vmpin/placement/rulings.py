@@ -58,12 +58,15 @@ def _effective(container: Container, report: CpusetReport | None, rulings: Rulin
 
 
 def _owning(container: Container, cpus: CpuSet, foreign: CpuSet, later: bool) -> Container:
-    """A container with CPUs of its own. :param later: whether its cpuset was reported later than they were given."""
+    """A container with CPUs of its own. :param later: whether its cpuset was reported later than they were given.
+
+    Given 2-3, with the cpuset 2: if that was reported later, the container owns 2, and its cpuset is up to date; if
+    not, it owns 2-3, and its cpuset is stale."""
     cpuset = container.cpuset or EMPTY
     own, spare = cpuset & cpus, cpuset - cpus - foreign
+    if own and later:
+        cpus = own
     stale = cpuset if cpuset and (not cpuset >= cpus or cpuset & foreign) else None
-    if own and own != cpus and later:
-        cpus, stale = own, cpuset if cpuset & foreign else None
     return container._replace(exclusive=True, cpuset=cpus | spare, spare=spare, stale_cpuset=stale)
 
 

@@ -62,11 +62,13 @@ def place_vcpus(vcpus: Sequence[Vcpu], identified: bool, claims: CpuClaims, cand
     placer = _Placer(vcpus, claims, candidates, policy, previous, reasons)
     if not identified:
         return placer.keep_previous(), True
-    created = union(cpus for container, cpus in claims.exclusive if container not in claims.creating)
-    if claims.creating and len(created) <= len(vcpus) <= len(candidates.exclusive):
+    of_created = union(cpus for container, cpus in claims.exclusive if container not in claims.creating)
+    if claims.creating and len(of_created) <= len(vcpus) <= len(candidates.exclusive):
         # Kata plugs in one vCPU after another for a container that is being created. Each new vCPU gets one of the
         # container's CPUs, and the earlier vCPUs keep their CPUs: in the end the boot vCPU is the spare one again.
-        return placer.one_to_one(candidates.exclusive - created), False
+        # With the boot vCPU 0 and a container for CPUs 4-5, vCPU 1 gets 4 and vCPU 2 gets 5. Without this rule vCPUs 0
+        # and 1 would be as many as the exclusive CPUs, and vCPU 0 would be on one of them until vCPU 2 exists.
+        return placer.one_to_one(of_container_in_creation=candidates.exclusive - of_created), False
     if len(vcpus) >= len(candidates.exclusive):
         return placer.one_to_one(), False
     if not vcpus:
@@ -122,16 +124,16 @@ class _Placer(NamedTuple):
 
     # As many vCPUs as exclusive CPUs, or more.
 
-    def one_to_one(self, for_new: CpuSet = EMPTY) -> tuple[VcpuPlacement, ...]:
+    def one_to_one(self, of_container_in_creation: CpuSet = EMPTY) -> tuple[VcpuPlacement, ...]:
         """One vCPU on each exclusive CPU; the other vCPUs float. In this order:
 
         1. A vCPU that has an exclusive CPU to itself keeps it (`_kept_pairs`).
         2. vCPUs are chosen for the remaining CPUs (`_to_pin`); one whose former CPU is free again gets that.
         3. The other chosen vCPUs get CPUs by the guest's topology (`match`).
-        4. The CPUs `for_new` go to vCPUs without a previous placement, as far as there are any."""
+        4. The CPUs `of_container_in_creation` go to vCPUs without a previous placement, as far as there are any."""
         guest = {vcpu.id: vcpu for vcpu in self.vcpus}
         topology = self.candidates.node.topology
-        exclusive = self.candidates.exclusive - for_new
+        exclusive = self.candidates.exclusive - of_container_in_creation
         pairs = self._kept_pairs()
         floating = self.floating() if len(self.vcpus) > len(exclusive) else EMPTY
         free = [cpu for cpu in exclusive if cpu not in pairs.values()]
@@ -143,7 +145,7 @@ class _Placer(NamedTuple):
                 pairs[vcpu] = former
         pairs |= match([guest[vcpu] for vcpu in chosen if vcpu not in pairs], free, pairs, guest, topology)
         new = [guest[vcpu] for vcpu in sorted(guest.keys() - pairs.keys() - self.previous.vcpus.keys(), reverse=True)]
-        free = [cpu for cpu in for_new if cpu not in pairs.values()]
+        free = [cpu for cpu in of_container_in_creation if cpu not in pairs.values()]
         pairs |= match(new[:len(free)], free, pairs, guest, topology)
         away = sum(bool(guest[vcpu].memory) and topology.node_of(cpu) not in guest[vcpu].memory
                    for vcpu, cpu in pairs.items())
@@ -175,6 +177,7 @@ class _Placer(NamedTuple):
         must move anyway (not those that float and may stay there); those whose former CPU is free again; the highest
         ids."""
         def order(vcpu: VcpuId) -> tuple[bool, bool, int]:
+            """The sort key; False comes first."""
             cpus, _ = self.previous.vcpus.get(vcpu, (None, None))
             return bool(floating) and cpus == floating, self.previous.pairs.get(vcpu) not in free, -vcpu
 
