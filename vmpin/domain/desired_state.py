@@ -159,7 +159,7 @@ def _container_seen(old: SandboxState, event: events.ContainerSeen) -> SandboxSt
         old = _with_room(old)
         if len(old.containers) >= MAX_CONTAINERS:
             return old
-        reports = _with_report({}, event.source, now.cpuset, event.time, event.listed)
+        reports = _with_report({}, event.source, now.cpuset, event.time, event.from_list)
         record = ContainerRecord(now, event.source, event.time, event.bundle, event.init, reports, event.requested)
         return _with_record(_without_failed(old, event), record)
     if event.time > record.time or (event.time == record.time and not record.stopped):
@@ -169,7 +169,7 @@ def _container_seen(old: SandboxState, event: events.ContainerSeen) -> SandboxSt
     # written for.
     if record.stopped:
         return old
-    reports = _with_report(record.reports, event.source, now.cpuset, event.time, event.listed)
+    reports = _with_report(record.reports, event.source, now.cpuset, event.time, event.from_list)
     return _with_record(old, _decided(record, reports))
 
 
@@ -177,7 +177,7 @@ def _merged(record: ContainerRecord, event: events.ContainerSeen) -> ContainerRe
     """Merge a report that is later than all others into a record."""
     before, now = record.container, event.container
     earlier = {} if record.stopped else record.reports  # reports from before a restart do not count
-    reports = _with_report(earlier, event.source, now.cpuset, event.time, event.listed)
+    reports = _with_report(earlier, event.source, now.cpuset, event.time, event.from_list)
     # Annotations do not override the name reported by the runtime itself (NRI).
     ruled = before.name and record.reported_by(Source.NRI) and event.source is not Source.NRI
     name, pause = before.name if ruled else now.name or before.name, now.pause or before.pause
@@ -259,14 +259,14 @@ def _container_stopped(old: SandboxState, event: events.ContainerStopped) -> San
 
 
 def _with_report(reports: Mapping[Source, CpusetReport], source: Source, cpuset: CpuSet | None, time: int,
-                 listed: bool = False) -> Mapping[Source, CpusetReport]:
+                 from_list: bool = False) -> Mapping[Source, CpusetReport]:
     """Add a report. `reports` itself is returned for a report without a cpuset ("no change"), an older or an equal
     one. The cpuset in a runtime's list has no time of its own, so it does not count as later than reports by Kata or
     the cgroup; a cpuset that an update has already replaced changes nothing."""
     last = reports.get(source)
-    if not cpuset or (last is not None and last.cpuset == cpuset and (listed or last.time)):
+    if not cpuset or (last is not None and last.cpuset == cpuset and (from_list or last.time)):
         return reports
-    if listed:
+    if from_list:
         if last is not None and cpuset in last.replaced:
             return reports
         time = 0 if last is None else last.time

@@ -39,7 +39,7 @@ class SandboxSeen(NamedTuple):
 
 class ContainerSeen(NamedTuple):
     """A container was created, started or updated. `time` (here and below) is CLOCK_BOOTTIME in ns of when it was so.
-    `init` is the container's first process on the host; a container in a VM has none. `listed`: it comes from a
+    `init` is the container's first process on the host; a container in a VM has none. `from_list`: it comes from a
     runtime's list, whose CPUs may be old: CRI-O lists those of creation after its own restart, as it keeps updates in
     memory (internal/lib/container_server.go). `requested`: the runtime has been asked to create it, which may yet
     fail."""
@@ -50,7 +50,7 @@ class ContainerSeen(NamedTuple):
     time: int
     bundle: str = ""
     init: ThreadId | None = None
-    listed: bool = False
+    from_list: bool = False
     requested: bool = False
 
 

@@ -42,15 +42,15 @@ NOTHING = DesiredState()
 def seen(cpus: str | None = "2-3", source: Source = Source.BUNDLE, time: int = 10, name: str = "",
          container: str = MAIN, exclusive: bool | None = None, pause: bool = False, bundle: str = "",
          init: ThreadId | None = None, state: ContainerState = ContainerState.RUNNING,
-         listed: bool = False) -> ContainerSeen:
+         from_list: bool = False) -> ContainerSeen:
     cpuset = None if cpus is None else CpuSet.parse(cpus)
     made = Container(ContainerId(container), name, cpuset, exclusive, state, pause)
-    return ContainerSeen(POD, made, source, time, bundle, init, listed)
+    return ContainerSeen(POD, made, source, time, bundle, init, from_list)
 
 
 def listed(cpus: str, time: int = 50) -> ContainerSeen:
     """In a runtime's list."""
-    return seen(cpus, Source.NRI, time, listed=True)
+    return seen(cpus, Source.NRI, time, from_list=True)
 
 
 def updated(cpus: str, time: int = 40) -> ContainerSeen:

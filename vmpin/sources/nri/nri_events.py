@@ -45,7 +45,7 @@ class NriContainer(NamedTuple):
 
 class Synced(NamedTuple):
     """All pods and containers, as listed when a connection begins. Times are CLOCK_BOOTTIME ns of the reception. The
-    CPUs may be old (`ContainerSeen.listed`), except for the containers in `current`. The answer set the CPUs of the
+    CPUs may be old (`ContainerSeen.from_list`), except for the containers in `current`. The answer set the CPUs of the
     containers in `updated`. `runtime` is the pid of the runtime's process, 0 if unknown. `stored`: the runtime keeps
     updates over its own restart, so its lists are never old."""
 

@@ -36,6 +36,7 @@ class NriCpusetReports:
                 self._forget(event.container.id)
             case ContainerEvent(verb=Verb.POST_CREATE | Verb.POST_START | Verb.POST_UPDATE):
                 container = event.container
+                # A start does not prove the CPUs of a container of the first list: it was created before that.
                 if event.verb is not Verb.POST_START or container.id not in self._first:
                     self._certain.add(container.id)
                 if container.cpus and container.id in self._certain:

@@ -90,7 +90,7 @@ class NriPlugin:
         return self._thread.is_alive()
 
     @property
-    def listed(self) -> bool:
+    def ever_listed(self) -> bool:
         """Whether the runtime has ever listed everything."""
         return self.counters.syncs > 0
 

@@ -60,7 +60,7 @@ class NriCalls:
     def __init__(self, counters: NriCounters, updates: Mapping[ContainerId, NriUpdate], peer: int,
                  decider: CpuDecider | None) -> None:
         self._counters, self._updates, self._peer, self._decider = counters, updates, peer, decider
-        self.listed = False  #: Whether the runtime has listed everything.
+        self.listed = False  #: Whether the runtime has listed everything over this connection.
 
     def synchronize(self, everything: NriList, stored: bool) -> CallOutcome:
         """The list of all pods and containers. The answer sets the CPUs of some containers.
@@ -145,6 +145,7 @@ class NriCalls:
         if answer.refusal:
             return CallOutcome(refusal=answer.refusal)
         given = {update.container: update.cpus for update in answer.updates if update.cpus}
+        # The first event has the call's container, so the second has the others alone.
         requested = given.pop(container.id, call.requested)
         if answer.adjustment is not None and answer.adjustment.cpus:
             container = container._replace(cpus=answer.adjustment.cpus)
@@ -246,7 +247,7 @@ class NriSession:
 
     @property
     def listed(self) -> bool:
-        """Whether the runtime has listed everything."""
+        """Whether the runtime has listed everything over this connection."""
         return self._calls.listed
 
     def feed(self, data: bytes) -> Iterator[CallAnswered]:
@@ -300,8 +301,10 @@ class NriSession:
             case "StateChange":
                 return self._state_change(request.payload)
         verb = METHODS.get(request.method)
-        if verb is None or verb not in CALLS:
-            return None if verb is None else CallOutcome()
+        if verb is None:
+            return None
+        if verb not in CALLS:
+            return CallOutcome()  # known, but does not concern CPUs
         decides = self._decides and self.listed and verb in DECIDED
         return CALLS[verb](self._calls, self._decoder.call(verb, request.payload, decides))
 

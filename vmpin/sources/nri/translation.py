@@ -52,7 +52,7 @@ class _EventTranslation:
                 yield events.SandboxGone(event.pod.id)
             case ContainerEvent(verb=Verb.CREATE | Verb.POST_CREATE | Verb.START):
                 # Kata plugs in vCPUs before POST_CREATE under CRI-O, before START under containerd.
-                yield from self._seen(event, ContainerState.CREATED, coming=event.verb is not Verb.START)
+                yield from self._seen(event, ContainerState.CREATED, creating=event.verb is not Verb.START)
             case ContainerEvent(verb=Verb.POST_START):
                 yield from self._seen(event, ContainerState.RUNNING)
             case ContainerEvent(verb=Verb.UPDATE | Verb.POST_UPDATE) if self._has_ended(event.container):
@@ -66,11 +66,13 @@ class _EventTranslation:
             case ContainerEvent():  # STOP, REMOVE
                 yield events.ContainerStopped(event.container.pod, event.container.id, event.time_ns)
 
-    def _seen(self, event: ContainerEvent, state: ContainerState, coming: bool = False) -> Iterator[events.Event]:
-        """A container in this state, with its pod. :param coming: whether its vCPUs may still be plugged in."""
+    def _seen(self, event: ContainerEvent, state: ContainerState, creating: bool = False) -> Iterator[events.Event]:
+        """A container in this state, with its pod.
+        :param creating: whether its vCPUs may still be plugged in; that ends with START, `requested` with POST_CREATE.
+        """
         yield from self._place(event)
         seen = self._container(event.container, state, event.time_ns)
-        yield seen._replace(container=seen.container._replace(creating=coming), requested=event.verb is Verb.CREATE)
+        yield seen._replace(container=seen.container._replace(creating=creating), requested=event.verb is Verb.CREATE)
 
     def _has_ended(self, container: NriContainer) -> bool:
         """Whether a container ended during its update; no container is started twice."""
@@ -115,12 +117,12 @@ class _EventTranslation:
         return events.SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
 
     def _container(self, container: NriContainer, state: ContainerState, time_ns: int,
-                   listed: bool = False) -> events.ContainerSeen:
+                   from_list: bool = False) -> events.ContainerSeen:
         record = self._record(container)
         init = self._owner(container.pid, container.pod, record.init if record is not None else None).init
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
         seen = Container(container.id, container.name, container.cpus, exclusive, state)
-        return events.ContainerSeen(container.pod, seen, Source.NRI, time_ns, init=init, listed=listed)
+        return events.ContainerSeen(container.pod, seen, Source.NRI, time_ns, init=init, from_list=from_list)
 
     def _record(self, container: NriContainer) -> ContainerRecord | None:
         sandbox = self._state.sandboxes.get(container.pod)
