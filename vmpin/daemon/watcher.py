@@ -178,10 +178,10 @@ class Watcher:
         for event in events:
             match event:
                 case Synced():
-                    self.node_state.nri_connected(True)
+                    self.node_state.nri_list_came()
                     self._resync.set()  # containers that are no longer listed may have left files and masks behind
                 case Disconnected():
-                    self.node_state.nri_connected(False)
+                    self.node_state.nri_connection_lost()
         for before_events in present(part.before_events for part in self.parts.values()):
             before_events()
         touched, lost = take_nri(self.node_state, events)

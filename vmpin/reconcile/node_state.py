@@ -258,13 +258,17 @@ class NodeState:
             return ""  # a kubelet that answers PodResources runs
         return self.owner_search.checkpoint_doubt(kubelet)
 
-    def nri_connected(self, listed: bool) -> None:
-        """Record whether the runtime has listed its containers over NRI, and the connection is up."""
-        self.sources.nri = listed
-        if not listed:
-            self.first_list.connection_lost()
-        elif self.first_list.came():
+    def nri_list_came(self) -> None:
+        """Record that the runtime has listed its containers over NRI. If that was awaited, every sandbox is placed."""
+        self.sources.nri = True
+        if self.first_list.came():
             self.placement_cache.dirty.update(self.state.sandboxes)
+        self.observe_ownership()
+
+    def nri_connection_lost(self) -> None:
+        """Record that the connection to the runtime has ended: it reports nothing until its next list."""
+        self.sources.nri = False
+        self.first_list.connection_lost()
         self.observe_ownership()
 
     def put_authority(self, authority: Authority, rules: bool = True) -> None:

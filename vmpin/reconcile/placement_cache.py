@@ -86,20 +86,22 @@ class PlacementCache:
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
             return set()
-        self._node_changed = owned = False
+        self._node_changed = ownership_changed = False
+        failed_claims: set[SandboxId] = set()
         for sandbox in dirty:
             try:
-                owned |= self._claim(sandbox, state.sandboxes.get(sandbox))
+                ownership_changed |= self._claim(sandbox, state.sandboxes.get(sandbox))
             except Exception as err:  # the other sandboxes are placed
                 self.dirty.add(sandbox)
+                failed_claims.add(sandbox)
                 failed(sandbox, err)
         before = self.own
         unreported = unreported_assignments(state, self.rulings)
         self.own = ownership(with_unreported(self._claims, unreported, self.node.online), self.node, self._pods)
-        if owned or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
-            dirty.update(self._concerned(before, vms.keys()))
+        if ownership_changed or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
+            dirty.update(self._affected(before, vms.keys()))
         changed = set()
-        for sandbox in dirty - self.dirty:
+        for sandbox in dirty - failed_claims:
             try:
                 if self._place_again(sandbox, vms.get(sandbox), state.sandboxes.get(sandbox)):
                     moved(sandbox)
@@ -177,9 +179,10 @@ class PlacementCache:
         waits = placement.waiting or self._first_list.waits(vm.sandbox)
         return placement if waits == placement.waiting else placement._replace(waiting=waits)
 
-    def _concerned(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
+    def _affected(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:
         """The sandboxes whose placement may depend on the CPUs that changed their owner: not all of hundreds of
-        sandboxes are placed again because of one container's exclusive CPUs."""
+        sandboxes are placed again because of one container's exclusive CPUs. (`rulings.concerned` returns those whose
+        containers may own other CPUs.)"""
         lists = [rule for rule in self.config.rules if isinstance(rule, CpuSet)]
         named = union([self.node.housekeeping, self.own.pool, *lists])
         moved = before.exclusive ^ self.own.exclusive

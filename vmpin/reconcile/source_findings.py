@@ -138,10 +138,11 @@ class UnknownOwners:
 
     def compare(self, state: DesiredState, kubelet: CpuManagerState | None, nameless_vm: bool, listed: bool,
                 patience: float, now: float | None = None, doubt: Callable[[], str] = lambda: "") -> None:
-        """Look again for such pods, and log new findings.
+        """Look again for such pods, and log new findings. A pod that is on this node counts only if NRI is missing and
+        a VM is nameless, as it may be that VM's.
         :param nameless_vm: whether a VM runs of which neither a container nor the pod is known.
         :param listed: whether the runtime has listed its containers over NRI, those of VMs included.
-        :param patience: how long (s) a pod must be unknown to be a finding.
+        :param patience: how long (s) a pod must be unknown to be a finding; 0 for a command, which cannot wait.
         :param now: CLOCK_MONOTONIC in seconds.
         :param doubt: returns why the checkpoint may be out of date, "" for no reason; called only for a finding."""
         now = time.monotonic() if now is None else now
@@ -152,7 +153,7 @@ class UnknownOwners:
             if now - self._since[uid] < patience:
                 continue
             owner = UnknownOwner(uid, cpus, valid_id(uid) and os.path.isdir(self._pods / uid))
-            if owner.here and (listed or not nameless_vm):
+            if owner.here and not (nameless_vm and not listed):
                 continue  # it is being created or ends, or is a runc pod that no source reports
             if not owner.here and patience < SETTLING and self._settles(kubelet):
                 continue

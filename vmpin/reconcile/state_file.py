@@ -151,7 +151,8 @@ def load(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState, 
 
 
 def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedState | None, str]:
-    """`load`, but with None for a file that is missing, damaged or unreadable; one of another boot is empty."""
+    """`load`, but with None for a file that is missing, damaged or unreadable, so that `StateFile` reads its second
+    file; one of another boot is empty."""
     raw, trouble = read_kept(path, MAX_BYTES)
     if raw is None:
         return None, trouble
@@ -204,6 +205,7 @@ def read_kept(path: Path, most: int) -> tuple[bytes | None, str]:
 
 def set_file_aside(path: Path, err: Exception, aside: bool, then: str = "the state is rebuilt from what runs") -> str:
     """Rename an unusable file to `NAME.bad`, if `aside`. :returns: a text with the reason and the consequence.
+    :param aside: False for a process without the lock, such as `vmpin doctor`: the watcher may use the file.
     :param then: the consequence."""
     why = str(err)[:200]  # it may quote the file
     if aside:

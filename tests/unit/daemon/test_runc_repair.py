@@ -52,7 +52,7 @@ class Drifted:
         self.reconciler = Reconciler(settings.load(None, {}, {
             **paths, "paths.cri": str(self.socket), "policy.runc_repair": "true", "watch.only": "none"}))
         self.node_state = self.reconciler.node_state
-        self.node_state.nri_connected(True)
+        self.node_state.nri_list_came()
         self.plugin = FakePlugin()
         #: What the runtime has.
         self.listed: dict[ContainerId, NriContainer] = {}

@@ -94,7 +94,7 @@ def test_without_a_state_no_vm_is_moved_to_the_pool_before_the_list(machine: Mac
     assert judge(reconciler.view.sandboxes[name], None, {}, [], unmanaged=UNLISTED) == (Verdict.WAITING, [UNLISTED])
     machine.executed(born := machine.shim("a"))  # what is born meanwhile, too
     assert mask(born) == machine.both
-    reconciler.node_state.nri_connected(True)
+    reconciler.node_state.nri_list_came()
     reconciler.node_state.apply_events([SandboxSeen(name, "nri", Pod("ns", "web", "u")), ContainerSeen(
         name, Container(ContainerId("main"), "main", machine.other, True), Source.NRI, boottime.now())])
     machine.resync()
@@ -107,7 +107,7 @@ def test_a_vm_without_containers_goes_on_the_pool_with_the_list(machine: Machine
     reconciler, vmm = started(machine), machine.vmm("a")
     machine.resync()
     assert mask(vmm) == machine.both
-    reconciler.node_state.nri_connected(True)
+    reconciler.node_state.nri_list_came()
     machine.resync()
     assert mask(vmm) == machine.pool
 
@@ -130,7 +130,7 @@ def test_what_a_state_file_has_is_placed_but_waits_for_the_list(machine: Machine
     reconciler.reconcile([name])
     assert reconciler.node_state.pinner.refusals(name) == []
     assert [each for each in caplog.records if each.levelname == "ERROR"] == []
-    reconciler.node_state.nri_connected(True)
+    reconciler.node_state.nri_list_came()
     machine.resync()
     assert reconciler.node_state.placements[name].waiting == ""
 

@@ -48,7 +48,7 @@ class Node:
         self.node_state = self.reconciler.node_state
         self.repair = RuncRepair(self.reconciler.view, self.node_state.counters, self.node_state.read_cgroups,
                                  lambda: self.plugin)
-        self.node_state.nri_connected(True)
+        self.node_state.nri_list_came()
 
     def receive(self) -> NriEvent:
         event = self._events.get(timeout=PATIENCE)
