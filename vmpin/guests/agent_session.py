@@ -118,7 +118,8 @@ class AgentSession(Session):
                     await self._attempt()
 
     async def _attempt(self) -> None:
-        """Hold one connection, over the first channel that leads to an agent. Returns when it had lasted.
+        """Hold one connection, over the first channel that leads to an agent: only where it cannot be opened, or no
+        agent is found (NoAgentFound), the next one is tried. Returns when it had lasted.
         :raises Exception: why no agent was reached, or why the connection ended early."""
         self._retry.clear()
         failure: Exception = NoAgentFound("no way into the guest is known")
@@ -305,7 +306,8 @@ class AgentSession(Session):
             self._changed()
 
     def _applied(self, answer: messages.Applied) -> None:
-        """Take over the reports on a map, asked for (with an id) or after a change in the guest (without)."""
+        """Take over the reports on a map, asked for (with an id) or after a change in the guest (without). Of a newer
+        generation: the map is sent again, above it; of an older one: ignored; of the same: taken over."""
         if answer.id is not None and answer.id != self._wish_id:
             return  # of an earlier wish
         if answer.generation > self._generation:

@@ -47,6 +47,29 @@ class KataWish:
     map: VcpuMap | None = None
 
 
+class _Pauses:
+    """The pauses between rounds. They grow, apart for rounds that left containers pending and for the others, up to
+    `kata_resend`."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self.restart()
+
+    def restart(self) -> None:
+        """Have the next repetition come soon: the wish is new, or a call had no answer. Kata's agent may carry out
+        such a call after a newer one."""
+        self._if_pending, self._if_done = self._timeouts.kata_pending, self._timeouts.kata_again
+
+    def next(self, pending: bool) -> float:
+        """The pause after a round, in seconds. :param pending: whether it left a container pending."""
+        resend = self._timeouts.kata_resend
+        if pending:
+            pause, self._if_pending = self._if_pending, min(2 * self._if_pending, resend)
+        else:
+            pause, self._if_done = self._if_done, resend * random.uniform(1 - _JITTER, 1 + _JITTER)
+        return pause
+
+
 class KataSession(Session):
     """`push` sets the wish; `run` carries it out. `progress` is DONE or UNSENT. :param kernel: reads the version of
     the guest's Linux, which may take a moment; called when a vCPU was plugged."""
@@ -60,9 +83,7 @@ class KataSession(Session):
         #: The containers that were given CPUs, and which; an empty set where an earlier process gave them.
         self._given: dict[ContainerId, CpuSet] = {}
         self._metrics_refused = False
-        #: Whether the next repetition comes soon: the wish is new, or a call had no answer. Kata's agent may carry out
-        #: such a call after a newer one.
-        self._repeat_soon = False
+        self._pauses = _Pauses(timeouts)
 
     @property
     def refused(self) -> bool:
@@ -82,7 +103,8 @@ class KataSession(Session):
         """Make this the wish, unless it is already."""
         if wish == self._wish:
             return
-        self._wish, self.progress, self._repeat_soon = wish, Progress.UNSENT, True
+        self._wish, self.progress = wish, Progress.UNSENT
+        self._pauses.restart()
         self.reports = self._reports_after_refusal() if self.refused else {}
         self._wake.set()
         self._changed()
@@ -96,23 +118,16 @@ class KataSession(Session):
         are not host.retry's: a round that left containers pending has reached the agent, and nothing failed."""
         from vmpin.guests.attempts import attempts
 
-        timeouts = self._timeouts
-        if_pending, if_done = timeouts.kata_pending, timeouts.kata_again  # the next pause
+        self._pauses.restart()
         while not self.refused:
-            async for attempt in attempts(self._wake, timeouts):
+            async for attempt in attempts(self._wake, self._timeouts):
                 with attempt:
                     await self._round()
-            if self._repeat_soon:
-                self._repeat_soon = False
-                if_pending, if_done = timeouts.kata_pending, timeouts.kata_again
-            if any(report.state == PENDING for report in self.reports.values()):
-                pause, if_pending = if_pending, min(2 * if_pending, timeouts.kata_resend)
-            else:
-                pause, if_done = if_done, timeouts.kata_resend * random.uniform(1 - _JITTER, 1 + _JITTER)
+            pending = any(report.state == PENDING for report in self.reports.values())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(self._pauses.next(pending)):
                     await self._wake.wait()
-                self._repeat_soon = True
+                self._pauses.restart()
 
     async def _round(self) -> None:
         """Connect and send the whole wish. :raises Exception: why the agent was not reached."""
@@ -152,7 +167,8 @@ class KataSession(Session):
 
     def _lost(self, err: Exception) -> None:
         """Record that the agent did not answer, and why."""
-        self.progress, self._repeat_soon = Progress.UNSENT, True
+        self.progress = Progress.UNSENT
+        self._pauses.restart()
         text = self.counters.last_error = reason(err)
         if self._streak.add(err):
             # The guest boots, or its agent creates a container, which delays every answer.

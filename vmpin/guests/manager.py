@@ -65,7 +65,7 @@ class GuestManager:
         vms = view.vms
         for sandbox in self._guests.keys() - vms.keys():
             excluded = not fnmatchcase(sandbox, view.config.watch.pattern)  # else its VMM has ended
-            self._end(sandbox, goodbye=self._guests[sandbox].vm if excluded else None)
+            self._end(sandbox, take_back_from=self._guests[sandbox].vm if excluded else None)
         for sandbox in self._errors.keys() - vms.keys():
             del self._errors[sandbox]
         for vm in vms.values():
@@ -85,7 +85,7 @@ class GuestManager:
             return
         via = config.guest.via_for("" if state is None else state.handler)
         if guest is not None and (guest.vmm != vm.vmm.id or via != guest.via or guest.port != config.guest.port):
-            self._end(vm.sandbox, goodbye=vm if guest.vmm == vm.vmm.id else None)
+            self._end(vm.sandbox, take_back_from=vm if guest.vmm == vm.vmm.id else None)
             guest = None
         if via == "off":
             return
@@ -135,7 +135,9 @@ class GuestManager:
                 logger.debug("sandbox=%s", sandbox, exc_info=True)
             await asyncio.sleep(self._timeouts.guest_restart)
 
-    def _end(self, sandbox: SandboxId, goodbye: Vm | None = None) -> None:
+    def _end(self, sandbox: SandboxId, take_back_from: Vm | None) -> None:
+        """End a guest's sessions. :param take_back_from: the VM, if it still runs: its guest first gives everything
+        back; None if its VMM has ended."""
         guest = self._guests.pop(sandbox)
         if guest.cid is not None:
             self._cids[guest.cid].pop(sandbox, None)
@@ -144,10 +146,10 @@ class GuestManager:
         task = self._tasks.pop(guest, None)
         if task is None:
             return
-        if goodbye is not None:
-            guest.unpin(goodbye)
-        leaving = asyncio.create_task(_leave(guest, task, self._timeouts.guest_unpin if goodbye is not None else 0.0,
-                                             self.leaving.get(sandbox)))
+        if take_back_from is not None:
+            guest.unpin(take_back_from)
+        seconds = 0.0 if take_back_from is None else self._timeouts.guest_unpin
+        leaving = asyncio.create_task(_leave(guest, task, seconds, self.leaving.get(sandbox)))
         self.leaving[sandbox] = leaving
 
         def left(done: asyncio.Task[None]) -> None:

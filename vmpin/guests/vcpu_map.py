@@ -39,9 +39,10 @@ def guest_map(placement: Placement, hw_of: Mapping[VcpuId, int], system: str = "
     containers: dict[str, ContainerVcpus] = {}
     for container, vcpus in placement.containers.items():
         if vcpus and valid_id(container) and len(containers) < MAX_CONTAINERS:
-            # A container that gets every vCPU because none floats is not exclusive. (CPUs that pass from an init
-            # container to the next belong to both.)
-            own = owner.keys() >= set(vcpus) and (len(vcpus) < len(all_vcpus) or container in owner.values())
+            all_owned = owner.keys() >= set(vcpus)  # by it, or by an init container that passes its CPUs on to it
+            # It gets every vCPU because none floats, and is not exclusive.
+            none_floats = len(vcpus) == len(all_vcpus) and container not in owner.values()
+            own = all_owned and not none_floats
             behind = union(placement.by_vcpu[vcpu] or EMPTY for vcpu in vcpus) if host_cpus else EMPTY
             containers[container] = ContainerVcpus(_ids(hw_of, vcpus), own, behind)
     spare = [vcpu for vcpu in all_vcpus if vcpu not in owner] or all_vcpus

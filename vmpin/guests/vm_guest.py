@@ -139,10 +139,10 @@ class VmGuest:
         try:
             while not first.done():
                 self._turn.clear()
-                wanted = agent.state is not SessionState.UNTRIED and (not agent.up or (kata.owes and agent.done))
-                if wanted and task is None:
+                katas_turn = _is_katas_turn(agent, kata)
+                if katas_turn and task is None:
                     task = self._task(kata.run())
-                elif not wanted and task is not None:
+                elif not katas_turn and task is not None:
                     await _cancel_all(task)
                     task = None
                 await self._turn.wait()
@@ -170,7 +170,17 @@ class VmGuest:
         return f"no answer within {seconds:g} s"
 
     def _unpin_result(self) -> str:
-        """The result as a text; "" while it is outstanding."""
+        """The result as a text; "" while it is outstanding.
+
+        vmpin's agent           Kata's agent                the text begins with
+        up, failed              any                         not all is taken back
+        up, done                none, or owes nothing       taken back
+        not up, not tried yet   any                         nothing is taken back, once the reason is known
+        not up, and no Kata     -                           the same
+        none, or not up         up, done                    taken back
+                                not up, done                nothing to take back
+                                not up, the reason known    nothing is taken back
+        """
         agent, kata = self.agent, self.kata
         if agent is not None and agent.up:
             if agent.unpin_error:
@@ -201,6 +211,15 @@ class VmGuest:
             return report
         pending = dict.fromkeys(self.placed, ContainerReport(PENDING, self.trouble))  # the reports are of an older map
         return GuestReport(report.by, report.state, pending, report.system, report.counters)
+
+
+def _is_katas_turn(agent: AgentSession, kata: KataSession) -> bool:
+    """Whether the session with Kata's agent is to run."""
+    if agent.state is SessionState.UNTRIED:
+        return False  # vmpin's own may answer
+    if not agent.up:
+        return True
+    return agent.done and kata.owes  # everything is taken back, except what Kata's agent was given before
 
 
 def _hardware(vm: Vm) -> dict[VcpuId, int]:
