@@ -1,7 +1,8 @@
 """The authority `observed`: if no other one decides, a container owns the CPUs that no other pod's container may use.
 
 It needs no configuration, and works with any program that sets the cpusets of all containers (the policies balloons
-and topology-aware, koordinator). It errs towards sharing: a single container without a cpuset may use every CPU. """
+and topology-aware, koordinator). It errs towards sharing: a single container without a cpuset may use every CPU.
+"""
 
 from __future__ import annotations
 
