@@ -11,6 +11,7 @@ import pytest
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
+from vmpin.features.memory import memory_nodes
 from vmpin.features.memory.memory_nodes import add_memory, memory_by_node, parse_numa_map
 from vmpin.features.memory.memory_text import summary
 from vmpin.host.procfs import Procfs
@@ -92,3 +93,13 @@ def test_a_summary_names_the_nodes_by_their_part() -> None:
         "94 % on node 1, 6 % on node 0 of 4.0 GiB (not all of it was read within 2 s)")
     assert summary({"why": "not inspected: run it as root", "nodes": {}, "vcpu_nodes": [], "away": None}) == (
         "not inspected: run it as root")
+
+
+def test_a_vm_with_too_many_small_pages_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_nodes, "LARGEST", 1 << 20)
+    sandboxes = [entry(os.getpid(), "0")]
+    add_memory(sandboxes, Procfs(), TwoNodes())
+    assert sandboxes[0]["memory"]["why"] == "not inspected: it has more than 0.0 GiB in small pages"
+    monkeypatch.setattr(memory_nodes, "IN_ALL", 0.0)
+    add_memory(sandboxes, Procfs(), TwoNodes())
+    assert sandboxes[0]["memory"]["why"] == "not inspected: the VMs before it took 0 s"

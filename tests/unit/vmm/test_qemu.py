@@ -233,6 +233,7 @@ TWO_NODES = "-smp 4 -numa node,cpus=0-1,memdev=m0 -numa node,cpus=2-3,memdev=m1"
     (f"{TWO_NODES} -object memory-backend-file,id=m0,host-nodes=0,policy=bind -object {HOST_NODE_1}", [0, 0, 1, 1]),
     (f"{TWO_NODES} -object {HOST_NODE_1}", [None, None, 1, 1]),
     ("-smp 2 -numa node,nodeid=1,memdev=m1 -numa cpu,node-id=1,core-id=1 -object " + HOST_NODE_1, [None, 1]),
+    (f"-smp 2 -numa node,memdev=m1 -object {HOST_NODE_1}", [1, 1]),  # a single node has all CPUs
     (f"-smp 2 -machine q35,accel=kvm,memory-backend=m1 -object {HOST_NODE_1}", [1, 1]),
     (f"-smp 2 -M q35,memory-backend=other -object {HOST_NODE_1}", [None, None]),
     ('-smp 1 -numa {"type":"node","cpus":[0],"memdev":"m1"} -object '

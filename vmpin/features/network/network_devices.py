@@ -150,7 +150,7 @@ def _vsock_devices(argv: Sequence[str]) -> int:
 def distinct_files(proc: Procfs, pid: int, fds: Sequence[int]) -> list[int]:
     """The first MAX_FDS descriptors without duplicates (dup, fork, SCM_RIGHTS) of earlier ones, in their order.
 
-    /proc shows duplicates and a file that was opened twice alike; only kcmp(2) tells them apart (kernel/kcmp.c,
+    /proc shows duplicates and a file that was opened twice alike; only kcmp(2) distinguishes them (kernel/kcmp.c,
     KCMP_FILE). The duplicates stay where the kernel compares none: without CONFIG_KCMP, without the right to trace the
     process, or with a /proc of another pid namespace, whose numbers mean other processes here."""
     fds = fds[:MAX_FDS]

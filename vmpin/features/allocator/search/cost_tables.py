@@ -185,7 +185,7 @@ class LeastCosts(CostTables[int]):
 
 
 class TwoLeastCosts(CostTables[tuple[int, ...]]):
-    """An entry is the least cost and the least of those that `distinct` tells from it; or fewer."""
+    """An entry is the least cost and the least of those that differ from it in `distinct`; or fewer."""
 
     breadth = 2
     never = ()
