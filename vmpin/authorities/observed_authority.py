@@ -15,7 +15,8 @@ from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxSta
 from vmpin.domain.model import ContainerId
 
 #: A CPU that its owner lost to a new container stays shared for at least so long (s), even if that container ends
-#: sooner: a container that is created and removed every second must not move another pod's vCPUs every second.
+#: sooner: a container that is created and removed every second must not move another pod's vCPUs every second. For so
+#: long a CPU that had an owner stays out of the pool, too.
 SHARED_FOR = 10.0
 
 
@@ -65,6 +66,8 @@ class ObservedAuthority:
         self._online, self._clock = online, clock
         #: The CPUs that their owners lost, and when they were last shared (s).
         self._lost: dict[int, float] = {}
+        #: The CPUs that are owned, or had an owner recently, and when they were last owned (s).
+        self._held: dict[int, float] = {}
         self._shared = EMPTY  #: The CPUs that were shared when last looked at.
         self._input: tuple[DesiredState, CpuSet] | None = None
         self._assignments = Assignments()
@@ -89,10 +92,23 @@ class ObservedAuthority:
         owned: dict[Owner, CpuSet] = {
             ("", container): cpus for container, cpus in
             owned_cpus(state.sandboxes.values(), online, shared | CpuSet(self._lost)).items()}
-        if owned != self._assignments.exclusive:
-            self._assignments = Assignments(owned)
+        recent = self._recent(now, union(owned.values()), shared)
+        if (owned, recent) != (self._assignments.exclusive, self._assignments.recent):
+            self._assignments = Assignments(owned, recent=recent)
         return self._assignments
 
+    def _recent(self, now: float, owned: CpuSet, shared: CpuSet) -> CpuSet:
+        """Note which CPUs are owned, and return those that stay out of the pool although they are not: for
+        `SHARED_FOR` after they last were, and longer if their owner is about to have them back."""
+        for cpu in owned | self._assignments.owned:
+            self._held[cpu] = now
+        awaited = CpuSet(self._lost) - shared
+        self._held = {cpu: since for cpu, since in self._held.items()
+                      if cpu in owned or now < since + SHARED_FOR or cpu in awaited}
+        return CpuSet(self._held) - owned
+
     def _expired(self, now: float) -> bool:
-        """Whether a lost CPU may be its container's own again."""
-        return any(now >= since + SHARED_FOR for since in self._lost.values())
+        """Whether a CPU may change sides because time has passed: a lost one may be its container's own again, and
+        one that had an owner may be in the pool."""
+        return any(now >= since + SHARED_FOR for since in (
+            *self._lost.values(), *(self._held[cpu] for cpu in self._assignments.recent)))

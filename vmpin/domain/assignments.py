@@ -49,6 +49,8 @@ class _AssignmentFields(NamedTuple):
     #: Decides on a container that is not listed, by itself and the pool: its own CPUs, possibly EMPTY; None if it does
     #: not decide.
     rule: Callable[[Container, CpuSet | None], CpuSet | None] | None = None
+    #: CPUs without an owner that had one so recently that threads by a policy `shared` stay off them.
+    recent: CpuSet = EMPTY
 
 
 class Assignments(_AssignmentFields):
@@ -130,6 +132,11 @@ class Rulings(NamedTuple):
         """The labels of the authorities that rule, the strongest first; without `pool` if no pool is known."""
         return tuple(ruling.authority for ruling in self.by_rank
                      if ruling.authority != Rank.POOL.label or self.pool is not None)
+
+    @property
+    def recent(self) -> CpuSet:
+        """The CPUs that had an owner recently."""
+        return union(ruling.assignments.recent for ruling in self.by_rank)
 
     @property
     def written(self) -> bool:

@@ -12,4 +12,5 @@ Rulings.pool       of the strongest authority that has one
 Node.shared_pool   the same
 Ownership.pool     P: the online CPUs of it; if it is None, or completely offline, all online CPUs that are not
                    exclusive; if it is EMPTY, EMPTY (ownership.ownership)
+CandidateCpus.pool P without exclusive CPUs, and without those that had an owner recently
 """

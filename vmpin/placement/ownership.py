@@ -14,11 +14,12 @@ from vmpin.domain.topology import Topology
 class Node(NamedTuple):
     """The machine. `shared_pool` is the kubelet's default set or the configured one, EMPTY if the kubelet's static
     policy has assigned every CPU, None without either; `housekeeping` are the CPUs for threads with the policy
-    housekeeping. """
+    housekeeping; `recent` are CPUs without an owner that had one recently. """
 
     topology: Topology
     shared_pool: CpuSet | None = None
     housekeeping: CpuSet = EMPTY
+    recent: CpuSet = EMPTY
 
     @property
     def online(self) -> CpuSet:
@@ -112,6 +113,14 @@ class Ownership(NamedTuple):
     pool: CpuSet
     #: The pod uids of sandboxes. A pod that only an authority lists has its uid as the key in `claims`.
     pods: Mapping[SandboxId, str] = MappingProxyType({})
+    #: CPUs of P that had an owner recently.
+    recent: CpuSet = EMPTY
+
+    @property
+    def pool_for_policies(self) -> CpuSet:
+        """P for the threads that a policy `shared` puts there: without exclusive CPUs, and without those that had an
+        owner recently. A container that is created and removed each second must not move other pods' threads."""
+        return self.pool - self.exclusive - self.recent
 
     def foreign(self, sandbox: SandboxId) -> CpuSet:
         """The exclusive CPUs of other pods: no thread of `sandbox` may be placed there."""
@@ -155,7 +164,7 @@ def ownership(all_claims: Mapping[SandboxId, CpuClaims], node: Node,
     exclusive = union(cpus for claim in all_claims.values() for _, cpus in claim.exclusive)
     pool, unowned = node.shared_pool, node.online - exclusive
     pool = unowned if pool is None else (pool and (pool & node.online or unowned))
-    return Ownership(all_claims, exclusive, pool, pods or {})
+    return Ownership(all_claims, exclusive, pool, pods or {}, node.recent & pool)
 
 
 class Collision(NamedTuple):

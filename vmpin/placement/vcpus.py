@@ -39,8 +39,8 @@ class CandidateCpus(NamedTuple):
 
     @property
     def pool(self) -> CpuSet:
-        """P without exclusive CPUs."""
-        return self.own.pool - self.own.exclusive
+        """P as `Ownership.pool_for_policies`."""
+        return self.own.pool_for_policies
 
     @property
     def housekeeping(self) -> CpuSet:

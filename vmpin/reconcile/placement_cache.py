@@ -74,7 +74,7 @@ class PlacementCache:
         return bool(forgotten)
 
     def _node(self, topology: Topology) -> Node:
-        return Node(topology, self.rulings.pool, self.config.node.housekeeping)
+        return Node(topology, self.rulings.pool, self.config.node.housekeeping, self.rulings.recent)
 
     def place_changed(self, state: DesiredState, vms: Mapping[SandboxId, Vm], moved: Callable[[SandboxId], None],
               failed: Callable[[SandboxId, Exception], None]) -> set[SandboxId]:
@@ -98,7 +98,8 @@ class PlacementCache:
         before = self.own
         unreported = unreported_assignments(state, self.rulings)
         self.own = ownership(with_unreported(self._claims, unreported, self.node.online), self.node, self._pods)
-        if ownership_changed or (self.own.pool, self.own.exclusive) != (before.pool, before.exclusive):
+        if ownership_changed or any(getattr(self.own, cpus) != getattr(before, cpus)
+                                    for cpus in ("pool", "exclusive", "recent")):
             dirty.update(self._affected(before, vms.keys()))
         changed = set()
         for sandbox in dirty - failed_claims:
@@ -186,7 +187,7 @@ class PlacementCache:
         lists = [rule for rule in self.config.rules if isinstance(rule, CpuSet)]
         named = union([self.node.housekeeping, self.own.pool, *lists])
         moved = before.exclusive ^ self.own.exclusive
-        if self.own.pool != before.pool or not moved.isdisjoint(named):
+        if (self.own.pool, self.own.recent) != (before.pool, before.recent) or not moved.isdisjoint(named):
             return vms
         # A degraded sandbox may be able to use the CPUs that are free now.
         return {sandbox for sandbox in vms | self.placements.keys()
