@@ -5,7 +5,7 @@ command line. The command line may also be out of date: QEMU can be reconfigured
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -49,6 +49,15 @@ class Smp(NamedTuple):
             apic |= place << shift
             shift += (count - 1).bit_length()
         return apic | rest << shift
+
+    def place(self, cpu: VcpuId) -> dict[str, int]:
+        """The numbers of a cpu-index by which `-numa cpu` names its slot, each within the level above."""
+        counts = self.threads, self.cores, self.modules, self.clusters, self.dies
+        rest: int = cpu
+        place = {}
+        for level, count in zip(_LEVELS, counts, strict=False):
+            rest, place[level] = divmod(rest, count)
+        return place | {_LEVELS[-1]: rest}
 
     def cpu_of(self, apic: int) -> VcpuId | None:
         """The cpu-index of an APIC id; None if no CPU slot of this machine has it."""
@@ -138,13 +147,11 @@ def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
 def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], backends: tuple[str, ...], machine: tuple[str, ...],
                  ids: tuple[VcpuId, ...]) -> tuple[Vcpu, ...]:
     """Compute `guest_vcpus` from the values of options. Cached: a node's VMs have few different ones."""
-    topology, nodes = _parse_smp(smp), _nodes(numa)
+    topology = _parse_smp(smp)
     threads, memory = topology.threads, _memory_nodes(numa, backends, machine)
-    node_of = {vcpu: next((cpus.node for cpus in nodes if cpus.has(vcpu, topology)), None) for vcpu in ids}
-    if len(nodes) == 1 and not nodes[0].cpus and nodes[0].places is None:  # a single node has all CPUs
-        node_of = dict.fromkeys(ids, nodes[0].node)
-    return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None, node, memory.get(node, frozenset()))
-                 for vcpu, node in node_of.items())
+    node_of = _parse_numa(numa).nodes_of(ids, topology)
+    return tuple(Vcpu(vcpu, vcpu // threads if threads > 1 else None, node_of.get(vcpu),
+                      memory.get(node_of.get(vcpu), frozenset())) for vcpu in ids)
 
 
 def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tuple[str, ...]) -> dict[
@@ -157,7 +164,9 @@ def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tup
         options = dict(pairs)
         # The policy is `default` without host-nodes; with it QEMU wants bind, preferred or interleave.
         if options.get("qom-type", "").startswith("memory-backend-") and options.get("policy") != "default":
-            bound[options.get("id", "")] = frozenset(_numbers(pairs, "host-nodes"))
+            # QEMU refuses a host node from MAX_NODES on (backends/hostmem.c).
+            bound[options.get("id", "")] = frozenset(
+                node for node in _numbers(pairs, "host-nodes") if node < _MAX_NODES)
     nodes: dict[int | None, frozenset[int]] = {
         number: bound.get(dict(pairs).get("memdev", ""), frozenset()) for number, pairs in _numa_nodes(numa)}
     if not nodes:
@@ -166,39 +175,47 @@ def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tup
     return nodes
 
 
-class _NodeCpus(NamedTuple):
-    """CPUs of a guest's NUMA node: given by cpu-index, or by their place in the topology."""
+class _NumaCpus(NamedTuple):
+    """The guest's NUMA nodes with their CPUs; of several options for a CPU the first counts, `cpus=` before places."""
 
-    node: int
-    cpus: CpuSet
-    places: dict[str, int] | None
+    listed: Sequence[tuple[int, CpuSet]]  #: Nodes with their cpu-indices.
+    #: By the levels that an option gives: numbers at these levels → the option's place among all, and its node.
+    placed: Mapping[tuple[str, ...], Mapping[tuple[int, ...], tuple[int, int]]]
 
-    def has(self, cpu: VcpuId, smp: Smp) -> bool:
-        if self.places is None:
-            return cpu in self.cpus
-        rest: int = cpu
-        place = {}
-        for level, count in zip(_LEVELS, (smp.threads, smp.cores, smp.modules, smp.clusters, smp.dies), strict=False):
-            rest, place[level] = divmod(rest, count)
-        place[_LEVELS[-1]] = rest
-        return all(place[level] == number for level, number in self.places.items())
+    def nodes_of(self, ids: Sequence[VcpuId], smp: Smp) -> dict[VcpuId, int]:
+        """The node of each CPU that has one. A CPU takes a look-up for each combination of levels, however many
+        options there are: large guests have an option for each CPU."""
+        if len(self.listed) == 1 and not self.listed[0][1] and not self.placed:  # a single node has all CPUs
+            return dict.fromkeys(ids, self.listed[0][0])
+        nodes: dict[VcpuId, int] = {}
+        left = CpuSet(cpu for cpu in ids if cpu < MAX_VCPUS)
+        for node, cpus in self.listed:
+            nodes |= {VcpuId(cpu): node for cpu in cpus & left}
+            left -= cpus
+        for cpu in left if self.placed else ():
+            place = smp.place(VcpuId(cpu))
+            options = [option for levels, places in self.placed.items()
+                       if (option := places.get(tuple(place[level] for level in levels))) is not None]
+            if options:
+                nodes[VcpuId(cpu)] = min(options)[1]
+        return nodes
 
 
 @lru_cache(maxsize=256)
-def _nodes(numa: tuple[str, ...]) -> tuple[_NodeCpus, ...]:
+def _parse_numa(numa: tuple[str, ...]) -> _NumaCpus:
     """Parse `-numa node,cpus=` and `-numa cpu,node-id=` options, plain or JSON; invalid ones are left out. Cached for
     the vCPUs that are plugged in one by one."""
-    entries = [_NodeCpus(number, _numbers(pairs, "cpus"), None) for number, pairs in _numa_nodes(numa)]
-    for value in numa:
+    placed: dict[tuple[str, ...], dict[tuple[int, ...], tuple[int, int]]] = {}
+    for order, value in enumerate(numa):
         pairs = _pairs(value, "type")
         options = dict(pairs)
         if options.get("type") == "cpu":
-            number = parse_whole(options.get("node-id", ""), _MAX_NODES - 1)
+            node = parse_whole(options.get("node-id", ""), _MAX_NODES - 1)
             places = {key: parse_whole(text, MAX_VCPUS) for key, text in pairs if key not in ("type", "node-id")}
-            levels = {key: place for key, place in places.items() if key in _LEVELS and place is not None}
-            if number is not None and len(levels) == len(places):
-                entries.append(_NodeCpus(number, EMPTY, levels))
-    return tuple(entries[:_MAX_NODES * 8])
+            numbers = {level: place for level in _LEVELS if (place := places.get(level)) is not None}
+            if node is not None and len(numbers) == len(places):
+                placed.setdefault(tuple(numbers), {}).setdefault(tuple(numbers.values()), (order, node))
+    return _NumaCpus([(node, _numbers(pairs, "cpus")) for node, pairs in _numa_nodes(numa)], placed)
 
 
 def _numa_nodes(numa: tuple[str, ...]) -> list[tuple[int, list[tuple[str, str]]]]:

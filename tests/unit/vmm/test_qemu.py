@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 
 import pytest
 from effort import effort
@@ -224,6 +226,46 @@ def test_the_guests_numa_nodes_have_their_cpus_in_every_form(line: str, nodes: l
     assert [node for _, _, node in vcpus(line, *range(len(nodes)))] == nodes
 
 
+NUMA_CPU = st.fixed_dictionaries({}, optional={level: st.integers(0, 2) for level in (
+    "thread-id", "core-id", "die-id", "socket-id")})
+
+
+@given(st.lists(NUMA_CPU, max_size=8), st.lists(st.lists(st.integers(0, 11), max_size=3), max_size=2))
+def test_the_first_option_that_has_a_cpu_decides_its_node(places: list[dict[str, int]],
+                                                          lists: list[list[int]]) -> None:
+    """Each option compared with each CPU; its node is its number among the options."""
+    topology, expected = smp("12,sockets=1,dies=2,cores=3,threads=2"), []
+    line = ["-smp 12,sockets=1,dies=2,cores=3,threads=2"]
+    line += ["-numa node" + "".join(f",cpus={cpu}" for cpu in cpus) for cpus in lists]
+    line += [f"-numa cpu,node-id={node}" + "".join(f",{level}={number}" for level, number in place.items())
+             for node, place in enumerate(places, len(lists))]
+    for cpu in range(12):
+        slot = topology.place(VcpuId(cpu))
+        nodes = [node for node, cpus in enumerate(lists) if cpu in cpus]
+        nodes += [node for node, place in enumerate(places, len(lists))
+                  if all(slot[level] == number for level, number in place.items())]
+        expected.append(nodes[0] if nodes else 0 if len(lists) == 1 and not lists[0] and not places else None)
+    assert [node for _, _, node in vcpus(" ".join(line), *range(12))] == expected
+
+
+def test_the_nodes_of_a_large_guest_take_steps_in_proportion_to_its_cpus() -> None:
+    """With an option for each CPU, as libvirt and Kata write them."""
+    def calls(count: int) -> int:
+        argv = [X86, "-smp", f"{count},sockets={count}"]
+        for cpu in range(count):
+            argv += ["-numa", f"cpu,node-id={cpu % 2},socket-id={cpu},core-id=0,thread-id=0"]
+        counted = Counter[str]()
+        sys.setprofile(lambda _, event, __: counted.update((event,)))
+        try:
+            read = guest_vcpus(argv, map(VcpuId, range(count)))
+        finally:
+            sys.setprofile(None)
+        assert [vcpu.node for vcpu in read] == [cpu % 2 for cpu in range(count)]
+        return counted.total()
+
+    assert calls(512) < 10 * calls(64)
+
+
 HOST_NODE_1 = "memory-backend-ram,id=m1,size=1G,host-nodes=1,policy=bind"
 TWO_NODES = "-smp 4 -numa node,cpus=0-1,memdev=m0 -numa node,cpus=2-3,memdev=m1"
 
@@ -243,6 +285,8 @@ TWO_NODES = "-smp 4 -numa node,cpus=0-1,memdev=m0 -numa node,cpus=2-3,memdev=m1"
     ("-smp 1 -numa node,cpus=0,memdev=m1 -object memory-backend-ram,id=m1,host-nodes=x", [None]),
     ("-smp 1 -numa node,cpus=0,memdev=m1 -object iothread,id=m1,host-nodes=1 -object {}", [None]),
     ("-smp 1 -numa node,cpus=0,memdev=m1 -object memory-backend-ram,id=m1,host-nodes=99999999999", [None]),
+    (f"-smp 1 -numa node,cpus=0,memdev=m1 -object {HOST_NODE_1},host-nodes=0-4294967295", [1]),
+    ("-smp 1 -numa node,cpus=0,memdev=m1 -object memory-backend-ram,id=m1,host-nodes=128-8191", [None]),
 ])
 def test_a_guest_nodes_memory_is_on_the_host_nodes_of_its_backend(line: str, memory: list[int | None]) -> None:
     found = guest_vcpus([X86, *line.split()], [VcpuId(number) for number in range(len(memory))])
