@@ -264,22 +264,25 @@ def match(vcpus: Sequence[Vcpu], cpus: Iterable[int], kept: Mapping[VcpuId, int]
     pairs: dict[VcpuId, int] = {}
     for members, host_node in _beside_memory(_by_node(vcpus), free, topology):
         pool = [cpu for cpu in free if topology.node_of(cpu) == host_node]
-        pairs |= _match_cores(members, pool, {**kept, **pairs}, guest, topology)
-        free = [cpu for cpu in free if cpu not in pairs.values()]
-    for node, members in _by_node([vcpu for vcpu in vcpus if vcpu.id not in pairs]):
+        placed = _match_cores(members, pool, {**kept, **pairs}, guest, topology)
+        pairs |= placed
+        free = sorted(set(free).difference(placed.values()))
+    for members in _by_node([vcpu for vcpu in vcpus if vcpu.id not in pairs]):
+        node = members[0].node
         near = [cpu for vcpu, cpu in {**kept, **pairs}.items() if node is not None and guest[vcpu].node == node]
         pool = _node_pool(len(members), free, near, topology)
-        pairs |= _match_cores(members, pool, {**kept, **pairs}, guest, topology)
-        free = [cpu for cpu in free if cpu not in pairs.values()]
+        placed = _match_cores(members, pool, {**kept, **pairs}, guest, topology)
+        pairs |= placed
+        free = sorted(set(free).difference(placed.values()))
     return pairs
 
 
-def _beside_memory(groups: Sequence[tuple[int | None, list[Vcpu]]], free: Sequence[int],
-                   topology: Topology) -> Iterator[tuple[list[Vcpu], int]]:
+def _beside_memory(groups: Sequence[list[Vcpu]], free: Sequence[int], topology: Topology) -> Iterator[
+        tuple[list[Vcpu], int]]:
     """Choose as many vCPUs as possible for the host nodes that the memory of their guest nodes is bound to, over all
-    guest nodes: yields vCPUs with the host node that has CPUs for them. All vCPUs of a guest node have one memory."""
+    guest nodes: yields vCPUs with the host node that has CPUs for them. All vCPUs of a group have the same memory."""
     room = Counter(node for cpu in free if (node := topology.node_of(cpu)) is not None)
-    wanted = [(members, [node for node in sorted(members[0].memory) if node in room]) for _, members in groups]
+    wanted = [(members, [node for node in sorted(members[0].memory) if node in room]) for members in groups]
     given = _most_beside([(len(members), nodes) for members, nodes in wanted], room)
     for group, (members, nodes) in enumerate(wanted):
         left = members
@@ -322,13 +325,13 @@ def _most_beside(groups: Sequence[tuple[int, Sequence[int]]], room: Mapping[int,
     return given
 
 
-def _by_node(vcpus: Sequence[Vcpu]) -> list[tuple[int | None, list[Vcpu]]]:
-    """The vCPUs by guest node, the biggest group first, as it is the hardest to keep together; those without a node
-    last."""
-    groups: dict[int | None, list[Vcpu]] = {}
+def _by_node(vcpus: Sequence[Vcpu]) -> list[list[Vcpu]]:
+    """The vCPUs by guest node and memory, the biggest group first, as it is the hardest to keep together; those
+    without a node last. (A VMM has one memory for a guest node; a scenario may have several.)"""
+    groups: dict[object, list[Vcpu]] = {}
     for vcpu in sorted(vcpus, key=lambda v: v.id):
-        groups.setdefault(vcpu.node, []).append(vcpu)
-    return sorted(groups.items(), key=lambda item: (item[0] is None, -len(item[1]), item[0] or 0))
+        groups.setdefault((vcpu.node, vcpu.memory), []).append(vcpu)
+    return sorted(groups.values(), key=lambda group: (group[0].node is None, -len(group), group[0].node or 0))
 
 
 def _node_pool(size: int, free: Sequence[int], near: Sequence[int], topology: Topology) -> list[int]:
