@@ -28,17 +28,18 @@ _TRIED = 16  #: So many ends are tried for the part before an error.
 MAX_NUMBER = 40  #: Characters of one of base 60: `1:30:00` is a number, and takes time in the square of its length.
 
 
-#: A value is a number, a bare text or path, or a text in quotes without anything that quoting changes. A bare text
-#: begins with a letter or a slash, so that it is no number and no date (YAML 1.1, resolution of plain scalars).
+#: A value is a number, a list of CPUs, a bare text or path, or a text in quotes without anything that quoting changes.
+#: A bare text begins with a letter or a slash, and a list has at most three digits in a row, so that neither is a number
+#: or a date (YAML 1.1, resolution of plain scalars).
 _LINE = re.compile(r"""
     (?P<section>[a-z_]+):
-    | [ ]{2}(?P<key>[a-z_]+):[ ]+(?:(?P<number>0|[1-9][0-9]{0,8})|(?P<bare>[A-Za-z/][A-Za-z0-9_./*-]*)
-                                   |"(?P<quoted>[A-Za-z0-9_./:,*@ -]*)")
+    | [ ]{2}(?P<key>[a-z_]+):[ ]+(?:(?P<number>0|[1-9][0-9]{0,8})|(?P<bare>[A-Za-z/][A-Za-z0-9_./*-]*
+                                   |[0-9]{1,3}(?:[-,][0-9]{1,3})+)|"(?P<quoted>[A-Za-z0-9_./:,*@ -]*)")
     """, re.VERBOSE)
 _COMMENT = re.compile(r"[ ]+#.*|[ ]+$")
 #: Bare texts that YAML reads as a boolean or null, in small letters.
 _RESERVED = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
-_BOOLEANS = {"true": True, "false": False}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 Value = str | int | bool
 Document = dict[str, dict[str, Value] | None]

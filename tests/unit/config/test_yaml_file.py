@@ -15,14 +15,16 @@ PLAIN = (
     "node:\n  shared_pool: \"0-3,8\"\n  housekeeping: \"\"\n",
     "# a comment\n\npaths:\n  run: /run/vmpin   # where it is\n  nri: /var/run/nri.sock\nwatch:\n  only: b001*\n",
     "watch:\n  resync_seconds: 10\n  nri: true\n  births: false\n",
+    "watch:\n  nri: on\n  births: off\nallocate:\n  mode: on # or off\n  a: yes\n  b: no\n",
+    "node:\n  shared_pool: 0-3\n  housekeeping: 0,17-100,3\n",
     "node:\n  # nothing\nwatch:\n",
     "a:\n  b: x-y_z.w/v\n  c: Yes-or-no\n  d: 0\n  e: 120\n  \n",
 )
 #: Of which YAML makes something else than meets the eye, or nothing.
 LEFT_TO_YAML = (
     "", "\n# only a comment\n", "a: 1\n", "a:\n    b: 1\n", "a:\n  b:\n    c: 1\n", "a:\n  b: 1\na:\n  b: 2\n",
-    "a:\n  b: 1\n  b: 2\n", "a:\n  b: yes\n", "a:\n  b: Off\n", "a:\n  b: ~\n", "a:\n  b: null\n", "a:\n  b:\n",
-    "a:\n  b: 017\n", "a:\n  b: 1_000\n", "a:\n  b: 1.5\n", "a:\n  b: 0-3\n", "a:\n  b: 2024-01-01\n",
+    "a:\n  b: 1\n  b: 2\n", "a:\n  b: y\n", "a:\n  b: Off\n", "a:\n  b: 1000-2\n", "a:\n  b: 1-\n", "a:\n  b: ~\n", "a:\n  b: null\n", "a:\n  b:\n",
+    "a:\n  b: 017\n", "a:\n  b: 1_000\n", "a:\n  b: 1.5\n", "a:\n  b: 2024-01-01\n",
     "a:\n  b: 12:30\n", "a:\n  b: [1, 2]\n", "a:\n  b: {c: 1}\n", "a:\n  b: 'x'\n", 'a:\n  b: "\\n"\n',
     "a:\n  b: |\n    x\n", "a:\n  b: x y\n", "a:\n  b: x#y\n", "a:\n\tb: x\n", "a:\r\n  b: x\r\n", "a:\n  b: \u00e4\n",
     "---\na:\n  b: x\n", "a:\n  b: *x\n", "a:\n  b: &x y\n", "a:\n  b: !!str x\n", "  b: 1\n", "on:\n  b: 1\n",
