@@ -149,10 +149,10 @@ def _watcher_facts(config: Config) -> WatcherFacts:
     from vmpin.doctor.own_facts import lock_holder, unit
     from vmpin.domain.facts import WatcherFacts
     from vmpin.host.procfs import Procfs
-    from vmpin.status.collector import version
+    from vmpin.install.own_version import installed_version
     proc = Procfs(config.paths.proc)
     holder = lock_holder(config, proc)
-    facts = WatcherFacts(pid=holder, version=version(), config=config.data(),
+    facts = WatcherFacts(pid=holder, version=installed_version() or "", config=config.data(),
                          config_errors=tuple(map(str, config.errors)),
                          unit="" if holder is None else unit(proc, holder))
     try:

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from vmpin.cli.output import print_markdown
-from vmpin.cli.this_program import installed_version
 from vmpin.cli.verbs import Verbs, completed_by, did_you_mean, grammar, verb, verb_modules, verbs_parser
 from vmpin.errors import UsageError
+from vmpin.install.own_version import installed_version
 
 _EXAMPLES = """\
 examples:

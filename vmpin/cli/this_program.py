@@ -37,16 +37,8 @@ def own_program() -> list[str]:
     return [ours if os.access(ours, os.X_OK) else path]
 
 
-def installed_version() -> str | None:
-    """The installed version; None if it runs without having been installed."""
-    from importlib import metadata
-    try:
-        return metadata.version("vmpin")
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def version_line() -> str:
     """The version as `vmpin --version` prints it."""
+    from vmpin.install.own_version import installed_version
     version = installed_version()
     return "vmpin, run without having been installed" if version is None else f"vmpin {version}"

@@ -4,8 +4,9 @@ import argparse
 import sys
 
 from vmpin.cli.output import VERSION, print_data
-from vmpin.cli.this_program import installed_version, version_line
+from vmpin.cli.this_program import version_line
 from vmpin.cli.verbs import Verbs, output_flag, verb
+from vmpin.install.own_version import installed_version
 
 _EXAMPLE = """\
 example:

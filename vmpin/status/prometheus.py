@@ -26,10 +26,11 @@ from vmpin.domain.proof import ResidencyLedger, RunAccount
 from vmpin.domain.sandbox_placement import Verdict
 from vmpin.domain.terminal import label_text
 from vmpin.feature import WatcherPart, features, present
+from vmpin.install.own_version import installed_version
 from vmpin.pinning.apply import Outcome
 from vmpin.placement.ownership import Collision, find_collisions
 from vmpin.reconcile.view import NodeView
-from vmpin.status.collector import shown, version, visited
+from vmpin.status.collector import shown, visited
 from vmpin.status.document import ThreadStatus, judge, trespasses
 from vmpin.status.health import SourceHealth
 
@@ -122,7 +123,7 @@ class NodeCollector(Collector):
 
     def __init__(self) -> None:
         self.facts: ScrapeData | None = None
-        self._version = version()
+        self._version = installed_version() or ""
         self._process = ProcessCollector(registry=None)
         self._host = os.uname().nodename
 

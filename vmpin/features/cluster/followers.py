@@ -27,9 +27,10 @@ from vmpin.domain.topology import Topology
 from vmpin.errors import WatcherError
 from vmpin.feature import WatcherPart, briefs_of
 from vmpin.host.sockets import in_turns
+from vmpin.install.own_version import installed_version
 from vmpin.placement.ownership import find_collisions
 from vmpin.reconcile.view import NodeView
-from vmpin.status import collector, health
+from vmpin.status import health
 from vmpin.status.collector import sandbox_entry, shown, visited
 from vmpin.status.document import trespasses, with_doubts
 from vmpin.status.health import SourceHealth
@@ -161,7 +162,7 @@ class Followers:
             self._queues |= joined
 
     def _readiness(self) -> dict[str, object]:
-        watcher, self._version = self._watcher, self._version or collector.version()
+        watcher, self._version = self._watcher, self._version or installed_version() or ""
         passes = health.alive(time.monotonic() - watcher.resynced, watcher.view.config.watch.resync_seconds)
         checks = [passes._replace(why="" if passes.up else passes.why), *watcher.source_health()]
         down = [f"{check.name}: {check.why or 'down'}" for check in checks if check.needed and not check.up]
