@@ -6,6 +6,7 @@ A new package gets its floor here; docs and the package's own docstring describe
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import socket
@@ -398,45 +399,83 @@ def of_features(modules: Iterable[str]) -> set[str]:
             and not name.endswith((".manifest", "_settings"))}
 
 
-_STATUS = """\
+_COMMAND = """\
 import json, sys, typing
 compiled, init = [], typing.ForwardRef.__init__
 typing.ForwardRef.__init__ = lambda self, text, *rest, **more: compiled.append(text) or init(self, text, *rest, **more)
 from vmpin.cli.main import main
-code = main(["status", "-o", "json"])
+code = main(sys.argv[1:])
 print(json.dumps([sorted(sys.modules), compiled]), file=sys.stderr)
 sys.exit(code)
 """
 
 
-def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) -> None:
-    """It is asked every few seconds by who watches many nodes; each of these would double its time. Nor has a named
-    tuple annotations as texts: the first that typing compiles takes 5 % of it."""
-    answer = b'{"version":1,"sandboxes":[]}\n'
+def loaded_by(run: Path, *arguments: str) -> tuple[str, set[str]]:
+    """The output of a command, and the modules that it loads. No VM of this machine is its own.
 
-    def watcher(made: socket.socket) -> None:
-        connection, _ = made.accept()
-        with connection:
-            assert json.loads(connection.makefile().readline()) == {"op": "status"}
-            connection.sendall(answer)
-
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(tmp_path / "vmpin.sock"))
-        made.listen()
-        made.settimeout(120)
-        thread = threading.Thread(target=watcher, args=(made,))
-        thread.start()
-        ran = subprocess.run([sys.executable, "-c", _STATUS], capture_output=True, timeout=120,
-                             env={**os.environ, "VMPIN_PATHS_RUN": str(tmp_path)})
-        thread.join()
+    Nor has a named tuple of these annotations as texts: the first that typing compiles takes 5 % of such a command."""
+    ran = subprocess.run([sys.executable, "-c", _COMMAND, *arguments], capture_output=True, timeout=120, text=True,
+                         env={**os.environ, "VMPIN_PATHS_RUN": str(run), "VMPIN_WATCH_ONLY": "none"})
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == answer
     modules, compiled = json.loads(ran.stderr)
-    loaded = {name.partition(".")[0] for name in modules}
-    assert "vmpin" in loaded
+    assert "vmpin.cli.main" in modules
     assert compiled == []
     assert not of_features(modules)
-    assert not loaded & {"asyncio", "rich", "yaml", "qemu", "logging", "psutil", "jinja2", "dataclasses", "inspect"}
+    return ran.stdout, set(modules)
+
+
+@contextlib.contextmanager
+def watcher_that_answers(run: Path, requests: list[dict[str, object]], answer: bytes) -> Iterator[None]:
+    """A control socket that gives one answer to these requests, each from a connection of its own."""
+    def serve(made: socket.socket) -> None:
+        for request in requests:
+            connection, _ = made.accept()
+            with connection:
+                assert json.loads(connection.makefile().readline()) == request
+                connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(run / "vmpin.sock"))
+        made.listen()
+        made.settimeout(120)
+        thread = threading.Thread(target=serve, args=(made,))
+        thread.start()
+        yield
+        thread.join()
+
+
+#: Each of them takes a tenth of a short command, or more.
+_HEAVY = {"asyncio", "rich", "yaml", "qemu", "psutil", "jinja2", "dataclasses", "inspect", "datetime", "email",
+          "importlib.metadata", "subprocess", "shutil", "ssl", "google", "grpc", "sqlite3"}
+
+
+def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) -> None:
+    """It is asked every few seconds by who watches many nodes; each of these would double its time."""
+    answer = b'{"version":1,"sandboxes":[]}\n'
+    with watcher_that_answers(tmp_path, [{"op": "status"}], answer):
+        output, modules = loaded_by(tmp_path, "status", "-o", "json")
+    assert output == answer.decode()
+    assert not modules & {*_HEAVY, "logging"}
+
+
+def test_reconcile_through_the_watcher_loads_no_pass_and_asks_no_names_for_nothing(tmp_path: Path) -> None:
+    answer = b'{"version":1,"vms":3,"operations":[]}\n'
+    with watcher_that_answers(tmp_path, [{"op": "reconcile", "sandbox": None}], answer):
+        output, modules = loaded_by(tmp_path, "reconcile")
+    assert output == "3 VMs, nothing to change\n"
+    assert not modules & {*_HEAVY, "logging", "vmpin.reconcile", "vmpin.host.procfs"}
+
+
+def test_reconcile_without_a_watcher_loads_no_more_than_its_pass(tmp_path: Path) -> None:
+    output, modules = loaded_by(tmp_path, "reconcile")
+    assert output == "0 VMs, nothing to change\n"
+    assert not modules & {*_HEAVY, "vmpin.domain.drift", "vmpin.domain.proof"}
+
+
+def test_the_version_loads_nothing_that_finds_packages(tmp_path: Path) -> None:
+    output, modules = loaded_by(tmp_path, "version")
+    assert output.startswith("vmpin ")
+    assert not modules & {*_HEAVY, "logging", "zipfile", "vmpin.reconcile"}
 
 
 _FIRST_PASS = """\

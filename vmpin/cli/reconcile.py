@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from vmpin.cli.control_client import Document, ask, known_names, only, quiet_log
 from vmpin.cli.output import print_data, print_text
 from vmpin.cli.verbs import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
 from vmpin.config.settings import Config
-from vmpin.domain.pod_names import title_of, titled
+from vmpin.domain.pod_names import names_of, title_of, titled
 from vmpin.domain.terminal import number_of
 
 if TYPE_CHECKING:
@@ -41,27 +41,25 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     sandbox = named_sandbox(config, args)
-    names = names_for_text(config, args)
-    outcome = reconciled(config, sandbox)
+    outcome, read_names = _reconciled(config, sandbox)
+    names = read_names() if outcome["operations"] and args.output != "json" else {}
     return finish(args, outcome, f"{number_of(outcome['vms'], 'VM')}, nothing to change", names)
 
 
 def reconciled(config: Config, sandbox: SandboxId | None) -> Document:
     """The operations of a pass over one sandbox, or all (None), through the watcher if one runs."""
-    return ask(config, {"op": "reconcile", "sandbox": sandbox}) or _reconcile_alone(config, sandbox)
+    return _reconciled(config, sandbox)[0]
 
 
-def _reconcile_alone(config: Config, sandbox: SandboxId | None) -> Document:
-    """One pass without a watcher."""
+def _reconciled(config: Config, sandbox: SandboxId | None) -> tuple[Document, Callable[[], Mapping[str, str]]]:
+    """The operations, and what reads the names of pods and containers by their ids."""
+    if (answer := ask(config, {"op": "reconcile", "sandbox": sandbox})) is not None:
+        return answer, lambda: known_names(config)
     from vmpin.reconcile import one_pass
     from vmpin.status import collector
     quiet_log(config)
-    return collector.outcome(one_pass.reconcile(config, None if sandbox is None else [sandbox])[1])
-
-
-def names_for_text(config: Config, args: argparse.Namespace) -> Mapping[str, str]:
-    """Read the names for the text, before the change: after it, vmpin may have left the node."""
-    return {} if args.output == "json" else known_names(config)
+    view, report = one_pass.reconcile(config, None if sandbox is None else [sandbox])
+    return collector.outcome(report), lambda: names_of(collector.document(view))
 
 
 def named_sandbox(config: Config, args: argparse.Namespace) -> SandboxId | None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from vmpin.cli.control_client import Document, ask, quiet_log
+from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import print_data, print_text
-from vmpin.cli.reconcile import finish, named_sandbox, names_for_text
+from vmpin.cli.reconcile import finish, named_sandbox
 from vmpin.cli.verbs import Verbs, namespace_flag, output_flag, sandbox_argument, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import title_of, titled
@@ -74,7 +74,8 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
     _refuse_unclear(args)
-    names = names_for_text(config, args)
+    # Before the change: after it, vmpin may have left the node.
+    names = {} if args.output == "json" else known_names(config)
     if args.all:
         outcome = _leave(config, args.dry_run)
     else:

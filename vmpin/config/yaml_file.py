@@ -29,8 +29,8 @@ MAX_NUMBER = 40  #: Characters of one of base 60: `1:30:00` is a number, and tak
 
 
 #: A value is a number, a list of CPUs, a bare text or path, or a text in quotes without anything that quoting changes.
-#: A bare text begins with a letter or a slash, and a list has at most three digits in a row, so that neither is a number
-#: or a date (YAML 1.1, resolution of plain scalars).
+#: A bare text begins with a letter or a slash, and a list has at most three digits in a row, so that neither is a
+#: number or a date (YAML 1.1, resolution of plain scalars).
 _LINE = re.compile(r"""
     (?P<section>[a-z_]+):
     | [ ]{2}(?P<key>[a-z_]+):[ ]+(?:(?P<number>0|[1-9][0-9]{0,8})|(?P<bare>[A-Za-z/][A-Za-z0-9_./*-]*

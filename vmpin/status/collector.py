@@ -1,8 +1,6 @@
 """The JSON documents of a node, from the view of the reconciler's state and the masks in the kernel: its status, and
 what plan, reconcile, unpin and verify print. Reads only."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -16,10 +14,10 @@ from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import compare_with_pod_resources
 from vmpin.domain.model import ContainerId, SandboxId, VmThread
-from vmpin.domain.proof import Proof
 from vmpin.feature import features, present
 from vmpin.host import boottime
 from vmpin.host.cgroup import Cgroups
+from vmpin.install.own_version import installed_version
 from vmpin.pinning.apply import Outcome, Result
 from vmpin.pinning.original_mask_store import FreeThread
 from vmpin.pinning.plan import SetAffinity
@@ -41,6 +39,7 @@ from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
     from vmpin.domain.guest_report import GuestData
+    from vmpin.domain.proof import Proof
 
 class WatcherStatus(NamedTuple):
     """What a running watcher adds to the status document: the states of its feeds (None: switched off), the guests'
@@ -49,7 +48,7 @@ class WatcherStatus(NamedTuple):
     pid: int
     nri: dict[str, object] | None = None
     proc_events: dict[str, object] | None = None
-    guest: Callable[[SandboxId], GuestData | None] = lambda sandbox: None
+    guest: Callable[[SandboxId], "GuestData | None"] = lambda sandbox: None
     members: Sequence[Callable[[SandboxState], Mapping[str, object]]] = ()
     of_features: Mapping[str, object] = MappingProxyType({})
 
@@ -210,7 +209,7 @@ def _limit(cgroups: Cgroups, thread: VmThread, limits: dict[Path, CpuSet]) -> Cp
 
 
 def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads: list[ThreadStatus], wide: bool,
-                  guest: GuestData | None) -> dict[str, object]:
+                  guest: "GuestData | None") -> dict[str, object]:
     """The document's entry of one sandbox. :param wide: also read the VMM's cgroup."""
     vmm = None if vm is None else {"type": vm.type.name, "pid": vm.vmm.pid, "starttime": vm.vmm.id.starttime}
     # One reason for all threads that their cgroup refuses.
@@ -219,7 +218,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
     if kata is not None and kata.pins_vcpus:
         notes.append("Kata pins the vCPUs too (enable_vcpus_pinning): two writers of the same masks, turn one off")
     history = view.drift(sandbox.id)
-    account = view.ledger.sandboxes.get(sandbox.id)
+    account = view.ledger.sandboxes.get(sandbox.id) if wide else None
     newborns = view.newborn_counts.get(sandbox.id)
     more: dict[str, Any] = {}
     for members in present(feature.members for feature in features()):
@@ -233,7 +232,7 @@ def sandbox_entry(view: NodeView, sandbox: SandboxState, vm: Vm | None, threads:
                         cgroup=_cgroup(view, vm) if wide and vm is not None else None,
                         new_threads=None if newborns is None else newborns.data(),
                         drift=None if history is None else history.data(),
-                        proof=account.data() if wide and account is not None else None)
+                        proof=None if account is None else account.data())
 
 
 def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
@@ -241,7 +240,7 @@ def _cgroup(view: NodeView, vm: Vm) -> dict[str, object] | None:
     return None if cgroup is None else {"path": str(cgroup.path), "cpus": str(cgroup.effective)}
 
 
-def proved(view: NodeView, proof: Proof, only: SandboxId | None = None) -> dict[str, object]:
+def proved(view: NodeView, proof: "Proof", only: SandboxId | None = None) -> dict[str, object]:
     """Where threads ran, for `vmpin verify --since`. :param only: leaves other sandboxes out."""
     sandboxes = []
     for sandbox, account in proof.sandboxes.items():
@@ -324,21 +323,11 @@ def _operation(operation: SetAffinity) -> dict[str, object]:
             "cpus": str(operation.cpus), "was": str(operation.was), "what": operation.describe()}
 
 
-def version() -> str:
-    """vmpin's installed version; "" if it runs without an installation."""
-    from importlib import metadata  # 20 ms, only spent where the version is needed
-
-    try:
-        return metadata.version("vmpin")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 class About:
     """Created when the watcher is ready: the version is that of the running code, not of a later installation."""
 
     def __init__(self) -> None:
-        self._version = version()
+        self._version = installed_version() or ""
         self._since = time.monotonic()
 
     def data(self, view: NodeView, resynced: float, sources: Iterable[SourceHealth]) -> dict[str, object]:

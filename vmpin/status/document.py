@@ -2,10 +2,7 @@
 
 Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -138,6 +135,8 @@ def _when(moment: int, wall_offset: int) -> str | None:
     """The wall clock's time of a moment of CLOCK_BOOTTIME (ns), as RFC 3339 with milliseconds; None for 0: no time."""
     if not moment:
         return None
+    from datetime import UTC, datetime  # a pass without a watcher has no time of a hook
+
     nanoseconds = moment + wall_offset
     try:
         seconds = datetime.fromtimestamp(nanoseconds / 1e9, UTC)

@@ -2,8 +2,6 @@
 
 Pure. Alive: its last resync is recent enough. Ready: alive, and every needed source is up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

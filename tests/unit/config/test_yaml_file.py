@@ -23,8 +23,9 @@ PLAIN = (
 #: Of which YAML makes something else than meets the eye, or nothing.
 LEFT_TO_YAML = (
     "", "\n# only a comment\n", "a: 1\n", "a:\n    b: 1\n", "a:\n  b:\n    c: 1\n", "a:\n  b: 1\na:\n  b: 2\n",
-    "a:\n  b: 1\n  b: 2\n", "a:\n  b: y\n", "a:\n  b: Off\n", "a:\n  b: 1000-2\n", "a:\n  b: 1-\n", "a:\n  b: ~\n", "a:\n  b: null\n", "a:\n  b:\n",
-    "a:\n  b: 017\n", "a:\n  b: 1_000\n", "a:\n  b: 1.5\n", "a:\n  b: 2024-01-01\n",
+    "a:\n  b: 1\n  b: 2\n", "a:\n  b: y\n", "a:\n  b: Off\n", "a:\n  b: ~\n", "a:\n  b: null\n", "a:\n  b:\n",
+    "a:\n  b: 1000-2\n", "a:\n  b: 1-\n", "a:\n  b: 017\n", "a:\n  b: 1_000\n", "a:\n  b: 1.5\n",
+    "a:\n  b: 2024-01-01\n",
     "a:\n  b: 12:30\n", "a:\n  b: [1, 2]\n", "a:\n  b: {c: 1}\n", "a:\n  b: 'x'\n", 'a:\n  b: "\\n"\n',
     "a:\n  b: |\n    x\n", "a:\n  b: x y\n", "a:\n  b: x#y\n", "a:\n\tb: x\n", "a:\r\n  b: x\r\n", "a:\n  b: \u00e4\n",
     "---\na:\n  b: x\n", "a:\n  b: *x\n", "a:\n  b: &x y\n", "a:\n  b: !!str x\n", "  b: 1\n", "on:\n  b: 1\n",
