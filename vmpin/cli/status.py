@@ -101,6 +101,9 @@ def print_status(document: Document, wide: bool, names: Mapping[str, str]) -> No
     if wide:
         print_text(_sources(document["sources"], now))
     _print_stale(document)
+    for name, feature in document["features"].items():
+        if feature.get("suspended"):
+            print_text(f"SUSPENDED: {name}: {feature['suspended']}")
     titles = _titles(document["sandboxes"])
     if not document["sandboxes"]:
         print("no VM sandbox runs on this node")

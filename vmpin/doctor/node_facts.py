@@ -43,6 +43,7 @@ from vmpin.runtime.engines import engines
 from vmpin.runtime.kata import KataState
 from vmpin.runtime.kata_config import configurations
 from vmpin.runtime.kubelet import parse_checkpoint
+from vmpin.runtime.other_allocators import OtherAllocatorSearch
 from vmpin.sources import cri
 from vmpin.sources.kubelet_config import kubelet_config
 
@@ -147,6 +148,8 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         engines=runtimes, nri_socket=_socket(config.paths.nri),
         cri_sockets=tuple(map(str, cri.sockets(config.paths.cri))), hooks=hooks(files, runtimes),
         kata=configurations(files, runtimes), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
+        allocators=OtherAllocatorSearch(proc, files, (config.paths.nri, *cri.sockets(config.paths.cri)),
+                                        config.paths.kubelet).find(),
         tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
         settings={key: as_written(entry["value"]) for key, entry in config.data().items()})

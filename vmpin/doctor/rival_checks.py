@@ -8,7 +8,7 @@ import re
 
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
-from vmpin.domain.facts import FoundSetting, NodeFacts
+from vmpin.domain.facts import ALLOCATORS, FoundSetting, NodeFacts
 
 #: By kind of daemon: its effect on masks, and the remedy. irqbalance and tuned have checks of their own.
 PINNERS = {
@@ -39,9 +39,6 @@ PINNERS = {
                    "let only one of both decide: vmpin follows with policy.runc_repair off"),
     "cri-resmgr": ("cri-resource-manager rewrites containers' cpusets between the kubelet and the runtime",
                    "none: vmpin follows the cpusets that the runtime received")}
-#: Those that give out CPUs by themselves.
-ALLOCATORS = frozenset(("balloons", "topology-aware", "nri-policy", "koordinator", "crane", "cri-resmgr",
-                        "dra-driver-cpu", "katalyst", "cpu-pooler"))
 _BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
 

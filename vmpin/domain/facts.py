@@ -25,6 +25,9 @@ _HARMLESS = frozenset((
     "amd_pstate", "idle", "cpuidle.off", "nosoftlockup", "nmi_watchdog", "sched_domains", "workqueue.unbound_cpus",
     "kvm.nx_huge_pages", "kvm-intel.nested", "kvm-amd.nested", "intel_iommu", "amd_iommu", "iommu", "quiet", "debug",
     "panic", "selinux", "apparmor", "audit", "psi", "schedstats", "delayacct"))
+#: The kinds of daemons that give out CPUs by themselves.
+ALLOCATORS = frozenset(("balloons", "topology-aware", "nri-policy", "koordinator", "crane", "cri-resmgr",
+                        "dra-driver-cpu", "katalyst", "cpu-pooler"))
 #: One parameter of a kernel's command line; blanks in quotes do not end it (lib/cmdline.c: next_arg).
 _PARAMETER = re.compile(r'(?:"[^"]*(?:"|$)|[^\s"])+')
 
@@ -136,6 +139,8 @@ class Engine:
     nri: bool | None = None
     nri_socket: str = ""
     handlers: tuple[Handler, ...] = ()
+    nri_plugins: str = ""  #: The directory of the NRI plugins that it starts by itself.
+    workloads: Mapping[str, str] = field(default_factory=dict)  #: CRI-O's, with the cpuset of each ("": none).
     hooks_dirs: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
     cpus: CpuSet | None = None
@@ -193,6 +198,20 @@ class Daemon:
     kind: str
     name: str
     pid: int
+
+
+@dataclass(frozen=True)
+class OtherAllocator:
+    """A program that gives out CPUs of this node, and the evidence that it does. `cpus` are the only ones that it
+    gives out; None: it may give out any."""
+
+    name: str
+    evidence: str
+    cpus: CpuSet | None = None
+
+    def is_rival(self, reserved: CpuSet) -> bool:
+        """Whether it may give out CPUs that are not reserved."""
+        return self.cpus is None or not self.cpus <= reserved
 
 
 @dataclass(frozen=True)
@@ -273,6 +292,7 @@ class NodeFacts:
     kata: tuple[KataConfig, ...] = ()
     kata_sandboxes: tuple[KataSandboxFacts, ...] = ()
     daemons: tuple[Daemon, ...] = ()
+    allocators: tuple[OtherAllocator, ...] = ()
     tuned: Tuned = Tuned()
     irqbalance: Mapping[str, FoundSetting] = field(default_factory=dict)
     connector: ConnectorFacts = ConnectorFacts()

@@ -86,6 +86,11 @@ def _names(argv: list[str]) -> Iterable[str]:
         yield next((arg.rpartition("/")[2] for arg in argv[1:] if not arg.startswith("-")), "")
 
 
+def kind_of(argv: list[str]) -> str:
+    """The kind of daemon that a command line starts, "" for none."""
+    return next((DAEMONS[name] for name in _names(argv) if name in DAEMONS), "")
+
+
 def flag(argv: Sequence[str], *names: str) -> str:
     """The last value of a flag, in any syntax of Go's flag package; "" if the flag is not given."""
     last = ""

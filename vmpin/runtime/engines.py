@@ -19,6 +19,8 @@ _CONTAINERD = tuple(dict.fromkeys(distribution.engine for distribution in DISTRI
 #: The section with the runtime handlers, in configuration version 3, 2 and 1.
 _CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _NRI = "io.containerd.nri.v1.nri"
+#: The plugins that a runtime starts by default (NRI: pkg/adaptation/adaptation.go, DefaultPluginPath).
+_NRI_PLUGINS = "/opt/nri/plugins"
 _MAX_IMPORTS = 50
 #: The default imports since containerd 2.2, if the configuration names none.
 _CONTAINERD_IMPORTS = "/etc/containerd/conf.d/*.toml"
@@ -77,7 +79,8 @@ def _containerd(files: Files, path: str, pid: int | None) -> Engine:
                  annotations=strings(table.get("pod_annotations")), base_spec=string(table.get("base_runtime_spec")))
         for name, table in _cri_handlers(config))
     return Engine("containerd", pid, tuple(loaded.read), on, string(dig(config, "plugins", _NRI, "socket_path")),
-                  handlers, trouble=tuple(loaded.trouble))
+                  handlers, string(dig(config, "plugins", _NRI, "plugin_path")) or _NRI_PLUGINS,
+                  trouble=tuple(loaded.trouble))
 
 
 def _cri_handlers(config: Table) -> list[tuple[str, Table]]:
@@ -147,7 +150,10 @@ def _crio(files: Files, program: Program | None) -> Engine:
     hooks = strings(dig(config, "crio", "runtime", "hooks_dir")) or _CRIO_HOOKS
     return Engine("crio", None if program is None else program.pid, tuple(loaded.read),
                   switch(dig(config, "crio", "nri", "enable_nri")), string(dig(config, "crio", "nri", "nri_listen")),
-                  handlers=handlers, hooks_dirs=hooks, trouble=tuple(loaded.trouble))
+                  handlers, string(dig(config, "crio", "nri", "nri_plugin_dir")) or _NRI_PLUGINS,
+                  {name: string(dig(table, "resources", "cpuset"))
+                   for name, table in tables(dig(config, "crio", "runtime", "workloads"))},
+                  hooks_dirs=hooks, trouble=tuple(loaded.trouble))
 
 
 def _podman(files: Files) -> Engine:

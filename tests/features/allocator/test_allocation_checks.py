@@ -7,7 +7,7 @@ from doctor_facts import facts, verdict
 
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.finding import Level
-from vmpin.domain.facts import CpuFacts, Daemon, FoundSetting, KubeletConfig, NodeFacts
+from vmpin.domain.facts import CpuFacts, Daemon, FoundSetting, KubeletConfig, NodeFacts, OtherAllocator
 
 GIVING = {"allocate.mode": "on", "allocate.reserved": "0"}
 
@@ -45,6 +45,15 @@ def counted(cpu: str, **more: str) -> KubeletConfig:
     (facts(checkpoint=None, settings=GIVING, daemons=(
         Daemon("dra-driver-cpu", "dracpu", 5), Daemon("katalyst", "katalyst-agent", 6))), "bad",
      "dracpu, katalyst-agent give out CPUs as well"),
+    (facts(checkpoint=None, settings=GIVING, allocators=(OtherAllocator("balloons", "it is connected"),)), "bad",
+     "balloons gives out CPUs as well"),
+    (facts(checkpoint=None, settings=GIVING, allocators=(OtherAllocator("balloons", "it is connected"),), status={
+        "features": {"allocator": {"suspended": "balloons may give out CPUs, too"}}}), "bad",
+     "vmpin gives out no CPUs: balloons may give out CPUs, too"),
+    (facts(checkpoint=None, kubelet=counted("1"), settings=GIVING, allocators=(
+        OtherAllocator("CRI-O's workloads", "", CpuSet((0,))),)), "ok", "7 are not reserved"),
+    (facts(checkpoint=None, settings=GIVING, allocators=(OtherAllocator("CRI-O's workloads", "", CpuSet((0, 1))),)),
+     "bad", "CRI-O's workloads gives out CPUs as well"),
     (facts(checkpoint=None, settings=GIVING, status={"features": {"allocator": {
         "foreign": ["shop/db/main"]}}}), "bad", "1 container came with a cpuset"),
 ])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +23,7 @@ from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.node_allocator import NodeAllocator
 from vmpin.reconcile.reconciler import Reconciler
+from vmpin.sources.nri.nri_events import CpuAnswer
 from vmpin.wire.nri_enums import Verb
 
 CPUS = CpuSet(os.sched_getaffinity(0))
@@ -74,6 +77,50 @@ def test_it_is_suspended_while_there_are_claims_of_a_dra_driver(tmp_path: Path) 
     spec.unlink()
     reconciler.node_state.read_assignments()
     made.check()
+    assert made.allocator.suspended == ""
+
+
+@contextlib.contextmanager
+def koordlet(root: Path) -> Iterator[None]:
+    """Its socket on the node whose /proc is `root`/proc."""
+    path = root / "proc/1/root/var/run/koordlet/koordlet.sock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        yield
+
+
+def test_it_is_refused_at_the_start_beside_another_program_until_the_watcher_is_restarted(
+        tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture) -> None:
+    root = tmp_path_factory.mktemp("n")
+    reconciler = on_a_node(root)
+    with koordlet(root):
+        made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
+        made.check()
+        assert "koordinator may give out CPUs, too" in made.allocator.suspended
+        assert not reconciler.view.rulings.written
+        answer = made.allocator.decide(Verb.CREATE, RequestedContainer(ContainerId("c"), SandboxId("pod")))
+        assert answer == CpuAnswer()  # it starts all the same
+        made.resynced()
+    made.resynced()  # while it is updated
+    assert "koordlet.sock" in str(made.data()["suspended"])
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    restarted = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
+    restarted.check()
+    assert (restarted.allocator.suspended, reconciler.view.rulings.written) == ("", True)
+    with koordlet(root):
+        restarted.resynced()
+        assert "koordinator may give out CPUs, too" in restarted.allocator.suspended
+
+
+def test_what_only_observes_goes_on_beside_another_program(tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("n")
+    reconciler = on_a_node(root, {"allocate.mode": "observe"})
+    with koordlet(root):
+        made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
+        made.check()
     assert made.allocator.suspended == ""
 
 

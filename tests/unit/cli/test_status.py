@@ -36,7 +36,7 @@ def sandbox(id: str, name: str, **more: object) -> dict[str, Any]:
 
 def document(*sandboxes: dict[str, Any]) -> dict[str, Any]:
     return {"watcher": 1, "time": "2026-01-01T00:06:10Z", "node": NODE, "sandboxes": list(sandboxes),
-            "sources": {"kubelet": None}}
+            "sources": {"kubelet": None}, "features": {}}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *sandboxes: dict[str, Any], chosen: bool = False) -> list[str]:
@@ -119,3 +119,9 @@ def test_a_pool_that_nothing_names_is_not_called_one(capsys: pytest.CaptureFixtu
     status = document(sandbox(ID, "web", containers=[]))
     print_chosen({**status, "node": {**status["node"], "shared_pool": "0-1", "pool_known": False}}, {})
     assert "no shared pool known (without an owner: 0-1), exclusive 64-71" in capsys.readouterr().out
+
+
+def test_a_feature_that_does_nothing_for_now_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    status = {**document(), "features": {"allocator": {"suspended": "balloons may give out CPUs, too"}, "top": {}}}
+    print_status(status, False, {})
+    assert "SUSPENDED: allocator: balloons may give out CPUs, too" in capsys.readouterr().out

@@ -81,7 +81,7 @@ class AllocateSettings(NamedTuple):
     """`allocate`: whether CPUs are given out, and by which rules. A change takes a restart."""
 
     mode: str = setting("off", _mode, "whether vmpin gives containers their CPUs: off, observe (works out and "
-                        "reports, changes nothing) or on; never beside the kubelet's static policy")
+                        "reports, changes nothing) or on; never beside another program that does")
     reserved: CpuSet = setting(EMPTY, values.cpus, "CPUs that no container gets exclusively: the system's, and of "
                                "containers with the policy infra")
     default: str = setting("none", values.one_of("none", "guaranteed", "exclusive"), "what a container without an "

@@ -10,8 +10,7 @@ import re
 from vmpin.bounded import parse_real
 from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
-from vmpin.doctor.rival_checks import ALLOCATORS
-from vmpin.domain.facts import KubeletConfig, NodeFacts
+from vmpin.domain.facts import ALLOCATORS, KubeletConfig, NodeFacts
 from vmpin.domain.terminal import number_of
 
 _RESERVATIONS = ("systemReserved", "kubeReserved")
@@ -29,18 +28,34 @@ def allocation(facts: NodeFacts) -> CheckResult:
         return bad("the kubelet's CPU manager is static, so vmpin gives out no CPUs and follows the kubelet's",
                    "set allocate.mode: off, or give the kubelet the policy none: drain the node, remove "
                    f"{point.path}, restart the kubelet", *evidence)
-    rivals = list(dict.fromkeys(daemon.name for daemon in facts.daemons if daemon.kind in ALLOCATORS))
-    others = ((facts.status.get("features") or {}).get("allocator") or {}).get("foreign") or ()
+    beside = _beside(facts, evidence)
+    if beside is not None:
+        return beside
+    if facts.settings.get("watch.nri") == "off" or facts.nri_socket is False:
+        return bad("CPUs are given in the answers to NRI's calls, and NRI is off", "enable NRI in the container "
+                   "runtime's configuration, and set watch.nri: on", *evidence)
+    return _counts(facts, reserved, evidence)
+
+
+def _beside(facts: NodeFacts, evidence: list[str]) -> CheckResult | None:
+    """The result where another program gives out CPUs; None without one."""
+    status = (facts.status.get("features") or {}).get("allocator") or {}
+    proven = [other for other in facts.allocators if other.is_rival(_reserved(facts))]
+    named = list(dict.fromkeys(other.name for other in proven))
+    rivals = [*dict.fromkeys([*named, *(daemon.name for daemon in facts.daemons
+                                        if daemon.kind in ALLOCATORS and daemon.kind not in named)])]
+    others = status.get("foreign") or ()
+    evidence += [f"{other.name}: {other.evidence}" for other in proven]
     evidence += [f"{name} came with a cpuset that vmpin did not give" for name in others]
+    if status.get("suspended"):
+        return bad(f"vmpin gives out no CPUs: {status['suspended']}", "let only one program decide, and restart vmpin "
+                   "(docs/migrate.md has the order)", *evidence)
     if rivals or others:
         who = several(rivals) + (" give" if len(rivals) > 1 else " gives") if rivals else (
             f"another NRI plugin or the runtime ({number_of(len(others), 'container')} came with a cpuset) gives")
         return bad(f"{who} out CPUs as well", "let only one of them decide: remove it from this node "
                    "(docs/migrate.md has the order), or set allocate.mode: off", *evidence)
-    if facts.settings.get("watch.nri") == "off" or facts.nri_socket is False:
-        return bad("CPUs are given in the answers to NRI's calls, and NRI is off", "enable NRI in the container "
-                   "runtime's configuration, and set watch.nri: on", *evidence)
-    return _counts(facts, reserved, evidence)
+    return None
 
 
 def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult:
@@ -73,6 +88,14 @@ def _counts(facts: NodeFacts, reserved: str, evidence: list[str]) -> CheckResult
                     "answer to the runtime", "name the container runtime's socket: paths.cri", *evidence)
     return ok(f"CPUs can be given out: {left}, and the scheduler gives out "
               f"{math.floor(allocatable)}", *evidence)
+
+
+def _reserved(facts: NodeFacts) -> CpuSet:
+    """The reserved CPUs; none if the setting cannot be read."""
+    try:
+        return CpuSet.parse(facts.settings.get("allocate.reserved", ""))
+    except CpuSetError:
+        return CpuSet()
 
 
 def _to_give(facts: NodeFacts, kept: CpuSet) -> tuple[int, list[str]]:

@@ -1,5 +1,8 @@
-"""The allocator of a watcher's node, with its readers of the machine: suspended while the kubelet's static policy
-gives out the CPUs, and its ledger handed to the reconciler."""
+"""The allocator of a watcher's node, with its readers of the machine: suspended while another program gives out the
+CPUs, and its ledger handed to the reconciler.
+
+Beside another program the mode is refused: a second NRI plugin that sets the cpuset of a container makes its creation
+fail (NRI: pkg/adaptation/result.go). The watcher goes on, because the VMs that run need it."""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vmpin.config.timeouts import Timeouts
+from vmpin.doctor.finding import several
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
 from vmpin.features.allocator.allocation_report import AllocatorView, brief
@@ -27,6 +31,8 @@ from vmpin.host.sysfs import Sysfs
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
 from vmpin.runtime.kata_default_vcpus import KataDefaultVcpus
+from vmpin.runtime.other_allocators import OtherAllocatorSearch
+from vmpin.sources import cri
 from vmpin.sources.nri.nri_events import ContainerEvent, NriEvent
 from vmpin.wire.nri_enums import Verb
 
@@ -53,7 +59,11 @@ class NodeAllocator:
         self._sysfs = Sysfs(view.config.paths.sys)
         settings = settings_of(view.config)
         # The node's files: a pod's own root has no configuration of Kata's.
-        kata = KataDefaultVcpus(Files(f"{view.proc.root}/1/root"), len(view.node.online),
+        files, paths = Files(f"{view.proc.root}/1/root"), view.config.paths
+        self._others = OtherAllocatorSearch(view.proc, files, (paths.nri, *cri.sockets(paths.cri)), paths.kubelet)
+        #: The other program beside which nothing is given out, until the watcher is restarted; "" for none.
+        self._beside = ""
+        kata = KataDefaultVcpus(files, len(view.node.online),
                                 partial(programs, view.proc, ("containerd", "crio")))
         self.allocator = CpuAllocator(
             allocator_topology(self._sysfs), settings.options,
@@ -70,10 +80,12 @@ class NodeAllocator:
             self.live = LiveAnnotations(self.allocator, self.take, timeouts)
 
     def check(self) -> None:
-        """Suspend the allocator while the kubelet or a DRA driver gives out CPUs, resume it when that ends, and hand
-        the reconciler the ledger. To be called before any source reports, and after each resync."""
+        """Suspend the allocator while another program gives out CPUs, resume it when the kubelet's policy or the
+        claims end, and hand the reconciler the ledger. To be called before any source reports, and after each
+        resync."""
         kubelet = self._view.kubelet
-        suspended = _STATIC if kubelet is not None and kubelet.static else _CLAIMS if self._node_state.claimed else ""
+        suspended = (_STATIC if kubelet is not None and kubelet.static else
+                     _CLAIMS if self._node_state.claimed else self._other_program())
         if suspended != self.allocator.suspended:
             self.allocator.suspend(suspended)
             if suspended:
@@ -83,6 +95,18 @@ class NodeAllocator:
                 if (lists := self._runtime()) is not None:
                     lists.request_list()
         self.take()
+
+    def _other_program(self) -> str:
+        """Why nothing is given out beside another program, "" for no reason. That lasts until the watcher is
+        restarted: a program that is being updated is away for some seconds."""
+        if not self._beside and self.allocator.options.mode is AllocationMode.ON:
+            others = [other for other in self._others.find() if other.is_rival(self.allocator.options.reserved)]
+            if others:
+                names = several([*dict.fromkeys(other.name for other in others)])
+                self._beside = (f"{names} may give out CPUs, too, and vmpin follows "
+                                f"({'; '.join(other.evidence for other in others)}): let only one decide, and restart "
+                                "vmpin, or set allocate.mode: off")
+        return self._beside
 
     def take(self) -> None:
         """Hand the reconciler the ledger; CPUs may wait for an update."""
