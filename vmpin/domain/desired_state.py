@@ -320,5 +320,6 @@ def _with_record(old: SandboxState, record: ContainerRecord) -> SandboxState:
 
 def forget_stopped(sandbox: SandboxState, before: int) -> SandboxState:
     """Remove containers that were stopped before `before` (CLOCK_BOOTTIME ns)."""
-    kept = {key: record for key, record in sandbox.containers.items() if not record.stopped or record.time >= before}
-    return sandbox if len(kept) == len(sandbox.containers) else sandbox._replace(containers=kept)
+    gone = [key for key, record in sandbox.containers.items() if record.time < before and record.stopped]
+    return sandbox._replace(containers={key: record for key, record in sandbox.containers.items()
+                                        if key not in gone}) if gone else sandbox

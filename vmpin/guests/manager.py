@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import operator
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -218,4 +219,4 @@ async def _leave(guest: VmGuest, task: asyncio.Task[None], seconds: float, befor
 
 def _same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
     """Compare by identity: a change of a placement or a state makes a new object."""
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+    return len(first) == len(second) and all(map(operator.is_, first, second))

@@ -26,6 +26,9 @@ from vmpin.runtime.documents import dig, parse_object, pid_of
 MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 1 << 20, 24_576, 512
 #: Seconds for which a file may be incomplete before it is an error: writing may take that long on a busy node.
 SETTLING = 1.0
+#: Seconds after a change of a sandbox's file in which its containers' files are read in each pass: Kata never writes
+#: those alone, but after the sandbox's in one go (virtcontainers/persist/fs/fs.go: ToDisk).
+CONTAINERS_FOLLOW = 60.0
 
 
 class KataSandbox(NamedTuple):
@@ -71,6 +74,8 @@ class KataState:
         self._incomplete: dict[str, float] = {}
         self._parsed: dict[str, tuple[Stamp, KataSandbox | None]] = {}
         self._stopped: dict[str, tuple[Stamp, bool]] = {}
+        #: By directory: the sandbox as parsed, since when (monotonic), and with the states of its containers.
+        self._marked: dict[str, tuple[KataSandbox, float, KataSandbox]] = {}
 
     def sandboxes(self) -> dict[SandboxId, KataSandbox]:
         """Return all sandboxes that either runtime has on disk."""
@@ -91,8 +96,9 @@ class KataState:
             del self._incomplete[vanished]
         for vanished in self._parsed.keys() - seen:
             del self._parsed[vanished]
-            directory = os.path.dirname(vanished) + "/"
-            for path in [path for path in self._stopped if path.startswith(directory)]:
+            directory = os.path.dirname(vanished)
+            self._marked.pop(directory, None)
+            for path in [path for path in self._stopped if path.startswith(f"{directory}/")]:
                 del self._stopped[path]
         return sandboxes
 
@@ -110,13 +116,20 @@ class KataState:
     def _with_states(self, directory: str, sandbox: KataSandbox) -> KataSandbox:
         """Mark stopped containers: the sandbox's file lists them until they are removed; their state is in a file of
         each container (persist/api/container.go: State)."""
+        now = time.monotonic()
+        parsed, since, marked = self._marked.get(directory, (None, now, sandbox))
+        if parsed is not sandbox:
+            since, marked = now, sandbox
+        elif now - since >= CONTAINERS_FOLLOW:
+            return marked
         stopped = [container.id for container in sandbox.containers or ()
                    if self._is_stopped(f"{directory}/{container.id}/persist.json")]
-        if not stopped:
-            return sandbox
-        containers = (container._replace(state=ContainerState.STOPPED) if container.id in stopped else container
-                      for container in sandbox.containers or ())
-        return sandbox._replace(containers=tuple(containers))
+        states = tuple(container._replace(state=ContainerState.STOPPED) if container.id in stopped else container
+                       for container in sandbox.containers or ()) if stopped else sandbox.containers
+        if states != marked.containers:
+            marked = sandbox._replace(containers=states)
+        self._marked[directory] = sandbox, since, marked
+        return marked
 
     def _is_stopped(self, path: str) -> bool:
         try:

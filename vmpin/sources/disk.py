@@ -47,6 +47,8 @@ class DiskSources:
         self._compared: dict[SandboxId, tuple[KataSandbox, SandboxState | None]] = {}
         #: When each sandbox's file got its current contents (CLOCK_BOOTTIME ns), and when files were read before that.
         self._written: dict[SandboxId, tuple[KataSandbox, int]] = {}
+        #: The states in which no container ends before its VM without an event, and none has a cgroup to read.
+        self._unchecked: dict[SandboxId, SandboxState] = {}
         self._read_before = self._read_last = 0
 
     def read(self) -> None:
@@ -68,8 +70,13 @@ class DiskSources:
             self._compared[kata.id] = (kata, sandbox)
         for gone in self._written.keys() - self.sandboxes.keys():
             del self._written[gone]
-        for sandbox in state.sandboxes.values():
-            events += self._check(sandbox, with_vm, now)
+        before_this, self._unchecked = self._unchecked, {}
+        for name, sandbox in state.sandboxes.items():
+            if name in with_vm and (before_this.get(name) is sandbox
+                                    or all(map(_ends_with_vm, sandbox.containers.values()))):
+                self._unchecked[name] = sandbox
+            else:
+                events += self._check(sandbox, with_vm, now)
         return events
 
     def lists_containers(self, sandbox: SandboxId) -> bool:
@@ -148,6 +155,11 @@ class DiskSources:
         # CPUs that are offline come back, but CPUs that a cgroup above withholds do not count.
         withheld = (cgroup.configured & self.online) - cgroup.effective if cgroup.effective else EMPTY
         yield CpusetSeen(sandbox, record.container.id, cgroup.configured - withheld, Source.CGROUP, boottime.now())
+
+
+def _ends_with_vm(record: ContainerRecord) -> bool:
+    """Whether a container cannot end before its VM without an event, and has no cgroup to read."""
+    return record.stopped or (record.reported_by(Source.KATA) and record.init is None)
 
 
 def _cpus_of(file: Path) -> CpuSet | None:

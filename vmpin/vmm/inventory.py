@@ -15,7 +15,7 @@ from vmpin.domain.events import VmmClaim
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuState, VcpuThreads, VmThread, named
 from vmpin.host.procfs import Procfs
 from vmpin.vmm import threads as vmm_threads
-from vmpin.vmm.process_table import ROUNDS, ProcessTable
+from vmpin.vmm.process_table import ROUNDS, SELDOM, ProcessTable
 from vmpin.vmm.recognition import Recognized, VmmProcess, evidence_strength, named_by_kata
 from vmpin.vmm.virtual_machine import Process, Refresh, Vm
 
@@ -57,8 +57,8 @@ class VmInventory:
         :returns: the sandboxes whose VM appeared, ended or was replaced."""
         if full:
             for _, process in self.followed.values():
-                process.mark_outdated()
-        self.process_table.scan(claims, full)
+                process.mark_outdated(names=True)
+        self.process_table.scan(claims, full, self.forks_reported)
         return self.assign(claims)
 
     def inspect(self, pid: int) -> Recognized | None:
@@ -187,9 +187,11 @@ class VmInventory:
         """Read a VM's threads, and identify them again if the result may have changed. A VM whose VMM has ended is
         dropped."""
         changed = False
-        turn = vm.vmm.pid % ROUNDS == self.process_table.round % ROUNDS
+        table = self.process_table
+        turn = table.is_turn(vm.vmm.pid, ROUNDS)
+        reread = table.is_turn(vm.vmm.pid, SELDOM) if self.forks_reported else turn
         for process in vm.processes():
-            outcome = process.read_threads(self.proc, turn, self.forks_reported)
+            outcome = process.read_threads(self.proc, reread, self.forks_reported)
             if outcome is Refresh.ENDED and process is vm.vmm:
                 self._drop(vm)
                 return Refresh.ENDED

@@ -26,8 +26,9 @@ from vmpin.vmm.vmms import library_with
 logger = logging.getLogger(__name__)
 
 #: A process that belongs to no sandbox is read again, as it may execute a VMM: in the first passes after it appeared,
-#: then in one of ROUNDS passes, chosen by its pid.
-ROUNDS = 16
+#: then in one of ROUNDS passes, chosen by its pid. While the kernel reports executed programs and new threads' names,
+#: that only makes up for what no event shows (a zombie), and is done in one of SELDOM passes.
+ROUNDS, SELDOM = 16, 64
 YOUNG_PASSES = 3
 #: The most impostors that are recorded: any user can create as many as the process limit allows.
 MAX_IMPOSTORS = 64
@@ -51,11 +52,12 @@ class ProcessTable:
         #: Users (uids) whose impostors were logged.
         self._warned: set[int] = set()
 
-    def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool) -> None:
+    def scan(self, claims: Mapping[SandboxId, VmmClaim], full: bool, reported: bool = False) -> None:
         """List the processes, and recognize those that are new or may have changed.
         :param claims: claims of sources about the VMMs' pids; claimed processes are always read, because a process may
             execute a VMM long after its creation.
-        :param full: whether to recognize every process again."""
+        :param full: whether to recognize every process again.
+        :param reported: whether events report every executed program."""
         self.round += 1
         self._claims = {claim.pid: ClaimedVmm(sandbox, claim) for sandbox, claim in claims.items()}
         pids = self.proc.pids()
@@ -63,14 +65,19 @@ class ProcessTable:
         for ended in self._seen.keys() - present:
             del self._seen[ended]
             self._drop(int(ended))
-        turn = self.round % ROUNDS
+        rounds = SELDOM if reported else ROUNDS
+        turn = self.round % rounds
         for pid in pids:
             since = self._seen.setdefault(pid, self.round)
-            if full or self.round - since < YOUNG_PASSES or int(pid) % ROUNDS == turn:
+            if full or self.round - since < YOUNG_PASSES or int(pid) % rounds == turn:
                 self._inspect(pid)
         for number in self._claims:
             if number not in self.vmms and (pid := str(number)) in present:
                 self._inspect(pid)
+
+    def is_turn(self, pid: int, rounds: int) -> bool:
+        """Whether this is the one of `rounds` passes in which a process is read again although nothing changed."""
+        return pid % rounds == self.round % rounds
 
     def inspect(self, pid: int) -> Recognized | None:
         """Recognize one process that was just created or executed a program. :returns: None if it belongs to no

@@ -40,12 +40,14 @@ class Process:
         self.threads = {} if threads is None else threads
         #: Threads first read in the last pass: their names may not have been set yet (a clone has its creator's name).
         self.young: set[int] = set()
-        #: Whether a thread was, or may have been, created since the last listing.
-        self._outdated = True
+        #: Whether a thread was, or may have been, created since the last listing; and whether one may have been named.
+        self._outdated, self._renamed = True, False
 
-    def mark_outdated(self) -> None:
-        """Make the next refresh list the threads, because one was created."""
+    def mark_outdated(self, names: bool = False) -> None:
+        """Make the next refresh list the threads, because one was created. :param names: also read the names of all
+        again, because events of them may have been lost."""
         self._outdated = True
+        self._renamed = self._renamed or names
 
     def has(self, thread: ThreadId) -> bool:
         """Whether a thread was among those read last."""
@@ -57,6 +59,7 @@ class Process:
         :param reread: whether to read all threads, not only new and young ones.
         :param forks_reported: whether every fork event calls `mark_outdated`. Then a process that is not outdated and
             has an unchanged number of threads is not listed."""
+        reread = reread or self._renamed
         same = not self.young and not reread
         if (same and forks_reported and not self._outdated
                 and proc.thread_count(self.pid) == len(self.tasks)):
@@ -82,7 +85,8 @@ class Process:
             self.threads.clear()
             return Refresh.ENDED
         changed = stats != self.stats
-        self.tasks, self.stats, self.young, self._outdated = tasks, stats, young, False
+        self.tasks, self.stats, self.young = tasks, stats, young
+        self._outdated = self._renamed = False
         if changed and self.role is not ThreadRole.EMULATOR:
             self.threads = {tid: VmThread(ThreadId(tid, stat.starttime), self.role, stat.comm, self.pid)
                             for tid, stat in stats.items()}

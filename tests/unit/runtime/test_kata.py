@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from system_calls import system_calls
 
 from vmpin.cpuset import MAX_REGIONS, CpuSet
 from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.errors import SourceError
+from vmpin.runtime import kata
 from vmpin.runtime.dialect import KATA_BUNDLE
 from vmpin.runtime.kata import (
     MAX_CONTAINERS,
@@ -199,6 +201,22 @@ def test_an_update_of_the_same_length_in_the_same_tick_of_the_clock_is_seen(disk
     disk.write({"State": "stopped"}, "c1", at=now)
     (container,) = disk.only().containers or ()
     assert (container.cpuset, container.state) == (CpuSet.parse("4-5"), ContainerState.STOPPED)
+
+
+def test_the_containers_files_are_read_no_more_when_the_sandboxs_is_old(
+        disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kata writes theirs after the sandbox's, in one go, and never alone."""
+    disk.write(GO)
+    disk.write({"State": "running"}, "c1")
+    disk.write({"State": "stopped"}, "c2")
+    first = disk.only()
+    assert disk.only() is first  # also with a stopped container
+    monkeypatch.setattr(kata, "CONTAINERS_FOLLOW", 0.0)
+    assert system_calls(disk.state.sandboxes) == {"listdir": 2, "stat": 1}
+    assert disk.only() is first
+    disk.write({**GO, "State": "paused"}, at=AGO + 1)
+    disk.write({"State": "stopped"}, "c1", at=AGO + 1)
+    assert [each.state.value for each in disk.only().containers or ()] == ["running", "stopped", "stopped"]
 
 
 def test_a_sandbox_that_is_gone_is_forgotten(disk: Disk) -> None:

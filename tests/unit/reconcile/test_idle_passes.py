@@ -1,0 +1,68 @@
+"""Passes in which nothing has changed: what they read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from newcomers import Machine, by_name, sandbox, tids
+from system_calls import system_calls
+
+from vmpin.vmm.process_table import ROUNDS, SELDOM, YOUNG_PASSES
+
+pytest_plugins = ["given_unit"]
+
+#: What a pass reads whatever is on the node: the online and the isolated CPUs, the checkpoint, Kata's directories.
+OPENS, STATS = 5, 3
+
+
+def _vmm(machine: Machine, crowd: Path, name: str) -> subprocess.Popen[bytes]:
+    return machine.crowd(
+        crowd, "qemu-system-x86_64", "-name", f"sandbox-{sandbox(name)},debug-threads=on", "-smp", "8")
+
+
+def _settle(machine: Machine, monkeypatch: pytest.MonkeyPatch, *own: int) -> None:
+    """Only these processes are there, the kernel reports what they do, and nothing is new any more."""
+    monkeypatch.setattr(machine.node_state.proc, "pids", lambda: list(map(str, own)))
+    machine.reconciler.resync(full=True)
+    machine.node_state.forks_reported(True)
+    for _ in range(YOUNG_PASSES + 1):
+        machine.reconciler.resync()
+
+
+def test_a_pass_without_changes_reads_masks_and_counts_threads_and_opens_no_file_of_theirs(
+        machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vmms = [_vmm(machine, crowd, name) for name in "abc"]
+    _settle(machine, monkeypatch, *(vmm.pid for vmm in vmms))
+    turns = []
+    for _ in range(SELDOM):
+        calls = system_calls(machine.reconciler.resync)
+        assert calls["sched_getaffinity"] == sum(len(tids(vmm)) for vmm in vmms)
+        if calls["open"] > OPENS:
+            turns.append(calls["open"])
+        else:
+            assert calls["stat"] == len(vmms) + STATS, calls
+    assert len(turns) <= len(vmms), turns
+
+
+def test_names_are_read_again_after_lost_events_and_else_seldom(
+        machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no event is lost, each new name is reported."""
+    vmm = _vmm(machine, crowd, "a")
+    _settle(machine, monkeypatch, vmm.pid)
+    tid, stats = by_name(vmm, "call_rcu"), machine.node_state.vms[sandbox("a")].vmm.stats
+
+    def name_after(full: bool, *, passes: int = 1) -> str:
+        """Its name as a pass has it that was wrong before, as after a lost event."""
+        machine.node_state.vms[sandbox("a")].vmm.stats[tid] = stats[tid]._replace(comm="before")
+        machine.node_state.inventory.process_table.round = vmm.pid + ROUNDS - 1  # its turn without events
+        for _ in range(passes):
+            machine.reconciler.resync(full=full)
+        return machine.node_state.vms[sandbox("a")].vmm.stats[tid].comm
+
+    assert name_after(full=False) == "before"
+    assert name_after(full=True) == "call_rcu"
+    assert name_after(full=False, passes=SELDOM) == "call_rcu"
+    machine.node_state.forks_reported(False)
+    assert name_after(full=False) == "call_rcu"
