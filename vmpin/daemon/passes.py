@@ -114,7 +114,11 @@ class Passes:
     def follow_hook(self, sandboxes: set[SandboxId], since: float) -> None:
         """Reconcile the sandboxes of a hook's message now, and again while they settle."""
         self.run(sandboxes, "hook", since)
-        self.rechecks.restart(sandboxes)
+        self.recheck_soon(sandboxes)
+
+    def recheck_soon(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Have sandboxes rechecked from the first step on, those that have a VM or may get one."""
+        self.rechecks.restart(filter(self._node_state.may_get_vm, sandboxes))
 
     def record(self, report: PassReport, why: str, since: float | None = None) -> None:
         """Count a pass, and have guests and rechecks follow it."""

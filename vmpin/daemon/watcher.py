@@ -202,7 +202,7 @@ class Watcher:
         if grows:
             self._cpuset_files.expect_moves(grows)
             self._watch_files()
-        self.passes.rechecks.restart(begun | grows)
+        self.passes.recheck_soon(begun | grows)
         self.saving.save_soon()
 
     @log.operation()

@@ -266,6 +266,7 @@ class ProcEventsFeed:
 
     def _resync_soon(self, why: str) -> None:
         """Request a full pass, at most one per `events_lost` seconds."""
+        self._node_state.forks_reported(False)  # until then the processes are listed, as without the connector
         if self._resync is None:
             wait = max(0.0, self._last_resync + self._timeouts.events_lost - time.monotonic())
             self._resync = asyncio.get_running_loop().call_later(wait, self._resync_now)

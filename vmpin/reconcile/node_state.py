@@ -291,7 +291,8 @@ class NodeState:
         self.authorities.put(self._observed, self._every_container_known())
 
     def forks_reported(self, reported: bool) -> None:
-        """Record whether every fork event reaches us: an unchanged thread count then means an unchanged thread set."""
+        """Record whether every fork and exec event reaches us: an unchanged thread count then means an unchanged
+        thread set, and a sandbox without a sign of a VM has none."""
         self.inventory.forks_reported = reported
 
     def take_pod_resources(self, resources: Mapping[tuple[str, str, str], CpuSet] | None) -> None:
@@ -362,6 +363,13 @@ class NodeState:
     def has_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox's VMM runs, or Kata has state of it."""
         return sandbox in self.vms or sandbox in self.sources.sandboxes
+
+    def may_get_vm(self, sandbox: SandboxId) -> bool:
+        """Whether to look for the VM of a sandbox without one. Where the kernel reports every new program, only if
+        there is a sign of a VM: QEMU's -daemonize runs it in a forked child, which no event of a program reports."""
+        state = self.state.sandboxes.get(sandbox)
+        return not self.inventory.forks_reported or self.has_vm(sandbox) or sandbox in self.helped() or (
+            state is not None and (state.vmm is not None or state.runtime == "vmm" or named_for_kata(state.handler)))
 
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""

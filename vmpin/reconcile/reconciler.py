@@ -112,7 +112,7 @@ class Reconciler:
     def reconcile(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> PassReport:
         """A pass over some sandboxes, and over others whose placement depends on theirs (the shared pool).
         :param act: whether to set the masks that differ.
-        :param scan: whether to look for VMs of sandboxes without one."""
+        :param scan: whether to look for VMs of sandboxes without one, where they may have one (`may_get_vm`)."""
         node_state = self.node_state
         started = time.perf_counter()
         wanted = set(sandboxes)
@@ -120,7 +120,7 @@ class Reconciler:
         if node_state.sources.unsettled or any(map(node_state.pinner.refused_early, wanted)):
             node_state.sources.read()
             node_state.apply_events(node_state.sources.events(node_state.state, set(node_state.vms)))
-        if scan and any(sandbox not in node_state.vms for sandbox in wanted):
+        if scan and any(sandbox not in node_state.vms and node_state.may_get_vm(sandbox) for sandbox in wanted):
             self._scan(full=False)
         results = self._pass([sandbox for sandbox in node_state.vms if sandbox in wanted], act)
         return PassReport(results, len(wanted), time.perf_counter() - started)

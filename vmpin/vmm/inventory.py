@@ -43,7 +43,8 @@ class VmInventory:
         self.vcpus: dict[SandboxId, VcpuThreads] = dict(vcpus or {})
         #: Whether `vcpus` has changed since this was last set to False.
         self.unsaved = False
-        #: Whether every fork event marks its process outdated: then an unchanged thread count means unchanged threads.
+        #: Whether every fork marks its process outdated, and every program is inspected when it is executed: then an
+        #: unchanged thread count means unchanged threads, and a VMM needs no search among all processes.
         self.forks_reported = False
         self.process_table = ProcessTable(proc)
         #: By sandbox, the pids of VMMs with equally strong evidence for it; the first one is placed.

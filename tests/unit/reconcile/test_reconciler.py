@@ -254,3 +254,21 @@ def test_the_configured_annotation_is_used_from_the_start_and_adapters_are_left_
     assert reconciler.node_state.sources.kata.exclusive_annotation == ""
     reconciler.node_state.reconfigure(config)
     assert reconciler.node_state.sources.kata.exclusive_annotation == "x/y"
+
+
+@pytest.mark.parametrize(("reported", "event", "scans"), [
+    (False, SandboxSeen(sandbox("pod"), "nri"), 1),
+    (True, SandboxSeen(sandbox("pod"), "nri"), 0),
+    (True, SandboxSeen(sandbox("pod"), "oci"), 0),
+    (True, SandboxSeen(sandbox("pod"), "nri", handler="kata-qemu"), 1),
+    (True, SandboxSeen(sandbox("pod"), "nri", vmm=ThreadId(1, 1)), 1),
+    (True, SandboxSeen(sandbox("pod"), "vmm"), 1)])
+def test_processes_are_listed_only_for_a_sandbox_that_may_get_a_vm(
+        given: Given, reported: bool, event: SandboxSeen, scans: int) -> None:
+    """Where the kernel reports every new program, that is one with a sign of a VM: QEMU's -daemonize forks it."""
+    node_state = given.reconciler.node_state
+    node_state.apply_events([event])
+    node_state.forks_reported(reported)
+    before = node_state.inventory.process_table.round
+    given.reconciler.reconcile([sandbox("pod")])
+    assert node_state.inventory.process_table.round - before == scans
