@@ -23,6 +23,7 @@ import growth
 import guest_agent
 import hostile
 import inputs
+import lifecycles
 import newborns
 import nodes
 import nri
@@ -89,6 +90,17 @@ def _update_cost(bench: Bench) -> list[Figure]:
     return [nri.update_cost(bench.made, 2 if bench.quick else 30)]
 
 
+def _lifecycle_runc(bench: Bench, allocating: bool) -> list[Figure]:
+    bench.close()
+    return [lifecycles.runc(bench.made, allocating, 2 if bench.quick else 50)]
+
+
+def _in_a_vm(bench: Bench, measured: Callable[[Node, Machine, int], Figure]) -> list[Figure]:
+    bench.close()
+    with stand_ins(1, bench.build) as (machine,):
+        return [measured(bench.made, machine, 2 if bench.quick else 50)]
+
+
 def _guest_apply(bench: Bench) -> list[Figure]:
     bench.close()
     return [guest_agent.apply(bench.made, 5 if bench.quick else 50, bench.rounds(100), bench.build)]
@@ -138,6 +150,10 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("growth_rss", "growth_idle", "growth_status", "growth_start", "growth_pass"): _growth,
     ("discover_300",): _cold,
     ("nri_update_cost",): _update_cost,
+    ("lifecycle_runc",): lambda bench: _lifecycle_runc(bench, allocating=False),
+    ("lifecycle_allocating",): lambda bench: _lifecycle_runc(bench, allocating=True),
+    ("lifecycle_vm",): lambda bench: _in_a_vm(bench, lifecycles.vm),
+    ("hook_to_masks",): lambda bench: _in_a_vm(bench, lifecycles.hook_to_masks),
     ("guest_apply",): _guest_apply,
     ("guest_idle_rss", "guest_idle_wakes"): _guest_rest,
     ("report_rss", "report_idle_cpu", "change_to_condition"): _reporting,

@@ -123,6 +123,23 @@ def test_what_a_plugin_costs_is_measured(tmp_path: Path) -> None:
     assert left_over(ran.pid) == []
 
 
+def test_the_events_of_a_container_are_measured_beside_a_bare_plugin(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "bench.json"
+    names = "lifecycle_runc", "lifecycle_allocating", "lifecycle_vm", "hook_to_masks"
+    ran, _, err = run(*(word for name in names for word in ("--only", name)), "-o", out)
+    assert ran.returncode == 0, err
+    figures = json.loads(out.read_text())["benchmarks"]
+    assert tuple(figure["name"] for figure in figures) == names
+    for figure in figures:
+        assert figure.keys() >= FIELDS
+        assert figure["floor"] > 0
+    assert [figure.get("others") for figure in figures] == [100, 100, 100, None]
+    assert figures[3]["value"] >= 0
+    assert left_over(ran.pid) == []
+
+
 def test_new_threads_and_storms_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")
