@@ -4,15 +4,14 @@ It needs no configuration, and works with any program that sets the cpusets of a
 and topology-aware, koordinator). It errs towards sharing: a single container without a cpuset may use every CPU.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Assignments, Owner, Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState, is_full
-from vmpin.domain.model import ContainerId
+from vmpin.domain.model import ContainerId, SandboxId
 
 #: A CPU that its owner lost to a new container stays shared for at least so long (s), even if that container ends
 #: sooner: a container that is created and removed every second must not move another pod's vCPUs every second. For so
@@ -35,26 +34,29 @@ def usable_cpus(record: ContainerRecord, online: CpuSet) -> CpuSet:
     return (container.cpuset | (container.requested_cpuset or EMPTY)) & online
 
 
-def shared_cpus(sandboxes: Iterable[SandboxState], online: CpuSet) -> CpuSet:
-    """The CPUs that containers of two pods may use."""
-    used = shared = EMPTY
-    for sandbox in sandboxes:
-        cpus = union(usable_cpus(record, online) for record in counted(sandbox))
-        shared |= used & cpus
-        used |= cpus
-    return shared
+class _PodCpus(NamedTuple):
+    """The CPUs that a pod may use, and those of its containers' cpusets, as a state of the sandbox has them. A cpuset
+    of all CPUs is left out: its container owns none."""
+
+    state: SandboxState
+    usable: CpuSet
+    cpusets: tuple[tuple[ContainerId, CpuSet], ...]
 
 
-def owned_cpus(sandboxes: Iterable[SandboxState], online: CpuSet, shared: CpuSet) -> dict[ContainerId, CpuSet]:
-    """The CPUs of each container's cpuset that are not shared with another pod. A container with a cpuset of all CPUs
-    owns none."""
-    owned = {}
-    for sandbox in sandboxes:
-        for record in counted(sandbox):
-            cpus = (record.container.cpuset or EMPTY) & online
-            if cpus != online and (own := cpus - shared):
-                owned[record.container.id] = own
-    return owned
+def _pod_cpus(sandbox: SandboxState, online: CpuSet) -> _PodCpus:
+    records = counted(sandbox)
+    cpusets = ((record.container.id, (record.container.cpuset or EMPTY) & online) for record in records)
+    return _PodCpus(sandbox, union(usable_cpus(record, online) for record in records),
+                    tuple((container, cpus) for container, cpus in cpusets if cpus and cpus != online))
+
+
+def _shared_cpus(pods: Iterable[_PodCpus]) -> CpuSet:
+    """The CPUs that two pods may use."""
+    used = shared = 0
+    for pod in pods:
+        shared |= used & pod.usable.bits
+        used |= pod.usable.bits
+    return CpuSet.from_bits(shared)
 
 
 class ObservedAuthority:
@@ -70,6 +72,7 @@ class ObservedAuthority:
         self._held: dict[int, float] = {}
         self._shared = EMPTY  #: The CPUs that were shared when last looked at.
         self._input: tuple[DesiredState, CpuSet] | None = None
+        self._pods: dict[SandboxId, _PodCpus] = {}  #: Of the state looked at last.
         self._assignments = Assignments()
 
     def assignments(self, state: DesiredState) -> Assignments | None:
@@ -81,17 +84,21 @@ class ObservedAuthority:
         now, online = self._clock(), self._online()
         if self._input is not None and self._input[0] is state and self._input[1] == online and not self._expired(now):
             return self._assignments
+        before = self._pods if self._input is not None and self._input[1] == online else {}
         self._input = state, online
-        shared = shared_cpus(state.sandboxes.values(), online)
+        self._pods = {name: pod if (pod := before.get(name)) is not None and pod.state is sandbox
+                      else _pod_cpus(sandbox, online) for name, sandbox in state.sandboxes.items()}
+        shared = _shared_cpus(self._pods.values())
         # A CPU is lost if it was owned and is shared now. It counts as shared until `SHARED_FOR` after it last was: a
         # CPU that was shared when last looked at has been so until now.
         for cpu in (shared | self._shared) & (self._assignments.owned | CpuSet(self._lost)):
             self._lost[cpu] = now
         self._shared = shared
         self._lost = {cpu: since for cpu, since in self._lost.items() if now < since + SHARED_FOR}
+        taken = shared | CpuSet(self._lost)
         owned: dict[Owner, CpuSet] = {
-            ("", container): cpus for container, cpus in
-            owned_cpus(state.sandboxes.values(), online, shared | CpuSet(self._lost)).items()}
+            ("", container): own for pod in self._pods.values() for container, cpus in pod.cpusets
+            if (own := cpus - taken)}
         recent = self._recent(now, union(owned.values()), shared)
         if (owned, recent) != (self._assignments.exclusive, self._assignments.recent):
             self._assignments = Assignments(owned, recent=recent)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from vmpin.authorities.authority import Authorities
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, union
+from vmpin.domain.assignments import Owner
 from vmpin.domain.desired_state import DesiredState, SandboxState
 from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.domain.sandbox_placement import Placement, Previous, Verdict
@@ -31,7 +32,12 @@ class PlacementCache:
         self._authorities = authorities
         self.rulings = authorities.rulings(state)
         self.node = self._node(topology)
-        self.own: Ownership = ownership({}, self.node)
+        self._claims: dict[SandboxId, CpuClaims] = {}
+        self._pods: dict[SandboxId, str] = {}  #: The pod uids of sandboxes.
+        self._unreported: Mapping[Owner, CpuSet] = {}  #: The CPUs of containers that only an authority lists.
+        #: Another object whenever an exclusive CPU, or the pool, may have changed. Its claims and pods are those of
+        #: now: they are not copied for each container without CPUs of its own.
+        self.own: Ownership = ownership(self._claims, self.node, self._pods)
         self.placements: dict[SandboxId, Placement] = {}
         #: The parts of previous placements that the next ones keep to.
         self.previous: dict[SandboxId, Previous] = dict(previous)
@@ -41,8 +47,6 @@ class PlacementCache:
         self.unmanaged: dict[SandboxId, str] = {}
         #: The sandboxes to place again in the next pass.
         self.dirty: set[SandboxId] = set()
-        self._claims: dict[SandboxId, CpuClaims] = {}
-        self._pods: dict[SandboxId, str] = {}  #: The pod uids of sandboxes.
         #: Whether ownership has to be recomputed, even if no sandbox changed.
         self._node_changed = True
 
@@ -86,19 +90,23 @@ class PlacementCache:
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
             return set()
-        self._node_changed = ownership_changed = False
+        node_changed, self._node_changed = self._node_changed, False
+        exclusive_changed = False
         failed_claims: set[SandboxId] = set()
         for sandbox in dirty:
             try:
-                ownership_changed |= self._claim(sandbox, state.sandboxes.get(sandbox))
+                exclusive_changed |= self._claim(sandbox, state.sandboxes.get(sandbox))
             except Exception as err:  # the other sandboxes are placed
                 self.dirty.add(sandbox)
                 failed_claims.add(sandbox)
                 failed(sandbox, err)
         before = self.own
-        unreported = unreported_assignments(state, self.rulings)
-        self.own = ownership(with_unreported(self._claims, unreported, self.node.online), self.node, self._pods)
-        if ownership_changed or any(getattr(self.own, cpus) != getattr(before, cpus)
+        if node_changed or exclusive_changed:
+            self._unreported = unreported_assignments(state, self.rulings)
+        claims = with_unreported(self._claims, self._unreported, self.node.online)
+        if node_changed or exclusive_changed or claims is not before.claims:
+            self.own = ownership(claims, self.node, self._pods)
+        if exclusive_changed or any(getattr(self.own, cpus) != getattr(before, cpus)
                                     for cpus in ("pool", "exclusive", "recent")):
             dirty.update(self._affected(before, vms.keys()))
         changed = set()
@@ -113,9 +121,9 @@ class PlacementCache:
         return changed
 
     def _claim(self, sandbox: SandboxId, sandbox_state: SandboxState | None) -> bool:
-        """Recompute a sandbox's claims. :returns: whether its exclusive CPUs changed."""
+        """Recompute a sandbox's claims. :returns: whether its exclusive CPUs, or the pod that has them, changed."""
         new = sandbox_state and claims_of(effective_containers(sandbox_state, self.rulings), self.node)
-        old = self._claims.get(sandbox)
+        old, old_pod = self._claims.get(sandbox), self._pods.get(sandbox)
         if new is None:
             self._claims.pop(sandbox, None)
         else:
@@ -124,7 +132,8 @@ class PlacementCache:
             self._pods[sandbox] = sandbox_state.pod.uid
         else:
             self._pods.pop(sandbox, None)
-        return (old and old.exclusive) != (new and new.exclusive)
+        before, after = old.exclusive if old else (), new.exclusive if new else ()
+        return before != after or bool(after and old_pod != self._pods.get(sandbox))
 
     def _place_again(self, sandbox: SandboxId, vm: Vm | None, sandbox_state: SandboxState | None) -> bool:
         """Recompute a sandbox's placement. :returns: whether it changed; False also if there is none (any more)."""

@@ -127,12 +127,15 @@ PODS = st.dictionaries(st.sampled_from("abcd"), st.lists(CPUSETS, max_size=3), m
 @given(st.lists(st.tuples(PODS, st.floats(0, 12)), min_size=1, max_size=8))
 def test_no_cpu_is_owned_that_another_pods_container_may_use(
         steps: list[tuple[dict[str, list[str | None]], float]]) -> None:
-    """In whichever order containers come and go, after each step."""
-    node = Node()
+    """In whichever order containers come and go, after each step; a pod that stays as it was is the same object."""
+    node, before = Node(), DesiredState()
     for pods, wait in steps:
         node.now += wait
-        owned = node.owned(state_of({name: [record(f"{name}{number}", cpuset) for number, cpuset in enumerate(cpusets)]
-                                     for name, cpusets in pods.items()}))
+        state = state_of({name: [record(f"{name}{number}", cpuset) for number, cpuset in enumerate(cpusets)]
+                          for name, cpusets in pods.items()})
+        before = DesiredState({name: old if (old := before.sandboxes.get(name)) == new else new
+                               for name, new in state.sandboxes.items()})
+        owned = node.owned(before)
         for name, cpusets in pods.items():
             others = union((CpuSet.parse(cpuset) if cpuset else ONLINE) for other, theirs in pods.items()
                            if other != name for cpuset in theirs)

@@ -51,6 +51,23 @@ STATE = DesiredState({sandbox: SandboxState(sandbox, containers={SIDE.container.
 VMS = {ONE: vm(ONE, 10), TWO: vm(TWO, 20)}
 
 
+def test_a_container_without_cpus_of_its_own_changes_no_ownership(cache: PlacementCache) -> None:
+    """Readers that follow ownership compare the object alone; its claims are those of now."""
+    cache.place_changed(STATE, VMS, lambda _: None, fail)
+    before, three = cache.own, SandboxId("three")
+    came = DesiredState({**STATE.sandboxes, three: SandboxState(three, containers={SIDE.container.id: SIDE})})
+    cache.dirty = {three}
+    assert cache.place_changed(came, VMS, lambda _: None, fail) == set()
+    assert cache.own is before
+    assert cache.own.claims[three].shared == ((SIDE.container.id, None),)
+    own = SIDE._replace(container=SIDE.container._replace(cpuset=CpuSet((3,)), exclusive=True))
+    cache.dirty = {three}
+    cache.place_changed(DesiredState({**came.sandboxes, three: SandboxState(
+        three, containers={SIDE.container.id: own})}), VMS, lambda _: None, fail)
+    assert cache.own is not before
+    assert (str(cache.own.exclusive), str(cache.own.pool)) == ("3", "0-2")
+
+
 def test_a_sandbox_without_a_change_is_not_placed_again(cache: PlacementCache) -> None:
     moved: list[SandboxId] = []
     assert cache.place_changed(STATE, VMS, moved.append, fail) == {ONE, TWO}
