@@ -18,6 +18,7 @@ from pathlib import Path
 
 import allocating
 import creating
+import crowding
 import drifting
 import growth
 import guest_agent
@@ -101,6 +102,11 @@ def _in_a_vm(bench: Bench, measured: Callable[[Node, Machine, int], Figure]) -> 
         return [measured(bench.made, machine, 2 if bench.quick else 50)]
 
 
+def _first_exclusive(bench: Bench) -> list[Figure]:
+    bench.close()
+    return [crowding.first_exclusive(*(2, 1) if bench.quick else (10, 10))]
+
+
 def _guest_apply(bench: Bench) -> list[Figure]:
     bench.close()
     return [guest_agent.apply(bench.made, 5 if bench.quick else 50, bench.rounds(100), bench.build)]
@@ -154,6 +160,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("lifecycle_allocating",): lambda bench: _lifecycle_runc(bench, allocating=True),
     ("lifecycle_vm",): lambda bench: _in_a_vm(bench, lifecycles.vm),
     ("hook_to_masks",): lambda bench: _in_a_vm(bench, lifecycles.hook_to_masks),
+    ("first_exclusive_100",): _first_exclusive,
     ("guest_apply",): _guest_apply,
     ("guest_idle_rss", "guest_idle_wakes"): _guest_rest,
     ("report_rss", "report_idle_cpu", "change_to_condition"): _reporting,

@@ -140,6 +140,19 @@ def test_the_events_of_a_container_are_measured_beside_a_bare_plugin(tmp_path: P
     assert left_over(ran.pid) == []
 
 
+def test_an_exclusive_container_among_shared_ones_is_measured(tmp_path: Path) -> None:
+    need_root()
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "first_exclusive_100", "-o", out)
+    if "not measured: needs " in err:
+        lacking(err)
+    assert ran.returncode == 0, err
+    (figure,) = json.loads(out.read_text())["benchmarks"]
+    assert figure.keys() >= FIELDS
+    assert (figure["name"], figure["shared"], figure["rounds"]) == ("first_exclusive_100", 10, 2)
+    assert min(figure["value"], figure["floor"], figure["without_headroom"], figure["beside"]) > 0
+
+
 def test_new_threads_and_storms_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")

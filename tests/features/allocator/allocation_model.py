@@ -34,6 +34,7 @@ MACHINES = [
     Topology.build(CpuSet(range(12)), cores=[CpuSet((n, n + 6)) for n in range(6)],
                    caches=[CpuSet((0, 1, 2, 6, 7, 8)), CpuSet((3, 4, 5, 9, 10, 11))],
                    nodes={0: CpuSet((0, 1, 2, 6, 7, 8)), 1: CpuSet((3, 4, 5, 9, 10, 11))}, isolated=CpuSet((5, 11))),
+    Topology.build(CpuSet(range(16)), nodes={0: CpuSet(range(8)), 1: CpuSet(range(8, 16))}),
 ]
 
 
@@ -42,7 +43,7 @@ def option_sets(draw: st.DrawFn) -> AllocationOptions:
     reserved = draw(st.sampled_from([EMPTY, CpuSet((0,)), CpuSet((0, 1))]))
     return AllocationOptions(
         mode=AllocationMode.ON, reserved=reserved, strict_reserved=bool(reserved) and draw(st.booleans()),
-        pool_headroom=draw(st.sampled_from([0, 0, 1, 3])), privileged_namespaces=frozenset({"a"}),
+        pool_headroom=draw(st.sampled_from([0, None, 1, 3])), privileged_namespaces=frozenset({"a"}),
         groups={"set": GroupRule(CpuSet((3,)))} if draw(st.booleans()) else {})
 
 
@@ -135,7 +136,7 @@ class ModelNode:
         assert whole.isdisjoint(ledger.out_of_pool())
         assert ledger.shared
         assert ledger.shared <= whole
-        assert len(whole - ledger.shared) <= self.options.pool_headroom
+        self.check_headroom(whole)
         for grant in ledger.grants.values():
             if grant.policy in (CpuPolicy.EXCLUSIVE, CpuPolicy.FIXED) and not grant.left_alone:
                 assert len(grant.cpus) == grant.amount.size
@@ -143,6 +144,15 @@ class ModelNode:
             if not grant.own_spare:
                 assert grant.spare <= whole
         self._check_spare_sets(live, whole)
+
+    def check_headroom(self, whole: CpuSet) -> None:
+        """No more than configured, and with `auto` none that the pool's containers request."""
+        most, live = self.options.pool_headroom, [grant for grant in self.ledger.grants.values() if grant.live]
+        if most is None:
+            requested = sum(grant.amount.request for grant in live if not grant.out_of_pool
+                            and grant.policy in (CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.FIXED))
+            most = max(0, min(len(self.machine.online) // 8, len(whole) // 4, (1000 * len(whole) - requested) // 1000))
+        assert len(whole - self.ledger.shared) <= most
 
     def _check_spare_sets(self, live: list[Grant], whole: CpuSet) -> None:
         for sandbox in {grant.sandbox for grant in live if grant.vm}:
@@ -161,6 +171,15 @@ class ModelNode:
                 assert spare.isdisjoint(whole)
 
     # What happens.
+
+    def crowd(self, count: int) -> None:
+        """A pod with so many shared containers that run."""
+        self.sandboxes[SandboxId("a-crowd")] = False
+        for number in range(count):
+            name = ContainerId(f"crowd{number}")
+            assert not self.create(RequestedContainer(name, SandboxId("a-crowd"), name, "a", "crowd", "uid-crowd",
+                                                      shares=2))
+            self.start(name)
 
     def create(self, requested: RequestedContainer, replay: bool = False) -> str:
         """The runtime's CreateContainer; its failure is undone with StopContainer and RemoveContainer."""

@@ -64,6 +64,13 @@ def test_who_has_what_why_and_since_when() -> None:
                                  "fits has 5, within one NUMA node 3, within one last-level cache 2")
 
 
+def test_the_headroom_is_named() -> None:
+    given = view(grant("main", "2,6"))
+    assert summary(allocation_report(given))[1] == "pool 0-1,3-5,7, reserved 0"
+    kept = given._replace(ledger=given.ledger._replace(shared=CpuSet.parse("0,3-4,7")))
+    assert summary(allocation_report(kept))[1] == "pool 0-1,3-5,7, reserved 0, headroom 1,5"
+
+
 def test_containers_on_other_cpus_than_they_were_given_are_misplaced() -> None:
     found = allocation_report(view(
         grant("same", "2"), grant("other", "3"), grant("offline", "1", written=CpuSet.parse("1,9")),

@@ -29,8 +29,8 @@ MACHINE = Topology.build(ONLINE, cores=[CpuSet((cpu, cpu + 1)) for cpu in range(
 POLICY = "cpu-policy.vmpin.io"
 
 
-def options(mode: AllocationMode = AllocationMode.ON, delay: float = 0.0) -> AllocationOptions:
-    return AllocationOptions(mode, RESERVED, grow_delay_seconds=delay)
+def options(mode: AllocationMode = AllocationMode.ON, delay: float = 0.0, headroom: int = 0) -> AllocationOptions:
+    return AllocationOptions(mode, RESERVED, grow_delay_seconds=delay, pool_headroom=headroom)
 
 
 class Box(NamedTuple):
@@ -45,14 +45,15 @@ class Box(NamedTuple):
 class Runtime:
     """Pods and containers, and what a runtime does with answers."""
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "ledger.json"
+    def __init__(self, directory: Path, headroom: int = 0) -> None:
+        self.path, self.headroom = directory / "ledger.json", headroom
         self.boxes: dict[ContainerId, Box] = {}
         self.sandboxes: set[SandboxId] = set()
         self.allocator = self.made()
 
     def made(self, mode: AllocationMode = AllocationMode.ON, boot_id: str = "boot") -> CpuAllocator:
-        return CpuAllocator(MACHINE, options(mode), LedgerFile(self.path, boot_id), lambda pod: VmSize())
+        chosen = options(mode, headroom=self.headroom)
+        return CpuAllocator(MACHINE, chosen, LedgerFile(self.path, boot_id), lambda pod: VmSize())
 
     def box(self, name: str, size: int = 0) -> RequestedContainer:
         """A container of a pod of its own; `size`: CPUs for it alone."""
@@ -155,9 +156,10 @@ class Runtime:
             if box.exists and box.exclusive:
                 assert len(box.cpus or EMPTY) == (box.asked.quota or 0) // 100_000
             elif box.exists:
-                assert box.cpus == ONLINE - held
+                assert box.cpus == ledger.shared
         assert union(granted.exclusive.values()) == own
-        assert granted.pool == ONLINE - held
+        assert granted.pool == ledger.shared
+        assert len(ONLINE - held - ledger.shared) == min(self.headroom, len(ONLINE - held - RESERVED))
 
 
 def pod(sandbox: SandboxId) -> NriPod:
@@ -194,15 +196,25 @@ def gone(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(("file", "every"), [(kept, 1), (torn, 4), (gone, 3)])
+def test_with_headroom_an_answer_updates_no_other_container(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path, headroom=2)
+    runtime.list()
+    list(runtime.create("shared"))
+    assert not runtime.allocator.decide(Verb.CREATE, runtime.box("one", 2)).updates
+    assert list(runtime.by_cri()) == ["shared begun", "shared given"], "headroom returns in the background"
+    assert runtime.boxes[ContainerId("shared")].cpus == CpuSet((0, 1, 6, 7))
+
+
+@pytest.mark.parametrize(("file", "every", "headroom"), [(kept, 1, 0), (torn, 4, 0), (gone, 3, 0), (kept, 1, 2),
+                                                         (gone, 3, 1)])
 def test_a_kill_at_any_step_leaves_no_overlap_and_no_leak(tmp_path: Path, file: Callable[[Path], None],
-                                                          every: int) -> None:
+                                                          every: int, headroom: int) -> None:
     (tmp_path / "all").mkdir()
-    steps = list(story(Runtime(tmp_path / "all")))
+    steps = list(story(Runtime(tmp_path / "all", headroom)))
     assert len(steps) > 25
     for number in range(0, len(steps), every):
         (tmp_path / str(number)).mkdir()
-        killed_at(number, Runtime(tmp_path / str(number)), file)
+        killed_at(number, Runtime(tmp_path / str(number), headroom), file)
 
 
 def killed_at(step: int, runtime: Runtime, file: Callable[[Path], None]) -> None:

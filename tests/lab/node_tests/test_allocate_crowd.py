@@ -99,7 +99,7 @@ def _wait_for(node: AllocatingNode, container: Container, cpus: CpuSet) -> None:
 
 def test_a_creation_within_the_headroom_updates_no_shared_container(node: AllocatingNode) -> None:
     """The next one does, and takes as much headroom out of the pool again."""
-    node.configure(allocate={"pool_headroom": 2})
+    node.configure(allocate={"pool_headroom": 2, "grow_delay_seconds": 3600})  # it does not return meanwhile
     node.connect()
     shared = crowd(node, 2)
     [before] = on(shared)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from vmpin.bounded import parse_whole
 from vmpin.config import values
 from vmpin.config.values import setting
 from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
@@ -22,11 +23,11 @@ def _mode(value: object) -> str:
     return _MODES("on" if value is True else value)
 
 
-def _headroom(value: object) -> int:
+def _headroom(value: object) -> str:
     try:
-        return 0 if value == 0 or value == "0" else values.count(value)
+        return "auto" if value == "auto" else "0" if value == 0 or value == "0" else str(values.count(value))
     except ValueError:
-        raise ValueError("is no number from 0 to 999999") from None
+        raise ValueError("is neither auto nor a number from 0 to 999999") from None
 
 
 def _honour(value: object) -> str:
@@ -95,8 +96,9 @@ class AllocateSettings(NamedTuple):
     spread: str = setting("off", values.one_of("off", "nodes"), "nodes: where more than one NUMA node is needed, the "
                           "same number of CPUs from each")
     strict_reserved: bool = setting(False, values.flag, "whether the pool is without the reserved CPUs")
-    pool_headroom: int = setting(0, _headroom, "CPUs that stay out of the pool while they are free, so that the next "
-                                 "exclusive container updates no shared one")
+    pool_headroom: str = setting("auto", _headroom, "free CPUs that shared containers are kept off, so that the next "
+                                 "exclusive container waits for no update of them: a number, or auto (one core of "
+                                 "each NUMA node while there are more than 6 shared containers)")
     privileged_namespaces: str = setting("kube-system", values.token, "namespaces whose containers may ask for the "
                                          "policy infra and for isolated CPUs, separated by commas")
     groups: str = setting("", _groups, "groups that containers of several namespaces may join, separated by ;, each "
@@ -117,10 +119,11 @@ class AllocateSettings(NamedTuple):
         from vmpin.features.allocator.grants import allocation_options as allowed  # not in what every command loads
         from vmpin.features.allocator.grants.cpu_request import Alignment, SmtUse
 
+        headroom = parse_whole(self.pool_headroom, 999999)  # None: auto
         return allowed.AllocationOptions(
             allowed.AllocationMode(self.mode), self.reserved, allowed.DefaultPolicy(self.default),
             Alignment(self.align.removesuffix("!")), SmtUse(self.smt), self.spread.replace("off", ""),
-            self.strict_reserved, self.pool_headroom, frozenset(filter(None, self.privileged_namespaces.split(","))),
+            self.strict_reserved, headroom, frozenset(filter(None, self.privileged_namespaces.split(","))),
             group_rules(self.groups), frozenset(map(allowed.HonouredKeys, filter(None, self.honour.split(",")))),
             self.export.replace("off", ""), self.grow_delay_seconds, self.align.endswith("!"))
 

@@ -138,8 +138,10 @@ def _asked_text(asked: Mapping[str, str], near: str) -> str:
 
 def summary(report: Mapping[str, Any]) -> list[str]:
     """Return the lines above the table."""
+    headroom = CpuSet.parse(report["pool"]) - CpuSet.parse(report["shared"]) if report["shared"] else CpuSet()
     lines = [f"allocate.mode {report['mode']}" + (f" ({report['why']})" if report["why"] else ""),
-             f"pool {report['pool'] or 'none'}, reserved {report['reserved'] or 'none'}",
+             f"pool {report['pool'] or 'none'}, reserved {report['reserved'] or 'none'}"
+             + (f", headroom {headroom}" if headroom else ""),
              free_text(report["free"])]
     if report["mode"] == "observe":
         lines.append("observed: this is what would be given; no container's cpuset was changed")

@@ -19,6 +19,7 @@ from vmpin.features.allocator.cri_calls import RuntimeLists
 from vmpin.features.allocator.grants.admission import about
 from vmpin.features.allocator.grants.decisions import due_updates
 from vmpin.features.allocator.grants.ledger import Grant, Ledger
+from vmpin.features.allocator.grants.pool_cpus import shrinking
 from vmpin.features.allocator.node_allocator import NodeAllocator
 from vmpin.reconcile.node_state import NodeState
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
@@ -84,12 +85,13 @@ def _reported(node: NodeAllocator, view: AllocatorView, with_actual: bool) -> di
     report = allocation_report(view)
     if not with_actual:
         return report
+    losing = {update.container for update in shrinking(view.machine, view.ledger, view.options)}
     due = dict(due_updates(view.machine, view.ledger, view.options))
     for grant in report["grants"]:
         actual = node.actual_cpus(view.ledger.grants[grant["id"]])
-        wanted = due.get(grant["id"])
+        wanted = due.get(grant["id"]) if grant["id"] in losing else None
         # CPUs that it has yet to lose are not its own, though its cgroup was written with them last. CPUs that it has
-        # yet to get back are no mistake.
+        # yet to get back, and headroom that it has yet to leave, are no mistake.
         if actual is not None and wanted is not None and not CpuSet.parse(actual) <= wanted:
             grant["cpuset"] = str(wanted)
         grant["actual"] = actual

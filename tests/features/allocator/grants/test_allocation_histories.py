@@ -83,6 +83,7 @@ def one_step(draw: Any, node: ModelNode, number: int) -> str:
 def test_whatever_happens_no_cpu_is_two_containers_own(data: st.DataObject, machine: Topology,
                                                        chosen: AllocationOptions) -> None:
     node = ModelNode(machine, chosen)
+    node.crowd(data.draw(st.sampled_from([0, 0, 8])))
     for number in range(data.draw(st.integers(1, 25))):
         event(one_step(data.draw, node, number))
         if node.ledger.grants:
@@ -114,6 +115,7 @@ def test_killed_at_any_step_vmpin_leaves_no_overlap_and_no_leak(data: st.DataObj
                                                                 chosen: AllocationOptions) -> None:
     """Where vmpin dies before it answers a creation, the runtime creates the container without it."""
     node = ModelNode(machine, chosen)
+    node.crowd(data.draw(st.sampled_from([0, 0, 8])))
     for number in range(data.draw(st.integers(1, 15))):
         node.crash_at = data.draw(st.sampled_from([0, 0, 1, 2, 3, 4]))
         try:
@@ -135,7 +137,7 @@ def test_killed_at_any_step_vmpin_leaves_no_overlap_and_no_leak(data: st.DataObj
         node.end(sandbox)
     assert not node.ledger.grants
     node.synchronize(lost=False)
-    assert len(pool(machine, node.ledger, chosen) - node.ledger.shared) <= chosen.pool_headroom
+    node.check_headroom(pool(machine, node.ledger, chosen))
 
 
 @settings(max_examples=120)

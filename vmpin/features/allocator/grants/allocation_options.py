@@ -52,7 +52,7 @@ class AllocationOptions(NamedTuple):
     smt: SmtUse = SmtUse.PREFER
     spread: str = ""  #: "nodes": the same number of CPUs from each, where more than one node is needed.
     strict_reserved: bool = False  #: The pool is without the reserved CPUs.
-    pool_headroom: int = 0  #: CPUs of the pool that shared containers are kept off.
+    pool_headroom: int | None = None  #: CPUs of the pool that shared containers are kept off. None: worked out (auto).
     privileged_namespaces: frozenset[str] = frozenset({"kube-system"})
     groups: Mapping[str, GroupRule] = MappingProxyType({})
     honour: frozenset[HonouredKeys] = frozenset({HonouredKeys.CRANE})

@@ -22,6 +22,7 @@ from vmpin.features.allocator.grants.admission import (
 )
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import Refusal
+from vmpin.features.allocator.grants.headroom import FEW
 from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.placing import mems_of, rebalanced
 from vmpin.features.allocator.grants.pool_cpus import all_updates, applied, shrinking, target, with_written
@@ -97,9 +98,9 @@ def on_update(machine: Topology, ledger: Ledger, container: RequestedContainer, 
 
 def on_stop(machine: Topology, ledger: Ledger, container: ContainerId, options: AllocationOptions) -> Answer:
     """A container has stopped. Its pod keeps its CPUs, unless it never ran: then its creation is undone. The answer
-    also gives shared containers the CPUs that came back earlier."""
+    also gives a few shared containers the CPUs that came back earlier: the runtime's other calls wait for these."""
     after = stopped(machine, ledger, [container], options)
-    updates = all_updates(machine, after, options)
+    updates = all_updates(machine, after, options)[:FEW]
     return as_sent(Answer(applied(after, updates), None, updates), ledger, options)
 
 

@@ -31,8 +31,9 @@ from vmpin.features.allocator.grants.cpu_request import (
     SmtUse,
 )
 from vmpin.features.allocator.grants.eligibility import align_required, allowed_cpus, query_of
+from vmpin.features.allocator.grants.headroom import with_shared_cpus
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger, age
-from vmpin.features.allocator.grants.pool_cpus import pool, with_shared_cpus
+from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.search.best_set import best_cpus, best_part
 
 #: The policies of the containers that can carry a VM's spare set.

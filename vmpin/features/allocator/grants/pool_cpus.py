@@ -1,8 +1,8 @@
 """The pool, the cpuset that each container is to have, and the updates that lead there: those that take CPUs away come
 first.
 
-The pool is what is no container's own. Shared containers are on `ledger.shared`: the pool without its headroom, so
-that one more exclusive container seldom requires updates of hundreds of shared ones.
+The pool is what is no container's own. Shared containers are on `ledger.shared`: the pool without its headroom
+(grants.headroom).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from vmpin.domain.model import ContainerId
 from vmpin.domain.runtime_call import SideUpdate
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuQuery, Refusal
+from vmpin.features.allocator.grants.cpu_request import CpuPolicy
 from vmpin.features.allocator.grants.eligibility import configured_groups
 from vmpin.features.allocator.grants.ledger import Grant, Ledger, age
-from vmpin.features.allocator.search.best_set import best_cpus
 
 _SHARED = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.INFRA})
 
@@ -26,20 +25,6 @@ def pool(machine: Topology, ledger: Ledger, options: AllocationOptions) -> CpuSe
     """The CPUs that are no container's own."""
     never = machine.isolated | configured_groups(options) | (options.reserved if options.strict_reserved else EMPTY)
     return machine.online - never - ledger.out_of_pool()
-
-
-def with_shared_cpus(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
-    """The ledger with `shared` within the pool, and at most `pool_headroom` CPUs smaller. It changes only where CPUs
-    of it are no longer in the pool, or where the headroom has become too large."""
-    whole = pool(machine, ledger, options)
-    if ledger.shared and ledger.shared <= whole and len(whole - ledger.shared) <= options.pool_headroom:
-        return ledger
-    free = whole - options.reserved - union(grant.cpus | grant.spare for grant in ledger.grants.values())
-    size = min(options.pool_headroom, len(free), len(whole) - 1)
-    if size <= 0:
-        return ledger._replace(shared=whole)
-    headroom = best_cpus(machine, free, CpuQuery(size, options.align, False, options.smt))
-    return ledger._replace(shared=whole if isinstance(headroom, Refusal) else whole - headroom.cpus)
 
 
 def target(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet:
@@ -83,12 +68,14 @@ def due(machine: Topology, ledger: Ledger, options: AllocationOptions) -> list[t
 def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
               call: ContainerId | None = None) -> list[SideUpdate]:
     """The updates for containers that have to lose CPUs, or whose own CPUs have changed; the one for the call's
-    container is the last. In every prefix of the updates no container gets a CPU that is another's own: CPUs that a
+    container is the last. A shared container that is to lose no more than headroom is not among them: nothing waits
+    for that. In every prefix of the updates no container gets a CPU that is another's own: CPUs that a
     container is yet to lose are added only to the call's, and to a container of the pool that would have no others."""
-    return _shrinking(machine, due(machine, ledger, options), call)
+    return _shrinking(machine, due(machine, ledger, options), pool(machine, ledger, options) - ledger.shared, call)
 
 
-def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: ContainerId | None) -> list[SideUpdate]:
+def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], headroom: CpuSet,
+               call: ContainerId | None) -> list[SideUpdate]:
     """See `shrinking`. Two exclusive containers swap CPUs: A is on 2-3 and is to have 3-4, B is on 4-5 and is to have
     2 and 5. A has yet to leave 2, and B 4. So first A gets 3 (3-4 without B's 4), and B gets 5 (2 and 5 without A's
     2); then `all_updates` gives A 3-4 and B 2 and 5. If the call is for B, A gets 3, and then B gets 2 and 5 at once.
@@ -98,7 +85,7 @@ def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: Cont
     for grant, cpus in wanted:
         shared, called = grant.policy in _SHARED, grant.container == call
         before = grant.written or machine.online  # without a cpuset a container is on all CPUs
-        loses = not before <= cpus
+        loses = not before - (headroom if shared else EMPTY) <= cpus
         if not loses and not called and shared:
             continue
         if not called:
@@ -114,11 +101,11 @@ def _shrinking(machine: Topology, wanted: list[tuple[Grant, CpuSet]], call: Cont
 
 
 def all_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
-    """Return every update that is due: those of `shrinking`, and then what containers get back."""
+    """Return every update that is due: those of `shrinking`, and then headroom and what containers get back."""
     wanted = due(machine, ledger, options)
     if not wanted:
         return ()  # after most answers: they have carried everything
-    first = _shrinking(machine, wanted, None)
+    first = _shrinking(machine, wanted, pool(machine, ledger, options) - ledger.shared, None)
     later = due(machine, applied(ledger, first), options)
     return (*first, *(SideUpdate(grant.container, cpus) for grant, cpus in later))
 
