@@ -29,9 +29,13 @@ LAB_NEEDS := debootstrap=debootstrap modprobe=kmod
 # Whose package would start a server: its files are only unpacked.
 UNPACKED := build/unpacked
 UNPACKED_NEEDS := promtool=prometheus
+# Where `make bench-peers` installs the other programs, the packages of its libvirt, and its options.
+PEERS_HOME := build/peers
+PEERS_LIBVIRT := libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients
+PEERS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo worth check test test-lab test-cluster test-all lab-shell soak lint bench guest wheel image clean
+.PHONY: help venv demo worth check test test-lab test-cluster test-all lab-shell soak lint bench bench-peers guest wheel image clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +106,13 @@ lint: venv ## ruff, mypy --strict, shellcheck, commit subjects
 
 bench: venv ## measure speed into build/bench.json (root)
 	$(BIN)/python tests/bench/run.py -o build/bench.json
+
+bench-peers: venv ## measure beside other programs, into build/peers.json (root); PEERS="--only masks -o markdown"
+	@[ -x $(PEERS_HOME)/venv/bin/qemu-affinity ] || { $(PYTHON) -m venv $(PEERS_HOME)/venv && \
+		$(PEERS_HOME)/venv/bin/pip install --quiet qemu-affinity; } || echo "qemu-affinity cannot be installed" >&2
+	@[ -x $(PEERS_HOME)/debian/usr/sbin/libvirtd ] || \
+		.ci/install --unpack $(PEERS_HOME)/debian --needed $(PEERS_LIBVIRT) || echo "libvirt cannot be unpacked" >&2
+	@PYTHONPATH=tests/bench $(BIN)/python -m peers --tools $(PEERS_HOME) --file build/peers.json $(PEERS)
 
 guest: venv ## build the guest's agent, build/vmpin-agent.pyz
 	$(BIN)/vmpin guest build -o build/vmpin-agent.pyz

@@ -82,18 +82,19 @@ def stand_ins(count: int, build: Path) -> Iterator[list[Machine]]:
 
 
 @contextlib.contextmanager
-def qemus(count: int) -> Iterator[list[Machine]]:
-    """`count` real QEMUs of 8 vCPUs that were never let run."""
+def qemus(count: int, vcpus: int = VCPUS, iothreads: int = 1) -> Iterator[list[Machine]]:
+    """`count` real QEMUs that were never let run."""
     qemu = shutil.which("qemu-system-x86_64")
     if qemu is None:
         raise CannotMeasure("needs qemu-system-x86_64")
-    progress(f"starting {count} paused QEMUs of {VCPUS} vCPUs")
+    progress(f"starting {count} paused QEMUs of {vcpus} vCPUs")
     with _ending([]) as machines:
         for first in range(0, count, _BATCH):
-            batch = [_qemu(qemu, sandbox_id(number)) for number in range(first, min(count, first + _BATCH))]
+            batch = [_qemu(qemu, sandbox_id(number), vcpus, iothreads)
+                     for number in range(first, min(count, first + _BATCH))]
             machines += batch
             for machine in batch:
-                _until_up(machine)
+                _until_up(machine, vcpus)
         yield machines
 
 
@@ -151,17 +152,18 @@ def _uuid(sandbox: str) -> str:
     return f"{sandbox[:8]}-{sandbox[8:12]}-{sandbox[12:16]}-{sandbox[16:20]}-{sandbox[20:32]}"
 
 
-def _qemu(program: str, sandbox: str) -> Machine:
+def _qemu(program: str, sandbox: str, vcpus: int, iothreads: int) -> Machine:
+    objects = [word for number in range(iothreads) for word in ("-object", f"iothread,id=iothread{number}")]
     argv = ["setpriv", "--pdeathsig", "KILL", program, "-name", f"sandbox-{sandbox},debug-threads=on", "-uuid",
-            _uuid(sandbox), "-machine", "q35", "-accel", "tcg,thread=multi", "-m", "64", "-smp", str(VCPUS), "-object",
-            "iothread,id=iothread0", "-nodefaults", "-no-user-config", "-display", "none", "-S"]
+            _uuid(sandbox), "-machine", "q35", "-accel", "tcg,thread=multi", "-m", "64", "-smp", str(vcpus), *objects,
+            "-nodefaults", "-no-user-config", "-display", "none", "-S"]
     return Machine(sandbox, subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL,
                                              stdout=subprocess.DEVNULL))
 
 
-def _until_up(machine: Machine) -> None:
+def _until_up(machine: Machine, vcpus: int) -> None:
     deadline = time.monotonic() + 600
-    last = f"CPU {VCPUS - 1}/TCG\n"
+    last = f"CPU {vcpus - 1}/TCG\n"
     while time.monotonic() < deadline:
         if machine.process.poll() is not None:
             raise CannotMeasure(f"QEMU ended with status {machine.process.returncode}")
