@@ -1,4 +1,5 @@
-"""Between an NRI plugin and the runtime's socket: counts what the plugin asks of the runtime, by method.
+"""Between an NRI plugin and the runtime's socket: counts what the plugin asks of the runtime, by method, and reports
+what the runtime asks of the plugin.
 
     tap = Tap(connect_to(containerd.nri_socket))
     NriPlugin(tap.connect, …)                       # a plugin in this process
@@ -24,11 +25,13 @@ PATIENCE = 300.0
 
 
 class Tap:
-    """:param connect: makes a connection to the runtime."""
+    """:param connect: makes a connection to the runtime. :param record: called with each call of the runtime to the
+    plugin, before the plugin gets it."""
 
-    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+    def __init__(self, connect: Callable[[], socket.socket],
+                 record: Callable[[ttrpc.Call], None] | None = None) -> None:
         self.asked: Counter[str] = Counter()
-        self._connect = connect
+        self._connect, self._record = connect, record
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._server: socket.socket | None = None
@@ -69,8 +72,10 @@ class Tap:
         runtime = self._connect()
         runtime.settimeout(None)
         self._ends += runtime, ours
-        self._start(self._pump, ours, runtime, self._count())
-        self._start(self._pump, runtime, ours, lambda data: None)
+        self._start(self._pump, ours, runtime, _calls(ttrpc.RUNTIME, self._count))
+        record = self._record
+        self._start(self._pump, runtime, ours, (lambda data: None) if record is None else _calls(
+            ttrpc.PLUGIN, lambda message: record(message) if isinstance(message, ttrpc.Call) else None))
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, daemon=True)
@@ -87,12 +92,17 @@ class Tap:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def _count(self) -> Callable[[bytes], None]:
-        demux, decoder = ttrpc.Demux(), ttrpc.TtrpcDecoder()
+    def _count(self, message: ttrpc.Call | ttrpc.Reply) -> None:
+        self.asked[message.method if isinstance(message, ttrpc.Call) else "an answer"] += 1
 
-        def look(data: bytes) -> None:
-            for connection, payload in demux.feed(data):
-                if connection == ttrpc.RUNTIME:
-                    for message in decoder.feed(payload):
-                        self.asked[message.method if isinstance(message, ttrpc.Call) else "an answer"] += 1
-        return look
+
+def _calls(wanted: int, look: Callable[[ttrpc.Call | ttrpc.Reply], None]) -> Callable[[bytes], None]:
+    """A function of the bytes of one direction, which passes on the messages of one of its two connections."""
+    demux, decoder = ttrpc.Demux(), ttrpc.TtrpcDecoder()
+
+    def feed(data: bytes) -> None:
+        for connection, payload in demux.feed(data):
+            if connection == wanted:
+                for message in decoder.feed(payload):
+                    look(message)
+    return feed
