@@ -1,8 +1,10 @@
-"""The authority `dra`: the claims that dra-driver-cpu has prepared, by its CDI specs, decide on every container.
+"""The authority `dra`: where dra-driver-cpu is registered with the kubelet or has prepared claims, its claims decide
+on every container, by its CDI specs.
 
 A claim's CPUs belong to the pod for which the kubelet prepared it, and in the pod to the container whose cpuset the
 driver set to them. All other containers share the driver's shared CPUs. While no container uses a prepared claim, it
-belongs to the pod as a whole.
+belongs to the pod as a whole. Without claims no container owns CPUs: containers that share have different cpusets,
+because the driver does not widen those of running ones when it releases a claim (unprepareResourceClaim).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from vmpin.runtime.dra import (
     CHECKPOINT,
     MAX_CHECKPOINT_BYTES,
     MAX_SPEC_BYTES,
+    REGISTRATION,
     SPEC_PREFIX,
     parse_claim_pods,
     parse_spec,
@@ -34,14 +37,15 @@ Claims = Mapping[str, CpuSet]
 ClaimPods = Mapping[str, frozenset[str]] | None
 
 
-def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assignments | None:
-    """The assignments by the claims; None without claims. A claim that the kubelet does not have has been left behind:
-    the kubelet writes its checkpoint before the driver prepares a claim (pkg/kubelet/cm/dra/manager.go). If the
-    claims' pods are unknown, a container owns the claims in its cpuset if that has no other CPUs: the driver never
-    adds shared ones."""
+def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState,
+                   registered: bool = False) -> Assignments | None:
+    """The assignments by the claims; None without claims and a registered driver. A claim that the kubelet does not
+    have has been left behind: the kubelet writes its checkpoint before the driver prepares a claim
+    (pkg/kubelet/cm/dra/manager.go). If the claims' pods are unknown, a container owns the claims in its cpuset if that
+    has no other CPUs: the driver never adds shared ones."""
     if pods is not None:
         claims = {claim: cpus for claim, cpus in claims.items() if claim in pods}
-    if not claims:
+    if not claims and not registered:
         return None
     claimed = union(claims.values())
     exclusive: dict[Owner, CpuSet] = {}
@@ -67,12 +71,14 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState) -> Assi
 
 class ClaimFiles:
     """The claims in the directory `cdi` (/var/run/cdi), and their pods in the checkpoint in `kubelet`
-    (/var/lib/kubelet). If a file becomes unusable, its last contents stay in force.
+    (/var/lib/kubelet), where the driver's socket shows that it is registered. If a file becomes unusable, its last
+    contents stay in force.
     :param warn: called with a line for each new trouble."""
 
     def __init__(self, cdi: Path, kubelet: Path, warn: Callable[[str], None]) -> None:
-        self.cdi, self.checkpoint = cdi, kubelet / CHECKPOINT
+        self.cdi, self.checkpoint, self.registration = cdi, kubelet / CHECKPOINT, kubelet / REGISTRATION
         self.warn = warn
+        self.registered = False
         self.claims: Claims = {}
         self.pods: ClaimPods = None
         self._directory: Stamp | None = None
@@ -82,13 +88,14 @@ class ClaimFiles:
         self._warned: dict[str, str] = {}
 
     def read(self) -> bool:
-        """Read changed files. :returns: whether claims or pods changed. Without claims, the common case, this takes
-        one stat."""
-        before = self.claims, self.pods
+        """Read changed files. :returns: whether claims, pods or the registration changed. Without claims, the common
+        case, this takes two stats."""
+        before = self.claims, self.pods, self.registered
         self._read_specs()
+        self.registered = os.path.exists(self.registration)
         if self.claims:
             self._read_checkpoint()
-        return before != (self.claims, self.pods)
+        return before != (self.claims, self.pods, self.registered)
 
     def _read_specs(self) -> None:
         try:
@@ -163,13 +170,13 @@ class DraAuthority:
     def __init__(self, files: ClaimFiles) -> None:
         self.files = files
         self.read()
-        self._input: tuple[DesiredState, Claims, ClaimPods] | None = None
+        self._input: tuple[DesiredState, Claims, ClaimPods, bool] | None = None
         self._assignments: Assignments | None = None
 
     @property
     def rules(self) -> bool:
-        """Whether there are claims."""
-        return bool(self.files.claims)
+        """Whether the driver is registered, or there are claims."""
+        return self.files.registered or bool(self.files.claims)
 
     def read(self) -> bool:
         """Read the claims that have changed. :returns: whether there are any changes."""
@@ -179,9 +186,9 @@ class DraAuthority:
         """The assignments by the claims as read last."""
         files = self.files
         if self._input is None or any(now is not before for now, before in zip(
-                (state, files.claims, files.pods), self._input, strict=True)):
-            self._input = state, files.claims, files.pods
-            assignments = assignments_of(files.claims, files.pods, state)
+                (state, files.claims, files.pods, files.registered), self._input, strict=True)):
+            self._input = state, files.claims, files.pods, files.registered
+            assignments = assignments_of(files.claims, files.pods, state, files.registered)
             if assignments != self._assignments:
                 self._assignments = assignments
         return self._assignments

@@ -279,7 +279,7 @@ class NodeState:
     @property
     def claimed(self) -> bool:
         """Whether a DRA driver has prepared claims for CPUs of this node."""
-        return self._dra.rules
+        return bool(self._dra.files.claims)
 
     def _every_container_known(self) -> bool:
         """Whether ownership may follow from the cpusets of all containers."""

@@ -2,7 +2,8 @@
 the CPUs of each claim, and the kubelet's checkpoint with the pods of each claim.
 
 Only root can write either. The environment of a container (DRA_CPUSET_…) is not read: a pod's author can write that.
-Sources: dra-driver-cpu pkg/driver/cdi.go; kubelet pkg/kubelet/cm/dra/state/checkpoint.go (v1). Pure.
+Sources: dra-driver-cpu pkg/driver/cdi.go, driver.go; k8s.io/dynamic-resource-allocation kubeletplugin/draplugin.go;
+kubelet pkg/kubelet/cm/dra/state/checkpoint.go (v1). Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from vmpin.runtime.documents import parse_object
 
 #: The kind of device in the driver's CDI specs, and how the names of their files begin.
 KIND, SPEC_PREFIX = "dra.k8s.io/cpu", "dra.k8s.io-cpu"
-CHECKPOINT = "dra_manager_state"
+#: Below the kubelet's directory: its checkpoint, and the socket by which the driver is registered with it.
+CHECKPOINT, REGISTRATION = "dra_manager_state", "plugins_registry/dra.cpu-reg.sock"
 MAX_SPEC_BYTES = 64 << 10  #: One claim's has 300 bytes.
 MAX_CHECKPOINT_BYTES = 4 << 20
 _VARIABLE = re.compile(r"DRA_CPUSET_([A-Za-z0-9.-]{1,128})=([0-9,-]{1,65536})")

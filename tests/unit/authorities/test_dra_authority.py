@@ -72,6 +72,24 @@ def test_without_claims_it_does_not_rule() -> None:
     assert assignments_of({}, PODS, state_of(pod("web", main="2-3"))) is None
 
 
+def test_where_the_driver_is_registered_no_container_owns_cpus_without_a_claim() -> None:
+    """A container from when there was a claim for 1-2, and one created since: the driver shares 1-7."""
+    assignments = assignments_of({}, PODS, state_of(pod("old", main="3-7"), pod("new", main="1-7")), registered=True)
+    assert assignments is not None
+    assert (assignments.exclusive, str(assignments.pool), assignments.complete) == ({}, "1-7", True)
+
+
+def test_the_driver_is_registered_while_its_socket_is_there(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    authority = DraAuthority(files.read)
+    socket = files.kubelet / "plugins_registry/dra.cpu-reg.sock"
+    socket.parent.mkdir()
+    for registered in (True, False):
+        socket.touch() if registered else socket.unlink()
+        assert (authority.read(), authority.rules, authority.read()) == (True, registered, False)
+        assert (authority.assignments(state_of(pod("web", main="2-3"))) is not None) == registered
+
+
 class Files:
     """The files of claims, in a directory of the test."""
 
