@@ -80,7 +80,10 @@ def status() -> dict[str, Any]:
                 ("iothreads", "vhost", "emulator", "virtiofsd", "shim"), "apart")},
             "node": {"online": "0-63", "shared_pool": "0-7,32-39,44-47,56-63", "pool_known": True,
                      "unknown_owners": [], "exclusive": "40-43,48-51",
-                     "housekeeping": "0-1", "authorities": ["kubelet"], "owners": [
+                     "housekeeping": "0-1", "authorities": ["kubelet"], "rivals": [{
+                         "authorities": ["kubelet", "observed"], "cpus": "48", "sandboxes": [DB, SHOP],
+                         "what": f"CPUs 48 are given to main of {DB} by kubelet, and another program lets web of "
+                                 f"{SHOP} use them"}], "owners": [
                          {"sandbox": id, "container": name, "cpus": cpus, "kind": "vm", "pod": pod, "name": title,
                           "init": None, "cgroup": None}
                          for id, name, cpus, pod, title in ((SHOP, WEB, "40-43", SHOP_POD, "web"),

@@ -55,6 +55,13 @@ class Authorities:
         """Use another configured shared pool, None or empty for none."""
         self.put(GivenAuthority(Rank.POOL, Assignments(pool=pool or None, rule=by_pool)))
 
+    def listing(self, state: DesiredState) -> tuple[Ruling, ...]:
+        """The authorities that list owners of CPUs, the strongest first: also those that a stronger one keeps from
+        ruling, and none that derives owners from cpusets."""
+        return tuple(Ruling(rank.label, assignments) for rank, authority in sorted(self._by_rank.items())
+                     if rank is not Rank.OBSERVED and (assignments := authority.assignments(state)) is not None
+                     and (assignments.exclusive or assignments.complete))
+
     def rulings(self, state: DesiredState) -> Rulings:
         """The rulings in force, from the strongest authority down to the first complete one. If none of them has a
         shared pool, that of the next weaker authority is used. With a complete ruling or a pool, another program

@@ -34,7 +34,7 @@ def usable_cpus(record: ContainerRecord, online: CpuSet) -> CpuSet:
     return (container.cpuset | (container.requested_cpuset or EMPTY)) & online
 
 
-class _PodCpus(NamedTuple):
+class PodCpus(NamedTuple):
     """The CPUs that a pod may use, and those of its containers' cpusets, as a state of the sandbox has them. A cpuset
     of all CPUs is left out: its container owns none."""
 
@@ -43,14 +43,15 @@ class _PodCpus(NamedTuple):
     cpusets: tuple[tuple[ContainerId, CpuSet], ...]
 
 
-def _pod_cpus(sandbox: SandboxState, online: CpuSet) -> _PodCpus:
+def pod_cpus(sandbox: SandboxState, online: CpuSet) -> PodCpus:
+    """The CPUs of a sandbox's counted containers."""
     records = counted(sandbox)
     cpusets = ((record.container.id, (record.container.cpuset or EMPTY) & online) for record in records)
-    return _PodCpus(sandbox, union(usable_cpus(record, online) for record in records),
+    return PodCpus(sandbox, union(usable_cpus(record, online) for record in records),
                     tuple((container, cpus) for container, cpus in cpusets if cpus and cpus != online))
 
 
-def _shared_cpus(pods: Iterable[_PodCpus]) -> CpuSet:
+def shared_cpus(pods: Iterable[PodCpus]) -> CpuSet:
     """The CPUs that two pods may use."""
     used = shared = 0
     for pod in pods:
@@ -72,7 +73,7 @@ class ObservedAuthority:
         self._held: dict[int, float] = {}
         self._shared = EMPTY  #: The CPUs that were shared when last looked at.
         self._input: tuple[DesiredState, CpuSet] | None = None
-        self._pods: dict[SandboxId, _PodCpus] = {}  #: Of the state looked at last.
+        self._pods: dict[SandboxId, PodCpus] = {}  #: Of the state looked at last.
         self._assignments = Assignments()
 
     def assignments(self, state: DesiredState) -> Assignments | None:
@@ -87,8 +88,8 @@ class ObservedAuthority:
         before = self._pods if self._input is not None and self._input[1] == online else {}
         self._input = state, online
         self._pods = {name: pod if (pod := before.get(name)) is not None and pod.state is sandbox
-                      else _pod_cpus(sandbox, online) for name, sandbox in state.sandboxes.items()}
-        shared = _shared_cpus(self._pods.values())
+                      else pod_cpus(sandbox, online) for name, sandbox in state.sandboxes.items()}
+        shared = shared_cpus(self._pods.values())
         # A CPU is lost if it was owned and is shared now. It counts as shared until `SHARED_FOR` after it last was: a
         # CPU that was shared when last looked at has been so until now.
         for cpu in (shared | self._shared) & (self._assignments.owned | CpuSet(self._lost)):

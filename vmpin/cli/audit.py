@@ -23,7 +23,7 @@ from vmpin.doctor.audit import (
     owners_of,
     sandboxes_of,
 )
-from vmpin.domain.pod_names import PodNames
+from vmpin.domain.pod_names import PodNames, names_of, with_names
 from vmpin.domain.terminal import number_of, short_id
 from vmpin.errors import UsageError
 from vmpin.feature import features, present
@@ -106,8 +106,10 @@ def run(args: argparse.Namespace) -> int:
     processes = list(sampler.processes())
     ignored = [*(Kind(kind) for kind in args.ignore), *([] if args.strict else [Kind.PAUSE])]
     judgement = judge(owners, sandboxes, processes, sampler.busy, ignored, PodNames.of(before.get("pods", ())))
-    stale = stale_checkpoint(before)
-    limits = [*([] if stale is None else [f"STALE: {stale}."]), *_limits(sampler, changed)]
+    stale, rivals = stale_checkpoint(before), before["node"].get("rivals", ())
+    limits = [*([] if stale is None else [f"STALE: {stale}."]),
+              *(f"RIVALS {' and '.join(rival['authorities'])}: {rival['what']}." for rival in rivals),
+              *_limits(sampler, changed)]
     if args.output == "json":
         print_data({"version": VERSION, **judgement.data(), "owners": [owner.data() for owner in owners],
                     "seconds": round(sampler.seconds, 3), "samples": sampler.samples,
@@ -116,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
                     "threads": sum(len(process.tasks) for process in processes), "changed": str(changed),
                     "limits": limits, "pid": os.getpid()}, "json")
     else:
-        _print(judgement, sampler, limits, args.strict)
+        names = names_of(before)
+        _print(judgement, sampler, [with_names(limit, names) for limit in limits], args.strict)
     return 0 if judgement.alone or (judgement.apart and not args.strict) else 1
 
 

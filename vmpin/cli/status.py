@@ -122,7 +122,8 @@ def print_status(document: Document, wide: bool, names: Mapping[str, str]) -> No
     _print_impostors(document["node"]["impostors"])
     for owner in document["node"]["unknown_owners"]:
         print_text(f"UNKNOWN OWNER: {owner['what']}")
-    _print_conflicts(document["node"]["disagreements"], document["node"]["collisions"], names)
+    node = document["node"]
+    _print_conflicts(node.get("rivals", ()), node["disagreements"], node["collisions"], names)
 
 
 def _print_impostors(impostors: Sequence[Document]) -> None:
@@ -138,8 +139,10 @@ def print_chosen(document: Document, names: Mapping[str, str]) -> None:
     (sandbox,), node = document["sandboxes"], document["node"]
     _print_sandbox(sandbox, pod_name(sandbox["pod"], short_id(sandbox["id"])), _now(document), names)
     _print_stale(document)
-    _print_conflicts([entry for entry in node["disagreements"] if entry["sandbox"] == sandbox["id"]],
-                     [entry for entry in node["collisions"] if sandbox["id"] in entry["sandboxes"]], names)
+    mine = {key: [entry for entry in node.get(key, ()) if sandbox["id"] in entry["sandboxes"]]
+            for key in ("rivals", "collisions")}
+    _print_conflicts(mine["rivals"], [entry for entry in node["disagreements"] if entry["sandbox"] == sandbox["id"]],
+                     mine["collisions"], names)
     mask = f"its CPUs {sandbox['mask']}; " if sandbox["mask"] else ""
     print_text(mask + _node(document))
 
@@ -158,8 +161,10 @@ def _print_stale(document: Document) -> None:
         print_text(f"STALE: {stale}")
 
 
-def _print_conflicts(disagreements: Iterable[Document], collisions: Iterable[Document],
+def _print_conflicts(rivals: Iterable[Document], disagreements: Iterable[Document], collisions: Iterable[Document],
                      names: Mapping[str, str]) -> None:
+    for rival in rivals:
+        print_text(f"RIVALS {' and '.join(rival['authorities'])}: {with_names(rival['what'], names)}")
     for entry in disagreements:
         pod, container = pod_name(entry["pod"], short_id(entry["sandbox"])), short_id(entry["container"])
         print_text(f"DISAGREEMENT on the CPUs of {pod}/{entry['name'] or container}: {entry['what']}")

@@ -20,6 +20,7 @@ CHECKS = (
     Check("cgroups", "the layout, and cpusets that keep a VMM off its sandbox's CPUs", node_checks.cgroups),
     Check("kubelet", "the CPU manager's policy, its configuration and its checkpoint", source_checks.kubelet),
     Check("kubelet-options", "the policy's options, and cores that two owners share", source_checks.kubelet_options),
+    Check("authorities", "what decides on exclusive CPUs, and whether two do at once", source_checks.authorities),
     Check("nri", "the container runtime's NRI: configured, available, connected", source_checks.nri),
     Check("hooks", "vmpin's OCI hook: registrations, their readers, received messages", source_checks.hooks),
     Check("kata", "Kata's configurations, drop-ins and handlers, of both its runtimes", kata_checks.kata),

@@ -138,6 +138,20 @@ def kubelet_options(facts: NodeFacts) -> CheckResult:
               "every core has one CPU", *evidence)
 
 
+def authorities(facts: NodeFacts) -> CheckResult:
+    node = facts.status.get("node") or {}
+    if not node:
+        return unknown(f"what decides on exclusive CPUs is unknown: {facts.status_trouble or 'there is no status'}")
+    rule = several(node.get("authorities") or ("none",), 6)
+    rivals = node.get("rivals") or ()
+    if rivals:
+        pairs = dict.fromkeys(" and ".join(rival["authorities"]) for rival in rivals)
+        return warn(f"two decide on the same CPUs: {several(pairs)}", "let one program give out this node's CPUs, and "
+                    "remove the other one: `vmpin doctor pinners` lists programs (observed: what writes cpusets)",
+                    f"in force: {rule}", *(rival["what"] for rival in rivals[:10]))
+    return ok(f"exclusive CPUs are decided by: {rule}")
+
+
 def _split_cores(facts: NodeFacts) -> list[str]:
     """Cores with CPUs exclusive to different containers, one text each."""
     owners: dict[int, str] = {}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.model import Container, uid_of
+from vmpin.domain.model import Container, SandboxId, uid_of
 
 #: The owner of CPUs: (pod uid, container name), (pod uid, "") for a pod as a whole, or ("", container id).
 Owner = tuple[str, str]
@@ -169,6 +169,16 @@ class Rulings(NamedTuple):
         None without one."""
         return next((ruling for ruling in self.by_rank
                      if not ruling.assignments.writes and ruling.assignments.cpus_of(pod_uid, container)), None)
+
+
+class AuthorityRival(NamedTuple):
+    """Two that decide on `cpus`: the stronger authority, and another one, or `observed` for cpusets that contradict
+    it. `sandboxes` are those concerned, a pod's uid in place of one that is unknown."""
+
+    authorities: tuple[str, str]
+    cpus: CpuSet
+    sandboxes: tuple[SandboxId, ...]
+    what: str
 
 
 _WRITERS = {"kubelet": "the kubelet", "dra": "the DRA driver"}

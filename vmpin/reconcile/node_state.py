@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from vmpin.reconcile.adapters import Adapters
 from vmpin.reconcile.nic_nodes import NicNodes
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.runtime_waits import FirstList, RuntimeRequests
-from vmpin.reconcile.source_findings import SourceDisagreements, UnknownOwners
+from vmpin.reconcile.source_findings import AuthorityRivals, SourceDisagreements, UnknownOwners
 from vmpin.reconcile.state_format import SavedState
 from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.disk import DiskSources
@@ -44,7 +44,7 @@ from vmpin.vmm.inventory import VmInventory
 from vmpin.vmm.virtual_machine import Vm
 
 if TYPE_CHECKING:
-    from vmpin.domain.assignments import Rulings
+    from vmpin.domain.assignments import AuthorityRival, Rulings
     from vmpin.domain.kubelet_cpus import UnknownOwner
     from vmpin.domain.model import VcpuId
     from vmpin.domain.proof import ResidencyLedger
@@ -102,6 +102,7 @@ class NodeState:
             if (authority := authority_of(config, self.boot_id)) is not None:
                 self.authorities.put(authority)
         self.source_disagreements = SourceDisagreements()
+        self.authority_rivals = AuthorityRivals()
         self.owner_search = UnknownOwners(self.proc, config.paths.kubelet / "pods")
         self.watches = False  #: Whether this process goes on watching.
         self.requests = RuntimeRequests()
@@ -171,6 +172,10 @@ class NodeState:
     @property
     def disagreements(self) -> Mapping[tuple[SandboxId, ContainerId], str]:
         return self.source_disagreements.lasting
+
+    @property
+    def rivals(self) -> Sequence[AuthorityRival]:
+        return self.authority_rivals.lasting
 
     @property
     def unknown_owners(self) -> Mapping[str, UnknownOwner]:

@@ -96,8 +96,8 @@ class Reconciler:
         return PassReport(results, len(node_state.vms), time.perf_counter() - started)
 
     def _compare_sources(self) -> None:
-        """Look for pods with CPUs of which no container is known, and for containers on whose CPUs the sources
-        disagree."""
+        """Look for pods with CPUs of which no container is known, for containers on whose CPUs the sources disagree,
+        and for two that decide on the same CPUs."""
         node_state = self.node_state
         nri, resync_seconds = node_state.sources.nri, node_state.config.watch.resync_seconds
         nameless = any(sandbox.pod is None and not any(map(is_counted, sandbox.live()))
@@ -107,6 +107,8 @@ class Reconciler:
                                                doubt=node_state.checkpoint_doubt)
         node_state.source_disagreements.compare(node_state.state, node_state.rulings, node_state.node.online,
                                                 resync_seconds, nri=nri)
+        node_state.authority_rivals.compare(node_state.state, node_state.authorities.listing(node_state.state),
+                                            node_state.rulings, node_state.node.online, patience)
 
     @log.operation()
     def reconcile(self, sandboxes: Iterable[SandboxId], act: bool = True, scan: bool = True) -> PassReport:

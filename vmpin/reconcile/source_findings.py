@@ -1,18 +1,21 @@
 """Findings about the sources of containers and CPUs, made at each resync, logged once and shown while they last:
-containers on whose CPUs the sources disagree, and pods with CPUs of which no container is known."""
+containers on whose CPUs the sources disagree, pods with CPUs of which no container is known, and two that decide on
+the same CPUs."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import is_not
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vmpin.authorities.rivals import rivals
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.assignments import Rulings
+from vmpin.domain.assignments import AuthorityRival, Rank, Ruling, Rulings
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
@@ -118,6 +121,38 @@ def _listed(pod: Pod | None, record: ContainerRecord, rulings: Rulings,
     # PodResources lists no CPUs of shared containers.
     if pod is not None and (cpus := (resources or {}).get((pod.namespace, pod.name, record.container.name))):
         yield "podresources", cpus
+
+
+class AuthorityRivals:
+    """Two that decide on the same CPUs (`authorities.rivals`)."""
+
+    def __init__(self) -> None:
+        self._since: dict[AuthorityRival, float] = {}  #: monotonic, seconds
+        #: Those that have lasted.
+        self.lasting: list[AuthorityRival] = []
+        #: The input of the last comparison, and its outcome: most often nothing has changed.
+        self._against: list[object] = []
+        self._rivals: list[AuthorityRival] = []
+
+    def compare(self, state: DesiredState, listing: Sequence[Ruling], rulings: Rulings, online: CpuSet,
+                patience: float, now: float | None = None) -> None:
+        """Compare the authorities' lists, and the cpusets, and log new rivals that last.
+        :param listing: of `Authorities.listing`.
+        :param patience: how long (s) they must have lasted; 0 for a command, which cannot wait: it shows only those
+            that do not follow from cpusets, as these are rewritten later.
+        :param now: CLOCK_MONOTONIC in seconds."""
+        now = time.monotonic() if now is None else now
+        against = [state, rulings, online, *(ruling.assignments for ruling in listing)]
+        if len(against) != len(self._against) or any(map(is_not, against, self._against)):
+            self._against, self._rivals = against, rivals(listing, rulings, state.sandboxes.values(), online)
+        before, logged, self._since = self._since, set(self.lasting), {}
+        for rival in self._rivals:
+            if patience or Rank.OBSERVED.label not in rival.authorities:
+                self._since[rival] = before.get(rival, now)
+        self.lasting = [rival for rival, since in self._since.items() if now - since >= patience]
+        for rival in self.lasting if patience else ():
+            if rival not in logged:
+                logger.warning("two decide on the same CPUs: %s", rival.what)
 
 
 class UnknownOwners:

@@ -4,14 +4,14 @@ moment of the call.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from vmpin.config.settings import Config
     from vmpin.cpuset import CpuSet
-    from vmpin.domain.assignments import Rulings
+    from vmpin.domain.assignments import AuthorityRival, Rulings
     from vmpin.domain.counters import Counters, NewbornCounts
     from vmpin.domain.desired_state import DesiredState, SandboxState
     from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner
@@ -121,6 +121,10 @@ class NodeView(Protocol):
     @property
     def unknown_owners(self) -> Mapping[str, UnknownOwner]:
         """The pods with CPUs from the kubelet of which no container has been known for too long, by uid."""
+
+    @property
+    def rivals(self) -> Sequence[AuthorityRival]:
+        """Two that have decided on the same CPUs for some resyncs."""
 
     def checkpoint_doubt(self) -> str:
         """Why the kubelet's static checkpoint may be out of date, "" for no reason. Call it only for a finding that

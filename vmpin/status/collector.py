@@ -79,7 +79,7 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
             "node": node_data(view.node, view.ownership,
                               with_doubts(collisions, view.unknown_owners, view.checkpoint_doubt),
                               _owners(view), _disagreements(view), _impostors(view), view.unknown_owners.values(),
-                              view.rulings.authorities),
+                              view.rulings.authorities, view.rivals),
             "sources": {"nri": None if watcher is None else watcher.nri, "kubelet": _kubelet(view),
                         "new_threads": None if watcher is None else watcher.proc_events,
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.assignments import Rulings
+from vmpin.domain.assignments import AuthorityRival, Rulings
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.kubelet_cpus import UnknownOwner
 from vmpin.domain.model import Container, ContainerId, Pod, SandboxId, VmThread, uid_of
@@ -208,16 +208,20 @@ def node_data(node: Node, own: Ownership, collisions: Iterable[Collision],
               owners: Mapping[tuple[SandboxId, ContainerId], Mapping[str, object]] | None = None,
               disagreements: Sequence[Mapping[str, object]] = (),
               impostors: Iterable[Mapping[str, object]] = (),
-              unknown: Iterable[UnknownOwner] = (), authorities: Sequence[str] = ()) -> dict[str, object]:
+              unknown: Iterable[UnknownOwner] = (), authorities: Sequence[str] = (),
+              rivals: Iterable[AuthorityRival] = ()) -> dict[str, object]:
     """The entry of the node.
     :param owners: details of owners of CPUs. :param disagreements: those of runc's pods, too.
     :param impostors: processes of users that pose as a sandbox's.
     :param unknown: pods with exclusive CPUs of which no container is known.
-    :param authorities: those that decide who owns which CPU, the strongest first."""
+    :param authorities: those that decide who owns which CPU, the strongest first.
+    :param rivals: two that decide on the same CPUs."""
     details = owners or {}
     return {"online": str(node.online), "shared_pool": str(own.pool), "pool_known": node.shared_pool is not None,
             "exclusive": str(own.exclusive), "housekeeping": str(node.housekeeping),
             "authorities": list(authorities),
+            "rivals": [{"authorities": list(rival.authorities), "cpus": str(rival.cpus),
+                        "sandboxes": list(rival.sandboxes), "what": rival.what} for rival in rivals],
             "owners": [{"sandbox": sandbox, "container": container, "cpus": str(cpus),
                         **details.get((sandbox, container), {})}
                        for sandbox, claim in own.claims.items() for container, cpus in claim.exclusive],

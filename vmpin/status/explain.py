@@ -199,6 +199,9 @@ def _but(thread: Mapping[str, Any]) -> str:
 
 
 def _collisions(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iterable[str]:
+    for rival in document["node"].get("rivals", ()):
+        if sandbox["id"] in rival["sandboxes"]:
+            yield f"Two decide on CPUs {rival['cpus']}, {' and '.join(rival['authorities'])}: {rival['what']}."
     for collision in document["node"]["collisions"]:
         if sandbox["id"] in collision["sandboxes"]:
             yield f"Collision on CPU {collision['cpu']}: {collision['what']}."

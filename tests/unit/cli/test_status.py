@@ -125,3 +125,15 @@ def test_a_feature_that_does_nothing_for_now_says_why(capsys: pytest.CaptureFixt
     status = {**document(), "features": {"allocator": {"suspended": "balloons may give out CPUs, too"}, "top": {}}}
     print_status(status, False, {})
     assert "SUSPENDED: allocator: balloons may give out CPUs, too" in capsys.readouterr().out
+
+
+def test_two_that_decide_are_named_with_their_pods(capsys: pytest.CaptureFixture[str]) -> None:
+    rival = {"authorities": ["kubelet", "dra"], "cpus": "64", "sandboxes": [ID],
+             "what": f"CPUs 64 are given to c1 of {ID} by dra"}
+    status = document(sandbox(ID, "web"), sandbox(OTHER, "db"))
+    status["node"] = {**NODE, "rivals": [rival], "collisions": []}
+    print_status(status, False, {ID: "shop/web"})
+    assert "RIVALS kubelet and dra: CPUs 64 are given to c1 of shop/web by dra" in capsys.readouterr().out
+    for chosen, shown in ((0, True), (1, False)):
+        print_chosen({**status, "sandboxes": [status["sandboxes"][chosen]]}, {})
+        assert ("RIVALS" in capsys.readouterr().out) == shown

@@ -72,6 +72,12 @@ from vmpin.domain.facts import (
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "2"}))), "warn", "1 VMMs"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "0-7"}))), "ok", "v2"),
     # sources
+    ("authorities", facts(status=status(authorities=["kubelet", "pool"])), "ok", "decided by: kubelet, pool"),
+    ("authorities", facts(status=status(authorities=[])), "ok", "decided by: none"),
+    ("authorities", facts(status=status(authorities=["kubelet"], rivals=[
+        {"authorities": ["kubelet", "dra"], "cpus": "4", "sandboxes": [], "what": "CPUs 4 are"}])), "warn",
+     "two decide on the same CPUs: kubelet and dra"),
+    ("authorities", facts(status={}, status_trouble="no answer"), "unknown", "no answer"),
     ("kubelet", facts(checkpoint=None), "bad", "has no checkpoint"),
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig()), "unknown", "no kubelet"),
     ("kubelet", facts(checkpoint=None, kubelet=KubeletConfig(3)), "warn", "no CPU manager"),

@@ -16,13 +16,20 @@ from reported import APP, ONLINE, POD, SIDE, UID, container, kubelet, pod, state
 from ruled import ruled
 
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.assignments import Assignments, Ruling, Rulings
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
-from vmpin.domain.events import SandboxSeen
+from vmpin.domain.events import SandboxSeen, Source
 from vmpin.domain.kubelet_cpus import CpuManagerState, UnknownOwner, orphaned, unknown_pods
-from vmpin.domain.model import ContainerState, Pod, SandboxId
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.host.procfs import Procfs
 from vmpin.placement.ownership import Collision
-from vmpin.reconcile.source_findings import RESYNCS, SourceDisagreements, UnknownOwners, disagreements
+from vmpin.reconcile.source_findings import (
+    RESYNCS,
+    AuthorityRivals,
+    SourceDisagreements,
+    UnknownOwners,
+    disagreements,
+)
 from vmpin.sources.kubelet_process import KubeletProcess
 from vmpin.status import collector
 from vmpin.status.document import with_doubts
@@ -274,3 +281,38 @@ def test_a_node_without_a_kubelet_is_seen_in_its_collisions_unless_podresources_
     process(proc, 77, "/usr/bin/kubelet --config=x")
     machine.node_state.owner_search.__dict__["_kubelet_process"] = KubeletProcess(proc_tree(proc))
     assert "kubelet runs" not in node_of(machine)["collisions"][0]["what"]
+
+
+def test_rivals_are_shown_once_they_have_lasted_and_two_lists_at_once_by_a_command(
+        caplog: pytest.LogCaptureFixture) -> None:
+    """The kubelet gives pod web CPU 2, and another program lets pod db use it; then a claim gives db CPU 2."""
+    state = DesiredState({sandbox(name): SandboxState(
+        sandbox(name), "nri", Pod("shop", name, name), {ContainerId(name): ContainerRecord(
+            Container(ContainerId(name), name, CpuSet.parse("2")), Source.NRI, 1)}) for name in (WEB, "db")})
+    static = Ruling("kubelet", Assignments({(WEB, WEB): CpuSet((2,))}, CpuSet((0, 1)), complete=True))
+    claim = Ruling("dra", Assignments({("", "db"): CpuSet((2,))}, complete=True))
+    found, rulings, online = AuthorityRivals(), Rulings((static,), CpuSet((0, 1))), CpuSet(range(4))
+    for now, lasting in ((0.0, 0), (29.0, 0), (30.0, 1), (40.0, 1)):
+        found.compare(state, [static], rulings, online, 30.0, now)
+        assert len(found.lasting) == lasting
+    assert [message.partition(":")[0] for message in caplog.messages] == ["two decide on the same CPUs"]
+    found.compare(DesiredState(), [static], rulings, online, 30.0, 50.0)
+    assert found.lasting == []
+    command = AuthorityRivals()
+    command.compare(state, [static, claim], rulings, online, 0.0)
+    assert [rival.authorities for rival in command.lasting] == [("kubelet", "dra")]
+
+
+def test_claims_beside_a_static_kubelet_are_in_the_status_at_once(machine: Machine) -> None:
+    for name in ("kubelet", "cdi"):
+        (machine.path / name).mkdir()
+    (machine.path / "kubelet/cpu_manager_state").write_text(json.dumps({
+        "policyName": "static", "defaultCpuSet": str(machine.pool), "entries": {WEB: {"app": str(machine.other)}},
+        "checksum": 0}))
+    (machine.path / "cdi/dra.k8s.io-cpu_claim-a.json").write_text(json.dumps({"kind": "dra.k8s.io/cpu", "devices": [
+        {"name": "claim-a", "containerEdits": {"env": [f"DRA_CPUSET_a={machine.other}"]}}]}))
+    machine.settings["paths.cdi"] = str(machine.path / "cdi")
+    machine.configure()
+    machine.resync()
+    (rival,) = node_of(machine)["rivals"]
+    assert (rival["authorities"], rival["cpus"]) == (["kubelet", "dra"], str(machine.other))

@@ -35,6 +35,13 @@ def test_a_container_has_its_cpus_and_the_threads_that_back_them() -> None:
     assert set(found) <= set(sentences(DOCUMENT, SANDBOX))
 
 
+def test_two_that_decide_on_a_sandboxs_cpus_are_named() -> None:
+    rival = {"authorities": ["kubelet", "observed"], "cpus": "2", "sandboxes": ["a", "b"], "what": "another program"}
+    node = {**DOCUMENT["node"], "rivals": [rival, {**rival, "sandboxes": ["b"], "cpus": "5"}]}
+    assert [text for text in sentences({**DOCUMENT, "node": node}, SANDBOX) if text.startswith("Two")] == [
+        "Two decide on CPUs 2, kubelet and observed: another program."]
+
+
 def test_of_mixed_cpus_only_its_own_are_called_exclusive() -> None:
     """CRI-O's mixed CPUs: 1 is shared with other pods."""
     mixed = {**container("c1", "web", "1-3", "1-2"), "own_cpus": "2-3"}
