@@ -19,7 +19,7 @@ import nri_node
 from bench_node import Bundle, Node, Watcher, cpu_seconds, cpus
 from measure import CannotMeasure, Figure, environment, median, process_ms, progress, timed_ms
 from passes import set_masks
-from processes import hook_command
+from processes import hook_command, resting
 from vms import THREADS, Machine, sandbox_id
 
 from vmpin.config.timeouts import TIMEOUTS
@@ -129,6 +129,52 @@ def _floor(made: Node, pid: int) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def _cpuset_cgroups(cpu_list: str) -> Iterator[Callable[[str, int], None]]:
+    """Puts a process into a new cpuset cgroup of this name; they are empty in the end."""
+    root = Path("/sys/fs/cgroup")
+    root = root / "cpuset" if (root / "cpuset" / "cpuset.cpus").exists() else root
+    if not (root / "cpuset.cpus").exists() and "cpuset" not in (root / "cgroup.subtree_control").read_text().split():
+        raise CannotMeasure("needs a hierarchy of cpuset cgroups")
+    made: list[Path] = []
+
+    def create(path: Path) -> Path:
+        path.mkdir()
+        made.append(path)
+        (path / "cpuset.cpus").write_text(cpu_list)
+        (path / "cpuset.mems").write_text("0")
+        return path
+
+    try:
+        top = create(root / f"vmpin-bench-{os.getpid()}")
+        if (top / "cgroup.subtree_control").exists():
+            (top / "cgroup.subtree_control").write_text("+cpuset")
+
+        def enter(name: str, pid: int) -> None:
+            (create(top / name) / "cgroup.procs").write_text(str(pid))
+
+        yield enter
+    finally:
+        for path in reversed(made):
+            path.rmdir()
+
+
+def at_rest(made: Node, seconds: float, resync: float) -> Figure:
+    """A watcher on a node of runc containers alone, each in a cgroup of its own, that has nothing to do."""
+    made.forget()
+    made.forget_kata()
+    asked = ",".join(map(str, cpus()))
+    with _cpuset_cgroups(asked) as enter, _processes(OTHERS) as pids:
+        pods = [(sandbox_id(2000 + number), pid) for number, pid in enumerate(pids)]
+        for sandbox, pid in pods:
+            enter(sandbox[::-1], pid)
+        with _runtime(made, lambda: _watcher(made, [f"--set=watch.resync_seconds={resync}"]), pods, asked) as (_, pid):
+            at = resting(pid, pids, seconds, resync)
+    return Figure("idle_containers", at.cpu, "% of a CPU", at.cpu_floor, 0.08, "value",
+                  {"containers": len(pids), "seconds": seconds, "resync_seconds": resync,
+                   "created_meanwhile": at.created, "resident_mib": round(at.resident, 1)})
 
 
 def _cost(pid: int, life: Callable[[int], None], rounds: int) -> float:

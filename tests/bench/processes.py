@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bench_node import Bundle, Node, Watcher, cpu_seconds, cpus, resident_mib
 from measure import CannotMeasure, Figure, environment, in_turn, median, process_ms, progress
@@ -107,35 +108,59 @@ def cold_start(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
 def at_rest(made: Node, machines: Sequence[Machine], seconds: float, resync: float) -> list[Figure]:
     """A watcher that has nothing to do, beside the least that could look at as many threads as often."""
     made.forget()
-    more = {"sandboxes": len(machines), "seconds": seconds, "resync_seconds": resync}
     with Watcher(made, "--set", f"watch.resync_seconds={resync}") as watcher:
-        for _ in range(4):  # a resync each: in its first passes every process is new to it
-            os.kill(watcher.pid, signal.SIGHUP)
-            time.sleep(0.5)
-        floor = subprocess.Popen([sys.executable, Path(__file__).with_name("idle_floor.py"), str(resync)],
-                                 env=environment(), stdin=subprocess.PIPE)
-        try:
-            assert floor.stdin is not None
-            floor.stdin.write(" ".join(str(machine.pid) for machine in machines).encode())
-            floor.stdin.close()
-            # By then every guest has been searched for an agent; from then on it is done every five minutes.
-            time.sleep(20 if seconds >= 10 else 0)
-            # Both look again at whole multiples of `resync` from now on; the window is as many periods long, and
-            # begins and ends in the middle between two.
-            time.sleep(resync / 2)
-            progress(f"at rest for {seconds:g} s")
-            begin = time.monotonic()
-            pids = (watcher.pid, floor.pid)
-            before = [cpu_seconds(pid) for pid in pids]
-            time.sleep(seconds)
-            spent = time.monotonic() - begin
-            used, least = (100 * (cpu_seconds(pid) - was) / spent for pid, was in zip(pids, before, strict=True))
-            resident, bare = (resident_mib(pid) for pid in pids)
-        finally:
-            floor.kill()
-            floor.wait()
-    return [Figure("idle_rss", resident, "MiB", bare, 60, "value", more),
-            Figure("idle_cpu", used, "% of a CPU", least, 0.2, "value", more)]
+        at = resting(watcher.pid, [machine.pid for machine in machines], seconds, resync)
+    more = {"sandboxes": len(machines), "seconds": seconds, "resync_seconds": resync, "created_meanwhile": at.created}
+    return [Figure("idle_rss", at.resident, "MiB", at.resident_floor, 60, "value", more),
+            Figure("idle_cpu", at.cpu, "% of a CPU", at.cpu_floor, 0.2, "value", more)]
+
+
+class Rest(NamedTuple):
+    """What a watcher uses at rest, in % of a CPU and MiB, and what the floor does."""
+
+    cpu: float
+    cpu_floor: float
+    resident: float
+    resident_floor: float
+    #: Processes and threads that other programs created meanwhile: the watcher receives events of some.
+    created: int
+
+
+def resting(watcher: int, pids: Sequence[int], seconds: float, resync: float) -> Rest:
+    """:param watcher: its pid; it runs, and makes a resync every `resync` seconds. :param pids: the floor looks at the
+    masks of their threads as often."""
+    for _ in range(4):  # a resync each: in its first passes every process is new to it
+        os.kill(watcher, signal.SIGHUP)
+        time.sleep(0.5)
+    floor = subprocess.Popen([sys.executable, Path(__file__).with_name("idle_floor.py"), str(resync)],
+                             env=environment(), stdin=subprocess.PIPE)
+    try:
+        assert floor.stdin is not None
+        floor.stdin.write(" ".join(map(str, pids)).encode())
+        floor.stdin.close()
+        # By then every guest has been searched for an agent, which is done every five minutes from then on, and the
+        # files of Kata's containers are old.
+        time.sleep(60 if seconds >= 10 else 0)
+        # Both look again at whole multiples of `resync` from now on; the window is as many periods long, and
+        # begins and ends in the middle between two.
+        time.sleep(resync / 2)
+        progress(f"at rest for {seconds:g} s")
+        begin = time.monotonic()
+        both = watcher, floor.pid
+        before, created = [cpu_seconds(pid) for pid in both], _created()
+        time.sleep(seconds)
+        spent = time.monotonic() - begin
+        used, least = (100 * (cpu_seconds(pid) - was) / spent for pid, was in zip(both, before, strict=True))
+        return Rest(used, least, resident_mib(watcher), resident_mib(floor.pid), _created() - created)
+    finally:
+        floor.kill()
+        floor.wait()
+
+
+def _created() -> int:
+    """Processes and threads since boot (proc_stat(5))."""
+    return next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines()
+                if line.startswith("processes "))
 
 
 def check_root() -> None:

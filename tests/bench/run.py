@@ -96,6 +96,11 @@ def _lifecycle_runc(bench: Bench, allocating: bool) -> list[Figure]:
     return [lifecycles.runc(bench.made, allocating, 2 if bench.quick else 50)]
 
 
+def _containers(bench: Bench) -> list[Figure]:
+    bench.close()
+    return [lifecycles.at_rest(bench.made, *((2.0, 1.0) if bench.quick else (60.0, 10.0)))]
+
+
 def _in_a_vm(bench: Bench, measured: Callable[[Node, Machine, int], Figure]) -> list[Figure]:
     bench.close()
     with stand_ins(1, bench.build) as (machine,):
@@ -156,6 +161,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("growth_rss", "growth_idle", "growth_status", "growth_start", "growth_pass"): _growth,
     ("discover_300",): _cold,
     ("nri_update_cost",): _update_cost,
+    ("idle_containers",): _containers,
     ("lifecycle_runc",): lambda bench: _lifecycle_runc(bench, allocating=False),
     ("lifecycle_allocating",): lambda bench: _lifecycle_runc(bench, allocating=True),
     ("lifecycle_vm",): lambda bench: _in_a_vm(bench, lifecycles.vm),

@@ -153,6 +153,20 @@ def test_an_exclusive_container_among_shared_ones_is_measured(tmp_path: Path) ->
     assert min(figure["value"], figure["floor"], figure["without_headroom"], figure["beside"]) > 0
 
 
+def test_a_node_of_containers_at_rest_is_measured(tmp_path: Path) -> None:
+    need_root()
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "idle_containers", "-o", out)
+    if "not measured: needs " in err:
+        lacking(err)
+    assert ran.returncode == 0, err
+    (figure,) = json.loads(out.read_text())["benchmarks"]
+    assert figure.keys() >= FIELDS
+    assert (figure["name"], figure["containers"]) == ("idle_containers", 100)
+    assert min(figure["value"], figure["floor"], figure["resident_mib"]) > 0
+    assert left_over(ran.pid) == []
+
+
 def test_new_threads_and_storms_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from vmpin.host.procfs import Procfs, names_in, read_file
 
 logger = logging.getLogger(__name__)
 
+#: A process can move between cgroups of its own all the time.
+_MOST_LOCATIONS = 4096
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -83,6 +86,8 @@ class Cgroups:
         self.proc = proc or Procfs()
         mounted = self._mounted()
         self._v1, self._cpuacct, self._v2 = mounted if any(mounted) else self._by_files()
+        #: By the content of a /proc/PID/cgroup, what `_located` made of it: a node has few different ones.
+        self._locations: dict[bytes, tuple[Path, _Mount] | None] = {}
 
     @property
     def layout(self) -> Layout:
@@ -110,7 +115,14 @@ class Cgroups:
         location = self._find(pid, tid)
         if location is None:
             return None
-        path, mount = location
+        return self._read(*location)
+
+    def reread(self, cgroup: CpusetCgroup) -> CpusetCgroup | None:
+        """Read the CPUs of a cgroup again. None if it is gone."""
+        mount = self._v1 or self._v2
+        return None if mount is None else self._read(cgroup.path, mount)
+
+    def _read(self, path: Path, mount: _Mount) -> CpusetCgroup | None:
         try:
             return self._read_v2(path, mount) if mount is self._v2 else self._read_v1(path, mount.prefix)
         except CpuSetError as err:
@@ -139,6 +151,13 @@ class Cgroups:
         raw = read_file(f"{self.proc.root}/{pid}/task/{pid if tid is None else tid}/cgroup")
         if raw is None:
             return None
+        if raw not in self._locations:
+            if len(self._locations) >= _MOST_LOCATIONS:
+                self._locations.clear()
+            self._locations[raw] = self._located(raw)
+        return self._locations[raw]
+
+    def _located(self, raw: bytes) -> tuple[Path, _Mount] | None:
         mount, unified = self._v2, None
         for number, controllers, cgroup in _memberships(raw):
             if "cpuset" in controllers:
@@ -255,4 +274,10 @@ def _list(path: str) -> CpuSet | None:
         if err.errno != errno.ENODEV:
             logger.debug("ignored file=%s: %s", path, err)
         return None
-    return None if raw is None else CpuSet.parse(raw.decode("ascii", "replace"))
+    return None if raw is None else _parsed(raw)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(raw: bytes) -> CpuSet:
+    """Cached, as files seldom change, and so that equal lists give the same object."""
+    return CpuSet.parse(raw.decode("ascii", "replace"))

@@ -18,11 +18,12 @@ from vmpin.domain.events import (
     Source,
     VmmClaim,
 )
-from vmpin.domain.model import ContainerState, SandboxId, ThreadId, named
+from vmpin.domain.model import ContainerId, ContainerState, SandboxId, ThreadId, named
 from vmpin.host import boottime
-from vmpin.host.cgroup import Cgroups
+from vmpin.host.cgroup import Cgroups, CpusetCgroup
 from vmpin.host.procfs import Procfs, read_file
 from vmpin.runtime.kata import KataSandbox, KataState
+from vmpin.vmm.process_table import ROUNDS
 
 #: How long (ns) a sandbox without VM and containers is kept, so that a late message of a hook has no effect.
 FORGET_AFTER_NS = 60 * 10**9
@@ -49,6 +50,11 @@ class DiskSources:
         self._written: dict[SandboxId, tuple[KataSandbox, int]] = {}
         #: The states in which no container ends before its VM without an event, and none has a cgroup to read.
         self._unchecked: dict[SandboxId, SandboxState] = {}
+        #: By container, its record, cgroup and the online CPUs when last read: with the same ones there is no event.
+        #: Those read since the last comparison, and before.
+        self._cgroups_read: dict[ContainerId, tuple[ContainerRecord, CpusetCgroup | None, CpuSet]] = {}
+        self._cgroups_before = self._cgroups_read
+        self._comparisons = 0
         self._read_before = self._read_last = 0
 
     def read(self) -> None:
@@ -70,6 +76,8 @@ class DiskSources:
             self._compared[kata.id] = (kata, sandbox)
         for gone in self._written.keys() - self.sandboxes.keys():
             del self._written[gone]
+        self._cgroups_before, self._cgroups_read = self._cgroups_read, {}
+        self._comparisons += 1
         before_this, self._unchecked = self._unchecked, {}
         for name, sandbox in state.sandboxes.items():
             if name in with_vm and (before_this.get(name) is sandbox
@@ -115,6 +123,9 @@ class DiskSources:
             latest = max(latest, record.time)
             if record.stopped:
                 continue
+            if record.init is not None and self._is_unchanged(record, record.init):
+                alive = True
+                continue
             if self._has_ended(sandbox, record, with_vm, now):
                 yield ContainerStopped(sandbox.id, record.container.id, max(now, record.time))
                 continue
@@ -140,21 +151,37 @@ class DiskSources:
 
         return bundle_gone(record.bundle)
 
+    def _is_unchanged(self, record: ContainerRecord, init: ThreadId) -> bool:
+        """Whether a container's cgroup is there, and as it was at the last comparison. False where the end of the
+        container is not reported otherwise, and in one of ROUNDS comparisons: its process is then read, too."""
+        before, turn = self._cgroups_before.get(record.container.id), self._comparisons % ROUNDS == init.tid % ROUNDS
+        if (before is None or before[0] is not record or before[1] is None or record.container.cpuset is None or turn
+                or not (self.nri and record.reported_by(Source.NRI))):
+            return False
+        if before[2] != self.online or self.cgroups.reread(before[1]) != before[1]:
+            return False
+        self._cgroups_read[record.container.id] = before
+        return True
+
     def cgroup(self, sandbox: SandboxId, record: ContainerRecord, init: ThreadId) -> Iterator[Event]:
         """The cpuset in the cgroup of a container's first process, if that cgroup is the container's own."""
-        cgroup = self.cgroups.cpuset_of(init.tid)
+        cgroup, container = self.cgroups.cpuset_of(init.tid), record.container
+        before = self._cgroups_read.get(container.id) or self._cgroups_before.get(container.id)
+        self._cgroups_read[container.id] = read = record, cgroup, self.online
+        if before is not None and before[0] is record and before == read and container.cpuset is not None:
+            return
         if cgroup is None or not cgroup.configured or self.cgroups.is_top(cgroup.path):
             return  # no container is in the top cgroup: the pid belongs to another process
-        if record.reported_by(Source.NRI) and record.container.id not in cgroup.path.as_posix():
+        if record.reported_by(Source.NRI) and container.id not in cgroup.path.as_posix():
             return  # each container's cgroup is named after it: this one is another container's
         # On cgroup v1 every cgroup has CPUs, its parent's by default: they are not the cpuset of a container that was
         # created without one.
         parent = self.cgroups.cpus_file(cgroup.path.parent)
-        if record.container.cpuset is None and cgroup.configured == _cpus_of(parent):
+        if container.cpuset is None and cgroup.configured == _cpus_of(parent):
             return
         # CPUs that are offline come back, but CPUs that a cgroup above withholds do not count.
         withheld = (cgroup.configured & self.online) - cgroup.effective if cgroup.effective else EMPTY
-        yield CpusetSeen(sandbox, record.container.id, cgroup.configured - withheld, Source.CGROUP, boottime.now())
+        yield CpusetSeen(sandbox, container.id, cgroup.configured - withheld, Source.CGROUP, boottime.now())
 
 
 def _ends_with_vm(record: ContainerRecord) -> bool:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from system_calls import system_calls
 from trees import make_tree
 
 from vmpin.cpuset import CpuSet
@@ -17,6 +18,7 @@ from vmpin.host.procfs import Procfs
 from vmpin.runtime.kata import KataState
 from vmpin.sources.disk import DiskSources
 
+STAT = f"7 (web) S {' '.join(['1'] * 50)}"
 SANDBOX, WEB = SandboxId("a"), ContainerId("web")
 
 
@@ -106,6 +108,50 @@ def test_a_cgroup_says_what_a_container_has(configured: str, effective: str, onl
     (event,) = disk.cgroup(SANDBOX, known, ThreadId(7, 1))
     assert isinstance(event, CpusetSeen)
     assert (str(event.cpuset), event.source) == (cpus, Source.CGROUP)
+
+
+def test_an_unchanged_container_costs_the_files_of_its_cgroup_and_nothing_is_parsed_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one of sixteen passes, and without NRI, its process is read, too."""
+    make_tree(tmp_path, f"""
+        cgroup/cgroup.controllers = cpuset
+        cgroup/cpuset.cpus.effective = 0-7
+        cgroup/pods/web/cpuset.cpus = 2-5
+        cgroup/pods/web/cpuset.cpus.effective = 2-5
+        proc/7/stat = {STAT}
+        proc/7/task/7/cgroup = 0::/pods/web
+    """)
+    disk, effective = sources(tmp_path), tmp_path / "cgroup/pods/web/cpuset.cpus.effective"
+    disk.online, disk.nri = CpuSet.parse("0-7"), True
+    seen = ContainerSeen(SANDBOX, Container(WEB, "web", CpuSet.parse("2-5")), Source.NRI, 1, init=ThreadId(7, 1))
+    state = after(DesiredState(), [seen])
+
+    def opened() -> int:
+        calls = system_calls(lambda: disk.events(state, set()))
+        assert calls["open"] == calls["read"] == calls["close"] == calls.total() / 3
+        return calls["open"]
+
+    for _ in range(2):
+        state = after(state, read(disk, state))
+    assert read(disk, state) == []
+    monkeypatch.setattr(CpuSet, "parse", None)
+    assert sorted(opened() for _ in range(16)) == [*[2] * 15, 4]
+    disk.nri = False
+    assert opened() == 4
+    disk.nri = True
+    monkeypatch.undo()
+    for content in "2-3", "2-5":
+        effective.write_text(content)
+        (event,) = read(disk, state)
+        assert isinstance(event, CpusetSeen)
+        assert str(event.cpuset) == content
+        state = after(state, [event])
+    disk.online = CpuSet.parse("0-3")
+    assert len(read(disk, state)) == 1
+    for file in effective, tmp_path / "cgroup/pods/web/cpuset.cpus", tmp_path / "proc/7/stat":
+        file.unlink()
+    effective.parent.rmdir()
+    assert isinstance(read(disk, state)[0], ContainerStopped)  # at once
 
 
 def test_a_cgroup_named_after_another_says_nothing_of_a_container_that_the_runtime_reported(
