@@ -498,3 +498,25 @@ def test_what_the_first_pass_needs_loads_neither_asyncio_nor_what_leaving_takes(
     assert not loaded & {"asyncio", "socket", "ssl", "subprocess", "shutil", "rich", "google", "qemu", "jinja2"}
     # Each dataclass takes as long to make as five named tuples, and the module loads inspect: 17 ms in all.
     assert not loaded & {"dataclasses", "inspect", "platform", "locale", "datetime"}
+
+
+_READY = """\
+import json, sys
+from vmpin.cli.watch import asyncio_without_tls
+assert asyncio_without_tls() is sys.modules["asyncio"]
+import vmpin.daemon.task_table, vmpin.daemon.watcher
+modules = sorted(sys.modules)
+import ssl
+print(json.dumps([modules, ssl.OPENSSL_VERSION]))
+"""
+
+
+def test_a_watcher_is_ready_before_it_loads_what_the_first_guest_sample_or_event_takes() -> None:
+    """After its first pass it connects to the runtime; a container that is created then waits for it."""
+    ran = subprocess.run([sys.executable, "-c", _READY], capture_output=True, timeout=120, check=True)
+    modules, openssl = json.loads(ran.stdout)
+    assert openssl, "what imports ssl later gets it"
+    loaded = {name.partition(".")[0] for name in modules}
+    assert not loaded & {"ssl", "_ssl", "sqlite3", "google", "grpc", "tenacity", "email", "ctypes", "jinja2", "yaml"}
+    assert not set(modules) & {"importlib.metadata", "vmpin.residency.sampler", "vmpin.domain.proof",
+                               "vmpin.domain.guest_report", "vmpin.guests.vm_guest", "vmpin.sources.nri.session"}

@@ -27,6 +27,8 @@ class Timeouts:
     no_descriptors: float = 0.5  #: Pause while the process has no descriptor left for a connection.
     scrape_age: float = 1.0  #: For this long a scrape's page is given to the next client, too.
     scrape_turn: float = 0.001  #: Work of a scrape after which the loop's other work has its turn.
+    #: From the start to loading what samples and the first guest need: the runtime's list comes before that.
+    settling: float = 0.5
     loop_lag: float = 0.5  #: Between two measurements of the loop's lag.
     save: float = 0.2  #: From the first change of the state to the write of the state file: events come in bursts.
     file_calm: float = 0.02  #: From the first inotify event to reading the files: files change in bursts.

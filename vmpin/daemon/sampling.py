@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from vmpin.reconcile.node_state import NodeState
 from vmpin.reconcile.view import NodeView
-from vmpin.residency.sampler import BREATH, SLICE, RunListener, Sampler
 
 if TYPE_CHECKING:
     from vmpin.residency.run_time_books import RunTimeBooks
+    from vmpin.residency.sampler import RunListener, Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +50,19 @@ class Sampling:
                     self.sampler = await self._begun()
                 finally:
                     self._settled.set()
+            from vmpin.residency.sampler import BREATH, SLICE
+
             sampler = self.sampler
             due = time.monotonic() + sampler.turn(seconds)
             # What else is to be done has the time between two rounds, and goes on after the next one.
-            while time.monotonic() + BREATH < due and _goes_on(sampler):  # noqa: ASYNC110  # work
+            while time.monotonic() + BREATH < due and _goes_on(sampler, SLICE):  # noqa: ASYNC110  # work
                 await asyncio.sleep(BREATH)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def _begun(self) -> Sampler:
         """A sampler with its listener, once the books of an earlier watcher are read."""
         from vmpin.residency.run_time_books import RunTimeBooks
+        from vmpin.residency.sampler import Sampler
 
         view = self._view
         if self._books is None:
@@ -92,5 +95,5 @@ class Sampling:
             self._books.close()
 
 
-def _goes_on(sampler: Sampler) -> bool:
-    return sampler.listener is not None and sampler.listener.go_on(SLICE)
+def _goes_on(sampler: Sampler, seconds: float) -> bool:
+    return sampler.listener is not None and sampler.listener.go_on(seconds)

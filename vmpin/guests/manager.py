@@ -30,8 +30,8 @@ class GuestManager:
 
     def __init__(self, early: bool = False, timeouts: Timeouts = TIMEOUTS) -> None:
         """Make a manager without guests.
-        :param early: whether `run` imports at once what the first guest needs: 50 ms in which no thread of its VM
-            would be placed."""
+        :param early: whether `run` imports soon what the first guest needs: 50 ms in which no thread of its VM would
+            be placed."""
         self._early = early
         self._timeouts = timeouts
         self._guests: dict[SandboxId, VmGuest] = {}
@@ -46,12 +46,13 @@ class GuestManager:
 
     async def run(self) -> None:
         """Keep the sessions with all guests until cancelled. The guests keep their last map."""
-        if self._early:
-            await asyncio.to_thread(_load)
         self._running = True
         try:
             for sandbox, guest in self._guests.items():
                 self._start(sandbox, guest)
+            if self._early and not self._guests:
+                await asyncio.sleep(self._timeouts.settling)
+                await asyncio.to_thread(_load)
             await asyncio.Event().wait()
         finally:
             self._running = False

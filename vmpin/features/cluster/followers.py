@@ -20,8 +20,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vmpin.config.timeouts import Timeouts
-from vmpin.domain.guest_report import GuestData
-from vmpin.domain.model import SandboxId
 from vmpin.domain.pod_names import with_names
 from vmpin.domain.topology import Topology
 from vmpin.errors import WatcherError
