@@ -97,9 +97,10 @@ def _of_owner(authority: str, sandbox: SandboxState, container: Container, own: 
 
 def _in_pool(rulings: Rulings, pods: Sequence[SandboxState], unlisted: Collection[SandboxId],
              alone: Mapping[ContainerId, CpuSet]) -> Iterator[AuthorityRival]:
-    """CPUs of an authority's shared pool that a container without CPUs of its own has to itself, beside other pods."""
+    """CPUs of an authority's shared pool that a container without CPUs of its own has to itself, beside other pods.
+    Not by DRA: its driver does not widen the cpusets of running containers when it releases a claim."""
     pooled = next((ruling for ruling in rulings.by_rank if ruling.assignments.pool is not None), None)
-    if pooled is None or len(unlisted) < 2:
+    if pooled is None or pooled.authority == Rank.DRA.label or len(unlisted) < 2:
         return
     for sandbox in pods:
         for record in sandbox.containers.values() if sandbox.id in unlisted else ():

@@ -13,8 +13,9 @@ from vmpin.vmm.process_table import ROUNDS, SELDOM, YOUNG_PASSES
 
 pytest_plugins = ["given_unit"]
 
-#: What a pass reads whatever is on the node: the online and the isolated CPUs, the checkpoint, Kata's directories.
-OPENS, STATS = 5, 3
+#: What a pass reads whatever is on the node: the online and the isolated CPUs, the checkpoint, the DRA driver's claims
+#: and registration, Kata's directories.
+OPENS, STATS = 5, 4
 
 
 def _vmm(machine: Machine, crowd: Path, name: str) -> subprocess.Popen[bytes]:

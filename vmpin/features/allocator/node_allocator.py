@@ -103,9 +103,11 @@ class NodeAllocator:
             others = [other for other in self._others.find() if other.is_rival(self.allocator.options.reserved)]
             if others:
                 names = several([*dict.fromkeys(other.name for other in others)])
+                way = ("add those CPUs to allocate.reserved" if all(other.cpus for other in others) else
+                       "let only one decide")
                 self._beside = (f"{names} may give out CPUs, too, and vmpin follows "
-                                f"({'; '.join(other.evidence for other in others)}): let only one decide, and restart "
-                                "vmpin, or set allocate.mode: off")
+                                f"({'; '.join(other.evidence for other in others)}): {way}, and restart vmpin, or set "
+                                "allocate.mode: off")
         return self._beside
 
     def take(self) -> None:
