@@ -156,14 +156,15 @@ class Bundle:
 
 
 class Watcher:
-    """A real `vmpin watch`. `placed_ms` is the time from its spawn until it says that all is placed, which it says
-    before it loads what it needs to serve (READY=1). `wrap` is put before its command line."""
+    """A real `vmpin watch`. `placed_ms` is the time from its spawn (at `began`, by time.perf_counter) until it says
+    that all is placed, which it says before it loads what it needs to serve; `ready_ms` the time until then (READY=1).
+    `wrap` is put before its command line."""
 
     def __init__(self, made: Node, *flags: str, wrap: Sequence[str] = ()) -> None:
         if not made.command.exists():
             raise CannotMeasure(f"needs the vmpin command (no {made.command})")
         self.node = made
-        self.placed_ms = 0.0
+        self.began = self.placed_ms = self.ready_ms = 0.0
         self._argv = [*wrap, *made.command_line("watch", *flags)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -181,12 +182,13 @@ class Watcher:
             notified.bind(address)
             notified.settimeout(600)
             env = environment(NOTIFY_SOCKET=address)
-            begin = time.perf_counter()
+            self.began = time.perf_counter()
             self._process = subprocess.Popen(self._argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             try:
                 while b"READY=1" not in (said := notified.recv(4096)):
                     if b"STATUS=placed" in said:
-                        self.placed_ms = (time.perf_counter() - begin) * 1000
+                        self.placed_ms = (time.perf_counter() - self.began) * 1000
+                self.ready_ms = (time.perf_counter() - self.began) * 1000
             except OSError:
                 self.__exit__()
                 raise CannotMeasure(f"the watcher was not ready in time: {log.read_text()[-500:]}") from None

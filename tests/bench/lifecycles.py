@@ -20,7 +20,7 @@ from bench_node import Bundle, Node, Watcher, cpu_seconds, cpus
 from measure import CannotMeasure, Figure, environment, median, process_ms, progress, timed_ms
 from passes import set_masks
 from processes import hook_command, resting
-from vms import THREADS, Machine, sandbox_id
+from vms import THREADS, Machine, idle_processes, sandbox_id
 
 from vmpin.config.timeouts import TIMEOUTS
 from vmpin.wire.nri_enums import CREATED, RUNNING
@@ -70,24 +70,6 @@ class _Container:
     def end(self) -> None:
         self.call("StopContainer")
         self.call("RemoveContainer")
-
-
-@contextlib.contextmanager
-def _processes(count: int) -> Iterator[list[int]]:
-    """Processes that do nothing; they end with this process, however it ends."""
-    reader, writer = os.pipe()
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(count):
-            started.append(subprocess.Popen(["/bin/cat"], env=environment(), stdin=reader, stdout=subprocess.DEVNULL))
-        yield [process.pid for process in started]
-    finally:
-        os.close(reader)
-        os.close(writer)
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()
 
 
 @contextlib.contextmanager
@@ -166,7 +148,7 @@ def at_rest(made: Node, seconds: float, resync: float) -> Figure:
     made.forget()
     made.forget_kata()
     asked = ",".join(map(str, cpus()))
-    with _cpuset_cgroups(asked) as enter, _processes(OTHERS) as pids:
+    with _cpuset_cgroups(asked) as enter, idle_processes(OTHERS) as pids:
         pods = [(sandbox_id(2000 + number), pid) for number, pid in enumerate(pids)]
         for sandbox, pid in pods:
             enter(sandbox[::-1], pid)
@@ -198,7 +180,7 @@ def runc(made: Node, allocating: bool, rounds: int) -> Figure:
     made.forget()
     made.forget_kata()
     flags = ["--set=allocate.mode=on", f"--set=allocate.reserved={cpus()[0]}"] if allocating else []
-    with _processes(OTHERS + 2) as pids:
+    with idle_processes(OTHERS + 2) as pids:
         pods = [(sandbox_id(2000 + number), pid) for number, pid in enumerate(pids[2:])]
         progress(f"the lifecycles of {rounds} containers")
 
@@ -226,7 +208,7 @@ def vm(made: Node, machine: Machine, rounds: int) -> Figure:
     made.forget_kata()
     pool, other = cpus()
     there, back = frozenset((other,)), frozenset((pool,))
-    with _processes(OTHERS) as pids:
+    with idle_processes(OTHERS) as pids:
         pods = [(sandbox_id(2000 + number), pid) for number, pid in enumerate(pids)]
         progress(f"the lifecycles of {rounds} containers in a VM")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +19,10 @@ from typing import Any
 
 import nri_node
 from bench_node import Node, Watcher, container_of, cpus
-from measure import CannotMeasure, Figure, environment, median, progress, timed_ms
+from measure import CannotMeasure, Figure, median, progress, timed_ms
 from newborns import Newborn, listening
 from passes import set_masks
-from vms import THREADS, Machine, compiled, sandbox_id
+from vms import THREADS, Machine, compiled, idle_processes, sandbox_id
 
 from vmpin.cli.control_client import ask
 from vmpin.wire.nri_messages import MESSAGES
@@ -309,8 +308,8 @@ def sync(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     what the very last container wants is done, with which all is taken in. Some pods are VMs, the others runc's.
     """
     pool, other = cpus()
-    with _processes(PODS - len(machines)) as processes:
-        pods = [(sandbox_id(1000 + number), process.pid) for number, process in enumerate(processes)]
+    with idle_processes(PODS - len(machines)) as pids:
+        pods = [(sandbox_id(1000 + number), pid) for number, pid in enumerate(pids)]
         pods += [(machine.sandbox, machine.pid) for machine in machines]
         last = machines[-1]
         parts = nri_node.parts(pods, str(pool), str(other))
@@ -343,21 +342,3 @@ def _check(status: dict[str, Any], sandbox: str, vms: int) -> None:
     containers = [len(each["containers"]) for each in status["sandboxes"]]
     if source["syncs"] != 1 or source["dropped"] or owners != {sandbox} or sum(containers) < 2 * vms:
         raise CannotMeasure(f"NRI: {source}, owners: {owners}, {sum(containers)} containers of {len(containers)} VMs")
-
-
-@contextlib.contextmanager
-def _processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that do nothing, for runc's pods; they end with this process, however it ends."""
-    reader, writer = os.pipe()
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(count):
-            started.append(subprocess.Popen(["/bin/cat"], env=environment(), stdin=reader, stdout=subprocess.DEVNULL))
-        yield started
-    finally:
-        os.close(reader)
-        os.close(writer)
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()

@@ -51,7 +51,7 @@ def status(made: Node, machines: Sequence[Machine], rounds: int) -> Figure:
     shown = len(json.loads(out.read_bytes())["sandboxes"])
     if shown != len(machines):
         raise CannotMeasure(f"the status shows {shown} of {len(machines)} sandboxes")
-    return Figure("status_json", median(values), "ms", median(floors), 150, "value",
+    return Figure("status_json", median(values), "ms", median(floors), 90, "value",
                   {"sandboxes": shown, "rounds": rounds, "bytes": out.stat().st_size})
 
 

@@ -32,6 +32,7 @@ import passes
 import processes
 import reporting
 import scrapes
+import starting
 import topping
 from bench_node import Node, node, write_kata
 from measure import CannotMeasure, Figure, progress
@@ -107,6 +108,12 @@ def _in_a_vm(bench: Bench, measured: Callable[[Node, Machine, int], Figure]) -> 
         return [measured(bench.made, machine, 2 if bench.quick else 50)]
 
 
+def _starting(bench: Bench) -> list[Figure]:
+    bench.close()
+    bench.made.forget_kata()
+    return [starting.to_watching(bench.made, 2 if bench.quick else 20)]
+
+
 def _first_exclusive(bench: Bench) -> list[Figure]:
     bench.close()
     return [crowding.first_exclusive(*(2, 1) if bench.quick else (10, 10))]
@@ -166,6 +173,8 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("lifecycle_allocating",): lambda bench: _lifecycle_runc(bench, allocating=True),
     ("lifecycle_vm",): lambda bench: _in_a_vm(bench, lifecycles.vm),
     ("hook_to_masks",): lambda bench: _in_a_vm(bench, lifecycles.hook_to_masks),
+    ("start_to_watching",): _starting,
+    ("reconcile_command",): lambda bench: _in_a_vm(bench, starting.reconcile),
     ("first_exclusive_100",): _first_exclusive,
     ("guest_apply",): _guest_apply,
     ("guest_idle_rss", "guest_idle_wakes"): _guest_rest,

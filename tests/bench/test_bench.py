@@ -89,6 +89,22 @@ def test_the_live_view_is_measured_beside_a_reader_of_the_same_files(tmp_path: P
     assert left_over(ran.pid) == []
 
 
+def test_starts_are_measured_beside_bare_pythons(tmp_path: Path) -> None:
+    need_root()
+    need_tool("gcc", "cc")
+    out = tmp_path / "bench.json"
+    ran, _, err = run("--only", "start_to_watching", "--only", "reconcile_command", "-o", out)
+    assert ran.returncode == 0, err
+    start, reconcile = json.loads(out.read_text())["benchmarks"]
+    assert (start["name"], start["containers"]) == ("start_to_watching", 100)
+    assert (reconcile["name"], reconcile["threads"]) == ("reconcile_command", 16)
+    assert reconcile["value"] == pytest.approx(max(reconcile["alone"], reconcile["through_the_watcher"]), abs=0.01)
+    for figure in start, reconcile:
+        assert figure.keys() >= FIELDS
+        assert min(figure["floor"], figure["python"]) > 0
+    assert left_over(ran.pid) == []
+
+
 def test_events_of_the_runtime_are_measured(tmp_path: Path) -> None:
     need_root()
     need_tool("gcc", "cc")

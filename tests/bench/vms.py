@@ -99,6 +99,24 @@ def qemus(count: int, vcpus: int = VCPUS, iothreads: int = 1) -> Iterator[list[M
 
 
 @contextlib.contextmanager
+def idle_processes(count: int) -> Iterator[list[int]]:
+    """Processes that do nothing; they end with this process, however it ends."""
+    reader, writer = os.pipe()
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            started.append(subprocess.Popen(["/bin/cat"], env=environment(), stdin=reader, stdout=subprocess.DEVNULL))
+        yield [process.pid for process in started]
+    finally:
+        os.close(reader)
+        os.close(writer)
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait()
+
+
+@contextlib.contextmanager
 def _ending(machines: list[Machine]) -> Iterator[list[Machine]]:
     try:
         yield machines
