@@ -15,6 +15,7 @@ from vmpin.config import loading as configuration
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.node_facts import collect_facts
 from vmpin.domain.facts import FoundSetting, NodeFacts, Rights, WatcherFacts
+from vmpin.feature import Feature
 from vmpin.features.gather import report
 from vmpin.features.gather.pieces import MANIFEST, Piece, Pieces, plain, write
 
@@ -139,6 +140,18 @@ def test_untrusted_text_about_pods_is_left_out() -> None:
     facts = NodeFacts(Rights("root", 1), status={"version": 1, "sandboxes": [{"id": "s1", "untrusted": {"a": "b"}}]})
     assert report.without_untrusted(facts).status == {"version": 1, "sandboxes": [{"id": "s1", "untrusted": None}]}
     assert report.without_untrusted(NodeFacts(Rights("root", 1))).status == {}
+
+
+def test_a_vms_lines_by_features_are_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `vmpin status -o wide` has them: gather needs no feature's name."""
+    make_tree(tmp_path, TREE)
+    monkeypatch.setattr(report, "features", lambda: [Feature(name="without"), Feature(
+        name="with", lines=lambda sandbox: [f"seen: {sandbox['seen']}", "token: hush"])])
+    config = configuration.load(None, {}, {"paths.proc": str(tmp_path / "proc"), "paths.run": str(tmp_path / "run")})
+    status = {"sandboxes": [{"id": "a", "threads": [], "seen": "97 %"}]}
+    pieces = report.collect(config, collect_facts(config, tmp_path, WatcherFacts(), status), {}, "")
+    (found,) = (piece.data for piece in pieces.all() if piece.name == "vms/a/features.txt")
+    assert found == b"seen: 97 %\ntoken: <left out>\n"
 
 
 def test_a_status_that_cannot_be_used_costs_no_other_piece(tmp_path: Path) -> None:

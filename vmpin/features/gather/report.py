@@ -1,5 +1,5 @@
 """Puts the pieces of a bug report together: facts, findings, status, configuration, vmpin's own files, the node, and
-for each managed VM its processes, threads and cgroups. Reads only.
+for each managed VM its processes, threads and cgroups, and the lines that features add. Reads only.
 
 psutil does not serve: it has neither a thread's name, state and mask nor the raw fields (schedstat, wchan, syscall,
 status) that a bug report needs.
@@ -20,6 +20,7 @@ from vmpin.config.settings import Config
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import number_of
 from vmpin.errors import SourceError
+from vmpin.feature import features, present
 from vmpin.features.gather.pieces import MAX_ALL, Pieces
 from vmpin.features.gather.redact import cleaned, command_line
 from vmpin.host.cgroup import Cgroups
@@ -35,7 +36,8 @@ This is the output of `vmpin gather` on a node, for a bug report. Inspect it bef
 
 Contents: vmpin/ (the watcher's description of itself, configuration, status, explain, doctor, state file, log), node/
 (kernel, CPUs, cgroup mounts), kubelet/ (the CPU manager's checkpoint), vms/ (for each VM: processes, threads,
-cgroups). manifest.json lists the pieces, those that were cut for their size, and those that are missing, with reasons.
+cgroups, what features add). manifest.json lists the pieces, those that were cut for their size, and those that are
+missing, with reasons.
 
 It names pods, namespaces, containers and runtime handlers, which a report needs.
 
@@ -169,6 +171,8 @@ def _vms(pieces: Pieces, status: Mapping[str, Any], proc: Procfs, cgroups: Cgrou
         groups = dict.fromkeys(path for pid in pids if (path := cgroups.cpuset_path(pid)) is not None)
         pieces.add(f"vms/{sandbox['id']}/cgroups.txt",
                    "\n".join(line for path in groups for line in _cgroup(cgroups, path)) + "\n")
+        added = [line for lines in present(feature.lines for feature in features()) for line in lines(sandbox)]
+        pieces.add(f"vms/{sandbox['id']}/features.txt", cleaned("\n".join(added)) + "\n")
 
 
 def _process(proc: Procfs, pid: int) -> Iterator[str]:
