@@ -46,7 +46,8 @@ def sandbox(id: str, pod: dict[str, Any], pid: int, verdict: str, containers: li
                                 "answers": 2, "refused": 0, "last_error": ""},
             "runtime": "nri", "handler": "kata-qemu", "vmm": {"type": "qemu", "pid": pid, "starttime": 9},
             "near": None, "network": network(), "memory": {
-                "why": "", "nodes": {"0": 123 << 20, "1": 3973 << 20}, "vcpu_nodes": [0], "away": 0.97},
+                "source": "numa_maps", "why": "", "nodes": {"0": 123 << 20, "1": 3973 << 20}, "vcpu_nodes": [0],
+                "away": 0.97},
             "pod": pod, "mask": mask,
             "verdict": verdict, "reasons": [], "found_by": "kvm_run", "containers": containers, "threads": threads,
             "cgroup": {"path": f"/sys/fs/cgroup/kata_overhead/{id}", "cpus": "0-63"},

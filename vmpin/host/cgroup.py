@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: A process can move between cgroups of its own all the time.
 _MOST_LOCATIONS = 4096
+#: Those of v1 that are used.
+_CONTROLLERS = "cpuset", "cpuacct", "memory", "hugetlb"
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -84,8 +86,9 @@ class Cgroups:
     def __init__(self, root: str | Path = "/sys/fs/cgroup", proc: Procfs | None = None) -> None:
         self.root = os.path.normpath(root)
         self.proc = proc or Procfs()
-        mounted = self._mounted()
-        self._v1, self._cpuacct, self._v2 = mounted if any(mounted) else self._by_files()
+        #: By controller in v1; by cgroup2, version 2.
+        self._mounts = self._mounted() or self._by_files()
+        self._v1, self._v2 = self._mounts.get("cpuset"), self._mounts.get("cgroup2")
         #: By the content of a /proc/PID/cgroup, what `_located` made of it: a node has few different ones.
         self._locations: dict[bytes, tuple[Path, _Mount] | None] = {}
 
@@ -134,17 +137,24 @@ class Cgroups:
         and for the topmost cgroup, which belongs to no container.
         :param container: the id of the process's container, to get the container's own cgroup and not one that was
             created below it, as systemd and nested runtimes do."""
-        raw = read_file(f"{self.proc.root}/{pid}/cgroup")
-        v2_file = None
-        for number, controllers, cgroup in _memberships(raw or b""):
+        path, v1 = self.directory(pid, "cpuacct", container), self._mounts.get("cpuacct")
+        if path is None:
+            return None
+        return f"{path}/{'cpu.stat' if v1 is None or not path.is_relative_to(v1.point) else 'cpuacct.usage'}"
+
+    def directory(self, pid: int, controller: str, container: str = "") -> Path | None:
+        """The directory of a process's cgroup in the hierarchy of a controller (_CONTROLLERS): v1 if it is mounted
+        there, else v2. None if the cgroup is hidden or gone, and for the topmost cgroup.
+        :param container: as of `usage_file`."""
+        unified = None
+        for number, controllers, cgroup in _memberships(read_file(f"{self.proc.root}/{pid}/cgroup") or b""):
             cgroup = _cut_after(cgroup, container)
-            if "cpuacct" in controllers:
-                path = None if self._cpuacct is None else self._cpuacct.locate(cgroup)
-                return None if path is None or not cgroup.strip("/") else f"{path}/cpuacct.usage"
+            if controller in controllers:
+                mount = self._mounts.get(controller)
+                return None if mount is None or not cgroup.strip("/") else mount.locate(cgroup)
             if number == "0" and controllers == [""] and self._v2 is not None and cgroup.strip("/"):
-                path = self._v2.locate(cgroup)
-                v2_file = None if path is None or self.is_top(path) else f"{path}/cpu.stat"
-        return v2_file
+                unified = self._v2.locate(cgroup)
+        return None if unified is None or self.is_top(unified) else unified
 
     def _find(self, pid: int, tid: int | None) -> tuple[Path, _Mount] | None:
         """The cgroup's directory and its hierarchy: v1 if the cpuset controller is mounted there."""
@@ -192,18 +202,17 @@ class Cgroups:
                 return None  # no cpuset controller in this hierarchy
             at = at.parent
 
-    def _mounted(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
-        """Read the mount table. :returns: the v1 hierarchies with cpuset and with cpuacct (often the same), and the v2
-        hierarchy; of several mounts of one hierarchy, the mount of its root. A v1 hierarchy is identified by the
-        controllers in its mount options: its directory may have any name, and /proc/PID/cgroup lists the controllers
-        in another order."""
-        mounts: dict[str, list[_Mount]] = {"cpuset": [], "cpuacct": [], "cgroup2": []}
+    def _mounted(self) -> dict[str, _Mount]:
+        """Read the mount table: the v1 hierarchies by controller (several may be of one hierarchy), and cgroup2; of
+        several mounts of one hierarchy, the mount of its root. A v1 hierarchy is identified by the controllers in its
+        mount options: its directory may have any name, and /proc/PID/cgroup lists the controllers in another order."""
+        mounts: dict[str, list[_Mount]] = {name: [] for name in (*_CONTROLLERS, "cgroup2")}
         try:
             # Not read_file(): read(2) returns at most a page of this file, and a node's mounts take several.
             table = Path(f"{self.proc.root}/self/mountinfo").read_bytes()
         except OSError as err:
             logger.debug("no mount table: %s", err)
-            return None, None, None
+            return {}
         # The mount table has real paths, and `root` may be a symbolic link.
         tops = {self.root.rstrip("/"), os.path.realpath(self.root).rstrip("/")}
         for line in os.fsdecode(table).split("\n"):
@@ -218,20 +227,25 @@ class Cgroups:
             for name in {"cgroup": options, "cgroup2": ["cgroup2"]}.get(kind[0], ()):
                 if name in mounts:
                     mounts[name].append(mount)
-        return _topmost(mounts["cpuset"]), _topmost(mounts["cpuacct"]), _topmost(mounts["cgroup2"])
+        return {name: min(same, key=lambda mount: (len(mount.top), len(mount.point)))
+                for name, same in mounts.items() if same}
 
-    def _by_files(self) -> tuple[_Mount | None, _Mount | None, _Mount | None]:
+    def _by_files(self) -> dict[str, _Mount]:
         """Find the hierarchies by the files below `root`, for a host's /sys that is visible under another path."""
-        points = [f"{self.root}/{name}" for name in names_in(self.root)]
-        # The directory of a hierarchy is named by its controllers, in any order.
-        cpuacct = next((_Mount(point) for point in points if "cpuacct" in point.rpartition("/")[2].split(",")
-                        or os.path.exists(f"{point}/cpuacct.usage")), None)
+        mounts: dict[str, _Mount] = {}
+        for name in names_in(self.root):
+            point = f"{self.root}/{name}"
+            # The directory of a hierarchy is named by its controllers, in any order.
+            for controller in set(name.split(",")).intersection(_CONTROLLERS) - {"cpuset"}:
+                mounts.setdefault(controller, _Mount(point))
+            for controller, sign, prefix in (("cpuset", "cpuset.cpus", "cpuset."), ("cpuset", "effective_cpus", ""),
+                                             ("cpuacct", "cpuacct.usage", ""), ("cgroup2", "cgroup.controllers", "")):
+                if os.path.exists(f"{point}/{sign}"):
+                    mounts.setdefault(controller, _Mount(point, prefix=prefix))
         if os.path.exists(f"{self.root}/cgroup.controllers"):
-            return None, cpuacct, _Mount(self.root)
-        cpuset = next((_Mount(point, prefix=prefix) for point in points for prefix, sign in (
-            ("cpuset.", "cpuset.cpus"), ("", "effective_cpus")) if os.path.exists(f"{point}/{sign}")), None)
-        unified = next((_Mount(point) for point in points if os.path.exists(f"{point}/cgroup.controllers")), None)
-        return cpuset, cpuacct, unified
+            mounts.pop("cpuset", None)
+            mounts["cgroup2"] = _Mount(self.root)
+        return mounts
 
 
 def _memberships(raw: bytes) -> Iterator[tuple[str, list[str], str]]:
@@ -254,10 +268,6 @@ def _cut_after(cgroup: str, container: str) -> str:
         if before + container == part.removesuffix(".scope") and before[-1:] in ("", "-", ":"):
             return "/".join(parts[:at])
     return cgroup
-
-
-def _topmost(mounts: list[_Mount]) -> _Mount | None:
-    return min(mounts, key=lambda mount: (len(mount.top), len(mount.point)), default=None)
 
 
 def _unescaped(field: str) -> str:

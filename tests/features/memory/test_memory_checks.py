@@ -11,7 +11,8 @@ from vmpin.doctor.finding import Level
 
 
 def memory(away: float | None, why: str = "") -> dict[str, Any]:
-    return {"why": why, "nodes": {} if away is None else {"1": 1 << 30}, "vcpu_nodes": [0], "away": away}
+    nodes = {} if away is None else {"1": 1 << 30}
+    return {"source": "numa_maps" if nodes else None, "why": why, "nodes": nodes, "vcpu_nodes": [0], "away": away}
 
 
 def found(*entries: dict[str, Any] | None) -> Any:
@@ -34,5 +35,5 @@ def test_memory_far_from_the_vcpus_is_warned_of_with_a_remedy() -> None:
 
 
 def test_what_was_not_inspected_is_unknown() -> None:
-    assert found(memory(None, "not inspected: run it as root")).level is Level.UNKNOWN
+    assert found(memory(None, "only root may read numa_maps")).level is Level.UNKNOWN
     assert verdict("memory", replace(facts(), status={}, status_trouble="no watcher")).level is Level.UNKNOWN

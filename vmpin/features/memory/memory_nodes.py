@@ -1,7 +1,10 @@
-"""On which of the host's NUMA nodes the memory of a VM is: read of its VMM's numa_maps, for commands that root runs.
+"""On which of the host's NUMA nodes the memory of a VM is.
 
-The kernel walks the page tables for it: some 20 ms for each GiB of small pages, nearly nothing for huge ones. So
-the watcher never reads it, and a command reads it for a bounded time."""
+numa_maps has the VMM's own memory. But the kernel walks the page tables for it, with the VMM's memory map locked: some
+20 ms for each GiB of small pages, nearly nothing for huge ones. So the watcher never reads it, and a command reads it
+for a bounded time. The counters of the VMM's cgroup cost the same for a VM of any size, but they also count virtiofsd
+and the shim where these are in that cgroup, and the page cache of the files that they read.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +12,63 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vmpin.bounded import MAX_INT64, parse_whole
 from vmpin.cpuset import CpuSet, CpuSetError, union
 from vmpin.errors import SourceError
 from vmpin.features.memory.memory_text import gib
-from vmpin.host.procfs import Procfs, read_file
+from vmpin.features.memory.numa_files import parse_hugetlb_stat, parse_memory_stat, parse_numa_map
+from vmpin.host.cgroup import Cgroups
+from vmpin.host.procfs import Procfs, names_in, read_file
 from vmpin.host.sysfs import Sysfs
 
-#: The seconds after which no further mapping of a VM is read, and no further VM.
+#: The seconds after which no further mapping of a VM is read, and no further numa_maps.
 SECONDS, IN_ALL = 2.0, 10.0
-#: A mapping is read whole, however long that takes: a VMM with more bytes than this in small pages is not read.
+#: A mapping is read whole, however long that takes: no numa_maps of a VMM with more bytes in small pages is read.
 LARGEST = 64 << 30
-_MAX_NODE = 1023  #: Linux's limit (CONFIG_NODES_SHIFT).
-_PAGES = re.compile(rb" N([0-9]{1,4})=([0-9]{1,18})(?= |$)")
-_PAGE_KB = re.compile(rb" kernelpagesize_kB=([0-9]{1,9})(?: |$)")
+_HUGETLB = re.compile(r"hugetlb\.[0-9]{1,8}[KMG]B\.numa_stat")
+_MOST = 1 << 18  #: Bytes of a cgroup's file.
 
 
-def parse_numa_map(line: bytes) -> Counter[int]:
-    """Return the bytes of one mapping by NUMA node, from a line of numa_maps (Documentation/filesystems/proc.rst)."""
-    page = _PAGE_KB.search(line)
-    size = None if page is None else parse_whole(page[1], MAX_INT64)
-    if not size:
-        return Counter()
-    pages = {parse_whole(node, _MAX_NODE): parse_whole(count, MAX_INT64) for node, count in _PAGES.findall(line)}
-    return Counter({node: count * size * 1024 for node, count in pages.items()
-                    if node is not None and count is not None})
+def add_memory(sandboxes: Iterable[dict[str, Any]], proc: Procfs, sysfs: Sysfs, cgroups: Cgroups) -> None:
+    """Give each entry of a status document the member `memory`: {source, why, nodes, vcpu_nodes, away}; None without a
+    VMM, and on a machine with one NUMA node. `why` is the reason where numa_maps was not read, or not wholly."""
+    try:
+        nodes = sysfs.topology().nodes
+    except SourceError:
+        nodes = {}
+    until = time.monotonic() + IN_ALL
+    for entry in sandboxes:
+        entry["memory"] = None
+        if entry["vmm"] is not None and len(nodes) > 1:
+            pid = entry["vmm"]["pid"]
+            total, why = _of_process(proc, pid, min(SECONDS, until - time.monotonic()))
+            source = "numa_maps"
+            if why and (of_cgroup := cgroup_memory(cgroups, pid)).total():
+                total, source = of_cgroup, "cgroup"
+            stat = proc.thread_stat(pid, pid)
+            if stat is None or stat.starttime != entry["vmm"]["starttime"]:
+                total, why = Counter(), "the VMM has ended"
+            entry["memory"] = _data(total, source, why, _nodes_of_vcpus(entry["threads"], nodes))
+
+
+def _of_process(proc: Procfs, pid: int, seconds: float) -> tuple[Counter[int], str]:
+    """The bytes of a process by node, from numa_maps, and why these are not all of them."""
+    if seconds <= 0:
+        return Counter(), f"numa_maps of the VMs before it took {IN_ALL:g} s"
+    if _resident(proc, pid) > LARGEST:
+        return Counter(), f"it has more than {gib(LARGEST)} in small pages"
+    try:
+        total, whole = memory_by_node(_mappings(proc, pid), seconds)
+    except PermissionError:
+        return Counter(), "only root may read numa_maps"
+    except OSError:
+        total, whole = Counter(), True
+    if not whole:
+        return total, f"numa_maps took longer than {seconds:.2g} s"
+    return total, "" if total else "numa_maps is empty"
 
 
 def memory_by_node(lines: Iterable[bytes], seconds: float = SECONDS,
@@ -50,38 +82,25 @@ def memory_by_node(lines: Iterable[bytes], seconds: float = SECONDS,
     return total, True
 
 
-def add_memory(sandboxes: Iterable[dict[str, Any]], proc: Procfs, sysfs: Sysfs) -> None:
-    """Give each entry of a status document the member `memory`: {why, nodes, vcpu_nodes, away}; None without a VMM,
-    and on a machine with one NUMA node. `why` is the reason where it could not be read, or not wholly."""
-    try:
-        nodes = sysfs.topology().nodes
-    except SourceError:
-        nodes = {}
-    until = time.monotonic() + IN_ALL
-    for entry in sandboxes:
-        entry["memory"] = None if entry["vmm"] is None or len(nodes) < 2 else _memory(
-            entry, proc, nodes, min(SECONDS, until - time.monotonic()))
+def cgroup_memory(cgroups: Cgroups, pid: int) -> Counter[int]:
+    """The bytes of the cgroup that a process is in, by node, with hugetlbfs; empty for the topmost cgroup, and without
+    the memory controller."""
+    directory = cgroups.directory(pid, "memory")
+    if directory is None:
+        return Counter()
+    total = parse_memory_stat(_read(f"{directory}/memory.numa_stat"))
+    directory = cgroups.directory(pid, "hugetlb")
+    for name in () if directory is None else names_in(directory):
+        if _HUGETLB.fullmatch(name):
+            total.update(parse_hugetlb_stat(_read(f"{directory}/{name}")))
+    return total
 
 
-def _memory(entry: Mapping[str, Any], proc: Procfs, nodes: Mapping[int, CpuSet], seconds: float) -> dict[str, Any]:
-    near = _nodes_of_vcpus(entry["threads"], nodes)
-    pid, starttime = entry["vmm"]["pid"], entry["vmm"]["starttime"]
-    if seconds <= 0:
-        return _data({}, near, f"not inspected: the VMs before it took {IN_ALL:g} s")
-    if _resident(proc, pid) > LARGEST:
-        return _data({}, near, f"not inspected: it has more than {gib(LARGEST)} in small pages")
+def _read(path: str) -> bytes:
     try:
-        total, whole = memory_by_node(_mappings(proc, pid), seconds)
-    except PermissionError:
-        return _data({}, near, "not inspected: run it as root")
-    except OSError:
-        total, whole = Counter(), True
-    stat = proc.thread_stat(pid, pid)
-    if stat is None or stat.starttime != starttime:
-        return _data({}, near, "not inspected: the VMM has ended")
-    if not total:
-        return _data({}, near, "not inspected: this kernel has no numa_maps")
-    return _data(total, near, "" if whole else "not all of it was read in time")
+        return read_file(path, _MOST) or b""
+    except OSError:  # ENODEV: the cgroup was removed since it was opened
+        return b""
 
 
 def _resident(proc: Procfs, pid: int) -> int:
@@ -109,9 +128,10 @@ def _nodes_of_vcpus(threads: Iterable[Mapping[str, Any]], nodes: Mapping[int, Cp
     return [node for node, cpus in nodes.items() if not cpus.isdisjoint(may_use)]
 
 
-def _data(total: Mapping[int, int], near: Sequence[int], why: str) -> dict[str, Any]:
+def _data(total: Mapping[int, int], source: str, why: str, near: list[int]) -> dict[str, Any]:
     """The entry's member. :param near: the nodes of the vCPUs."""
     size = sum(total.values())
     away = sum(count for node, count in total.items() if node not in near)
-    return {"why": why, "nodes": {str(node): count for node, count in sorted(total.items())},
-            "vcpu_nodes": list(near), "away": round(away / size, 3) if size and near else None}
+    return {"source": source if size else None, "why": why, "vcpu_nodes": near,
+            "nodes": {str(node): count for node, count in sorted(total.items()) if count},
+            "away": round(away / size, 3) if size and near else None}
