@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -57,3 +59,59 @@ def test_a_conflict_with_a_plugin_after_it_leaves_nothing_in_the_ledger(node: Al
         own = node.pod("own").container("main", **WHOLE)
         assert own.cgroup_cpus() == node.own
     assert given(node) == {"own": node.own}
+
+
+_PLUGIN = """\
+import sys, threading
+sys.path[:] = {path!r}
+from pathlib import Path
+from vmpin.sources.nri.connection import connect_to
+from vmpin.sources.nri.event_queue import NriQueue
+from vmpin.sources.nri.plugin import NriPlugin
+NriPlugin(connect_to(Path({socket!r})), NriQueue(), "balloons", "95").start()
+threading.Event().wait()
+"""
+
+
+@contextlib.contextmanager
+def balloons(containerd: Containerd) -> Iterator[None]:
+    """A program of that name, which is a plugin of containerd's."""
+    program = containerd.top / "nri-resource-policy-balloons"
+    program.symlink_to(sys.executable)
+    code = _PLUGIN.format(path=sys.path, socket=str(containerd.nri_socket))
+    with (containerd.top / "balloons.log").open("wb") as log:
+        process = containerd.popen([str(program), "-IS", "-c", code], log)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_beside_a_policy_plugin_it_gives_out_nothing_from_the_start_and_containers_start() -> None:
+    with Containerd() as containerd, AllocatingNode(containerd) as node:
+        node.configure(watch={"resync_seconds": 0.5})
+
+        def suspended() -> str:
+            return str(node.status()["features"]["allocator"]["suspended"])
+
+        node.connect()
+        assert suspended() == ""
+        own = node.pod("own").container("main", **WHOLE)
+        assert own.cgroup_cpus() == node.own
+        with balloons(containerd):
+            wait(lambda: "balloons may give out CPUs, too" in suspended(), node.log)  # it came later
+            other = node.pod("other").container("main", **WHOLE)
+            assert (own.cgroup_cpus(), other.cgroup_cpus()) in ((node.own, str(node.all)), (node.own, ""))
+            node.stop()
+            node.connect()
+            assert "is connected to" in suspended()  # refused at the start
+            found = node.cli("doctor", "allocation")
+            assert (found.returncode, "balloons: nri-resource-policy-balloons (pid" in found.stdout) == (1, True)
+            assert "SUSPENDED: allocator: balloons" in node.cli("status").stdout
+            assert node.pod("third").container("main").cgroup_cpus() in (str(node.all), "")
+        node.wait_for_sync(1)
+        assert suspended()  # until it is restarted
+        node.stop()
+        node.connect()
+        assert suspended() == ""
