@@ -17,6 +17,7 @@ from vmpin.vmm.vmm_type import MAX_VCPUS, GuestChannels, VmmType, VmStart, host_
 
 #: QEMU's limit on NUMA nodes (include/system/numa.h, MAX_NODES).
 _MAX_NODES = 128
+_NODES = CpuSet(range(_MAX_NODES))
 _PROGRAM = r"qemu-(?:.+-)?system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
 _KATAS_OWN = r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$"
@@ -172,8 +173,7 @@ def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tup
         # The policy is `default` without host-nodes; with it QEMU wants bind, preferred or interleave.
         if options.get("qom-type", "").startswith("memory-backend-") and options.get("policy") != "default":
             # QEMU refuses a host node from MAX_NODES on (backends/hostmem.c).
-            bound[options.get("id", "")] = frozenset(
-                node for node in _numbers(pairs, "host-nodes") if node < _MAX_NODES)
+            bound[options.get("id", "")] = frozenset(_numbers(pairs, "host-nodes") & _NODES)
     nodes: dict[int | None, frozenset[int]] = {
         number: bound.get(dict(pairs).get("memdev", ""), frozenset()) for number, pairs in _numa_nodes(numa)}
     if not nodes:
