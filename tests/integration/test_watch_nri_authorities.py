@@ -104,3 +104,32 @@ def test_a_claim_makes_its_pods_cpus_its_own_until_it_is_unprepared(node: CriNod
     spec.unlink()
     wait_for_authority(node, vm, None)
     node.wait_for_all(other.pid, union(cpus))
+
+
+def test_a_cpuset_that_another_program_moves_onto_a_containers_cpus_is_named_by_every_command(
+        node: CriNode, cpus: tuple[str, str]) -> None:
+    first, second = cpus
+    node.configure(watch={"resync_seconds": 0.5})
+    node.checkpoint(first, {UID: {"main": second}})
+    node.connect()
+    vm = node.containerd.pod("vm", VM, uid=UID)
+    vm.container("main", cpus=second)
+    balloon = node.containerd.pod("balloon").container("main", cpus=first)
+    wait_for_authority(node, vm, "kubelet")
+
+    def named() -> list[tuple[list[str], str, set[str]]]:
+        return [(rival["authorities"], rival["cpus"], set(rival["sandboxes"]))
+                for rival in node.status()["node"]["rivals"]]
+
+    assert named() == []
+    (balloon.cgroup / "cpuset.cpus").write_text(second)
+    wait(lambda: named() == [(["kubelet", "observed"], second, {vm.id, balloon.pod.id})],
+         lambda: f"{node.status()['node']}\n{node.log()}")
+    assert f"RIVALS kubelet and observed: CPUs {second} are given to main of tests/vm" in " ".join(
+        node.cli("status", "-o", "wide").stdout.split())
+    assert f"Two decide on CPUs {second}" in node.cli("explain", "vm").stdout
+    assert "RIVALS kubelet and observed" in node.cli("audit", "--seconds", "0").stdout
+    assert "two decide on the same CPUs" in node.cli("doctor", "authorities").stdout
+    assert node.log().count("two decide on the same CPUs") == 1
+    (balloon.cgroup / "cpuset.cpus").write_text(first)
+    wait(lambda: named() == [], node.log)
