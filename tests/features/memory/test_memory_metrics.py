@@ -11,6 +11,7 @@ from metered import metered
 from trees import make_tree
 
 from vmpin.config import loading as configuration
+from vmpin.cpuset import EMPTY
 from vmpin.daemon.watcher import Watcher
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole
 from vmpin.errors import ConfigError
@@ -67,13 +68,19 @@ def part(flags: dict[str, str]) -> Any:
     return FEATURE.watch(cast(Watcher, SimpleNamespace(view=SimpleNamespace(config=config))))
 
 
-def test_the_metric_is_there_on_request_alone(tmp_path: Path) -> None:
+def test_the_metric_is_there_on_request_alone() -> None:
     assert part({}) is None
     with pytest.raises(ConfigError, match=r"metrics\.per_sandbox is off"):
         part({"memory.metrics": "true"})
     assert part({"memory.metrics": "true", "metrics.per_sandbox": "true"}).metrics is not None
+
+
+def test_the_metric_has_whether_vcpus_are_placed_on_the_node(tmp_path: Path) -> None:
     with metered(tmp_path, metrics_per_sandbox="true") as node:
         node.fill()
-        assert 'namespace="tests",node="1",pod="shop"' in next(
-            line for line in node.scrape().splitlines() if line.startswith("vmpin_sandbox_memory_bytes{") and
-            line.endswith(" 4096.0"))
+        nodes = node.view.node.topology.nodes
+        near = ["yes" if node.first <= nodes.get(number, EMPTY) else "no" for number in (0, 1)]
+        assert node.values("vmpin_sandbox_memory_bytes") == {
+            ("tests", near[0], "0", "shop", node.id): 1 << 30, ("tests", near[1], "1", "shop", node.id): 4096}
+        node.node_state.placement_cache.placements.clear()
+        assert {near for _, near, *_ in node.values("vmpin_sandbox_memory_bytes")} == {"unknown"}

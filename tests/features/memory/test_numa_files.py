@@ -56,6 +56,7 @@ hierarchical_file=1 N0=1 N1=0
     (V2, {0: 115036160 + 31395840, 1: 0}),  # shmem would be a part of file
     (V1, {0: 5 * PAGE, 1: 7 * PAGE}),  # with the cgroups below it
     (b"anon N0=5\nfile N0=7", {0: 5}),  # cut off: a line without an end
+    (V1[:V1.index(b"hier")], {}),  # pages, not bytes
     (b"anon N0=5\nanonymous N0=9\nxfile N0=9\n", {0: 5}),
     (b"", {}), (b"\n\n", {}), (b"anon\nfile=\n", {}), (b"hierarchical_total=1\n", {}),
     (b"anon N0=x N1=3 N2=99999999999999999999 N4096=1\n", {1: 3}),

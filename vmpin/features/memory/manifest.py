@@ -48,25 +48,22 @@ def _inspect(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:
     add_memory(sandboxes, proc, Sysfs(config.paths.sys), Cgroups(config.paths.cgroup, proc))
 
 
-def _lines(sandbox: Document) -> Iterable[str]:
+def _summary(sandbox: Document) -> str:
     from vmpin.features.memory.memory_text import summary
 
-    text = summary(sandbox.get("memory"))
-    return [f"memory: {text}"] if text else []
+    return summary(sandbox.get("memory"))
+
+
+def _lines(sandbox: Document) -> Iterable[str]:
+    return [f"memory: {text}"] if (text := _summary(sandbox)) else []
 
 
 def _sentences(sandbox: Document) -> Iterable[str]:
-    from vmpin.features.memory.memory_text import summary
-
-    text = summary(sandbox.get("memory"))
-    return [f"Its memory: {text}."] if text else []
+    return [f"Its memory: {text}."] if (text := _summary(sandbox)) else []
 
 
 def _legend(sandbox: Document) -> str:
-    from vmpin.features.memory.memory_text import summary
-
-    text = summary(sandbox.get("memory"))
-    return f"memory {text}" if text else ""
+    return f"memory {text}" if (text := _summary(sandbox)) else ""
 
 
 def _checks() -> Sequence[Check]:

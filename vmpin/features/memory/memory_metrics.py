@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from vmpin.cpuset import EMPTY, union
 from vmpin.domain.model import SandboxId
 from vmpin.features.memory.memory_nodes import cgroup_memory
 from vmpin.reconcile.view import NodeView
@@ -43,9 +44,14 @@ def memory_families(scrape: ScrapeData, memory: Mapping[SandboxId, Mapping[int, 
 
     from vmpin.status.prometheus import POD, pod_labels
 
+    nodes = scrape.view.node.topology.nodes
     family = GaugeMetricFamily("vmpin_sandbox_memory_bytes", "Memory of the cgroup that the VMM of each VM sandbox is "
-                               "in, by NUMA node of the host.", labels=[*POD, "node"])
+                               "in, by NUMA node of the host, and whether its vCPUs are placed there.",
+                               labels=[*POD, "node", "near"])
     for sandbox, names in pod_labels(memory, scrape.view).items():
+        placement = scrape.view.placements.get(sandbox)
+        placed = union(vcpu.cpus or EMPTY for vcpu in placement.vcpus) if placement is not None else EMPTY
         for node, size in sorted(memory[sandbox].items()):
-            family.add_metric([*names, str(node)], size)
+            near = "no" if placed.isdisjoint(nodes.get(node, EMPTY)) else "yes"
+            family.add_metric([*names, str(node), near if placed else "unknown"], size)
     yield family

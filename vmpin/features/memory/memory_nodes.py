@@ -29,7 +29,6 @@ SECONDS, IN_ALL = 2.0, 10.0
 #: A mapping is read whole, however long that takes: no numa_maps of a VMM with more bytes in small pages is read.
 LARGEST = 64 << 30
 _HUGETLB = re.compile(r"hugetlb\.[0-9]{1,8}[KMG]B\.numa_stat")
-_MOST = 1 << 18  #: Bytes of a cgroup's file.
 
 
 def add_memory(sandboxes: Iterable[dict[str, Any]], proc: Procfs, sysfs: Sysfs, cgroups: Cgroups) -> None:
@@ -98,7 +97,7 @@ def cgroup_memory(cgroups: Cgroups, pid: int) -> Counter[int]:
 
 def _read(path: str) -> bytes:
     try:
-        return read_file(path, _MOST) or b""
+        return read_file(path) or b""
     except OSError:  # ENODEV: the cgroup was removed since it was opened
         return b""
 

@@ -13,6 +13,7 @@ _MAX_NODE = 1023  #: Linux's limit (CONFIG_NODES_SHIFT).
 _MAX_PAGE_KB = 16 << 20  #: The largest page of any architecture has 16 GiB.
 _COUNT = re.compile(rb" N([0-9]{1,4})=([0-9]{1,19})(?= |$)")
 _PAGE_KB = re.compile(rb" kernelpagesize_kB=([0-9]{1,9})(?: |$)")
+_ROW = re.compile(rb"^(([a-z_]+[ =]).*)\n", re.MULTILINE)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -27,10 +28,10 @@ def parse_memory_stat(raw: bytes) -> Counter[int]:
     """A cgroup with those below it, from memory.numa_stat: in cgroup v2 `anon` and `file`, which has shmem in it, in
     bytes; in v1 `hierarchical_total`, in pages (mm/memcontrol.c, mm/memcontrol-v1.c). Neither has hugetlbfs."""
     rows = _rows(raw)
-    if b"hierarchical_total" in rows:
-        return _counts(rows[b"hierarchical_total"], _PAGE)
-    total = _counts(rows.get(b"anon", b""), 1)
-    total.update(_counts(rows.get(b"file", b""), 1))
+    if b"hierarchical_total=" in rows:
+        return _counts(rows[b"hierarchical_total="], _PAGE)
+    total = _counts(rows.get(b"anon ", b""), 1)
+    total.update(_counts(rows.get(b"file ", b""), 1))
     return total
 
 
@@ -38,12 +39,12 @@ def parse_hugetlb_stat(raw: bytes) -> Counter[int]:
     """Huge pages of one size of a cgroup with those below it, from hugetlb.SIZE.numa_stat, in bytes; in cgroup v1
     `total` is of this cgroup alone (mm/hugetlb_cgroup.c, since Linux 5.18)."""
     rows = _rows(raw)
-    return _counts(rows.get(b"hierarchical_total") or rows.get(b"total", b""), 1)
+    return _counts(rows.get(b"hierarchical_total=") or rows.get(b"total=", b""), 1)
 
 
 def _rows(raw: bytes) -> dict[bytes, bytes]:
-    """Lines by the name at their beginning; without the last one if it is incomplete."""
-    return {re.split(rb"[ =]", line, maxsplit=1)[0]: line for line in raw.split(b"\n")[:-1]}
+    """Complete lines, by the name at their beginning with the blank or `=` after it."""
+    return {name: line for line, name in _ROW.findall(raw)}
 
 
 def _counts(line: bytes, unit: int) -> Counter[int]:
