@@ -50,7 +50,7 @@ class KubeletCheckpoint:
             leaves the previous checkpoint in force."""
         before, self._checked = self._checked, boottime.now()
         try:
-            if self._stamp is not None and stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
+            if stamp(os.stat(self.path, follow_symlinks=False)) == self._stamp:
                 return self._state
             raw, info = _load(self.path)
         except (FileNotFoundError, NotADirectoryError):

@@ -28,7 +28,8 @@ class StateSaving:
         self._node_state.save_again()
 
     def save_soon(self, only_if_unsaved: bool = False) -> None:
-        """Have the state file written a moment later. :param only_if_unsaved: only if the state has changed since."""
+        """Have the state file written a moment later. :param only_if_unsaved: only if it lacks something that no list
+        of the runtime's repeats."""
         if not only_if_unsaved or self._node_state.unsaved:
             self._due.set()
 
@@ -46,7 +47,7 @@ class StateSaving:
             self._lost()
             return
         kept, self.kept = self.kept, []
-        if self._node_state.unsaved and not self._node_state.save():
+        if self._node_state.outdated and not self._node_state.save():
             self.kept = kept + self.kept
         else:
             self._spool.remove(kept)

@@ -191,6 +191,7 @@ class Watcher:
             self.nri.request_list()
         if not touched:
             return
+        ownership = self.view.ownership
         # Only these bring threads that no pass has seen.
         begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
                  if isinstance(event, PodEvent | ContainerEvent) and event.verb in (Verb.RUN_POD, Verb.POST_START)}
@@ -203,7 +204,9 @@ class Watcher:
             self._cpuset_files.expect_moves(grows)
             self._watch_files()
         self.passes.recheck_soon(begun | grows)
-        self.saving.save_soon()
+        # A container that shares CPUs, and is in no VM, is in the state file from the next resync on.
+        only_if_unsaved = self.view.ownership is ownership and touched.isdisjoint(self.view.vms)
+        self.saving.save_soon(only_if_unsaved)
 
     @log.operation()
     def _on_files(self, written: set[Path], since: float) -> None:
@@ -252,7 +255,8 @@ class Watcher:
                 self.passes.record(self.reconciler.resync(full=self._full), "resync")
             self._full = False  # after the pass: one that fails leaves the request
             self.resynced = time.monotonic()
-            self.saving.save_soon(only_if_unsaved=True)
+            if self.node_state.outdated:
+                self.saving.save_soon()
             self.passes.ask_qmp()
             self._watch_files()
             self._repair.begin()

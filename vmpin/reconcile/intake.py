@@ -88,7 +88,7 @@ def take_nri(node_state: NodeState, events: "Iterable[NriEvent]") -> NriOutcome:
     for event in events:
         try:
             changes = translation.events_of(node_state.reports.take(event), node_state.state, node_state.proc,
-                                            node_state.config.policy.exclusive_annotation)
+                                            node_state.config.policy.exclusive_annotation, node_state.nri_processes)
         except OSError as err:  # out of descriptors, for instance; the other events are applied
             logger.error("NRI event not applied, everything is listed again: %s", err)
             lost = True
@@ -98,7 +98,7 @@ def take_nri(node_state: NodeState, events: "Iterable[NriEvent]") -> NriOutcome:
                 node_state.counters.dispute(change.by)
                 logger.warning("container misplaced by an annotation sandbox=%s container=%s: the runtime has it in "
                                "another", change.sandbox, change.container)
-        node_state.apply_events(changes)
+        node_state.apply_events(changes, listed=True)
         touched.update(change.sandbox for change in changes)
     return NriOutcome(received("nri", touched), lost)
 

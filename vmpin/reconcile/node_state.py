@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from vmpin.placement.ownership import Ownership
     from vmpin.runtime.kata import KataSandbox
     from vmpin.sources.nri.nri_reports import NriCpusetReports
+    from vmpin.sources.nri.processes import NriProcesses
     from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process
 
@@ -129,6 +130,9 @@ class NodeState:
         #: Sandboxes suspended only because this process leaves the node: the state file has them as they were.
         self.leaving: set[SandboxId] = set()
         self.changed = self.kubelet != saved.kubelet
+        #: Whether the state file lacks reports that the runtime's next list repeats.
+        self.reports_changed = False
+        self._nri_processes: NriProcesses | None = None
 
     # Created when they are first used: loading them would take 3 ms of a starting watcher's first pass.
 
@@ -138,6 +142,15 @@ class NodeState:
         from vmpin.sources.nri.nri_reports import NriCpusetReports
 
         return NriCpusetReports()
+
+    @property
+    def nri_processes(self) -> NriProcesses:
+        """The processes whose pids the runtime has reported over NRI."""
+        if self._nri_processes is None:
+            from vmpin.sources.nri.processes import NriProcesses
+
+            self._nri_processes = NriProcesses(self.proc, later=True)
+        return self._nri_processes
 
     @cached_property
     def ledger(self) -> ResidencyLedger:
@@ -222,8 +235,13 @@ class NodeState:
 
     @property
     def unsaved(self) -> bool:
-        """Whether the state file is out of date."""
+        """Whether the state file lacks something that no list of the runtime's repeats."""
         return self.changed or self.original_masks.unsaved or self.placement_cache.unsaved or self.inventory.unsaved
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the state file is out of date."""
+        return self.reports_changed or self.unsaved
 
     def save_again(self) -> None:
         """Have the state file written again, because it is gone."""
@@ -234,20 +252,33 @@ class NodeState:
         """Whether the last attempt to write the state file succeeded."""
         return not self._store.failing
 
-    def apply_events(self, events: Iterable[Event]) -> None:
-        """Apply events to the desired state; the sandboxes that they change are placed again."""
+    def apply_events(self, events: Iterable[Event], listed: bool = False) -> None:
+        """Apply events to the desired state; the sandboxes that they change are placed again.
+        :param listed: whether the runtime's next list repeats them, so that the state file can wait."""
         for event in events:
             state = reduce(self.state, event)
             if state is not self.state:
                 self.state = state
                 self.placement_cache.dirty.add(event.sandbox)
-                self.changed = True
+                if listed:
+                    self.reports_changed = True
+                else:
+                    self.changed = True
 
     def read_cgroups(self, containers: Container[ContainerId]) -> None:
         """Read the cgroups of some containers, and apply their CPUs to the state."""
         for sandbox, record, init in self.state.with_processes():
             if record.container.id in containers:
                 self.apply_events(self.sources.cgroup(sandbox, record, init))
+
+    def look_up_processes(self) -> None:
+        """Look up the processes of containers that the runtime has reported and that no event needed."""
+        if self._nri_processes is None:
+            return
+        try:
+            self.apply_events(self._nri_processes.postponed(self.state), listed=True)
+        except OSError as err:  # out of descriptors, for instance
+            logger.error("containers' processes not looked up, the next resync goes on: %s", err)
 
     def begin_watching(self) -> None:
         """Note that this process goes on watching, and connects to the runtime (`watch.nri`)."""
@@ -392,7 +423,8 @@ class NodeState:
         if not self._store.save(SavedState(state, self.placement_cache.previous, self.original_masks.masks,
                                            self.inventory.vcpus, kubelet)):
             return False
-        self.changed = self.original_masks.unsaved = self.placement_cache.unsaved = self.inventory.unsaved = False
+        self.changed = self.reports_changed = False
+        self.original_masks.unsaved = self.placement_cache.unsaved = self.inventory.unsaved = False
         return True
 
     def forget_ended(self) -> None:

@@ -15,7 +15,7 @@ pytest_plugins = ["given_unit"]
 
 #: What a pass reads whatever is on the node: the online and the isolated CPUs, the checkpoint, the DRA driver's claims
 #: and registration, Kata's directories.
-OPENS, STATS = 5, 4
+OPENS, STATS = 4, 5
 
 
 def _vmm(machine: Machine, crowd: Path, name: str) -> subprocess.Popen[bytes]:

@@ -1,7 +1,4 @@
-"""Translates NRI's events into events of the domain.
-
-The pid of an event is looked up in /proc, unless the state already has its process.
-"""
+"""Translates NRI's events into events of the domain."""
 
 from __future__ import annotations
 
@@ -10,33 +7,33 @@ from collections.abc import Iterator, Mapping
 from vmpin.domain import events
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
-from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId, ThreadId
+from vmpin.domain.model import Container, ContainerId, ContainerState, Pod, SandboxId
 from vmpin.host.procfs import Procfs
 from vmpin.runtime.dialect import declared_exclusive
 from vmpin.sources.nri.nri_events import ContainerEvent, CpusGiven, NriContainer, NriEvent, NriPod, PodEvent, Synced
-from vmpin.sources.pids import PidOwner, owner_of
+from vmpin.sources.nri.processes import NriProcesses
 from vmpin.wire.nri_enums import CREATED, STOPPED, Verb
 
 
-def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> list[events.Event]:
+def events_of(event: NriEvent, state: DesiredState, proc: Procfs, exclusive_annotation: str,
+              processes: NriProcesses | None = None) -> list[events.Event]:
     """The domain's events for an event of NRI.
     :param exclusive_annotation: the key by which a container declares its CPUs exclusive, "" for none.
+    :param processes: those of earlier events; None: each pid is looked up.
     :raises OSError: if a pid cannot be looked up at the moment (`errors.passing`)."""
     if isinstance(event, CpusGiven):
         return [events.CpusetSeen(sandbox.id, container, cpus, Source.NRI, event.time_ns)
                 for container, cpus in event.cpus.items() for sandbox in state.sandboxes.values()
                 if container in sandbox.containers]
-    return list(_EventTranslation(state, proc, exclusive_annotation).translate(event))
+    return list(_EventTranslation(state, processes or NriProcesses(proc), exclusive_annotation).translate(event))
 
 
 class _EventTranslation:
-    """Translates one event. Looks up each pid once: with Kata all containers of a pod have the VMM's pid."""
+    """Translates one event."""
 
-    def __init__(self, state: DesiredState, proc: Procfs, exclusive_annotation: str) -> None:
-        self._state = state
-        self._proc = proc
+    def __init__(self, state: DesiredState, processes: NriProcesses, exclusive_annotation: str) -> None:
+        self._state, self._processes = state, processes
         self._exclusive_annotation = exclusive_annotation
-        self._owners: dict[int, PidOwner] = {}
 
     def translate(self, event: NriEvent) -> Iterator[events.Event]:
         """Translate by verb. A container counts with its CPUs from the request on, because Kata plugs in vCPUs and
@@ -49,6 +46,7 @@ class _EventTranslation:
             case PodEvent(verb=Verb.STOP_POD):
                 yield from _ended(self._state.sandboxes.get(event.pod.id), frozenset(), event.time_ns)
             case PodEvent():  # REMOVE_POD
+                self._processes.forget(event.pod.id)
                 yield events.SandboxGone(event.pod.id)
             case ContainerEvent(verb=Verb.CREATE | Verb.POST_CREATE | Verb.START):
                 # Kata plugs in vCPUs before POST_CREATE under CRI-O, before START under containerd.
@@ -81,7 +79,9 @@ class _EventTranslation:
 
     def _place(self, event: ContainerEvent) -> Iterator[events.Event]:
         """The container's sandbox, and its removal from others."""
-        yield from self._elsewhere({event.container.id: event.container.pod})
+        record = self._record(event.container)
+        if record is None or not record.reported_by(Source.NRI):  # later no other source puts it elsewhere
+            yield from self._elsewhere({event.container.id: event.container.pod})
         if event.pod is not None:
             yield self._sandbox(event.pod)
 
@@ -110,16 +110,17 @@ class _EventTranslation:
             ended = list(_ended(sandbox, listed, event.time_ns))
             yield from ended
             if sandbox.runtime == "nri" and sandbox.id not in pods and len(ended) == len(sandbox.live()):
+                self._processes.forget(sandbox.id)
                 yield events.SandboxGone(sandbox.id)
 
     def _sandbox(self, pod: NriPod) -> events.SandboxSeen:
-        vmm = self._owner(pod.pid, pod.id, None).vmm
+        vmm = self._processes.vmm_of(pod, self._state.sandboxes.get(pod.id))
         return events.SandboxSeen(pod.id, "nri", Pod(pod.namespace, pod.name, pod.uid), vmm, pod.handler)
 
     def _container(self, container: NriContainer, state: ContainerState, time_ns: int,
                    from_list: bool = False) -> events.ContainerSeen:
-        record = self._record(container)
-        init = self._owner(container.pid, container.pod, record.init if record is not None else None).init
+        sandbox = self._state.sandboxes.get(container.pod)
+        init = self._processes.init_of(container, sandbox, time_ns)
         exclusive = declared_exclusive(container.annotations, self._exclusive_annotation)
         seen = Container(container.id, container.name, container.cpus, exclusive, state)
         return events.ContainerSeen(container.pod, seen, Source.NRI, time_ns, init=init, from_list=from_list)
@@ -127,16 +128,6 @@ class _EventTranslation:
     def _record(self, container: NriContainer) -> ContainerRecord | None:
         sandbox = self._state.sandboxes.get(container.pod)
         return None if sandbox is None else sandbox.containers.get(container.id)
-
-    def _owner(self, pid: int, pod: SandboxId, init: ThreadId | None) -> PidOwner:
-        """The process with a pid: the state's VMM or `init` if it still runs, else as found in /proc."""
-        if pid not in self._owners:
-            sandbox = self._state.sandboxes.get(pod)
-            vmm = None if sandbox is None else sandbox.vmm
-            self._owners[pid] = (PidOwner(vmm=vmm) if _has_pid(vmm, pid, self._proc) else
-                                 PidOwner(init=init) if _has_pid(init, pid, self._proc) else
-                                 owner_of(pid, self._proc, pod))
-        return self._owners[pid]
 
 
 def _state(container: NriContainer) -> ContainerState:
@@ -149,10 +140,3 @@ def _ended(sandbox: SandboxState | None, listed: frozenset[ContainerId], time_ns
         for record in sandbox.containers.values():
             if not record.stopped and record.container.id not in listed and record.reported_by(Source.NRI):
                 yield events.ContainerStopped(sandbox.id, record.container.id, max(time_ns, record.time))
-
-
-def _has_pid(process: ThreadId | None, pid: int, proc: Procfs) -> bool:
-    """Whether a process still has this pid. Reads one file; `owner_of` reads four."""
-
-    stat = proc.stat(pid) if process is not None and process.tid == pid else None
-    return stat is not None and process == ThreadId(pid, stat.starttime)
