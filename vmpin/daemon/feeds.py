@@ -45,11 +45,13 @@ class NriFeed:
 
     :param take: called in the loop with all events that waited, and when the first of them came (time.perf_counter()).
     :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
-    :param decider: gives out CPUs, in the plugin's thread; None: nothing does."""
+    :param decider: gives out CPUs, in the plugin's thread; None: nothing does.
+    :param can_wait: whether an event may wait for those that follow it; called in the plugin's thread."""
 
     def __init__(self, config: Config, take: Callable[[list[NriEvent], float], None], ended: Callable[[], None],
-                 timeouts: Timeouts = TIMEOUTS, decider: CpuDecider | None = None) -> None:
-        self._config, self._timeouts, self._decider = config, timeouts, decider
+                 timeouts: Timeouts = TIMEOUTS, decider: CpuDecider | None = None,
+                 can_wait: Callable[[NriEvent], bool] = lambda event: False) -> None:
+        self._config, self._timeouts, self._decider, self._can_wait = config, timeouts, decider, can_wait
         self._take, self._ended = take, ended
         self._queues: list[NriQueue] = []
         self.state = "waits for the runtime's socket"
@@ -121,8 +123,8 @@ class NriFeed:
         return set[SandboxId]().union(*(queue.sandboxes() for queue in self._queues))
 
     def _new_queue(self, loop: asyncio.AbstractEventLoop) -> NriQueue:
-        # The loop is woken for each event; the first call takes all.
-        self._queues.append(NriQueue(lambda: loop.call_soon_threadsafe(self._drain)))
+        # The first call takes all.
+        self._queues.append(NriQueue(lambda: loop.call_soon_threadsafe(self._drain), can_wait=self._can_wait))
         return self._queues[-1]
 
     def _on_state(self, up: bool, text: str) -> None:

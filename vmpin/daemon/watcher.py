@@ -10,6 +10,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from vmpin import log
@@ -32,7 +33,7 @@ from vmpin.procevents.feed import ProcEventsFeed
 from vmpin.procevents.newborn_placer import FollowUp
 from vmpin.reconcile import teardown
 from vmpin.reconcile.cpuset_files import CpusetFiles
-from vmpin.reconcile.intake import take_nri
+from vmpin.reconcile.intake import can_wait, take_nri
 from vmpin.reconcile.reconciler import PassReport, Reconciler
 from vmpin.reconcile.runtime_waits import AWAITED_FOR
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
@@ -71,7 +72,8 @@ class Watcher:
             feature.name: part for feature in features()
             if feature.watch is not None and (part := feature.watch(self)) is not None}
         decider = next(present(part.decider for part in self.parts.values()), None)
-        self.nri = NriFeed(config, self._on_nri, self._stop.set, timeouts, decider) if wants_nri(config) else None
+        self.nri = (NriFeed(config, self._on_nri, self._stop.set, timeouts, decider, partial(can_wait, self.view))
+                    if wants_nri(config) else None)
         self.files = FileFeed(self._on_files, timeouts)
         self.proc_events = (ProcEventsFeed(reconciler, self._on_new_threads, self._on_lost, timeouts=timeouts)
                              if config.watch.births else None)

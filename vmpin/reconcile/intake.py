@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from vmpin import log
+from vmpin.domain.assignments import Rank
 from vmpin.domain.events import ContainerMisplaced
 from vmpin.domain.model import SandboxId
 from vmpin.errors import SourceError
 from vmpin.reconcile.node_state import NodeState
+from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.spool import Spool
 
 if TYPE_CHECKING:
+    from vmpin.reconcile.view import NodeView
     from vmpin.runtime.oci import HookState
     from vmpin.sources.nri.nri_events import NriEvent
 
@@ -76,6 +79,27 @@ def apply_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId]:
                        node_state.counters)
     node_state.apply_events(events)
     return received("hook", {event.sandbox for event in events})
+
+
+def can_wait(view: "NodeView", event: "NriEvent") -> bool:
+    """Whether an event of the runtime's may wait for those that follow it: of a container without a cpuset, or of the
+    end of a pod, outside VMs. It moves no CPUs of others, unless these are owned as far as no other container may use
+    them (authority `observed`). Called in the thread of NRI."""
+    from vmpin.sources.nri.nri_events import ContainerEvent, PodEvent
+    from vmpin.wire.nri_enums import Verb
+
+    match event:
+        case ContainerEvent():
+            pod, handler = event.container.pod, "" if event.pod is None else event.pod.handler
+            if event.container.cpus is not None or event.requested is not None:
+                return False
+        case PodEvent(verb=Verb.STOP_POD | Verb.REMOVE_POD):
+            pod, handler = event.pod.id, event.pod.handler
+        case _:
+            return False
+    if pod in view.vms or named_for_kata(handler):
+        return False
+    return not view.ownership.exclusive or Rank.OBSERVED.label not in view.rulings.authorities
 
 
 @log.operation()

@@ -79,4 +79,5 @@ def declared_exclusive(annotations: Mapping[str, str], key: str) -> bool | None:
 
 def plain(text: str, length: int) -> str:
     """The printable characters among the first `length` of `text`, fit for a log line and a terminal."""
-    return "".join(char for char in text[:length] if char.isprintable())
+    text = text[:length]
+    return text if text.isprintable() else "".join(filter(str.isprintable, text))

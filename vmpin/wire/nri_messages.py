@@ -10,6 +10,8 @@ from vmpin.wire.protos import Messages
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
+#: The newest version of NRI whose messages these are. A runtime logs it (containerd/nri pkg/adaptation/plugin.go).
+NRI_VERSION: Final = "v0.12.0"
 
 MESSAGES: Final = Messages("nri.pkg.api.v1alpha1", """
     Empty

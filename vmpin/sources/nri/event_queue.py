@@ -19,6 +19,9 @@ from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent,
 
 #: The most events, and about the most bytes of the runtime's data. A thousand updates a second are a lot.
 MAX_WAITING, MAX_WAITING_BYTES = 16384, 64 << 20
+#: For so long (s) an event that can wait does so: a runtime reports a container's creation and start, and its end, in
+#: bursts of some 50 ms.
+PATIENCE = 0.1
 
 
 class NriBatch(NamedTuple):
@@ -29,51 +32,70 @@ class NriBatch(NamedTuple):
 
 
 class NriQueue:
-    """First in, first out; one thread puts, another takes.
-    :param arrived: called after each event, in the thread that puts; it must not block."""
+    """First in, first out; one thread puts, and then announces, another takes.
+    :param arrived: called by `announce`, in its thread; it must not block.
+    :param can_wait: whether an event needs no call for `PATIENCE`."""
 
     def __init__(self, arrived: Callable[[], object] = lambda: None, max_waiting: int = MAX_WAITING,
-                 max_bytes: int = MAX_WAITING_BYTES) -> None:
-        self._arrived = arrived
+                 max_bytes: int = MAX_WAITING_BYTES,
+                 can_wait: Callable[[NriEvent], bool] = lambda event: False) -> None:
+        self._arrived, self._can_wait = arrived, can_wait
+        self._due: float | None = None  #: When `arrived` is to be called (time.perf_counter); None: nothing waits.
         self._max_waiting, self._max_bytes = max_waiting, max_bytes
         self._lock = threading.Lock()
-        self._events: deque[tuple[float, NriEvent]] = deque()
+        #: When each event was put, its size, and the event.
+        self._events: deque[tuple[float, int, NriEvent]] = deque()
         self._size = 0
         self._closed = False
 
     def put(self, event: NriEvent) -> bool:
         """Append an event. :returns: False on overflow: all events are then dropped except `Disconnected`, which the
         runtime's list does not repeat."""
-        size = _size(event)
+        size, now = _size(event), time.perf_counter()
+        due = now + PATIENCE if self._can_wait(event) else now
         with self._lock:
             if self._closed:
                 return True
+            self._due = due if self._due is None else min(due, self._due)
             fits = isinstance(event, Disconnected) or (
                 len(self._events) < self._max_waiting and self._size + size <= self._max_bytes)
             if fits:
-                self._events.append((time.perf_counter(), event))
+                self._events.append((now, size, event))
                 self._size += size
             else:
-                self._events = deque(item for item in self._events if isinstance(item[1], Disconnected))
+                self._events = deque(item for item in self._events if isinstance(item[2], Disconnected))
                 self._size = 0
-        self._arrived()
         return fits
+
+    def announce(self) -> float | None:
+        """Call `arrived` if that is due: once for all events that were put. :returns: the seconds until it is due;
+        None while nothing waits for that."""
+        with self._lock:
+            if self._due is None or (pause := self._due - time.perf_counter()) <= 0:
+                due, self._due = self._due, None
+            else:
+                return pause
+        if due is not None:
+            self._arrived()
+        return None
 
     def take(self, until: float = math.inf) -> NriBatch:
         """Remove and return the events that were put at `until` or before."""
         batch = NriBatch([], [])
         with self._lock:
             while self._events and self._events[0][0] <= until:
-                put, event = self._events.popleft()
+                put, size, event = self._events.popleft()
                 batch.times.append(put)
                 batch.events.append(event)
-                self._size -= _size(event)
+                self._size -= size
+            if not self._events:
+                self._due = None
         return batch
 
     def sandboxes(self) -> set[SandboxId]:
         """The sandboxes of the waiting events; of a list, all its sandboxes."""
         with self._lock:
-            return {sandbox for _, event in self._events for sandbox in _sandboxes(event)}
+            return {sandbox for _, _, event in self._events for sandbox in _sandboxes(event)}
 
     def close(self) -> None:
         """Drop all events, and every later one."""

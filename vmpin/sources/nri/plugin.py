@@ -142,6 +142,7 @@ class NriPlugin:
                 finally:
                     if session.listed:
                         self.queue.put(Disconnected())
+                    self.queue.announce()
         except WireError as err:
             self.counters.refused += 1
             return str(err)
@@ -162,7 +163,8 @@ class NriPlugin:
             left = None if list_by is None or session.listed else list_by - time.monotonic()
             if left is not None and left <= 0:
                 return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
-            data = stream.receive(left)
+            pause = self.queue.announce()
+            data = stream.receive(left if pause is None or left is not None else pause)
             if self._reconnecting.is_set():
                 return _RECONNECTING
             if data == b"":

@@ -21,6 +21,7 @@ from vmpin.sources.nri.call_codec import (
     container_devices,
     encode_answer,
     encode_list_answer,
+    encode_registration,
 )
 from vmpin.sources.nri.nri_events import CpuAnswer, NriCounters
 from vmpin.wire.nri_enums import Verb
@@ -44,6 +45,22 @@ def test_a_request_is_read_where_something_decides_alone(decoder: CallDecoder) -
     assert decided.container == call.container
     assert decided.request is not None
     assert (decided.request.id, decided.request.cpuset) == ("c1", CpuSet((2, 3)))
+
+
+def test_the_registration_names_the_newest_nri_whose_messages_these_are() -> None:
+    """A runtime logs it; without it, "unknown"."""
+    message = MESSAGES.decode("RegisterPluginRequest", encode_registration("vmpin", "90"))
+    assert (message.plugin_name, message.plugin_idx, message.NRI_version) == ("vmpin", "90", "v0.12.0")
+
+
+def test_a_pod_is_decoded_once_and_again_for_a_decision(decoder: CallDecoder) -> None:
+    first = decoder.call(Verb.START, event(pod=pod(pid=7), container=container()), request=False)
+    again = decoder.call(Verb.POST_START, event(pod=pod(pid=7), container=container()), request=False)
+    assert again.pod is first.pod
+    moved = decoder.call(Verb.POST_START, event(pod=pod(pid=8), container=container()), request=False)
+    assert (moved.pod and moved.pod.pid) == 8
+    decided = decoder.call(Verb.CREATE, event(pod=pod(pid=8, name="new"), container=container()), request=True)
+    assert (decided.pod and decided.pod.name) == "new"
 
 
 def test_an_updates_request_has_the_resources_that_it_asks_for(decoder: CallDecoder) -> None:

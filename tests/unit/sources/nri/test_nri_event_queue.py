@@ -19,6 +19,7 @@ from nri_peer import PATIENCE, NriRuntimes, container, pod
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import SandboxId
 from vmpin.sources.nri import plugin as nri
+from vmpin.sources.nri.event_queue import PATIENCE as PATIENCE_OF_EVENTS
 from vmpin.sources.nri.event_queue import NriQueue, merged
 from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriPod, PodEvent, Synced
 from vmpin.wire.nri_enums import Verb
@@ -153,16 +154,34 @@ def test_an_overflow_leaves_what_no_list_repeats() -> None:
     assert waiting.take().events == [Disconnected(), event]
 
 
+def test_a_burst_of_events_is_announced_once_and_after_their_answers() -> None:
+    woken: list[int] = []
+    waiting = NriQueue(lambda: woken.append(1), can_wait=lambda event: isinstance(event, PodEvent))
+    event = PodEvent(Verb.STOP_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {}, ""), 0)
+    assert waiting.announce() is None
+    for _ in range(3):
+        waiting.put(event)
+        pause = waiting.announce()
+        assert pause is None or 0 < pause <= PATIENCE_OF_EVENTS  # None: the machine stood still for so long
+    woken.clear()
+    waiting.put(event)
+    waiting.put(Disconnected())  # cannot wait, nor those before it
+    assert (waiting.announce(), woken) == (None, [1])
+    assert (waiting.announce(), woken) == (None, [1])
+    assert [type(each) for each in waiting.take().events] == [*[PodEvent] * 4, Disconnected]
+    waiting.put(event)
+    waiting.take()
+    assert (waiting.announce(), woken) == (None, [1])  # nothing waits any more
+
+
 def test_long_annotations_count_by_their_size() -> None:
     woken: list[int] = []
     waiting = NriQueue(lambda: woken.append(1), max_bytes=50_000)
     fact = PodEvent(Verb.RUN_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
     began = time.perf_counter()
-    assert waiting.put(fact)
-    assert waiting.put(Disconnected())
-    assert waiting.put(fact)
-    assert not waiting.put(fact)
-    assert waiting.put(fact)
+    for event, fits in ((fact, True), (Disconnected(), True), (fact, True), (fact, False), (fact, True)):
+        assert waiting.put(event) is fits
+        assert waiting.announce() is None
     events, times = waiting.take()
     assert events == [Disconnected(), fact]
     assert began <= times[0] <= times[1] <= time.perf_counter()
