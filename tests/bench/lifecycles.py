@@ -33,8 +33,9 @@ from nri_peer import NriRuntime
 OTHERS = 100
 #: Between two calls (s): a runtime works that long on each, and the watcher is done with the one before.
 _PAUSE = 0.02
-#: Seconds after a container's end in which the watcher may still look again at its sandbox.
-_TAIL = sum(TIMEOUTS.rechecks) + 1
+#: Seconds after a container's end: until the state file is written, and while a VM is still looked at again.
+_CALM = TIMEOUTS.save + 0.1
+_RECHECKS = sum(TIMEOUTS.rechecks) + 1
 _PATIENCE = 120.0
 
 
@@ -159,20 +160,23 @@ def at_rest(made: Node, seconds: float, resync: float) -> Figure:
                    "created_meanwhile": at.created, "resident_mib": round(at.resident, 1)})
 
 
-def _cost(pid: int, life: Callable[[int], None], rounds: int) -> float:
-    """Milliseconds of a process's CPU for each round, without what it uses at rest."""
+def _cost(pid: int, life: Callable[[int], None], rounds: int, tail: float = _CALM) -> float:
+    """Milliseconds of a process's CPU for a container's life, the median of some, without what it uses at rest.
+    :param tail: seconds after a container's end that count as its life."""
     for number in range(3):
         life(number)
-    time.sleep(_TAIL)
-    began, used = time.monotonic(), cpu_seconds(pid)
-    time.sleep(_TAIL)
-    at_rest = (cpu_seconds(pid) - used) / (time.monotonic() - began)
-    began, used = time.monotonic(), cpu_seconds(pid)
+    time.sleep(tail)
+    lives: list[float] = []
+    rests: list[float] = []
     for number in range(rounds):
+        began, used = time.monotonic(), cpu_seconds(pid)
         life(3 + number)
-    time.sleep(_TAIL)
-    spent = cpu_seconds(pid) - used - at_rest * (time.monotonic() - began)
-    return 1000 * spent / rounds
+        time.sleep(tail)
+        lives.append(cpu_seconds(pid) - used)
+        lasted, used = time.monotonic() - began, cpu_seconds(pid)
+        time.sleep(lasted)
+        rests.append(cpu_seconds(pid) - used)
+    return 1000 * (median(lives) - median(rests))
 
 
 def runc(made: Node, allocating: bool, rounds: int) -> Figure:
@@ -212,7 +216,7 @@ def vm(made: Node, machine: Machine, rounds: int) -> Figure:
         pods = [(sandbox_id(2000 + number), pid) for number, pid in enumerate(pids)]
         progress(f"the lifecycles of {rounds} containers in a VM")
 
-        def measured(start: Callable[[], contextlib.AbstractContextManager[int]]) -> float:
+        def measured(start: Callable[[], contextlib.AbstractContextManager[int]], tail: float) -> float:
             with _runtime(made, start, pods, str(pool), [(machine.sandbox, machine.pid)]) as (runtime, pid):
                 def life(number: int) -> None:
                     container = _Container(runtime, machine.sandbox, machine.pid, f"c{3000 + number}", str(other))
@@ -221,9 +225,10 @@ def vm(made: Node, machine: Machine, rounds: int) -> Figure:
                     container.end()
                     _until_set(machine, back)
 
-                return _cost(pid, life, rounds)
+                return _cost(pid, life, rounds, tail)
 
-        value, floor = measured(lambda: _watcher(made, ())), measured(lambda: _floor(made, machine.pid))
+        value = measured(lambda: _watcher(made, ()), _RECHECKS)
+        floor = measured(lambda: _floor(made, machine.pid), _CALM)
     return Figure("lifecycle_vm", value, "ms of CPU", floor, 8, "value",
                   {"rounds": rounds, "others": OTHERS, "calls": 6, "threads": THREADS})
 

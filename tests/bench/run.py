@@ -102,10 +102,10 @@ def _containers(bench: Bench) -> list[Figure]:
     return [lifecycles.at_rest(bench.made, *((2.0, 1.0) if bench.quick else (60.0, 10.0)))]
 
 
-def _in_a_vm(bench: Bench, measured: Callable[[Node, Machine, int], Figure]) -> list[Figure]:
+def _in_a_vm(bench: Bench, measured: Callable[[Node, Machine, int], Figure], rounds: int) -> list[Figure]:
     bench.close()
     with stand_ins(1, bench.build) as (machine,):
-        return [measured(bench.made, machine, 2 if bench.quick else 50)]
+        return [measured(bench.made, machine, 2 if bench.quick else rounds)]
 
 
 def _starting(bench: Bench) -> list[Figure]:
@@ -171,10 +171,10 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("idle_containers",): _containers,
     ("lifecycle_runc",): lambda bench: _lifecycle_runc(bench, allocating=False),
     ("lifecycle_allocating",): lambda bench: _lifecycle_runc(bench, allocating=True),
-    ("lifecycle_vm",): lambda bench: _in_a_vm(bench, lifecycles.vm),
-    ("hook_to_masks",): lambda bench: _in_a_vm(bench, lifecycles.hook_to_masks),
+    ("lifecycle_vm",): lambda bench: _in_a_vm(bench, lifecycles.vm, 15),
+    ("hook_to_masks",): lambda bench: _in_a_vm(bench, lifecycles.hook_to_masks, 50),
     ("start_to_watching",): _starting,
-    ("reconcile_command",): lambda bench: _in_a_vm(bench, starting.reconcile),
+    ("reconcile_command",): lambda bench: _in_a_vm(bench, starting.reconcile, 50),
     ("first_exclusive_100",): _first_exclusive,
     ("guest_apply",): _guest_apply,
     ("guest_idle_rss", "guest_idle_wakes"): _guest_rest,
