@@ -18,10 +18,12 @@ from vmpin.config.timeouts import TIMEOUTS
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer
+from vmpin.errors import UsageError
 from vmpin.features.allocator.allocate_settings import ledger_path
 from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.node_allocator import NodeAllocator
+from vmpin.features.allocator.watcher_part import set_policy
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.sources.nri.nri_events import CpuAnswer
 from vmpin.wire.nri_enums import Verb
@@ -113,6 +115,19 @@ def test_it_is_refused_at_the_start_beside_another_program_until_the_watcher_is_
     with koordlet(root):
         restarted.resynced()
         assert "koordinator may give out CPUs, too" in restarted.allocator.suspended
+
+
+def test_where_it_never_gave_anything_out_its_view_has_the_reason(tmp_path: Path) -> None:
+    reconciler = on_a_node(tmp_path)
+    ledger_path(reconciler.view.config).unlink()
+    made = NodeAllocator(reconciler.node_state, lambda: None, TIMEOUTS)
+    assert made.view() is None
+    made.allocator.suspend("koordinator gives out CPUs")
+    view = made.view()
+    assert view is not None
+    assert (view.mode, view.why, view.ledger.grants) == ("off", "koordinator gives out CPUs", {})
+    with pytest.raises(UsageError, match="nothing is given out: koordinator gives out CPUs"):
+        set_policy(made, {"target": "web", "changes": {"policy": "fixed"}})
 
 
 def test_what_only_observes_goes_on_beside_another_program(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -134,12 +134,12 @@ class NodeAllocator:
         self.ended.touch()
 
     def view(self) -> AllocatorView | None:
-        """Return the allocator's present state; None before the runtime's first list."""
-        ledger = self.allocator.ledger()
-        if ledger is None:
+        """Return the allocator's present state; None before the runtime's first list, which a suspended one does not
+        wait for."""
+        ledger, why = self.allocator.ledger(), self.allocator.suspended
+        if ledger is None and not why:
             return None
-        machine, options = self.allocator.machine, self.allocator.options
-        why = self.allocator.suspended
+        machine, options, ledger = self.allocator.machine, self.allocator.options, ledger or Ledger()
         return AllocatorView("off" if why else str(options.mode), why, machine, options, ledger,
                              pool(machine, ledger, options), self.allocator.refusals, self.allocator.pool_changes)
 

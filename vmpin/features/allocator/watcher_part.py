@@ -101,11 +101,13 @@ def _reported(node: NodeAllocator, view: AllocatorView, with_actual: bool) -> di
 def set_policy(node: NodeAllocator, request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer the request `set`: change what a running container asks for. :raises WatcherError: before the runtime's
     first list. :raises UsageError: when it is refused, or the name fits no container, or several."""
-    ledger = node.allocator.ledger()
+    view = node.view()
     changes = request["changes"]
-    if ledger is None or not isinstance(changes, dict):
+    if view is None or not isinstance(changes, dict):
         raise WatcherError(*_NO_LIST)
-    grant = _named(ledger, str(request["target"]), str(request.get("namespace", "")))
+    if view.why:
+        raise UsageError(f"nothing is given out: {view.why}", "nothing was changed")
+    grant = _named(view.ledger, str(request["target"]), str(request.get("namespace", "")))
     texts = {str(key): str(value) for key, value in changes.items()}
     answer = node.change(grant.container, texts, dry_run=request.get("dry_run") is not False)
     if answer.refusal:
