@@ -61,6 +61,18 @@ def test_the_memory_of_a_running_process_is_found_on_its_node() -> None:
     assert summary(near).endswith("the vCPUs are on node 0")
 
 
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="needs a kernel with CONFIG_NUMA")
+def test_a_files_name_adds_no_memory(tmp_path: Path) -> None:
+    """The kernel escapes blanks, `=` and newlines in it (fs/proc/task_mmu.c, show_numa_map)."""
+    file = tmp_path / "x N7=9 kernelpagesize_kB=4\n7f00 default N9=5 kernelpagesize_kB=4"
+    file.write_bytes(b"x" * 8192)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 8192, prot=mmap.PROT_READ) as block:
+        assert block[:] == b"x" * 8192
+        lines = [line for line in Path("/proc/self/numa_maps").read_bytes().split(b"\n")
+                 if os.fsencode(tmp_path.name) in line]
+        assert sum(memory_by_node(lines)[0].values()) == 8192
+
+
 def test_another_process_of_the_same_pid_is_not_taken_for_the_vmm() -> None:
     sandboxes = [entry(os.getpid(), "0", starttime=1)]
     add_memory(sandboxes, Procfs(), TwoNodes(), HIDDEN)

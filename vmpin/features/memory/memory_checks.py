@@ -16,14 +16,14 @@ _REMEDY = ("the kubelet's memoryManagerPolicy: Static with topologyManagerPolicy
 def memory(facts: NodeFacts) -> CheckResult:
     if not facts.status:
         return unknown(f"no status: {facts.status_trouble}")
-    inspected = {pod_name(sandbox["pod"], short_id(sandbox["id"])): found for sandbox in facts.sandboxes
-                 if (found := sandbox.get("memory")) is not None}
-    evidence = [f"{name}: {summary(found)}" for name, found in inspected.items()]
-    far = [name for name, found in inspected.items() if (found["away"] or 0) > _FAR]
+    inspected = {pod_name(sandbox["pod"], short_id(sandbox["id"])): entry for sandbox in facts.sandboxes
+                 if (entry := sandbox.get("memory")) is not None}
+    evidence = [f"{name}: {summary(entry)}" for name, entry in inspected.items()]
+    far = [name for name, entry in inspected.items() if (entry["away"] or 0) > _FAR]
     if far:
         return warn(f"{number_of(len(far), 'VM')} with memory on other NUMA nodes than the vCPUs: {several(far)}",
                     _REMEDY, *evidence[:20])
-    unread = [name for name, found in inspected.items() if not found["nodes"]]
+    unread = [name for name, entry in inspected.items() if not entry["nodes"]]
     if unread:
         return unknown(f"the memory of {number_of(len(unread), 'VM')} could not be read: {several(unread)}",
                        *evidence[:20], remedy="run this as root on the node")
