@@ -35,7 +35,8 @@ PEERS_LIBVIRT := libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients
 PEERS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo worth check test test-lab test-cluster test-all lab-shell soak lint bench bench-peers guest wheel image clean
+.PHONY: help venv demo worth check test test-lab test-cluster test-all lab-shell soak lint bench bench-peers guest wheel image \
+	release lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,11 +119,25 @@ guest: venv ## build the guest's agent, build/vmpin-agent.pyz
 	$(BIN)/vmpin guest build -o build/vmpin-agent.pyz
 
 wheel: venv ## build the wheel into dist/
+	@rm -f dist/vmpin-*.whl
 	$(BIN)/python -m build --no-isolation --wheel
 
 image: wheel ## build the container images into build/, as OCI archives (root)
 	@.ci/install --must debootstrap=debootstrap
-	$(BIN)/python config/image.py --wheel dist/vmpin-$$($(BIN)/vmpin --version | cut -d' ' -f2)-py3-none-any.whl -o build
+	$(BIN)/python config/image.py --wheel dist/vmpin-*.whl -o build
+
+release: venv ## everything that is published, into build/release (root); RELEASE="--only deb" for less
+	@.ci/install --must debootstrap=debootstrap rpmbuild=rpm
+	@$(BIN)/python -m pip install --quiet --editable '.[release]'
+	$(BIN)/python config/release.py -o build/release $(RELEASE)
+
+lock: venv ## write the lock files of what is installed on nodes, config/requirements*.txt, anew
+	@$(BIN)/python -m pip install --quiet --editable '.[release]'
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		--no-emit-index-url --upgrade pyproject.toml -o config/requirements.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		--no-emit-index-url --upgrade --extra kubernetes --constraint config/requirements.txt pyproject.toml \
+		-o config/requirements-kubernetes.txt
 
 clean: ## remove what was built and cached, but not .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

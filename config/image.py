@@ -1,9 +1,10 @@
 """The container images, as OCI archives, of Debian's packages and the wheel: `make image`, as root.
 
-    python config/image.py --wheel dist/vmpin-0.1.0-py3-none-any.whl -o build
+    python config/image.py --wheel dist/vmpin-*.whl -o build
 
-writes build/vmpin-VERSION.oci.tar (the watcher) and build/vmpin-VERSION-kubernetes.oci.tar (with the client of the
-API server, for the reporter). They share the first two layers. Neither a registry nor a container engine is needed:
+writes build/vmpin-TAG.oci.tar (the watcher) and build/vmpin-TAG-kubernetes.oci.tar (with the client of the API
+server, for the reporter), TAG being the version with a dash in place of its +. They share the first two layers. The
+packages of Python are those of the lock files beside this file. Neither a registry nor a container engine is needed:
 debootstrap makes the base from this machine's Debian mirror.
 
 The same packages give the same bytes: names are sorted, times are those of the commit, and files that record the time
@@ -31,6 +32,10 @@ SUITE = "trixie"
 #: Of that suite.
 PYTHON = "3.13"
 GLIBC = 41
+#: The repository, as the node's engine names it.
+NAME = "docker.io/library/vmpin"
+#: What `make lock` writes: each package of Python with its version and hashes.
+LOCK, LOCK_KUBERNETES = (Path(__file__).with_name(f"requirements{suffix}.txt") for suffix in ("", "-kubernetes"))
 PACKAGES = Path("usr/local/lib") / f"python{PYTHON}" / "dist-packages"
 #: Of the reporter, which needs no rights; as in the chart's values.
 REPORTER = 64750
@@ -64,25 +69,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, default=Path("build"), metavar="DIR")
-    parser.add_argument("--name", default="docker.io/library/vmpin", help="repository, as the node's engine names it")
+    parser.add_argument("--name", default=NAME, help="repository, as the node's engine names it")
     parser.add_argument("--mirror", default="", help="of Debian; the machine's own by default")
     args = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("needs root: debootstrap makes other users' files")
-    found = re.match(r"vmpin-([^-]+)-", args.wheel.name)
-    if found is None:
+    if re.match(r"vmpin-[^-]+-", args.wheel.name) is None:
         parser.error(f"{args.wheel} is no wheel of vmpin")
-    with tempfile.TemporaryDirectory(prefix="vmpin-image-") as top:
-        layers = build(Path(top), args.wheel.resolve(), args.mirror or machine_mirror(), source_time())
-    args.output.mkdir(parents=True, exist_ok=True)
-    images: tuple[tuple[str, list[Layer], dict[str, object]], ...] = (
-        (found[1], layers[:2], {"Cmd": ["watch"]}),
-        (f"{found[1]}-kubernetes", layers, {"Cmd": ["reporter"], "User": f"{REPORTER}:{REPORTER}"}))
-    for tag, some, extra in images:
-        path = args.output / f"vmpin-{tag}.oci.tar"
-        write_archive(path, f"{args.name}:{tag}", some, extra, source_time())
-        print(f"{path}: {sum(each.size for each in some) / 1e6:.0f} MB unpacked")
+    make(args.wheel.resolve(), args.output, args.name, args.mirror)
     return 0
+
+
+def tag(version: str) -> str:
+    """The version as a tag of an image, which has no +."""
+    return version.replace("+", "-")
+
+
+def make(wheel: Path, output: Path, name: str = NAME, mirror: str = "") -> None:
+    """Write both images. :param mirror: of Debian; "" for the machine's own."""
+    version = tag(wheel.name.split("-")[1])
+    with tempfile.TemporaryDirectory(prefix="vmpin-image-") as top:
+        layers = build(Path(top), wheel, mirror or machine_mirror(), source_time())
+    output.mkdir(parents=True, exist_ok=True)
+    images: tuple[tuple[str, list[Layer], dict[str, object]], ...] = (
+        (version, layers[:2], {"Cmd": ["watch"]}),
+        (f"{version}-kubernetes", layers, {"Cmd": ["reporter"], "User": f"{REPORTER}:{REPORTER}"}))
+    for label, some, extra in images:
+        path = output / f"vmpin-{label}.oci.tar"
+        write_archive(path, f"{name}:{label}", some, extra, source_time())
+        print(f"{path}: {sum(each.size for each in some) / 1e6:.0f} MB unpacked")
 
 
 def source_time() -> int:
@@ -111,12 +126,11 @@ def build(top: Path, wheel: Path, mirror: str, now: int) -> list[Layer]:
     run("debootstrap", "--variant=minbase", "--include=python3", SUITE, str(root), *([mirror] if mirror else []))
     trim(root)
     before = names(root)
-    pip(root / PACKAGES, str(wheel))
-    # The extra's layer replaces no file of the other: what both need is taken in the same version.
-    same = top / "constraints"
-    same.write_text(run(sys.executable, "-m", "pip", "list", "--path", str(root / PACKAGES), "--format=freeze"))
     more = top / "more"
-    pip(more, f"{wheel}[kubernetes]", "--constraint", str(same))
+    pip(root / PACKAGES, PYTHON, GLIBC, "--require-hashes", "--requirement", str(LOCK))
+    pip(root / PACKAGES, PYTHON, GLIBC, "--no-deps", str(wheel))
+    # The extra's layer replaces no file of the other: both lock files have the same versions of what both need.
+    pip(more, PYTHON, GLIBC, "--require-hashes", "--requirement", str(LOCK_KUBERNETES))
     launcher = root / "usr/local/bin/vmpin"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
@@ -146,12 +160,12 @@ def trim(root: Path) -> None:
     shadow.write_text(re.sub(r"^([^:]*:[^:]*):\d+:", r"\1::", shadow.read_text(), flags=re.MULTILINE))
 
 
-def pip(target: Path, *wanted: str) -> None:
-    """Install into a directory, for the image's Python and not for this one."""
+def pip(target: Path, python: str, glibc: int, *wanted: str) -> None:
+    """Install into a directory, for that Python and C library (2.GLIBC) and not for this machine's."""
     machine = os.uname().machine
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC, 4, -1)]
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 4, -1)]
     run(sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", "--only-binary=:all:",
-        "--implementation=cp", f"--python-version={PYTHON}", *(f"--platform={each}" for each in platforms),
+        "--implementation=cp", f"--python-version={python}", *(f"--platform={each}" for each in platforms),
         f"--platform=manylinux2014_{machine}", f"--platform=linux_{machine}", "--target", str(target), *wanted)
     shutil.rmtree(target / "bin", ignore_errors=True)
     for url in target.glob("*.dist-info/direct_url.json"):  # where the wheel lay

@@ -45,8 +45,9 @@ def build(target: Path) -> Path:
     wheel = target / "dist"
     steps: list[list[str | Path]] = [
         ["-m", "build", "--wheel", "--no-isolation", "--outdir", wheel, ROOT],
-        [ROOT / "config/image.py", "-o", target, "--wheel", wheel / "vmpin-0.1.0-py3-none-any.whl"]]
+        [ROOT / "config/image.py", "-o", target, "--wheel"]]
     for argv in steps:
+        argv += wheel.glob("*.whl") if argv[-1] == "--wheel" else ()
         done = subprocess.run([sys.executable, *argv], cwd=target, capture_output=True, text=True, timeout=3600)
         assert done.returncode == 0, done.stdout + done.stderr
     return target
@@ -78,7 +79,19 @@ class Archive:
 
 
 def archive(built: Path, suffix: str = "") -> Archive:
-    return Archive(built / f"vmpin-0.1.0{suffix}.oci.tar")
+    return Archive(path_of(built, suffix))
+
+
+def path_of(built: Path, suffix: str = "") -> Path:
+    (path,) = (path for path in built.glob(f"vmpin-*{suffix}.oci.tar") if suffix or "-kubernetes" not in path.name)
+    return path
+
+
+def name_of(built: Path, suffix: str = "") -> str:
+    """The image as podman has it once it is loaded."""
+    name = archive(built, suffix).entry["annotations"]["io.containerd.image.name"]
+    assert isinstance(name, str)
+    return name
 
 
 def test_both_images_are_of_one_recipe(built: Path) -> None:
@@ -88,7 +101,7 @@ def test_both_images_are_of_one_recipe(built: Path) -> None:
     assert "User" not in watcher.config["config"], "its VMMs' files are root's"
     assert reporter.config["config"]["User"] not in ("", "0", "0:0", "root")
     for each in watcher, reporter:
-        assert each.entry["annotations"]["io.containerd.image.name"].startswith("docker.io/library/vmpin:0.1.0")
+        assert each.entry["annotations"]["io.containerd.image.name"].startswith("docker.io/library/vmpin:0.1.")
 
 
 @pytest.mark.parametrize("suffix", MOST)
@@ -118,8 +131,7 @@ def test_the_same_packages_make_the_same_image(built: Path, tmp_path: Path) -> N
     again = build(tmp_path)
     for suffix in MOST:
         assert archive(again, suffix).layers == archive(built, suffix).layers
-        name = f"vmpin-0.1.0{suffix}.oci.tar"
-        assert (again / name).read_bytes() == (built / name).read_bytes()
+        assert path_of(again, suffix).read_bytes() == path_of(built, suffix).read_bytes()
 
 
 class Podman:
@@ -176,14 +188,14 @@ def rights() -> list[str]:
 
 
 def test_a_watcher_in_it_finds_pins_and_gives_back(built: Path, podman: Podman) -> None:
-    podman("load", "--input", built / "vmpin-0.1.0.oci.tar")
+    podman("load", "--input", path_of(built))
     first, second = two_cpus()
     # Of another user than the watcher: setting its masks takes a capability.
     with Node() as node, Qemu(node.id("a"), vcpus=2, iothreads=["io1"], extra=["-runas", "nobody"]) as vm:
         node.configure(node={"shared_pool": first}, watch={"reload": "change"})
         node.run.mkdir(mode=0o755)
         before = by_tid(vm.pid)
-        name = podman.run("--detach", *rights(), f"--volume={node.top}:{node.top}", "docker.io/library/vmpin:0.1.0",
+        name = podman.run("--detach", *rights(), f"--volume={node.top}:{node.top}", name_of(built),
                           "--config", node.config, "watch").strip()
 
         def log() -> str:
@@ -205,10 +217,10 @@ def test_a_watcher_in_it_finds_pins_and_gives_back(built: Path, podman: Podman) 
 
 
 def test_the_reporters_image_has_its_client_and_no_rights(built: Path, podman: Podman) -> None:
-    podman("load", "--input", built / "vmpin-0.1.0-kubernetes.oci.tar")
+    podman("load", "--input", path_of(built, "-kubernetes"))
     code = "import kubernetes.client, os; print(os.getuid(), open('/proc/self/status').read())"
     found = podman.run("--rm", "--read-only", "--cap-drop=all", "--entrypoint=/usr/bin/python3",
-                       "docker.io/library/vmpin:0.1.0-kubernetes", "-I", "-c", code)
+                       name_of(built, "-kubernetes"), "-I", "-c", code)
     assert found.split()[0] == archive(built, "-kubernetes").config["config"]["User"].split(":")[0]
     assert "CapEff:\t0000000000000000" in found
 
@@ -229,8 +241,8 @@ class _Nothing(BaseHTTPRequestHandler):
 
 def test_the_reporters_image_takes_an_authority_without_key_usage(built: Path, podman: Podman, tmp_path: Path) -> None:
     """Its Python refuses one by default. As the chart's Job runs it: without rights and without a configuration."""
-    podman("load", "--input", built / "vmpin-0.1.0-kubernetes.oci.tar")
-    image = "docker.io/library/vmpin:0.1.0-kubernetes"
+    podman("load", "--input", path_of(built, "-kubernetes"))
+    image = name_of(built, "-kubernetes")
     write_authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")

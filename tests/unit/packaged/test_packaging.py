@@ -58,10 +58,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "venv/bin/vmpin"
 
 
+def version(wheel: Path) -> str:
+    return wheel.name.split("-")[1]
+
+
+def test_a_build_says_which_commit_it_is_of(wheel: Path) -> None:
+    """Before a release: `pip install --upgrade` takes the later build, and `vmpin version` tells them apart."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+(\+g[0-9a-f]+(\.d\d{8})?)?)?", version(wheel))
+
+
 def test_the_wheel_holds_the_files_that_are_no_modules(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"vmpin/py.typed", "vmpin-0.1.0.dist-info/licenses/LICENSE"} <= names
+    assert {"vmpin/py.typed", f"vmpin-{version(wheel)}.dist-info/licenses/LICENSE"} <= names
     templates = {str(path.relative_to(ROOT)) for form in ("*.svg", "*.html") for path in (ROOT / "vmpin").rglob(form)}
     assert templates
     assert templates <= names
@@ -74,9 +83,10 @@ def test_the_wheel_holds_the_files_that_are_no_modules(wheel: Path) -> None:
 
 def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        others = {name for name in archive.namelist() if not re.match(r"vmpin(-0\.1\.0\.dist-info)?/", name)}
-    assert others == {f"vmpin-0.1.0.data/data/share/man/man1/{page}.1"
-                      for page in ("vmpin", *(f"vmpin-{verb}" for verb in verb_modules()))}
+        others = {name for name in archive.namelist() if not re.match(r"vmpin(-[^/]*\.dist-info)?/", name)}
+    verbs = (*verb_modules(), "install-hook", "install-service")
+    assert others == {f"vmpin-{version(wheel)}.data/data/share/man/man1/{page}.1"
+                      for page in ("vmpin", *(f"vmpin-{verb}" for verb in verbs))}
 
 
 def test_the_manual_pages_are_where_man_looks_for_them(installed: Path, tmp_path: Path) -> None:
@@ -86,9 +96,9 @@ def test_the_manual_pages_are_where_man_looks_for_them(installed: Path, tmp_path
         assert page.read_text() == _run(installed, "help", "--man", verb, cwd=tmp_path).stdout
 
 
-def test_version(installed: Path, tmp_path: Path) -> None:
+def test_version(wheel: Path, installed: Path, tmp_path: Path) -> None:
     ran = _run(installed, "--version", cwd=tmp_path)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "vmpin 0.1.0\n", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"vmpin {version(wheel)}\n", "")
 
 
 def test_it_is_installed_as_a_plugin_of_kubectl_too(installed: Path, tmp_path: Path) -> None:
@@ -120,7 +130,7 @@ def test_a_drawing_finds_its_templates(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_installed_hook_runs(installed: Path, tmp_path: Path) -> None:
-    ran = _run(installed, "install-hook", "--hooks-dir", "hooks.d", "--socket", "/nonexistent/vmpin/hook.sock",
+    ran = _run(installed, "install", "hook", "--hooks-dir", "hooks.d", "--socket", "/nonexistent/vmpin/hook.sock",
                "--spool", str(tmp_path / "spool"), "-o", "json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert all(Path(path).is_file() for path in json.loads(ran.stdout)["written"])
@@ -150,7 +160,7 @@ def _needed() -> dict[str, str]:
 def test_make_installs_every_tool_that_a_test_needs() -> None:
     """Where a test is content with one of several, one is enough."""
     always = {"chroot", "mount", "nsenter", "prlimit", "setpriv", "sh", "sleep", "stdbuf", "taskset", "tee",
-              "timeout", "umount", "unshare"}  # of coreutils, util-linux, mount and dash
+              "timeout", "umount", "unshare", "dpkg", "dpkg-deb"}  # of coreutils, util-linux, mount, dash and dpkg
     brought = set(_needed()) | always
     for path in (ROOT / "tests").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):
