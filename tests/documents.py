@@ -48,8 +48,10 @@ def name_of(arguments: Sequence[str]) -> str | None:
     if verb == "demo" and "--noise" in words:
         return "demo-noise"
     # The archive, or the OCI spec, is the output.
-    if (verb == "gather" and _has(words, "--out", "-")) or (verb == "install-hook" and "--base-spec" in words):
+    if (verb == "gather" and _has(words, "--out", "-")) or (verb == "install" and "--base-spec" in words):
         return None
+    if verb == "install":
+        return "install-hook" if "hook" in words else "install-service"
     return verb
 
 

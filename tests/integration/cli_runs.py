@@ -9,7 +9,7 @@ from documents import checked_output
 from real_node import COMMAND
 
 VERBS = ("watch", "status", "explain", "verify", "audit", "doctor", "plan", "reconcile", "unpin",
-         "config", "install-hook")
+         "config", "install")
 
 
 ESCAPE = "\x1b[2J\x07"

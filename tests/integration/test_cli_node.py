@@ -148,7 +148,7 @@ def test_every_verb_speaks_json(lab: Lab) -> None:
     assert node.sandbox(lab.vm.sandbox)["verdict"] == "off"
     done = node.data("reconcile", lab.vm.sandbox)
     assert {"what", "outcome", "got", "why"} <= set(done["operations"][0])
-    written = node.data("install-hook", "--hooks-dir", str(node.top / "more-hooks.d"))
+    written = node.data("install", "hook", "--hooks-dir", str(node.top / "more-hooks.d"))
     assert all(Path(path).exists() for path in written["written"])
     node.wait_for_vcpus(lab.vm.pid, {0: lab.first, 1: lab.second}, lab.first)
 

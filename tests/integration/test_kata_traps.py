@@ -113,7 +113,7 @@ def test_trap_3_the_go_runtimes_poststart_has_the_sandboxs_id_and_a_threads_pid(
 def test_trap_4_nothing_is_left_in_a_spec_that_would_drop_the_guests_hooks(node: Node) -> None:
     spec = node.top / "spec.json"
     spec.write_text('{"ociVersion": "1.0.2"}')
-    hooks = ("install-hook", "--hooks-dir", str(node.top / "hooks.d"), "--base-spec", str(spec))
+    hooks = ("install", "hook", "--hooks-dir", str(node.top / "hooks.d"), "--base-spec", str(spec))
     done = node.cli(*hooks, "--out", str(spec))
     assert done.returncode == 0, done.stderr
     assert set(json.loads(spec.read_text())["hooks"]) == set(oci_hook.DEFAULT_STAGES)

@@ -226,7 +226,7 @@ def test_a_hook_without_its_script(node: Node, tmp_path: Path) -> None:
     heading = "No container starts since the hook was installed"
     hooks = tmp_path / "usr/share/containers/oci/hooks.d"
     (tmp_path / "etc/crio").mkdir(parents=True)
-    assert node.cli("install-hook", "--hooks-dir", str(hooks)).returncode == 0
+    assert node.cli("install", "hook", "--hooks-dir", str(hooks)).returncode == 0
     script = hooks / "vmpin-hook"
     script.unlink()
     root = f"--root={tmp_path}"
@@ -240,7 +240,7 @@ def test_a_hook_without_its_script(node: Node, tmp_path: Path) -> None:
     see(node, heading, "", 1, root)
     for file, text in registered.items():
         file.write_text(text)
-    assert node.cli("install-hook", "--hooks-dir", str(hooks)).returncode == 0
+    assert node.cli("install", "hook", "--hooks-dir", str(hooks)).returncode == 0
     as_the_nodes()
     assert script.exists()
     interpreter = tmp_path / script.read_text().partition("\n")[0].removeprefix("#!/").split()[0]
@@ -249,7 +249,7 @@ def test_a_hook_without_its_script(node: Node, tmp_path: Path) -> None:
     assert not node.cli("doctor", "hooks", root).stdout.startswith("bad"), node.cli("doctor", "hooks", root).stdout
     for file, text in registered.items():
         file.write_text(text)
-    assert node.cli("install-hook", "--hooks-dir", str(hooks), "--remove").returncode == 0
+    assert node.cli("install", "hook", "--hooks-dir", str(hooks), "--remove").returncode == 0
     assert list(hooks.iterdir()) == []
 
 

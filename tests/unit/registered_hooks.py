@@ -31,6 +31,6 @@ def remove(directory: Path) -> list[Path]:
 def command(*args: str) -> int:
     parser = argparse.ArgumentParser()
     install_hook.add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["install-hook", *args])
+    parsed = parser.parse_args(["hook", *args])
     code: int = parsed.run(parsed)
     return code

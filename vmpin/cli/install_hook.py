@@ -1,4 +1,4 @@
-"""`vmpin install-hook`: puts the OCI hook where podman, CRI-O or containerd find it."""
+"""`vmpin install hook`: puts the OCI hook where podman, CRI-O or containerd find it."""
 
 import argparse
 import json
@@ -27,16 +27,16 @@ containerd has no such directory: --base-spec takes an OCI spec and prints it wi
 
 EPILOG = """\
 examples:
-  vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d     # CRI-O's only default, and podman's
-  vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d --remove
-  ctr oci spec | vmpin install-hook --base-spec - \\
+  vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d     # CRI-O's only default, and podman's
+  vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d --remove
+  ctr oci spec | vmpin install hook --base-spec - \\
     --out /etc/containerd/vmpin-base.json
 """
 
 
-def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "install-hook", "register the OCI hook with podman, CRI-O or containerd", run,
-                  about=DESCRIPTION, epilog=EPILOG)
+def add_parser(kinds: Verbs) -> None:
+    parser = verb(kinds, "hook", "register the OCI hook with podman, CRI-O or containerd", run, about=DESCRIPTION,
+                  epilog=EPILOG)
     where = parser.add_argument_group("where")
     where.add_argument("--hooks-dir", type=directory, metavar="DIR", help="the hooks directory; with --base-spec, "
                        f"where the hook itself is put ({DEFAULT_SCRIPT_DIR})")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.base_spec is not None:
         return _base_spec(args)
     if args.hooks_dir is None:
-        raise UsageError("install-hook needs --hooks-dir or --base-spec",
+        raise UsageError("install hook needs --hooks-dir or --base-spec",
                          "podman and CRI-O: --hooks-dir DIR, containerd: --base-spec FILE")
     if args.out is not None:
         raise UsageError("--out goes with --base-spec only", "the hooks directory is --hooks-dir")
@@ -147,7 +147,7 @@ next, add the directory to the runtime's configuration unless it reads it alread
   CRI-O    hooks_dir = ["{where}"] under [crio.runtime], then restart CRI-O. It reads
            {CRIO_DEFAULT} alone by default, ignores --hooks-dir on its command line,
            and runs no hook for its pause containers
-  containerd has no hooks directory: see vmpin install-hook --base-spec
+  containerd has no hooks directory: see vmpin install hook --base-spec
 Then start a container: `vmpin doctor hooks` shows whether its hook was received."""
 
 

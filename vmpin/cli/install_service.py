@@ -1,4 +1,4 @@
-"""`vmpin install-service`: the watcher as a service of systemd."""
+"""`vmpin install service`: the watcher as a service of systemd."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from vmpin.install.file_operations import Operation, RemoveFile, WriteFile
 
 #: Where an administrator's units are.
 UNITS = Path("/etc/systemd/system")
+#: The unit of the Debian package and the RPM.
+PACKAGED = Path("/usr/lib/systemd/system/vmpin.service")
 #: Exists while systemd is the machine's init (sd_booted(3)).
 RUNNING = Path("/run/systemd/system")
 #: Seconds: the start ends when every thread is placed.
@@ -28,8 +30,8 @@ _DEADLINE = 120
 
 _EXEC_START = re.compile(r"^ExecStart=.*$", re.MULTILINE)
 _HEAD = """\
-# The watcher's unit, written by `vmpin install-service`. Changes of your own go into a drop-in: systemctl edit vmpin
-# vmpin install-service: """
+# The watcher's unit, written by `vmpin install service`. Changes of your own go into a drop-in: systemctl edit vmpin
+# vmpin install service: """
 
 _ABOUT = """\
 Write the systemd unit of the watcher, with the path of this vmpin (and with --config FILE, if it is given), and have
@@ -41,16 +43,15 @@ leaves the rest to you.
 
 _EXAMPLES = """\
 examples:
-  vmpin install-service --print            the unit, and nothing more
-  vmpin install-service --dry-run          what would be done
-  vmpin install-service --now              write it, enable and start it
-  vmpin install-service --remove           stop, disable and remove it; `vmpin unpin --all` restores the masks
+  vmpin install service --print            the unit, and nothing more
+  vmpin install service --dry-run          what would be done
+  vmpin install service --now              write it, enable and start it
+  vmpin install service --remove           stop, disable and remove it; `vmpin unpin --all` restores the masks
 """
 
 
-def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "install-service", "run the watcher as a service of systemd", run, about=_ABOUT,
-                  epilog=_EXAMPLES)
+def add_parser(kinds: Verbs) -> None:
+    parser = verb(kinds, "service", "run the watcher as a service of systemd", run, about=_ABOUT, epilog=_EXAMPLES)
     parser.add_argument("--now", action="store_true", help="also enable it, and start or restart it")
     parser.add_argument("--print", action="store_true", help="print the unit, and do nothing")
     parser.add_argument("--remove", action="store_true", help="stop and disable it, and remove the unit")
@@ -76,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
     args.dir = args.dir or UNITS
     file = args.dir / "vmpin.service"
     present = _present(file)
-    if present not in (None, text) and not args.force and not is_untouched(str(present), shipped):
-        raise UsageError(f"{file} was changed by hand", "keep the changes in a drop-in (systemctl edit vmpin), then "
-                         f"{'remove' if args.remove else 'overwrite'} it with --force")
+    if present != text:
+        _refuse_changed(file, present, args.force, "remove" if args.remove else "overwrite")
     systemd = RUNNING.is_dir() and args.dir == UNITS
     steps = [step for step in _steps(args, file, text, present) if systemd or not isinstance(step, Systemctl)]
     _report(args, file, [step.describe() for step in steps])
@@ -122,6 +122,27 @@ def _present(file: Path) -> str | None:
         return None
     except OSError as err:
         raise UsageError(f"cannot read {file}: {err.strerror}", "run this as root") from err
+
+
+def plan_remove(force: bool) -> list[Operation | Systemctl]:
+    """The steps that stop the watcher's service and remove its unit, in order; a package's own unit stays.
+    :raises UsageError: for a unit that was changed by hand, without `force`."""
+    file = UNITS / "vmpin.service"
+    present, systemd = _present(file), RUNNING.is_dir()
+    _refuse_changed(file, present, force, "remove")
+    steps: list[Operation | Systemctl] = []
+    if systemd and (present is not None or PACKAGED.exists()):
+        steps.append(Systemctl(("disable", "--now", "vmpin")))
+    if present is not None:
+        steps += [RemoveFile(file), *([Systemctl(("daemon-reload",))] if systemd else [])]
+    return steps
+
+
+def _refuse_changed(file: Path, present: str | None, force: bool, verb: str) -> None:
+    shipped = data_files.path("config/vmpin.service").read_text(encoding="utf-8")
+    if present is not None and not force and not is_untouched(present, shipped):
+        raise UsageError(f"{file} was changed by hand", "keep the changes in a drop-in (systemctl edit vmpin), then "
+                         f"{verb} it with --force")
 
 
 def _steps(args: argparse.Namespace, file: Path, text: str, present: str | None) -> Sequence[Operation | Systemctl]:
@@ -168,7 +189,7 @@ def unit_text(shipped: str, command: Sequence[str]) -> str:
 def is_untouched(text: str, shipped: str) -> bool:
     """True for a unit that this or an older vmpin wrote and that was not changed since, and for a copy of the shipped
     one, whatever its ExecStart."""
-    _, mark, rest = text.partition("# vmpin install-service: ")
+    _, mark, rest = text.partition("# vmpin install service: ")
     checksum, _, body = rest.partition("\n")
     return bool(mark and checksum == _sum(body)) or _EXEC_START.sub("", text) == _EXEC_START.sub("", shipped)
 

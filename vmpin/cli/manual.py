@@ -96,9 +96,11 @@ _WIDTH = 70
 
 
 def pages(program: Command, version: str) -> dict[str, str]:
-    """Return every manual page by its file name."""
+    """Return every manual page by its file name. The parts of a verb that have examples have a page, too."""
+    parts = (part._replace(name=f"{command.name}-{part.name}") for command in program.commands
+             for part in command.commands if part.epilog)
     return {"vmpin.1": _page(program, program, version),
-            **{f"vmpin-{command.name}.1": _page(command, program, version) for command in program.commands}}
+            **{f"vmpin-{command.name}.1": _page(command, program, version) for command in (*program.commands, *parts)}}
 
 
 def _page(command: Command, program: Command, version: str) -> str:

@@ -77,12 +77,12 @@ def run(args: argparse.Namespace) -> int:
     # Before the change: after it, vmpin may have left the node.
     names = {} if args.output == "json" else known_names(config)
     if args.all:
-        outcome = _leave(config, args.dry_run)
+        outcome = leave(config, args.dry_run)
     else:
         sandbox = named_sandbox(config, args)
         outcome = ask(config, {"op": "unpinning" if args.dry_run else "unpin", "sandbox": sandbox}) or _unpin_alone(
             config, None if sandbox is None else [sandbox], args.dry_run)
-    return _print_plan(args, outcome, names) if args.dry_run else print_restored(args, outcome, names)
+    return print_plan(args, outcome, names) if args.dry_run else print_restored(args, outcome, names)
 
 
 def _refuse_unclear(args: argparse.Namespace) -> None:
@@ -113,7 +113,7 @@ def _unpin_alone(config: Config, only: Sequence[SandboxId] | None, dry_run: bool
         "guests": _in_guests(view, only or list(view.sandboxes))}
 
 
-def _leave(config: Config, dry_run: bool) -> Document:
+def leave(config: Config, dry_run: bool) -> Document:
     """Restore all masks, and remove vmpin's files."""
     from vmpin.reconcile import one_pass, teardown
     from vmpin.status import collector
@@ -141,7 +141,7 @@ def _in_guests(view: NodeView, sandboxes: Sequence[SandboxId]) -> dict[SandboxId
     return asyncio.run(GuestManager().unpin_once(view, sandboxes))
 
 
-def _print_plan(args: argparse.Namespace, outcome: Document, names: Mapping[str, str]) -> int:
+def print_plan(args: argparse.Namespace, outcome: Document, names: Mapping[str, str]) -> int:
     """Print the changes that would be made."""
     if args.output == "json":
         print_data(outcome, "json")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: In the order in which help shows them; each is in a module of its name.
 VERBS = ("watch", "status", "explain", "verify", "audit", "doctor", "plan", "reconcile", "unpin",
-         "config", "install-hook", "install-service", "guest", "help", "version", "completion")
+         "config", "install", "uninstall", "guest", "help", "version", "completion")
 
 #: What verbs' parsers are added to: argparse's type for it is not public.
 Verbs = Any
@@ -46,8 +46,8 @@ a first look, on any node:
   vmpin plan                 the changes that vmpin would make, without making them
   vmpin plan --scenario F    the same for a node described in a file
 in service:
-  vmpin install-hook --hooks-dir /usr/share/containers/oci/hooks.d
-  vmpin install-service      vmpin watch under systemd; --now starts it
+  vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d
+  vmpin install service      vmpin watch under systemd; --now starts it
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
   vmpin audit                exit code 1 if another pod runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
@@ -110,6 +110,7 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     completed_by(parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[],
         help="set a configuration key, e.g. --set node.shared_pool=0-1 (repeatable)"), keys_to_set)
+    parser.set_defaults(set_here=[])
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", prog=name)
     return parser, verbs
 
@@ -167,7 +168,8 @@ def verb(verbs: Verbs, name: str, summary: str, run: Callable[[argparse.Namespac
 def global_options(parser: argparse.ArgumentParser) -> None:
     """The program's own options, which may follow a verb as well; only the program's help shows them."""
     parser.add_argument("--config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    completed_by(parser.add_argument("--set", action="append", dest="set_here", default=[], help=argparse.SUPPRESS),
+    completed_by(parser.add_argument("--set", action="append", dest="set_here", default=argparse.SUPPRESS,
+                                      help=argparse.SUPPRESS),
                  keys_to_set)
     parser.add_argument("--version", action=VersionFlag, nargs=0, help=argparse.SUPPRESS)
 

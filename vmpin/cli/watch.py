@@ -25,7 +25,7 @@ restores them itself, and removes its files. With -o json each log line is a JSO
 _EXAMPLES = """\
 examples:
   vmpin watch --log-level debug     in this terminal, with the reason for each change
-  vmpin install-service --now       under systemd
+  vmpin install service --now       under systemd
 """
 
 

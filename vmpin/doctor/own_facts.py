@@ -96,13 +96,13 @@ def unit(proc: Procfs, pid: int) -> str:
 _SCRIPT = "vmpin-hook"
 _SOCKET = "/run/vmpin/hook.sock"
 #: Directories that are read even if no runtime names them.
-_USUAL = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d")
+USUAL = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d")
 
 
 def hooks(files: Files, engines: Sequence[Engine]) -> tuple[Hook, ...]:
     """The registrations, one for each file."""
     #: By real directory (/var/run and /run are the same on most nodes): its first name and its readers.
-    places: dict[str, tuple[str, list[str]]] = {files.real(place): (place, []) for place in _USUAL}
+    places: dict[str, tuple[str, list[str]]] = {files.real(place): (place, []) for place in USUAL}
     for engine in engines:
         for place in engine.hooks_dirs:
             places.setdefault(files.real(place), (place, []))[1].append(engine.name)

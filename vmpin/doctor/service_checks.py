@@ -11,7 +11,7 @@ from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import as_written, number_of
 from vmpin.status.health import alive
 
-_START = "`vmpin install-service --now`, or the chart (`vmpin help kubernetes`)"
+_START = "`vmpin install service --now`, or the chart (`vmpin help kubernetes`)"
 _LOG = "read its log: journalctl -u vmpin"
 #: Bytes and inodes that the run directory should have left: the state of some thousand containers, and the spool.
 _FREE, _INODES = 4 << 20, 1000

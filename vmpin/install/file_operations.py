@@ -64,7 +64,26 @@ class RemoveFile:
             _sync_directory(self.path.parent)
 
 
+@dataclass(frozen=True)
+class RemoveDirectory:
+    """Removes the directory at `path` if it is empty; else, and where it is not there, nothing."""
+
+    path: Path
+
+    def describe(self) -> str:
+        return f"remove {self.path} if it is empty"
+
+    def execute(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
 Operation = WriteFile | RemoveFile
+
+
+def missing_directories(path: Path) -> list[Path]:
+    """Return the directories that WriteFile would make for a file at `path`, the deepest first."""
+    return [parent for parent in path.parents if not os.path.lexists(parent)]
 
 
 def execute(operations: Sequence[Operation]) -> None:

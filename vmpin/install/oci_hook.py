@@ -22,7 +22,14 @@ from vmpin.bounded import load_json
 from vmpin.errors import UsageError
 from vmpin.host.files import read_regular
 from vmpin.install import data_files
-from vmpin.install.file_operations import Operation, RemoveFile, WriteFile, execute, failing_as
+from vmpin.install.file_operations import (
+    Operation,
+    RemoveFile,
+    WriteFile,
+    execute,
+    failing_as,
+    missing_directories,
+)
 
 STAGES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 #: The defaults are those of the script (hooks/vmpin-hook): they are left out of its command line.
@@ -39,6 +46,8 @@ DEFAULT_TIMEOUT_S = 30
 MAX_BYTES = 1 << 20
 
 _MARK = b'"""vmpin-hook: '
+#: The last line of an installed script, which its removal reads; os.pathsep is between the directories.
+_MADE = b"# The installation made these directories: "
 _OLDEST = (3, 9)
 
 
@@ -95,7 +104,19 @@ def script_operation(hooks_dir: Path) -> WriteFile:
     if path.exists() and not is_script(path):
         raise foreign_file(path)
     source = data_files.path(f"hooks/{SCRIPT}").read_bytes()
-    return WriteFile(path, with_interpreter(source, interpreter()), executable=True)
+    made = made_directories(path) or missing_directories(path)
+    note = _MADE + os.fsencode(os.pathsep.join(map(str, made))) + b"\n" if made else b""
+    return WriteFile(path, with_interpreter(source, interpreter()) + note, executable=True)
+
+
+def made_directories(script: Path) -> list[Path]:
+    """The directories that were made for this copy of the hook, the deepest first."""
+    try:
+        last = read_regular(script, MAX_BYTES, follow=True)[0].rstrip(b"\n").rpartition(b"\n")[2]
+    except OSError:
+        return []
+    listed = os.fsdecode(last.removeprefix(_MADE)) if last.startswith(_MADE) else ""
+    return [Path(name) for name in listed.split(os.pathsep) if Path(name) in script.parents]
 
 
 def with_interpreter(source: bytes, python: str) -> bytes:

@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-m", "vmpin.cli.main"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("VMPIN_")}
 #: Each takes its last argument for a file to write.
 WRITERS = (["guest", "build", "-o"],
-           ["install-hook", "--base-spec", "spec.json", "--hooks-dir", "lib", "--out"])
+           ["install", "hook", "--base-spec", "spec.json", "--hooks-dir", "lib", "--out"])
 
 
 def started(how: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +52,7 @@ def test_an_empty_path_is_not_the_current_directory(here: Path, capsys: pytest.C
     with pytest.raises(UsageError, match="names no directory"):
         directory("")
     before = sorted(here.iterdir())
-    assert main(["install-hook", "--hooks-dir", ""]) == 2
+    assert main(["install", "hook", "--hooks-dir", ""]) == 2
     assert main(["--config", "", "config"]) == 2, "the default file was not asked for"
     assert capsys.readouterr().out == ""
     assert sorted(here.iterdir()) == before
@@ -124,7 +124,7 @@ def test_an_error_is_not_printed_among_the_output() -> None:
 
 
 def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path) -> None:
-    done = started("<&-", "install-hook", "--base-spec", "-", "--hooks-dir", str(tmp_path))
+    done = started("<&-", "install", "hook", "--base-spec", "-", "--hooks-dir", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not JSON" in done.stderr
 

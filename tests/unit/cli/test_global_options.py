@@ -19,7 +19,8 @@ def words(command: Command) -> list[str]:
     """A verb with what it must be given."""
     given = [argument.choices[0] if argument.choices else "policy=fixed" if argument.metavar == "KEY=VALUE" else "x"
              for argument in command.arguments if not argument.optional]
-    action = [word for subcommand in command.commands[:1] for word in [*words(subcommand), "-o", "x"]]
+    action = [word for subcommand in command.commands[:1] for word in [*words(subcommand), "-o", next(
+        (option.choices[0] for option in subcommand.options if "-o" in option.names and option.choices), "x")]]
     return [command.name, *given, *action]
 
 

@@ -20,7 +20,7 @@ COMMANDS = [
     "status", "status shop", "status --all-nodes", "map --node n", "map", "explain shop", "verify", "verify -l a=b",
     "audit", "isolation --all", "top",
     "doctor", "gather", "plan", "plan --scenario f", "allocations", "set shop policy=none", "reconcile", "unpin shop",
-    "unpin --all --dry-run", "config", "install-hook --hooks-dir d", "install-service --now", "demo",
+    "unpin --all --dry-run", "config", "install hook --hooks-dir d", "install service --now", "uninstall", "demo",
     "demo --noise", "version"]
 
 
@@ -32,8 +32,17 @@ def verbs_with_json() -> set[str]:
     # argparse has no public way to a parser's options and verbs.
     (verbs,) = [action for action in verbs_parser([])._actions
                 if isinstance(action, argparse._SubParsersAction)]
-    return {verb for verb, parser in verbs.choices.items() for action in parser._actions
+    return {verb for verb, parser in verbs.choices.items() for action in every_action(parser)
             if "json" in (action.choices or ()) and verb not in LOGGING}
+
+
+def every_action(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Those of a verb and of its parts."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                yield from every_action(part)
 
 
 def parts(node: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,7 +26,7 @@ def test_on_off_unpin_uninstalled(node: AllocatingNode) -> None:
     """Shared containers get all CPUs by CRI as soon as it is off. Those with CPUs of their own keep them, through all
     of it, until they end."""
     units, hooks = node.top / "units", node.top / "hooks.d"
-    installs = (("install-service", "--dir", str(units)), ("install-hook", "--hooks-dir", str(hooks)))
+    installs = (("install", "service", "--dir", str(units)), ("install", "hook", "--hooks-dir", str(hooks)))
     for words in installs:
         assert node.cli(*words).returncode == 0, words
     node.connect()

@@ -39,7 +39,7 @@ def test_help_of_the_plugin_begins_with_the_cluster(plugin: None, capsys: pytest
     printed = capsys.readouterr().out
     assert printed.startswith("usage: kubectl vmpin ")
     assert "kubectl vmpin map --node NAME" in printed
-    assert "install-hook --hooks-dir" not in printed
+    assert "install hook --hooks-dir" not in printed
 
 
 def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +47,7 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
         main(["--help"])
     printed = capsys.readouterr().out
     assert printed.startswith("usage: vmpin ")
-    assert "install-hook --hooks-dir" in printed
+    assert "install hook --hooks-dir" in printed
     assert "kubectl" not in printed
 
 

@@ -1,0 +1,119 @@
+"""`vmpin uninstall`: undoes `vmpin install`, and restores the masks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmpin.bounded import load_json
+from vmpin.cli import install_service, unpin
+from vmpin.cli.output import VERSION, print_data
+from vmpin.cli.verbs import Verbs, directory, output_flag, usable_config, verb
+from vmpin.config.settings import Config
+from vmpin.install import oci_hook
+from vmpin.install.file_operations import Operation, RemoveDirectory, WriteFile
+
+Step = Operation | RemoveDirectory | install_service.Systemctl
+
+_ABOUT = """\
+Leave this node: take the OCI hook out of every directory and OCI spec in which a runtime of this node reads it, stop,
+disable and remove the watcher's service, restore the original masks of all threads, and remove vmpin's files and the
+empty directories that the installation made. Containers and VMs keep running. It can be repeated.
+
+The configuration stays, and so does the program: remove them as you installed them.
+"""
+
+_EXAMPLES = """\
+examples:
+  vmpin uninstall --dry-run                       what would be done
+  vmpin uninstall
+  vmpin uninstall --hooks-dir /opt/hooks.d        also in a directory that no runtime's configuration names
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = verb(verbs, "uninstall", "remove the hook and the service, and restore all masks", run, about=_ABOUT,
+                  epilog=_EXAMPLES)
+    parser.add_argument("--hooks-dir", type=directory, action="append", default=[], metavar="DIR",
+                        help="a further directory with the hook, repeatable")
+    parser.add_argument("--force", action="store_true", help="also a unit that was changed by hand")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    output_flag(parser, ("text", "json"))
+
+
+def run(args: argparse.Namespace) -> int:
+    config = usable_config(args)
+    hooks, kept = _hooks(registered(config), args.hooks_dir)
+    steps: list[Step] = [*hooks, *install_service.plan_remove(args.force)]
+    for step in steps:
+        if args.output == "text":
+            print(f"would {step.describe()}" if args.dry_run else step.describe(), flush=True)
+        if not args.dry_run:
+            step.execute()
+    masks = unpin.leave(config, args.dry_run)
+    kept += [f"{path}: the configuration" for path in (Path("/etc/vmpin/vmpin.yaml"),) if path.exists()]
+    if args.output == "json":
+        outcomes = [operation.get("outcome") for operation in masks["operations"]
+                    if operation.get("got") != operation["was"]]
+        refused = outcomes.count("refused")
+        print_data({"version": VERSION, "dry_run": args.dry_run, "done": [step.describe() for step in steps],
+                    "kept": kept, "threads": len(outcomes) - refused - outcomes.count("gone"), "refused": refused},
+                   "json")
+        return 1 if refused else 0
+    code = unpin.print_plan(args, masks, {}) if args.dry_run else unpin.print_restored(args, masks)
+    for line in kept:
+        print(f"kept {line}")
+    return code
+
+
+@dataclass(frozen=True)
+class Registrations:
+    """:ivar files: the files that register the hook, each with its script.
+    :ivar named: the hooks directories that a runtime's configuration names: podman starts no container without them.
+    """
+
+    files: Sequence[tuple[Path, Path]] = ()
+    named: Collection[Path] = ()
+
+
+def registered(config: Config) -> Registrations:
+    """The registrations of this node, by the runtimes' configuration."""
+    from vmpin.doctor.own_facts import USUAL, hooks
+    from vmpin.host import daemons
+    from vmpin.host.files import Files
+    from vmpin.host.procfs import Procfs
+    from vmpin.runtime.engines import engines
+
+    files = Files("/")
+    programs = daemons.programs(Procfs(config.paths.proc), daemons.CONFIGURED)
+    running = engines(files, programs)
+    return Registrations([(Path(hook.file), Path(hook.script)) for hook in hooks(files, running)],
+                         {Path(place) for engine in running for place in engine.hooks_dirs} - {*map(Path, USUAL)})
+
+
+def _hooks(there: Registrations, further: Sequence[Path]) -> tuple[list[Step], list[str]]:
+    """The steps that take the hook out of the runtimes' configuration; and what stays, with the reason."""
+    directories, specs = dict.fromkeys(further), {}
+    for file, script in there.files:
+        if file.parent == script.parent:
+            directories[file.parent] = None
+        else:
+            specs[file] = script
+    steps: list[Step] = []
+    kept = []
+    for place in directories:
+        made = oci_hook.made_directories(oci_hook.script_path(place))
+        steps += oci_hook.plan_remove(place)
+        if place in there.named:
+            kept.append(f"{place}: a runtime's configuration names it")
+        else:
+            steps += map(RemoveDirectory, made)
+    for spec, script in specs.items():
+        edited = oci_hook.without_hook(load_json(spec.read_bytes()), script)
+        steps.append(WriteFile(spec, (json.dumps(edited, indent=2) + "\n").encode()))
+        kept.append(f"{script}: containerd read {spec} at its start, and containers would not start without the hook. "
+                    f"Restart containerd, then: rm {script}")
+    return steps, kept
