@@ -182,6 +182,7 @@ BENCHMARKS: dict[tuple[str, ...], Callable[[Bench], list[Figure]]] = {
     ("all_nodes_200", "all_nodes_rss"): _all_nodes,
     ("allocate_96",): lambda bench: [allocating.allocate("allocate_96", bench.rounds(400))],
     ("allocate_512",): lambda bench: [allocating.allocate("allocate_512", bench.rounds(400))],
+    ("allocate_scattered",): lambda bench: [allocating.allocate("allocate_scattered", bench.rounds(400))],
     ("nri_create_cost",): lambda bench: [creating.cost(bench.rounds(200))],
     ("hostile_frame",): lambda bench: [inputs.frame(bench.rounds(200))],
     ("hostile_checkpoint",): lambda bench: [inputs.checkpoint(bench.rounds(200))],

@@ -129,7 +129,8 @@ def allocations() -> dict[str, Any]:
         return {"namespace": "shop", "pod": f"{name}-7d9f8c6b5-x2zkp", "container": name, "id": WEB, "sandbox": SHOP,
                 "vm": True, "policy": policy, "group": "", "state": "running", "cpus": cpus, "spare": "", "node": None,
                 "cpuset": cpus, "left_alone": False, "request": 4.0, "limit": 4.0,
-                "asked": {"policy": policy, "align": "cache!"}, "near": "", "since": "2026-01-02T02:57:55Z", **more}
+                "asked": {"policy": policy, "align": "cache!"}, "near": "", "least_distance": None,
+                "since": "2026-01-02T02:57:55Z", **more}
 
     pool = "0-7,32-39,44-47,56-63"
     return {"version": 1, "mode": "on", "why": "", "online": "0-63", "reserved": "0", "pool": pool, "shared": pool,

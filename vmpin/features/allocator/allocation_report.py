@@ -23,6 +23,7 @@ from vmpin.features.allocator.grants.cpu_request import (
 from vmpin.features.allocator.grants.eligibility import allowed_cpus, query_of
 from vmpin.features.allocator.grants.ledger import Grant, Ledger, age
 from vmpin.features.allocator.search.best_set import best_cpus, best_part, largest, runner_up
+from vmpin.features.allocator.search.cost_tables import cost_order
 from vmpin.features.allocator.texts.grant_data import wish_texts
 
 #: Of the JSON document.
@@ -104,7 +105,8 @@ def _grant(grant: Grant) -> dict[str, Any]:
             "state": str(grant.state), "cpus": str(grant.cpus), "spare": str(grant.spare), "node": grant.node,
             "cpuset": str(grant.written), "left_alone": grant.left_alone,
             "request": grant.amount.request / 1000, "limit": grant.amount.limit / 1000 or None,
-            "asked": wish_texts(grant.wish), "near": str(grant.near), "since": _time(grant.since_ns)}
+            "asked": wish_texts(grant.wish), "near": str(grant.near), "least_distance": grant.least_distance,
+            "since": _time(grant.since_ns)}
 
 
 def _time(time_ns: int) -> str:
@@ -200,14 +202,32 @@ def _explained(view: AllocatorView, grant: Grant) -> Iterator[str]:
     if isinstance(here, Refusal):
         return  # its CPUs are offline, or are no whole cores any more
     yield f"{name}: {_parts(here.cost)}"
+    if grant.least_distance is not None:
+        yield (f"{name}: not all sets of nodes could be tried: its distance is {here.cost.distance}, and none as good "
+               f"in the parts before had less than {grant.least_distance}")
+    yield f"{name}: {_alternative(view, query, free, here)}"
+
+
+def _alternative(view: AllocatorView, query: CpuQuery, free: CpuSet, here: FoundCpus) -> str:
+    """Describe the set that would be better than a container's CPUs, or else the next best. :param free: these CPUs
+    and all that are free."""
     best = best_cpus(view.machine, free, query)
-    if isinstance(best, FoundCpus) and best.cpus != grant.cpus:
-        yield (f"{name}: today CPUs {best.cpus} would be better ({_parts(best.cost)}); what runs is not moved unasked")
-        return
+    better = isinstance(best, FoundCpus) and _ordered(best.cost, query) < _ordered(here.cost, query)
+    if isinstance(best, FoundCpus) and (better or (best.least_distance is None and best.cpus != here.cpus)):
+        return f"today CPUs {best.cpus} would be better ({_parts(best.cost)}); what runs is not moved unasked"
+    if isinstance(best, FoundCpus) and best.least_distance is not None:
+        return (f"no better set was found; not all sets of nodes could be tried today, and none as good in the parts "
+                f"before has a distance of less than {best.least_distance}")
     other = runner_up(view.machine, free, query, here)
-    yield (f"{name}: no other set is free" if other is None else
-           f"{name}: the next best set is {other.cpus}, at the same cost, with higher numbers"
-           if other.cost == here.cost else f"{name}: the next best set is {other.cpus} ({_parts(other.cost)})")
+    if other is None:
+        return "no other set is free"
+    proven = "the next best set" if other.least_distance is None else "another set, perhaps not the next best one,"
+    cost = "at the same cost, with higher numbers" if other.cost == here.cost else f"({_parts(other.cost)})"
+    return f"{proven} is {other.cpus}{',' if other.cost == here.cost else ''} {cost}"
+
+
+def _ordered(cost: CpuCost, query: CpuQuery) -> list[int]:
+    return [getattr(cost, part) for part in cost_order(query.align)]
 
 
 def _parts(cost: CpuCost) -> str:

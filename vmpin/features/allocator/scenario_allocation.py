@@ -138,6 +138,8 @@ class _PlayedNode:
         if cost is not None:
             order = cost_order(grant.wish.align or self._options.align)
             outcome["cost"] = {part: getattr(cost, part) for part in order}
+        if grant.least_distance is not None:
+            outcome["least_distance"] = grant.least_distance
         return outcome
 
     def _cost(self, before: Ledger, grant: Grant) -> CpuCost | None:
@@ -191,6 +193,9 @@ def _text(event: dict[str, Any]) -> str:
         lines = [f"{container}: CPUs {event['cpus']}{spare}{mems}"]
         if "cost" in event:
             lines.append("cost: " + ", ".join(f"{part} {count}" for part, count in event["cost"].items()))
+        if "least_distance" in event:
+            lines.append("not all sets of nodes could be tried: none as good in the parts before has a distance of "
+                         f"less than {event['least_distance']}")
         lines += [f"note: {note}" for note in event.get("notes", ())]
         lines.append(f"pool: {event['pool']}")
     return "\n".join(part for line, indent in zip(lines, ["", *["  "] * len(lines)], strict=False)

@@ -3,6 +3,8 @@ test_search_properties."""
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from vmpin.cpuset import CpuSet, union
@@ -247,3 +249,24 @@ def test_the_best_of_eight_nodes_in_four_sockets_touches_more_nodes_for_fewer_sh
     # Distances are tried in turn: at 420 there are six nodes with enough CPUs, but a core would be used twice.
     assert best == FoundCpus(cpus("0-1,5,9,12-14,17-20,22-24,27,29,37-38,40,56,87"),
                              CpuCost(6, 440, 0, 6, 0, 0, 0, 4, 4, 4))
+
+
+def test_of_more_nodes_than_can_be_tried_some_near_ones_are_taken_with_a_bound() -> None:
+    """32 nodes of 8 CPUs, at 32 different kinds of distances; 10 are needed, of more than 60 million choices."""
+    parts = [CpuSet(range(8 * node, 8 * node + 8)) for node in range(32)]
+    chance = random.Random(1)
+    distances = {a: {b: 10 if a == b else chance.randint(12, 60) for b in range(32)} for a in range(32)}
+    topology = Topology.build(union(parts), nodes=dict(enumerate(parts)), distances=distances)
+    for size in (80, 160):
+        found = best_cpus(topology, topology.online, CpuQuery(size))
+        assert isinstance(found, FoundCpus)
+        assert (len(found.cpus), found.cost.nodes) == (size, size // 8)
+        if found.least_distance is not None:
+            assert 0.8 * found.cost.distance <= found.least_distance <= found.cost.distance
+        few = best_cpus(topology, topology.online, CpuQuery(size), effort=10_000)
+        assert isinstance(few, FoundCpus)
+        assert few.least_distance is not None
+        assert few.cost.distance >= found.cost.distance >= few.least_distance
+    near = best_cpus(topology, topology.online, CpuQuery(24))
+    assert isinstance(near, FoundCpus)
+    assert near.least_distance is None, "few nodes are tried to the end"

@@ -81,6 +81,55 @@ def test_the_best_set_of_many_nodes_in_several_sockets_is_the_one_that_trying_al
     event(f"{every[0].cost.nodes} nodes")
 
 
+@st.composite
+def scattered(draw: st.DrawFn) -> Case:
+    """Small nodes at distances of any kind, so that none is like another; some CPUs are kept."""
+    nodes = draw(st.integers(4, 7))
+    parts = [CpuSet((2 * node, 2 * node + 1)) for node in range(nodes)]
+    far = draw(st.sampled_from([st.integers(11, 60), st.sampled_from([12, 20, 32]), st.sampled_from([0, 20])]))
+    distances = {a: {b: 10 if a == b else draw(far) for b in range(nodes)} for a in range(nodes)}
+    caches = parts if draw(st.booleans()) else [union(parts[at:at + 2]) for at in range(0, nodes, 2)]
+    topology = Topology.build(union(parts), parts if draw(st.booleans()) else [], caches, dict(enumerate(parts)),
+                              distances=distances)
+    some = CpuSet(draw(st.sets(st.sampled_from(list(topology.online)), min_size=5)))
+    keep = CpuSet(list(some)[:draw(st.sampled_from([0, 0, 1, 3]))])
+    query = CpuQuery(draw(st.integers(len(keep) + 1, len(some))), draw(st.sampled_from(list(Alignment))),
+                     draw(st.integers(0, 4)) == 0, draw(st.sampled_from(list(SmtUse))), draw(st.integers(0, 2)) == 0,
+                     frozenset(draw(st.sets(st.integers(0, nodes - 1), max_size=1))), keep)
+    return Case(topology, some - keep, query)
+
+
+@settings(max_examples=400)
+@given(scattered(), st.integers(0, 1500))
+def test_a_search_that_ends_early_has_a_legal_set_and_a_bound_that_is_never_wrong(case: Case, effort: int) -> None:
+    every, found = legal_sets(*case), best_cpus(*case, effort=effort)
+    assert found == best_cpus(*case, effort=effort)
+    if not every:
+        assert isinstance(found, Refusal)
+        return
+    assert isinstance(found, FoundCpus)
+    best, same = every[0], next(each for each in every if cpu_set(each) == found.cpus)
+    assert found.cost == same.cost
+    if found.least_distance is None:
+        event("proven")
+        assert found.cpus == cpu_set(best)
+        return
+    before = cost_order(case.query.align).index("distance")
+    assert same.parts[:before] == best.parts[:before]
+    assert found.least_distance <= best.cost.distance <= found.cost.distance
+    event("the nearest nodes" if best.cost.distance == found.cost.distance else "others")
+    event("bound reached" if found.least_distance == best.cost.distance else "below")
+    other = runner_up(*case, found, effort=effort)
+    assert other is None or other.cpus in map(cpu_set, every)
+
+
+@MANY
+@given(scattered())
+def test_the_nearest_of_nodes_that_are_all_different_are_the_ones_that_trying_all_finds(case: Case) -> None:
+    every, found = legal_sets(*case), best_cpus(*case)
+    assert found == FoundCpus(cpu_set(every[0]), every[0].cost) if every else isinstance(found, Refusal)
+
+
 @MANY
 @given(cases(most=11))
 def test_the_runner_up_is_the_best_that_costs_more_or_the_next_by_number(case: Case) -> None:

@@ -86,11 +86,11 @@ def _granted(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
     if grant.policy is CpuPolicy.NUMA and not grant.left_alone:
         grant = grant._replace(node=numa_node(machine, ledger, grant, options))
     elif brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
-        cpus = placed(machine, ledger, grant, options)
-        if isinstance(cpus, Refusal):
-            return cpus
-        grant = grant._replace(cpus=cpus)
-        notes = (*notes, f"{about(grant)} gets the CPUs {cpus} ({grant.policy})")
+        with_cpus = placed(machine, ledger, grant, options)
+        if isinstance(with_cpus, Refusal):
+            return with_cpus
+        grant = with_cpus
+        notes = (*notes, f"{about(grant)} gets the CPUs {grant.cpus} ({grant.policy})")
     after = balanced(machine, ledger, options, grant)
     if isinstance(after, Refusal):
         return after
@@ -124,10 +124,10 @@ def with_amount(machine: Topology, ledger: Ledger, container: RequestedContainer
     if brings_cpus(grant.policy, grant.group, options) and not grant.left_alone:
         if not amount.size:
             return Refusal(RefusalKind.REQUEST, whole_cpus_needed(decided_by(grant, options), amount))
-        cpus = resized(machine, ledger, grant, amount.size, options)
-        if isinstance(cpus, Refusal):
-            return cpus
-        changed = changed._replace(cpus=cpus)
+        with_cpus = resized(machine, ledger, changed, amount.size, options)
+        if isinstance(with_cpus, Refusal):
+            return with_cpus
+        changed = with_cpus
     notes = ((f"{about(grant)} gets the CPUs {changed.cpus} instead of {grant.cpus}: resized",)
              if changed.cpus != grant.cpus else ())
     after = balanced(machine, ledger, options, changed)

@@ -93,10 +93,12 @@ class CpuCost(NamedTuple):
 
 
 class FoundCpus(NamedTuple):
-    """The best set, with its cost."""
+    """The best set, with its cost. `least_distance`: None, or where the search ended before it was proven to be the
+    best: no set that is as good in the parts before the distance has a smaller distance than this."""
 
     cpus: CpuSet
     cost: CpuCost
+    least_distance: int | None = None
 
 
 class RefusalKind(enum.StrEnum):

@@ -73,6 +73,7 @@ class Grant(NamedTuple):
     vm_overhead: int = 0
     since_ns: int = 0
     guaranteed: bool = False  #: The pod's QoS class is Guaranteed.
+    least_distance: int | None = None  #: As `FoundCpus.least_distance`, of the search that chose `cpus`.
     annotated: str = ""  #: Digest of the annotations that the grant follows (`asking_digest`).
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.cpuset import EMPTY
 from vmpin.domain.model import ContainerId
 from vmpin.domain.runtime_call import RequestedContainer, SideUpdate
 from vmpin.domain.topology import Topology
@@ -62,16 +62,19 @@ def with_wish(machine: Topology, ledger: Ledger, grant: Grant, wish: CpuWish, ru
     """Grant a wish that a running container may have, with the least movement."""
     near = grant.near if wish.near == grant.wish.near else near_nodes(machine, wish, grant.devices)
     other = grant._replace(wish=wish, policy=ruled.policy, group=ruled.group, node=None, near=near)
-    cpus: CpuSet | Refusal = EMPTY
-    if other.policy is CpuPolicy.NUMA:
-        other = other._replace(node=numa_node(machine, ledger, other, options))
-    elif brings_cpus(other.policy, other.group, options):
-        cpus = grant.cpus if _fits(machine, grant, other, options) else _moved(machine, ledger, other, options)
-    after = balanced(machine, ledger, options, other._replace(cpus=cpus)) if not isinstance(cpus, Refusal) else cpus
+    moved: Grant | Refusal
+    if brings_cpus(other.policy, other.group, options):
+        moved = other if _fits(machine, grant, other, options) else _moved(machine, ledger, other, options)
+    else:
+        node = numa_node(machine, ledger, other, options) if other.policy is CpuPolicy.NUMA else None
+        moved = other._replace(cpus=EMPTY, least_distance=None, node=node)
+    if isinstance(moved, Refusal):
+        return moved
+    after = balanced(machine, ledger, options, moved)
     if isinstance(after, Refusal):
         return after
     note = (f"{about(grant)}: {grant.policy}{f' {grant.cpus}' if grant.cpus else ''} becomes "
-            f"{other.policy}{f' {cpus}' if cpus else ''}")
+            f"{moved.policy}{f' {moved.cpus}' if moved.cpus else ''}")
     notes = near_notes(machine, other, {}) if wish.near not in (grant.wish.near, "devices") else ()
     return as_sent(Answer(after, None, all_updates(machine, after, options), "", (note, *notes)), ledger, options)
 
@@ -84,9 +87,9 @@ def _fits(machine: Topology, grant: Grant, other: Grant, options: AllocationOpti
             and not isinstance(allowed, Refusal) and grant.cpus <= allowed)
 
 
-def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | Refusal:
-    """The CPUs of a grant whose wish has changed, its present ones among the choice: as good as the best set there is,
-    and of all such sets the one that keeps the most of them."""
+def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> Grant | Refusal:
+    """A grant whose wish has changed, with its CPUs, of which the present ones are among the choice: as good as the
+    best set there is, and of all such sets the one that keeps the most of them."""
     room = room_for(machine, ledger, grant, options)
     if isinstance(room, Refusal):
         return room
@@ -97,7 +100,9 @@ def _moved(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
     allowed = room_for(machine, ledger.without([grant.container]), grant, options)
     own = grant.cpus & allowed.free & machine.online if not isinstance(allowed, Refusal) else EMPTY
     best = best_cpus(machine, free | own, query._replace(present=own))
-    return best if isinstance(best, Refusal) else best.cpus - group
+    if isinstance(best, Refusal):
+        return best
+    return grant._replace(cpus=best.cpus - group, least_distance=best.least_distance)
 
 
 def changed_containers(ledger: Ledger, handed: Mapping[str, Mapping[str, str]]) -> list[ContainerId]:

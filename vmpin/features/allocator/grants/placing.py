@@ -64,8 +64,8 @@ def room_for(machine: Topology, ledger: Ledger, grant: Grant, options: Allocatio
     return Room(free, lapsed & allowed, group - lapsed)
 
 
-def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> CpuSet | Refusal:
-    """CPUs for a container that has none. :returns: why there are none, with numbers."""
+def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> Grant | Refusal:
+    """The grant, of a container that has no CPUs, with CPUs. :returns: why there are none, with numbers."""
     room = room_for(machine, ledger, grant, options)
     if isinstance(room, Refusal):
         return room
@@ -84,21 +84,21 @@ def placed(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationO
         kept = query._replace(keep=query.keep | keep)
         best = best_part(machine, free, choice, kept) if choice <= lapsed else best_cpus(machine, choice, kept)
         if not isinstance(best, Refusal):
-            return best.cpus - group
+            return grant._replace(cpus=best.cpus - group, least_distance=best.least_distance)
         refusals.append(best)
     return refusals[-1]
 
 
 def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int,
-            options: AllocationOptions) -> CpuSet | Refusal:
-    """The CPUs of a grant once it has `size` of them. Its offline ones stay its own."""
+            options: AllocationOptions) -> Grant | Refusal:
+    """The grant once it has `size` CPUs. Its offline ones stay its own."""
     room = room_for(machine, ledger, grant, options)
     if isinstance(room, Refusal):
         return room
     free, lapsed, group = room
     offline, online = grant.cpus - machine.online, grant.cpus & machine.online
     if size == len(grant.cpus):
-        return grant.cpus
+        return grant
     group &= machine.online
     query = query_of(grant, size - len(offline) + len(group), options, group)
     if size < len(grant.cpus):
@@ -111,7 +111,9 @@ def resized(machine: Topology, ledger: Ledger, grant: Grant, size: int,
         best = best_cpus(machine, lapsed, query)
         if isinstance(best, Refusal):
             best = best_cpus(machine, free | lapsed, query)
-    return best if isinstance(best, Refusal) else (best.cpus - group) | offline
+    if isinstance(best, Refusal):
+        return best
+    return grant._replace(cpus=(best.cpus - group) | offline, least_distance=best.least_distance)
 
 
 def numa_node(machine: Topology, ledger: Ledger, grant: Grant, options: AllocationOptions) -> int | None:

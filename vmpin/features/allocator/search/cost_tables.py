@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import accumulate, combinations, islice
 from operator import add
 from typing import Generic, TypeVar
 
@@ -105,6 +105,12 @@ class CostTables(ABC, Generic[Entry]):
     def priced(self, table: Sequence[Entry], prices: Sequence[int | None]) -> list[Entry]:
         """Return the table with a price added to each entry; a price of None rules out that number of CPUs."""
 
+    def of_core(self, cpus: Sequence[int], prices: Sequence[int | None]) -> list[Entry]:
+        """Return the table of a core. :param cpus: their costs, ascending. :param prices: by the number of CPUs."""
+        return [self.never if price is None else
+                self.entry(price + sum(some) for some in islice(combinations(cpus, taken), self.breadth))
+                for taken, price in zip(range(len(cpus) + 1), prices, strict=False)]
+
     @abstractmethod
     def least(self, left: Sequence[Entry], right: Sequence[Entry]) -> list[Entry]:
         """Merge two tables: keep the better entry for each number of CPUs."""
@@ -153,6 +159,10 @@ class LeastCosts(CostTables[int]):
 
     def priced(self, table: Sequence[int], prices: Sequence[int | None]) -> list[int]:
         return [self.never if price is None else cost + price for cost, price in zip(table, prices, strict=True)]
+
+    def of_core(self, cpus: Sequence[int], prices: Sequence[int | None]) -> list[int]:
+        return [self.never if price is None else price + cost
+                for price, cost in zip(prices, accumulate(cpus, initial=0), strict=False)]
 
     def least(self, left: Sequence[int], right: Sequence[int]) -> list[int]:
         longer, shorter = (left, right) if len(left) > len(right) else (right, left)

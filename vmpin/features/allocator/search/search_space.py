@@ -9,17 +9,16 @@ depends on how many nodes of each package are touched, and therefore a die has a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, reduce
-from itertools import accumulate, combinations, islice
+from functools import reduce
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, SmtUse
 from vmpin.features.allocator.search.cost_tables import CostCode, CostTables, Entry
 from vmpin.features.allocator.search.cpu_groups import CacheGroup, CoreGroup, CpuGroups
+from vmpin.features.allocator.search.node_choices import PACKAGE_BITS, touched
 
-#: Bits in which the touched nodes of one package are counted.
-PACKAGE_BITS = 12
 #: Of a cache that several nodes share: some of its CPUs are not held, some are.
 _SOME_LEFT, _SOME_HELD = 1, 2
 _Key = TypeVar("_Key")
@@ -210,18 +209,9 @@ class SearchSpace(Generic[Entry]):
 
     def _core_table(self, core: CoreGroup) -> Sequence[Entry]:
         """The table of one core: its best CPUs first, the lowest of those that differ in nothing else."""
-        costs = sorted(map(self._code.cpu, core.cpus & self._choice))
         away = bool(self._query.near) and core.numa_node not in self._query.near
         prices = self._core_prices(len(core.cpus & self._query.keep), len(core.cpus), core.cpus <= self._free, away)
-        table = []
-        for taken in range(min(len(costs), self._size) + 1):
-            price = prices[taken]
-            if price is None:
-                table.append(self._tables.never)
-                continue
-            lowest = islice(combinations(costs, taken), self._tables.breadth)
-            table.append(self._tables.entry(price + sum(cpus) for cpus in lowest))
-        return table
+        return self._tables.of_core(sorted(map(self._code.cpu, core.cpus & self._choice)), prices[:self._size + 1])
 
     def _core_prices(self, kept: int, width: int, whole: bool, away: bool) -> Sequence[int | None]:
         """The prices of a core by the number of CPUs taken of it. Kept, as most cores of a machine are alike.
@@ -241,16 +231,6 @@ class SearchSpace(Generic[Entry]):
         if self._query.smt is SmtUse.SPREAD:
             return price + max(0, held - 1) * unit.partial_cores
         return price + unit.partial_cores if part else price
-
-
-@lru_cache(maxsize=4096)
-def touched(key: int) -> int:
-    """The number of nodes that a key counts. Kept: a search asks for the same few some ten thousand times."""
-    number = 0
-    while key:
-        number += key & (1 << PACKAGE_BITS) - 1
-        key >>= PACKAGE_BITS
-    return number
 
 
 def usable(free: CpuSet, query: CpuQuery, groups: CpuGroups) -> CpuSet:

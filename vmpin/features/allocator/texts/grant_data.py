@@ -203,10 +203,11 @@ def _grant(place: str, entry: object) -> Grant:
     members["state"] = _read(place, "state", GrantState, str(data.get("state")))
     members["wish"] = _read(place, "wish", wish_of, data.get("wish", {}))
     members["amount"] = _amount(place, data.get("amount", [0, 0, 0]))
-    node = data.get("node")
-    if node is not None and (type(node) is not int or node < 0):
-        raise LedgerError(f"{place}: node={node!r:.80} is no NUMA node")
-    return Grant(**members, node=node)
+    for key in ("node", "least_distance"):
+        number = members[key] = data.get(key)
+        if number is not None and (type(number) is not int or number < 0):
+            raise LedgerError(f"{place}: {key}={number!r:.80} is no number from 0 on")
+    return Grant(**members)
 
 
 def _read(place: str, key: str, read: Callable[[_Given], _Read], value: _Given) -> _Read:
