@@ -15,7 +15,7 @@ from pathlib import Path
 from _pytest.outcomes import OutcomeException
 from measure import CannotMeasure, progress
 
-from peers import conditions, grants, histories, machines, masks, quality, report
+from peers import conditions, creation, events, grants, histories, machines, masks, plugins, quality, report
 from peers.figures import Comparison, Measure, Part
 
 #: Machines of random shape in the file of requests.
@@ -35,6 +35,14 @@ class Run:
     def machines(self) -> list[machines.Machine]:
         """Of a file of grants all; else fewer in a quick run."""
         return histories.made(_MACHINES if self.args.grants or not self.args.quick else 12)
+
+    def binaries(self) -> dict[str, Path]:
+        """The NRI plugins of others that are there, by name."""
+        given = {name: vars(self.args)[name.replace("-", "_")] for name in plugins.BINARIES}
+        wrong = [f"--{name} {path}" for name, path in given.items() if path and not path.is_file()]
+        if wrong:
+            raise CannotMeasure(f"no such file: {', '.join(wrong)}")
+        return {name: path.absolute() for name, path in given.items() if path}
 
     def peer_grants(self) -> list[grants.PeerGrants]:
         known = self.machines()
@@ -59,10 +67,21 @@ def _decisions(run: Run) -> Outcome:
     return quality.decisions(run.machines(), run.peer_grants()), run.no_grants()
 
 
+def _events(run: Run) -> Outcome:
+    return events.events(run.args.command.absolute(), run.binaries(), run.rounds(10), 2 if run.args.quick else 30)
+
+
+def _creation(run: Run) -> Outcome:
+    sizes, rounds = ((5,), 1) if run.args.quick else ((5, 40, 100), 5)
+    return creation.creation(run.args.command.absolute(), run.binaries(), sizes, rounds)
+
+
 PARTS: dict[str, tuple[str, Callable[[Run], Outcome]]] = {
     "masks": ("Masks of a VM", _masks),
     "quality": ("Quality of grants, each allocator with its own history", _quality),
     "decisions": ("Time of a decision", _decisions),
+    "events": ("Plugins at a runtime without containers: start, rest, lifecycles", _events),
+    "creation": ("Containers of a real containerd", _creation),
 }
 
 
@@ -95,6 +114,8 @@ def _arguments() -> argparse.Namespace:
                         help="a peer's grants, as docs/testing.md has it; may be repeated")
     parser.add_argument("--requests", type=Path, metavar="FILE",
                         help="write the machines and requests that the grants are for, and measure nothing")
+    for name in plugins.BINARIES:
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=f"the program of {name}, built by you")
     parser.add_argument("--tools", type=Path, default=Path("build/peers"), metavar="DIRECTORY",
                         help="where libvirt and qemu-affinity are installed (build/peers)")
     parser.add_argument("--command", type=Path, default=Path(sys.executable).with_name("vmpin"), metavar="VMPIN",

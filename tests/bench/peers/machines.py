@@ -10,6 +10,9 @@ from functools import cached_property
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 
+#: Nodes of a socket.
+_IN_SOCKET = 2
+
 
 @dataclass(frozen=True)
 class Event:
@@ -73,14 +76,17 @@ def shaped(cpus: int, nodes: int, caches: int, threads: int, *, beside: bool = F
     cores = cpus // threads
     core = [cpu // threads if beside else cpu % cores for cpu in range(cpus)]
     node = [number * nodes // cores for number in core]
-    distances = [[10 if a == b else 12 if a // 2 == b // 2 else 32 for b in range(nodes)] for a in range(nodes)]
+    distances = [[10 if a == b else 12 if a // _IN_SOCKET == b // _IN_SOCKET else 32 for b in range(nodes)]
+                 for a in range(nodes)]
     return Machine(0, "quality", core, [number * caches // cores for number in core], node, distances,
                    [cpu for cpu in range(cpus) if core[cpu] == 0], False, ())
 
 
 def document(machines: Sequence[Machine]) -> dict[str, object]:
     """What a peer's program reads: the fields of each machine, its events with `cpus` 0 for a removal."""
-    return {"version": 1, "machines": [{"cpus": machine.cpus, **asdict(machine)} for machine in machines]}
+    return {"version": 1, "machines": [{
+        "cpus": machine.cpus, "socket": [node // _IN_SOCKET for node in machine.node], **asdict(machine)}
+        for machine in machines]}
 
 
 def random_machine(chance: random.Random, most: int) -> Machine:
