@@ -1,12 +1,8 @@
 """Finds programs of the node by name: the kubelet, container runtimes, and daemons that set affinity masks. Reads the
-configuration of two of these daemons (tuned, irqbalance). Read only.
-
-psutil is imported only when processes are listed, because the import takes 20 ms and 4 MB.
-"""
+configuration of two of these daemons (tuned, irqbalance). Read only."""
 
 from __future__ import annotations
 
-import configparser
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -51,23 +47,15 @@ class Program(NamedTuple):
 def programs(proc: Procfs, wanted: Iterable[str] = (*DAEMONS, *CONFIGURED)) -> list[Program]:
     """List the processes that run one of these programs, sorted by pid. A process in another pid namespace counts only
     if its program usually runs in a container: any container may run a `kubelet`, with paths of its own."""
-    import psutil
-
     names = frozenset(wanted)
     running = []
-    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, proc.root  # in a pod the node's /proc may be elsewhere
-    try:
-        for pid in sorted(map(int, proc.pids())):  # psutil.pids() fails on a /proc without processes
-            try:
-                argv = psutil.Process(pid).cmdline()
-                name = next((word for word in _names(argv) if word in names), None)
-                if name is None or (name not in _FROM_A_POD and proc.nested(pid)):
-                    continue
-            except (psutil.Error, OSError):
-                continue
+    for pid in sorted(map(int, proc.pids())):
+        argv = proc.cmdline(pid)
+        if len(argv) == 1:
+            argv = argv[0].split(" ")  # a program that sets its title has all of it in one argument
+        name = next((word for word in _names(argv) if word in names), None)
+        if name is not None and (name in _FROM_A_POD or not proc.nested(pid)):
             running.append(Program(pid, name, argv))
-    finally:
-        psutil.PROCFS_PATH = before
     return running
 
 
@@ -177,6 +165,8 @@ def _merge_unit(units: dict[str, _Unit], name: str, options: Mapping[str, str], 
 
 
 def _sections(files: Files, path: str) -> Mapping[str, Mapping[str, str]] | None:
+    import configparser  # 4 ms, for the doctor and the cause of a drift
+
     parser = configparser.RawConfigParser(delimiters=("=",), inline_comment_prefixes=("#",), strict=False,
                                           allow_no_value=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]

@@ -35,6 +35,7 @@ def test_programs_are_known_by_their_first_argument_or_their_script(tmp_path: Pa
         (3, "irqbalance"), (4, "tuned"), (5, "kubelet"), (6, "k3s"), (9, "nri-resource-policy-balloons"),
         (20, "kubelet")]
     assert found[-1].argv == ["/usr/bin/kubelet", "--config=/c"]
+    assert found[3].argv == ["/usr/local/bin/k3s", "server"], "a title"
     assert daemons.daemons(found) == (Daemon("irqbalance", "irqbalance", 3), Daemon("tuned", "tuned", 4),
                                       Daemon("balloons", "nri-resource-policy-balloons", 9))
 

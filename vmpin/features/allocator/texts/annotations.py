@@ -7,7 +7,6 @@ first that exists. They are text of the pod's author: every value is checked, an
 from __future__ import annotations
 
 import enum
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -136,4 +135,6 @@ def asking_digest(annotations: Mapping[str, str], container: str) -> str:
     counting |= {key: annotations[key] for key in POD_KEYS if key in annotations}
     if not counting:
         return ""
+    import hashlib  # it loads OpenSSL: 4 MB
+
     return hashlib.blake2b(json.dumps(counting, sort_keys=True).encode(), digest_size=_DIGEST_BYTES).hexdigest()
