@@ -191,6 +191,9 @@ class Watcher:
             after_events(events)
         if lost and self.nri is not None:
             self.nri.request_list()
+        self._relist.joined(self.node_state.without_kata(self.node_state.pods_of_others(
+            event.container.pod for event in events
+            if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START and event.container.cpus)))
         if not touched:
             return
         ownership = self.view.ownership

@@ -19,6 +19,7 @@ from vmpin.authorities.kubelet_authority import KubeletCheckpoint, kubelet_autho
 from vmpin.authorities.observed_authority import ObservedAuthority
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
+from vmpin.domain.assignments import Rank
 from vmpin.domain.counters import Counters, NewbornCounts
 from vmpin.domain.desired_state import DesiredState, SandboxState, forget_stopped, reduce
 from vmpin.domain.events import Event
@@ -391,6 +392,15 @@ class NodeState:
     def without_kata(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
         """The VMs among these whose containers are in no file of Kata's."""
         return {sandbox for sandbox in sandboxes if sandbox in self.vms and not self.sources.lists_containers(sandbox)}
+
+    def pods_of_others(self, sandboxes: Iterable[SandboxId]) -> set[SandboxId]:
+        """Return those of `sandboxes` with several live containers, where another NRI plugin may decide on their CPUs:
+        the kubelet's updates are calls, and vmpin's are its own."""
+        if {Rank.KUBELET.label, Rank.LEDGER.label} & set(self.placement_cache.rulings.authorities):
+            return set()
+        return {sandbox for sandbox in sandboxes
+                if (known := self.state.sandboxes.get(sandbox)) is not None
+                and sum(not container.pause for container in known.live()) > 1}
 
     def all_sandboxes(self) -> list[SandboxId]:
         """Every sandbox of the desired state, and every sandbox with original masks."""

@@ -74,15 +74,19 @@ NEAR = 5.0
 PAUSE = 30.0
 
 
-
 class Relist:
-    """Decides when the runtime must list everything again: a VM's cgroup was written, and no report explains it.
+    """Decides when the runtime must list everything again: a VM's cgroup was written, and no report explains it, or a
+    container was started in a VM beside others that another plugin may have changed for it.
 
     Kata writes the sandbox's cgroup at every update. An update that another plugin made in its own answer to
     Synchronize (balloons, whenever it connects) is reported to no plugin; only the runtime's next list has it. A
     container that was reported and has not started yet also explains a write, however long its creation takes: Kata
     writes the cgroup when its VM and the container's file system are ready, up to half a minute after CreateContainer
     on a slow node.
+
+    An update that another plugin made in its answer to a creation is reported to no plugin either (balloons inflates
+    a balloon, dra-driver-cpu takes a claim's CPUs from containers that share). In the VM of the new container the
+    creation explains the write, so the list follows when all containers of the VM have been started.
 
     Times are CLOCK_MONOTONIC in seconds; None is now."""
 
@@ -92,6 +96,8 @@ class Relist:
         self._reported: dict[SandboxId, float] = {}
         #: Containers that are being created, or have not started yet.
         self._starting: dict[SandboxId, set[ContainerId]] = {}
+        #: VMs in which a container was started beside others since the last list.
+        self._joined: set[SandboxId] = set()
         self._last = float("-inf")
 
     def written(self, sandboxes: Iterable[SandboxId], now: float | None = None) -> None:
@@ -100,6 +106,10 @@ class Relist:
         for sandbox in sandboxes:
             if not self._starting.get(sandbox):
                 self._written.setdefault(sandbox, now)
+
+    def joined(self, sandboxes: Iterable[SandboxId]) -> None:
+        """Record VMs in which a container was started beside others, whose CPUs another plugin decides."""
+        self._joined.update(sandboxes)
 
     def take(self, events: Iterable[NriEvent], now: float | None = None) -> None:
         """Record the runtime's reports."""
@@ -114,7 +124,7 @@ class Relist:
                     if event.verb is not Verb.RUN_POD:
                         self._starting.pop(event.pod.id, None)
                 case Synced():
-                    self._starting = {}
+                    self._starting, self._joined = {}, set()
                     for container in event.containers:
                         if container.state == CREATED:
                             self._starting.setdefault(container.pod, set()).add(container.id)
@@ -139,6 +149,7 @@ class Relist:
         self._written = {sandbox: time for sandbox, time in self._written.items() if sandbox not in old}
         due = any(self._reported.get(sandbox, float("-inf")) < time - NEAR for sandbox, time in old.items())
         self._reported = {sandbox: time for sandbox, time in self._reported.items() if now < time + PAUSE + 2 * NEAR}
+        due = due or bool(self._joined - self._starting.keys())
         if due:
             self._last = now
         return due

@@ -157,3 +157,16 @@ def test_a_container_that_is_listed_before_its_start_explains_a_write(state: int
     relist.take([Synced((), (call(Verb.CREATE).container._replace(state=state),), 0)], 0)
     relist.written([VM], 100)
     assert relist.due(100 + NEAR) is due
+
+
+def test_a_container_that_joined_others_is_followed_by_one_list_when_all_have_started() -> None:
+    """Another plugin may have changed the others in its answer to the creation."""
+    relist = Relist()
+    relist.take([call(Verb.CREATE), call(Verb.POST_START), call(Verb.CREATE, container="third")], 100)
+    relist.joined([VM])
+    assert not relist.due(101)
+    relist.take([call(Verb.POST_START, container="third")], 102)
+    assert [relist.due(102 + later) for later in range(2)] == [True, False]
+    relist.joined([VM])
+    relist.take([Synced((), (), 0)], 110)
+    assert not relist.due(110 + PAUSE)
