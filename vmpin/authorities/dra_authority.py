@@ -71,8 +71,8 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState,
 
 class ClaimFiles:
     """The claims in the directory `cdi` (/var/run/cdi), and their pods in the checkpoint in `kubelet`
-    (/var/lib/kubelet), where the driver's socket shows that it is registered. If a file becomes unusable, its last
-    contents stay in force.
+    (/var/lib/kubelet), where the driver's socket shows that it is registered. If a spec becomes unusable, its last
+    contents stay in force. Those of the checkpoint do not: they would lack the claims prepared since.
     :param warn: called with a line for each new trouble."""
 
     def __init__(self, cdi: Path, kubelet: Path, warn: Callable[[str], None]) -> None:
@@ -150,6 +150,7 @@ class ClaimFiles:
             return
         except (OSError, SourceError) as err:
             self._note(path, f"{path}: {err.strerror}" if isinstance(err, OSError) else str(err))
+            self.pods = None
             return
         self._note(path)
         if pods != self.pods:

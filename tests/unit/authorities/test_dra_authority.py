@@ -151,10 +151,25 @@ def test_a_bad_file_leaves_its_claim_as_it_was_and_is_reported_once(tmp_path: Pa
     os.mkfifo(files.spec("c3"))
     for _ in range(3):
         files.read.read()
-    assert files.read.claims == {"c1": cpus("2-3")}
-    assert files.read.pods == {"c1": frozenset({"uid-web"})}
+    assert (files.read.claims, files.read.pods) == ({"c1": cpus("2-3")}, None)
     assert [warning.partition(":")[0].rpartition("/")[2] for warning in files.warnings] == [
         "dra.k8s.io-cpu_claim-c1.json", "dra.k8s.io-cpu_claim-c3.json", "dra_manager_state"]
+
+
+def test_a_claim_since_the_checkpoint_became_unreadable_is_its_containers_own(tmp_path: Path) -> None:
+    """A kubelet of a newer version writes another format: the last pods that were read lack the new claim."""
+    files = Files(tmp_path)
+    files.prepare("c1", "2-3")
+    files.list_pods({"c1": ["uid-web"]})
+    files.read.read()
+    files.prepare("c2", "4-5")
+    (files.kubelet / "dra_manager_state").write_text("{}")
+    files.read.read()
+    assignments = DraAuthority(files.read).assignments(state_of(
+        pod("web", main="2-3"), pod("db", db="4-5"), pod("batch", job="0-1")))
+    assert assignments is not None
+    assert (assignments.exclusive, assignments.pool) == (
+        {("", "main"): cpus("2-3"), ("", "db"): cpus("4-5")}, cpus("0-1"))
 
 
 def test_a_spec_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
