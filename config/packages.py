@@ -71,7 +71,7 @@ def deb(wheel: Path, version: str, output: Path) -> Path:
             (control / name).write_text(f"#!/bin/sh\nset -e\n{text}")
             (control / name).chmod(0o755)
         same_times(tree)
-        image.run("dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tree), str(path))
+        image.run("dpkg-deb", "--root-owner-group", "-Zzstd", "--build", str(tree), str(path))
     return path
 
 
