@@ -69,9 +69,19 @@ def test_a_report_has_the_load_the_verdict_and_what_was_left_out() -> None:
 
 
 def test_the_table_for_the_documentation_has_a_row_for_each_peer() -> None:
-    lines = report.markdown(comparison(1.0)).splitlines()
-    assert lines[2] == "| a mask, ms | 1.25 (1) | virsh | 6 (4) | 4.67 | 4.67 times better |"
-    assert "(busy)" in report.markdown(comparison(50.0))
+    text = report.markdown(comparison(1.0))
+    assert "| a mask, ms | 1.25 (1) | virsh | 6 (4) | 4.67 |" in text.splitlines()
+    assert "Left out: taskset, which is not installed." in text
+    assert "times without a verdict" in report.markdown(comparison(50.0))
+
+
+def test_several_measures_of_many_subjects_have_a_column_for_each_and_what_is_better_is_bold() -> None:
+    measures = [Measure("start", "ms", {"vmpin": [4], "a": [1], "b": [8]}), Measure("rest", "%", {"vmpin": [2]})]
+    single = report.markdown(Comparison({}, 4, [Part("masks", "Masks", measures[:1])])).splitlines()
+    assert single[-4:] == ["|---|---|---|", "| vmpin | 4 | - |", "| a | **1** | 0.25 |", "| b | 8 | 2 |"]
+    lines = report.markdown(Comparison({}, 4, [Part("events", "Events", measures)])).splitlines()
+    assert lines[-4:] == ["| | vmpin | a | b |", "|---|---|---|---|", "| start, ms | 4 | **1** | 8 |",
+                          "| rest, % | 2 |  |  |"]
 
 
 def test_the_document_has_each_row_and_whether_the_machine_was_busy() -> None:

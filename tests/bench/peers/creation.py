@@ -116,9 +116,8 @@ def creation(command: Path, binaries: Mapping[str, Path], sizes: Sequence[int],
     :param rounds: of plugins, with two containers of each kind."""
     from real_containerd import Containerd  # here, as gRPC starts threads
 
-    without = [name for name in binaries if name != "dra-driver-cpu"]  # its containers with CPUs have claims
-    missing = [f"{name}, whose binary is not given (--{name} PATH)" for name in ("balloons", "topology-aware")
-               if name not in binaries]
+    peers = [name for name in plugins.BINARIES if name != "dra-driver-cpu"]  # its containers with CPUs have claims
+    missing = plugins.left_out(binaries, peers)
     measures = []
     for shared in sizes:
         progress(f"starting containerd with {shared} shared containers")
@@ -128,7 +127,7 @@ def creation(command: Path, binaries: Mapping[str, Path], sizes: Sequence[int],
             measured = Node(containerd, site, shared)
             for number in range(rounds):
                 progress(f"round {number + 1} of {rounds}")
-                for name in (NONE, VMPIN, FOLLOWING, *without):
+                for name in (NONE, VMPIN, FOLLOWING, *(name for name in peers if name in binaries)):
                     measured.round(name, _CONTAINERS)
         measures += [Measure(f"{title}, {shared} shared ones there", "ms", times, pairs=False)
                      for title, times in measured.times.items()]

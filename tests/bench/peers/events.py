@@ -183,8 +183,7 @@ class Plugins:
 def events(command: Path, binaries: Mapping[str, Path], rounds: int,
            seconds: float) -> tuple[list[Measure], list[str]]:
     """:param rounds: blocks of lifecycles, and starts. :param seconds: at rest."""
-    missing = [f"{name}, whose binary is not given (--{name} PATH)" for name in plugins.BINARIES
-               if name not in binaries]
+    missing = plugins.left_out(binaries, plugins.BINARIES)
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(node(command))
         top = Path(tempfile.mkdtemp(prefix="vmpin-peers-", dir="/tmp"))

@@ -16,7 +16,7 @@ from bench_node import Bundle, Node, Watcher, cpus, node, write_kata
 from measure import CannotMeasure, environment, process_ms, timed_ms
 from passes import set_masks, settled
 from processes import check_root, hook_command
-from vms import Machine, qemus, sandbox_id
+from vms import PREFIX, Machine, qemus, sandbox_id
 
 from peers.figures import VMPIN, Measure
 from peers.libvirt import Libvirt, session
@@ -31,7 +31,8 @@ Setter = Callable[[Mask], float]
 
 
 class Vm:
-    """The VM of all but libvirt, and what vmpin needs to be told of a container's CPUs in it."""
+    """A VM, and what vmpin needs to be told of a container's CPUs in it. vmpin keeps VMs of its own, with a node that
+    sees this one alone: where others change masks again and again, it takes that for drift, and backs off."""
 
     def __init__(self, machine: Machine, command: Path, stack: contextlib.ExitStack) -> None:
         self.machine = machine
@@ -39,9 +40,9 @@ class Vm:
         self._command, self._stack = command, stack
 
     def setters(self, tools: Path) -> dict[str, Setter]:
+        """Of all that keep nothing in mind."""
         setters: dict[str, Setter] = {
             "bare system calls": lambda mask: timed_ms(lambda: set_masks(self.tids, mask)),
-            VMPIN: self._passes(), "vmpin, from the hook's start": self._hook(),
             "vmpin reconcile": self._reconcile(), "psutil": self._psutil}
         if taskset := shutil.which("taskset"):
             setters["taskset, one for each thread"] = lambda mask: _run([
@@ -55,10 +56,10 @@ class Vm:
 
     def _node(self) -> Node:
         made = self._stack.enter_context(node(self._command))
-        made.run.mkdir(exist_ok=True)
+        made.file.write_text(made.file.read_text().replace(f"{PREFIX}*", self.machine.sandbox))
         return made
 
-    def _passes(self) -> Setter:
+    def passes(self) -> Setter:
         """A pass of a watcher that is there, from the hook's message."""
         made = self._node()
         bundle = Bundle(made, self.machine)
@@ -74,7 +75,7 @@ class Vm:
 
         return setter
 
-    def _hook(self) -> Setter:
+    def hook(self) -> Setter:
         """The hook is started as a runtime starts it, and a watcher does the rest."""
         made = self._node()
         bundle = Bundle(made, self.machine)
@@ -125,16 +126,19 @@ def masks(command: Path, tools: Path, rounds: int) -> tuple[list[Measure], list[
     pool, other = cpus()
     both = frozenset((pool, other)), frozenset((other,))
     with contextlib.ExitStack() as stack:
-        [machine] = stack.enter_context(qemus(1, _VCPUS, _IOTHREADS))
-        vm = Vm(machine, command, stack)
-        machine.set_mask(both[0])
-        pinned = {name: (vm.tids, setter) for name, setter in vm.setters(tools).items()}
+        machines = stack.enter_context(qemus(3, _VCPUS, _IOTHREADS))
+        for machine in machines:
+            machine.set_mask(both[0])
+        vm, of_passes, of_hook = (Vm(machine, command, stack) for machine in machines)
+        pinned = {VMPIN: (of_passes.tids, of_passes.passes()),
+                  "vmpin, from the hook's start": (of_hook.tids, of_hook.hook()),
+                  **{name: (vm.tids, setter) for name, setter in vm.setters(tools).items()}}
         skipped = [f"{name}, which is not installed: {how}" for name, how in (
             ("qemu-affinity", "make bench-peers does that"), ("taskset --all-tasks", "it is in util-linux"))
             if name not in pinned]
         unpacked = tools / "debian"
         if (unpacked / "usr/sbin/libvirtd").exists():
-            libvirt = stack.enter_context(session(unpacked, f"sandbox-{sandbox_id(1)}", _VCPUS, _IOTHREADS))
+            libvirt = stack.enter_context(session(unpacked, f"sandbox-{sandbox_id(3)}", _VCPUS, _IOTHREADS))
             pinned["virsh, one for all masks"] = libvirt.tids(), partial(_virsh, libvirt, libvirt.batch)
             pinned["virsh, one for each thread"] = libvirt.tids(), partial(_virsh, libvirt, libvirt.single)
         else:

@@ -79,8 +79,18 @@ class Site:
 #: A pod's annotations for a CPU of its own, where that can be had on two CPUs without claims.
 OWN: Mapping[str, Mapping[str, str]] = {
     VMPIN: {"cpu-policy.vmpin.io": "exclusive"},
-    "balloons": {"balloon.balloons.resource-policy.nri.io": "own"}, "topology-aware": {},
+    "balloons": {"balloon.balloons.resource-policy.nri.io": "own"},
     "none": {}}
+#: Why the others have none.
+WITHOUT_OWN: Mapping[str, str] = {
+    "topology-aware": "of two CPUs it gives the unreserved one to all", "dra-driver-cpu": "it needs claims"}
+
+
+def left_out(binaries: Mapping[str, Path], peers: Sequence[str]) -> list[str]:
+    """A sentence for each of the peers that does not take part, or not in all."""
+    return [*(f"{name}, whose binary is not given (--{name} PATH)" for name in peers if name not in binaries),
+            *(f"{name} for containers with a CPU of their own: {WITHOUT_OWN[name]}" for name in peers
+              if name in binaries and name in WITHOUT_OWN)]
 
 
 def names(binaries: Mapping[str, Path]) -> list[str]:

@@ -26,23 +26,48 @@ def table(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """One row for each peer of each measure; the last column is vmpin's side."""
-    lines = ["| | vmpin | beside | its figure | ratio | vmpin is |", "|---|---|---|---|---|---|"]
+    """A table for each part: medians, with the least in brackets. In bold what is better than vmpin's."""
+    lines = [f"Measured on {_machine(comparison)}. Bold: better than vmpin."]
     for part in comparison.parts:
-        for measure in part.measures:
-            reference, *others = measure.rows(comparison.busy(part))
-            title = f"{measure.title}, {measure.unit}"
-            if reference.subject != measure.of:
-                reference, others = Row("", float("nan"), 0, 0, None, ""), [reference, *others]
-            for row in others or [reference]:
-                shown = (row.subject, _pair(row)) if others else ("-", "-")
-                verdict = row.verdict or ("(busy)" if comparison.busy(part) and measure.timed else "-")
-                lines.append(f"| {title} | {_pair(reference)} | {shown[0]} | {shown[1]} | {_times(row.ratio)} "
-                             f"| {verdict} |")
-    lines += ["", _machine(comparison)]
-    lines += [f"{part.title}: {_conditions(comparison, part)}." for part in comparison.parts]
-    lines += [f"Left out: {sentence}" for part in comparison.parts for sentence in part.skipped]
+        many = any(len(measure.samples) > 2 for measure in part.measures)
+        form = _long if not many else _wide if len(part.measures) > 1 else _single
+        lines += ["", f"**{part.title}** ({_conditions(comparison, part)}"
+                      f"{'; times without a verdict' if comparison.busy(part) else ''})", ""]
+        lines += form(part, comparison.busy(part))
+        lines += [f"\nLeft out: {'; '.join(part.skipped)}."] if part.skipped else []
     return "\n".join(lines)
+
+
+def _single(part: Part, busy: bool) -> list[str]:
+    """A row for each subject of the one measure."""
+    [measure] = part.measures
+    return [f"| {measure.title} | {measure.unit} | ratio |", "|---|---|---|",
+            *(f"| {row.subject} | {_cell(row)} | {_times(row.ratio)} |" for row in measure.rows(busy))]
+
+
+def _wide(part: Part, busy: bool) -> list[str]:
+    """A column for each subject."""
+    subjects = list(dict.fromkeys(row.subject for measure in part.measures for row in measure.rows(busy)))
+    lines = [f"| | {' | '.join(subjects)} |", f"|---|{'---|' * len(subjects)}"]
+    for measure in part.measures:
+        cells = {row.subject: _cell(row) for row in measure.rows(busy)}
+        lines.append(f"| {measure.title}, {measure.unit} | {' | '.join(cells.get(each, '') for each in subjects)} |")
+    return lines
+
+
+def _long(part: Part, busy: bool) -> list[str]:
+    """A row for each peer of each measure."""
+    lines = ["| | vmpin | beside | its figure | ratio |", "|---|---|---|---|---|"]
+    for measure in part.measures:
+        reference, *others = measure.rows(busy)
+        lines += [f"| {measure.title}, {measure.unit} | {_cell(reference)} | {row.subject} | {_cell(row)} "
+                  f"| {_times(row.ratio)} |" for row in others]
+    return lines
+
+
+def _cell(row: Row) -> str:
+    text = _number(row.median) if row.median == row.least else f"{_number(row.median)} ({_number(row.least)})"
+    return f"**{text}**" if row.verdict.endswith("worse") else text
 
 
 def _machine(comparison: Comparison) -> str:
@@ -58,12 +83,6 @@ def _conditions(comparison: Comparison, part: Part) -> str:
 
 def _said(measure: Measure, row: Row) -> str:
     return f"vmpin: {row.verdict}" if row.verdict and measure.of == "vmpin" else row.verdict
-
-
-def _pair(row: Row) -> str:
-    if row.median != row.median:
-        return "-"
-    return _number(row.median) if row.median == row.least else f"{_number(row.median)} ({_number(row.least)})"
 
 
 def _times(ratio: float | None) -> str:
