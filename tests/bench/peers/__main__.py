@@ -68,7 +68,7 @@ def _decisions(run: Run) -> Outcome:
 
 
 def _events(run: Run) -> Outcome:
-    return events.events(run.args.command.absolute(), run.binaries(), run.rounds(10), 2 if run.args.quick else 30)
+    return events.events(run.args.command.absolute(), run.binaries(), run.rounds(5), 2 if run.args.quick else 30)
 
 
 def _creation(run: Run) -> Outcome:

@@ -206,10 +206,10 @@ def events(command: Path, binaries: Mapping[str, Path], rounds: int,
         rest = _at_rest(all_plugins, seconds)
         measures += [Measure(f"at rest, with {_OTHERS} containers", "% of a CPU",
                              {name: [100 * share] for name, share in rest.items()}), *_memory(all_plugins)]
-        measures += _lifecycles(all_plugins, rest, names, False, rounds)
+        measures += _lifecycles(all_plugins, names, False, rounds)
         trials = {name: _trial(all_plugins, name) for name in names if name in OWN}
         missing += [f"{name} for containers with a CPU of their own: {why}" for name, why in trials.items() if why]
-        measures += _lifecycles(all_plugins, rest, [name for name, why in trials.items() if not why], True, rounds)
+        measures += _lifecycles(all_plugins, [name for name, why in trials.items() if not why], True, rounds)
     return measures, missing
 
 
@@ -239,9 +239,10 @@ def _memory(all_plugins: Plugins) -> list[Measure]:
             for kind, field in (("resident", "rss"), ("private", "uss"))]
 
 
-def _lifecycles(all_plugins: Plugins, rest: Mapping[str, float], names: Sequence[str], own: bool,
-                blocks: int) -> list[Measure]:
-    """CPU time beyond that at rest, and updates of other containers. The first block's time does not count."""
+def _lifecycles(all_plugins: Plugins, names: Sequence[str], own: bool, blocks: int) -> list[Measure]:
+    """CPU time beyond that at rest just after, and updates of other containers. The first block's time does not count.
+
+    vmpin's watcher receives the births of all processes of a machine: a busy one shows in its time."""
     kind = "a CPU of its own" if own else "no CPU of its own"
     progress(f"lifecycles of containers with {kind}")
     costs: dict[str, list[float]] = {name: [] for name in names}
@@ -253,9 +254,12 @@ def _lifecycles(all_plugins: Plugins, rest: Mapping[str, float], names: Sequence
                 updates[name].append(all_plugins.live(name, own)[0])
         time.sleep(_TAIL)
         passed, now = time.monotonic() - began, all_plugins.cpu()
+        time.sleep(_TAIL)
+        rested, later = time.monotonic() - began - passed, all_plugins.cpu()
         if number >= 0:
             for name in names:
-                costs[name].append(max(0.0, 1000 * (now[name] - before[name] - rest[name] * passed) / _BLOCK))
+                rest = (later[name] - now[name]) * passed / rested
+                costs[name].append(max(0.0, 1000 * (now[name] - before[name] - rest) / _BLOCK))
     return [Measure(f"CPU time of a container's lifecycle, {kind}", "ms", costs),
             Measure(f"updates of others in the answer to a creation, {kind}", f"of {_OTHERS}", updates, timed=False)]
 
