@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.assignments import Rulings, writer_of
+from vmpin.domain.assignments import Rank, Rulings, writer_of
 from vmpin.domain.desired_state import SandboxState
 from vmpin.domain.model import Container, ContainerId, ContainerState, SandboxId, ThreadRole, Vcpu, VcpuId, VcpuState
 from vmpin.domain.policy import Policy, ThreadPolicy, VcpuRule
@@ -71,6 +71,8 @@ def place(request: PlacementRequest, node: Node, own: Ownership, policy: Policy,
         reasons.append(VCPUS_UNIDENTIFIED if request.vcpu_state is VcpuState.AWAITED else
                        "its vCPU threads cannot all be identified: its other threads are kept on the sandbox mask")
     places, shortage = place_vcpus(request.vcpus, request.vcpus_identified, claim, candidates, policy, before, reasons)
+    if shortage and request.vcpus_identified:
+        reasons += _claims_without_vcpus(request)
     containers, unserved = _containers(request, claim, places, policy)
     unserved = unserved if request.vcpus_identified else ""  # a vCPU that is identified later may back them
     if unserved:
@@ -111,6 +113,18 @@ def _verdict(request: PlacementRequest, claim: CpuClaims, places: Sequence[VcpuP
                        "a container is created that more may come with")
         return Verdict.WAITING
     return Verdict.PINNED
+
+
+def _claims_without_vcpus(request: PlacementRequest) -> list[str]:
+    """The remedy for a VM with fewer vCPUs than CPUs of DRA claims: a claim carries no CPU limit, and Kata makes vCPUs
+    of limits (src/runtime/virtcontainers/sandbox.go, updateResources)."""
+    claimed = union(container.own_cpus for container in request.containers
+                    if container.exclusive and container.ruled_by == Rank.DRA.label and is_counted(container))
+    if len(claimed) <= len(request.vcpus):
+        return []
+    return [f"its DRA claims have {number_of(len(claimed), 'CPU')}, and a claim gives a VM no vCPU: give its "
+            "containers a CPU limit as well, or the pod the annotation "
+            "io.katacontainers.config.hypervisor.default_vcpus"]
 
 
 def _unmanaged(request: PlacementRequest, why: str) -> Placement:

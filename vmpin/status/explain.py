@@ -9,7 +9,6 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.assignments import writer_of
-from vmpin.domain.terminal import number_of
 from vmpin.feature import features, present
 
 
@@ -26,7 +25,7 @@ def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[s
     """The sentences of one sandbox: VM, containers, mask, threads, problems, and those of features."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
-            *_collisions(document, sandbox), *_claims_without_vcpus(sandbox),
+            *_collisions(document, sandbox),
             *(text for added in present(feature.sentences for feature in features()) for text in added(sandbox))]
 
 
@@ -205,15 +204,3 @@ def _collisions(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iter
     for collision in document["node"]["collisions"]:
         if sandbox["id"] in collision["sandboxes"]:
             yield f"Collision on CPU {collision['cpu']}: {collision['what']}."
-
-
-def _claims_without_vcpus(sandbox: Mapping[str, Any]) -> Iterable[str]:
-    """The remedy for a VM with fewer vCPUs than CPUs of DRA claims: a claim carries no CPU limit, and Kata makes vCPUs
-    of limits (src/runtime/virtcontainers/sandbox.go, updateResources)."""
-    claimed = union(CpuSet.parse(container["own_cpus"]) for container in sandbox["containers"]
-                    if container["exclusive_by"] == "dra")
-    if sandbox["verdict"] == "degraded" and len(claimed) > sum(
-            thread["role"] == "vcpu" for thread in sandbox["threads"]):
-        yield (f"Its DRA claims have {number_of(len(claimed), 'CPU')}, and a claim gives a VM no vCPU: give its "
-               "containers a CPU limit as well, or the pod the annotation "
-               "io.katacontainers.config.hypervisor.default_vcpus.")

@@ -192,3 +192,14 @@ def test_shares_stay_with_their_vcpus(
         for number, (cpus, name) in before.items()})
     containers = [own_cpus("a", "4-6"), own_cpus("b", "7-8"), box("side", "0-1")]
     assert shown(decide(containers, vcpus(*ids), node(), previous=previous)) == expect, what
+
+
+def test_the_reason_of_a_vm_with_fewer_vcpus_than_claimed_cpus_has_the_remedy() -> None:
+    claimed, remedy = MAIN._replace(ruled_by="dra"), (
+        "its DRA claims have 2 CPUs, and a claim gives a VM no vCPU: give its containers a CPU limit as well, or the "
+        "pod the annotation io.katacontainers.config.hypervisor.default_vcpus")
+    assert remedy in decide((claimed,), vcpus(0), node()).reasons
+    shared = SIDE._replace(ruled_by="dra")  # its cpuset was stale
+    for containers, ids, policy in (((claimed,), (0, 1), Policy()), ((MAIN, shared), (0,), Policy()),
+                                    ((claimed,), (0,), Policy(vcpus=VcpuRule.UNION))):
+        assert not any("DRA" in reason for reason in decide(containers, vcpus(*ids), node(), policy).reasons)

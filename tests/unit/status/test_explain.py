@@ -65,13 +65,3 @@ def test_vhost_workers_that_are_near_name_their_nic() -> None:
                if sentence.startswith("Thread 14"))
     assert ("the NUMA node of its NIC is not known (the node has no NIC that its links show), so policy vhost: near "
             "puts it on the sandbox's CPUs that are not exclusive") in text
-
-
-def test_a_vm_with_fewer_vcpus_than_claimed_cpus_has_the_remedy() -> None:
-    claims = {**container("c1", "web", "2-5", "0-2"), "exclusive_by": "dra"}
-    short = {**SANDBOX, "verdict": "degraded", "containers": [claims]}
-    assert (
-        "Its DRA claims have 4 CPUs, and a claim gives a VM no vCPU: give its containers a CPU limit as well, or the "
-        "pod the annotation io.katacontainers.config.hypervisor.default_vcpus.") in sentences(DOCUMENT, short)
-    for well in ({**short, "verdict": "pinned"}, {**short, "containers": [{**claims, "exclusive_by": "kubelet"}]}):
-        assert not any("DRA claims have" in sentence for sentence in sentences(DOCUMENT, well))
