@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vmpin.config.timeouts import Timeouts
 from vmpin.daemon import sd_notify
 from vmpin.daemon.control import MAX_REQUEST, Control, largest_request
 from vmpin.daemon.feeds import poll_pod_resources
@@ -39,7 +38,7 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
                             Rationed(Control(watcher, reading=True).answer), True, may_read),
         "resync": partial(watcher.resync_regularly, directory), "recheck": watcher.passes.recheck,
         "state": watcher.saving.run, "files": watcher.files.run, "guests": watcher.guests.run,
-        "proof": partial(_settled, watcher.timeouts, watcher.sampling.run)}
+        "proof": partial(_settled, watcher, watcher.sampling.run)}
     if config.watch.kubelet:
         sources["podresources"] = partial(poll_pod_resources, config, watcher.node_state.take_pod_resources,
                                           watcher.timeouts)
@@ -58,7 +57,9 @@ def tasks_of(watcher: Watcher, directory: RunDirectory) -> dict[str, Source]:
     return sources
 
 
-async def _settled(timeouts: Timeouts, source: Source) -> None:
-    """Run a source that loads much, and for which no thread and no container waits, after the others have begun."""
-    await asyncio.sleep(timeouts.settling)
+async def _settled(watcher: Watcher, source: Source) -> None:
+    """Run a source that loads much, and for which no container waits: after the runtime's list, if there is a runtime
+    to connect to."""
+    if watcher.nri is not None and watcher.view.config.paths.nri.exists():
+        await asyncio.sleep(watcher.timeouts.settling)
     await source()

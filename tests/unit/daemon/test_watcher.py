@@ -64,7 +64,7 @@ def containers(watcher: Watcher) -> dict[str, str]:
 
 def test_it_serves_both_sockets_until_it_is_ended(place: Place, notified: Callable[[], list[str]]) -> None:
     async def main() -> None:
-        async with place.watching(Timeouts(settling=0.0)) as watcher:
+        async with place.watching() as watcher:
             assert notified() == ["READY=1"]
             assert await place.ask("hook.sock", place.message()) == b"ok\n"
             await until(lambda: containers(watcher) == {"c1": "1"})
