@@ -20,7 +20,7 @@ WORTH := --rounds 8
 
 # What the tests run, as what has to be there and the Debian package that brings it. What Debian always has
 # (coreutils, util-linux) is not named. tests/unit/packaged/test_packaging.py holds this against the tests.
-TEST_NEEDS := qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
+TEST_NEEDS := strace=strace qemu-system-x86_64=qemu-system-x86 crun=crun runc=runc podman=podman conmon=conmon \
 	busybox=busybox-static gcc=gcc /usr/include/stdio.h=libc6-dev /usr/bin/python3=python3 git=git \
 	ip=iproute2 tc=iproute2 openssl=openssl bash=bash zsh=zsh fish=fish mandoc=mandoc tmux=tmux
 # What the lab and the tests with guests need besides. virtiofsd comes with Debian 12's qemu-system-x86; the QEMU that
