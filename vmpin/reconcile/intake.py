@@ -82,16 +82,16 @@ def apply_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId]:
 
 
 def can_wait(view: "NodeView", event: "NriEvent") -> bool:
-    """Whether an event of the runtime's may wait for those that follow it: of a container without a cpuset, or of the
-    end of a pod, outside VMs. It moves no CPUs of others, unless these are owned as far as no other container may use
-    them (authority `observed`). Called in the thread of NRI."""
+    """Whether an event of the runtime's may wait for those that follow it: of a container without a cpuset, or with
+    the shared pool, or of the end of a pod, outside VMs. It moves no CPUs of others, unless these are owned as far as
+    no other container may use them (authority `observed`). Called in the thread of NRI."""
     from vmpin.sources.nri.nri_events import ContainerEvent, PodEvent
     from vmpin.wire.nri_enums import Verb
 
     match event:
         case ContainerEvent():
             pod, handler = event.container.pod, "" if event.pod is None else event.pod.handler
-            if event.container.cpus is not None or event.requested is not None:
+            if event.container.cpus not in (None, view.ownership.pool) or event.requested is not None:
                 return False
         case PodEvent(verb=Verb.STOP_POD | Verb.REMOVE_POD):
             pod, handler = event.pod.id, event.pod.handler

@@ -62,8 +62,10 @@ class PlacementCache:
         before, self.rulings = self.rulings, self._authorities.rulings(state)
         if self.rulings != before:
             self.dirty |= concerned(before, self.rulings, state)
-            self.node = self._node(self.node.topology)
-            self._node_changed = True
+            node = self._node(self.node.topology)
+            # Else the claims of the sandboxes that are placed again show whether ownership has changed.
+            self._node_changed |= node != self.node or self.rulings.complete != before.complete
+            self.node = node
 
     def keep_only(self, vms: Set[SandboxId], sandboxes: Set[SandboxId]) -> bool:
         """Drop the placements of VMs that have ended. :param sandboxes: those whose previous placement is kept.

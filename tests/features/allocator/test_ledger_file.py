@@ -18,7 +18,7 @@ from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish
 from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.features.allocator.texts.annotation_values import AnnotationError
-from vmpin.features.allocator.texts.grant_data import read_annotation
+from vmpin.features.allocator.texts.grant_data import grant_to_data, read_annotation
 from vmpin.host import boottime
 from vmpin.reconcile.reconciler import Reconciler
 from vmpin.reconcile.state_file import sealed
@@ -76,6 +76,33 @@ def test_the_ledger(tmp_path: Path) -> None:
 
     spoil(load, map(seal, absurd_json(body)))
     spoil(load, absurd_texts())
+
+
+def test_a_grant_that_did_not_change_is_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is the same as that of a whole new file."""
+    encoded: list[str] = []
+
+    def counted(grant: Grant) -> dict[str, object]:
+        encoded.append(grant.container)
+        return grant_to_data(grant)
+
+    monkeypatch.setattr("vmpin.features.allocator.texts.grant_data.grant_to_data", counted)
+    file = LedgerFile(tmp_path / "ledger", BOOT)
+    grants = {
+        ContainerId(name): Grant(
+            ContainerId(name), sandbox("pod"), name, "ns", "pod", "uid", CpuWish(), CpuPolicy.NONE)
+        for name in ("b", "a")}
+    file.save(Ledger(grants))
+    grants[ContainerId("b")] = grants[ContainerId("b")]._replace(name="new")
+    file.save(Ledger(grants))
+    assert encoded == ["a", "b", "b"]
+    del grants[ContainerId("a")]
+    file.save(Ledger(grants))
+    assert encoded == ["a", "b", "b"]
+    assert file.load() == Ledger(grants)
+    again = LedgerFile(tmp_path / "again", BOOT)
+    again.save(Ledger(grants))
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "ledger").read_bytes()
 
 
 def test_a_grants_annotation() -> None:

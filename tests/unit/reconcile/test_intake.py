@@ -35,6 +35,12 @@ def test_an_event_that_moves_nothing_waits_for_those_that_follow_it(
     assert can_wait(machine.reconciler.view, event) is waits
 
 
+def test_a_container_on_the_shared_pool_waits_as_one_without_a_cpuset_does(machine: Machine) -> None:
+    machine.reconciler.resync(full=True)
+    assert can_wait(machine.reconciler.view, of(Verb.CREATE, cpus=str(machine.pool)))
+    assert not can_wait(machine.reconciler.view, of(Verb.CREATE, cpus=str(machine.other)))
+
+
 def test_what_the_runtimes_list_repeats_needs_no_state_file_at_once(machine: Machine) -> None:
     node_state = machine.reconciler.node_state
     machine.reconciler.resync(full=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from ruled import authorities
 
-from vmpin.authorities.authority import Authorities
+from vmpin.authorities.authority import Authorities, GivenAuthority
 from vmpin.config import loading as settings
 from vmpin.cpuset import EMPTY, CpuSet
+from vmpin.domain.assignments import Assignments, Rank
 from vmpin.domain.desired_state import ContainerRecord, DesiredState, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
@@ -66,6 +67,22 @@ def test_a_container_without_cpus_of_its_own_changes_no_ownership(cache: Placeme
         three, containers={SIDE.container.id: own})}), VMS, lambda _: None, fail)
     assert cache.own is not before
     assert (str(cache.own.exclusive), str(cache.own.pool)) == ("3", "0-2")
+
+
+def test_an_assignment_without_cpus_changes_no_ownership_and_one_with_cpus_does(
+        cache: PlacementCache, on_node: Authorities) -> None:
+    """As a ledger lists each shared container."""
+    cache.place_changed(STATE, VMS, lambda _: None, fail)
+    before = cache.own
+
+    def ledger(cpus: CpuSet) -> None:
+        on_node.put(GivenAuthority(Rank.LEDGER, Assignments({("", SIDE.container.id): cpus}, writes=True)))
+        cache.place_changed(STATE, VMS, lambda _: None, fail)
+
+    ledger(EMPTY)
+    assert cache.own is before
+    ledger(CpuSet((3,)))
+    assert (str(before.exclusive), str(cache.own.exclusive)) == ("", "3")
 
 
 def test_a_sandbox_without_a_change_is_not_placed_again(cache: PlacementCache) -> None:

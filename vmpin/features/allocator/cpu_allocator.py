@@ -55,6 +55,8 @@ class CpuAllocator:
         self._vm_size_of, self._device_nodes = vm_size_of, device_nodes
         #: None until the runtime's first list, where there is no file.
         self._ledger: Ledger | None = file.load() if self._acts else None
+        #: The last ledger of which the assignments were worked out, and these; only the event loop uses it.
+        self._assigned: tuple[Ledger | None, Assignments] = None, Assignments()
         self._listed = False  #: Whether the runtime has listed its containers.
         #: The updates to make by CRI calls, and from when on (CLOCK_MONOTONIC in seconds).
         self._due: tuple[SideUpdate, ...] = ()
@@ -218,12 +220,16 @@ class CpuAllocator:
             self._due_at = time.monotonic()
 
     def assignments(self) -> Assignments | None:
-        """Return the given CPUs, which placement follows; None while nothing is given out."""
+        """Return the given CPUs, which placement follows, the same object while they do not change; None while nothing
+        is given out."""
         with self._lock:
             ledger = self._ledger
             if ledger is None or not self._acts or self.suspended:
                 return None
-        return assignments_by(ledger)
+        if ledger is not self._assigned[0]:
+            before, now = self._assigned[1], assignments_by(ledger)
+            self._assigned = ledger, before if now == before else now
+        return self._assigned[1]
 
     def expected(self) -> dict[ContainerId, CpuSet]:
         """Return the cpuset that each container's cgroup should have by now; {} while nothing is given out."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from vmpin.authorities.authority import GivenAuthority
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.assignments import Assignments, Owner, Rank
+from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy
-from vmpin.features.allocator.grants.ledger import Ledger
+from vmpin.features.allocator.grants.ledger import Grant, Ledger
 from vmpin.features.allocator.texts import grant_data
 from vmpin.reconcile.state_file import MAX_BYTES, read_kept, replace, sealed, set_file_aside, unsealed
 from vmpin.reconcile.state_format import dumps
@@ -30,6 +31,8 @@ class LedgerFile:
     def __init__(self, path: Path, boot_id: str) -> None:
         self.path, self._boot_id = path, boot_id
         self._failing = False
+        #: Each grant that was written last, and its text.
+        self._written: dict[ContainerId, tuple[Grant, str]] = {}
 
     def load(self, set_aside: bool = True) -> Ledger | None:
         """Return the ledger that was saved last. None where there is none, or it cannot be used.
@@ -51,9 +54,8 @@ class LedgerFile:
 
     def save(self, ledger: Ledger) -> None:
         """Replace the file. A failure is logged once: each grant stands in its container's annotations, too."""
-        body = dumps({"version": VERSION, "boot_id": self._boot_id, "ledger": grant_data.to_data(ledger)})
         try:
-            replace(self.path, sealed(body))
+            replace(self.path, sealed(self._text(ledger)))
         except OSError as err:
             if not self._failing:
                 logger.error("%s: the ledger cannot be saved: %s; free space or inodes there", self.path, err.strerror)
@@ -62,6 +64,21 @@ class LedgerFile:
         if self._failing:
             logger.info("%s: the ledger can be saved again", self.path)
         self._failing = False
+
+
+    def _text(self, ledger: Ledger) -> str:
+        """The text of the file, the same that json.dumps would produce, as the checksum depends on it. Grants that
+        have not changed since the last one are not encoded again: the runtime waits for an answer meanwhile."""
+        texts = {}
+        for key in sorted(ledger.grants):
+            grant, last = ledger.grants[key], self._written.get(key)
+            texts[key] = last if last is not None and last[0] is grant else (grant, dumps(
+                grant_data.grant_to_data(grant)))
+        self._written = texts
+        rest = dumps({"version": VERSION, "boot_id": self._boot_id, "ledger": grant_data.to_data(ledger, ())})
+        # Nothing before the grants is text of others.
+        before, after = rest.split('"grants":[]', 1)
+        return f'{before}"grants":[{",".join(text for _, text in texts.values())}]{after}'
 
 
 def assignments_by(ledger: Ledger) -> Assignments:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.config.timeouts import Timeouts
 from vmpin.doctor.finding import several
+from vmpin.domain.assignments import Assignments
 from vmpin.domain.model import ContainerId
 from vmpin.features.allocator.allocate_settings import ledger_path, settings_of
 from vmpin.features.allocator.allocation_report import AllocatorView, brief
@@ -71,6 +72,8 @@ class NodeAllocator:
             partial(vm_size_of, proc=view.proc, configured=kata.of, known=view.has_vm,
                     overhead=kata.overhead),
             partial(device_nodes, self._sysfs))
+        #: The assignments that the reconciler has; at first none of this object's.
+        self._handed: Assignments | None = Assignments()
         self.updates = PoolUpdates(view, self.allocator, node_state.read_cgroups, runtime, timeouts)
         self.ended = EndedPods(self.allocator, view.config.paths.cri, self.take, runtime, timeouts)
         self.live: LiveAnnotations | None = None
@@ -111,8 +114,11 @@ class NodeAllocator:
         return self._beside
 
     def take(self) -> None:
-        """Hand the reconciler the ledger; CPUs may wait for an update."""
-        self._node_state.put_authority(ledger_authority(self.allocator.assignments()))
+        """Hand the reconciler the ledger, if it gives other CPUs than before; CPUs may wait for an update."""
+        assignments = self.allocator.assignments()
+        if assignments is not self._handed:
+            self._handed = assignments
+            self._node_state.put_authority(ledger_authority(assignments))
         self.updates.touch()
         if self.live is not None:
             self.live.touch()

@@ -10,7 +10,7 @@ its file is then set aside.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from vmpin.bounded import load_json
@@ -130,10 +130,12 @@ class LedgerError(ValueError):
     """Data that is no ledger. The message names the place, the key and the value."""
 
 
-def to_data(ledger: Ledger) -> dict[str, object]:
-    """Return JSON data. Equal ledgers make equal data: grants are sorted, and defaults are left out."""
+def to_data(ledger: Ledger, containers: Iterable[ContainerId] | None = None) -> dict[str, object]:
+    """Return JSON data. Equal ledgers make equal data: grants are sorted, and defaults are left out.
+    :param containers: those whose grants to include; None: all."""
     return {"version": VERSION, "shared": str(ledger.shared),
-            "grants": [_grant_data(ledger.grants[key]) for key in sorted(ledger.grants)],
+            "grants": [grant_to_data(ledger.grants[key])
+                       for key in sorted(ledger.grants if containers is None else containers)],
             "refused": [refused._asdict() for refused in ledger.refused]}
 
 
@@ -176,7 +178,8 @@ def _refuse_overlaps(grants: Mapping[ContainerId, Grant]) -> None:
                 raise LedgerError(f"the ledger: CPU {cpu} is held by {other.container!r} and {grant.container!r}")
 
 
-def _grant_data(grant: Grant) -> dict[str, object]:
+def grant_to_data(grant: Grant) -> dict[str, object]:
+    """The JSON data of a grant, an entry of `to_data`."""
     data: dict[str, object] = {}
     for key, value, plain in zip(Grant._fields, grant, _PLAIN, strict=True):
         # Most are the default itself, and the ledger is written with each answer: comparing takes longer.
