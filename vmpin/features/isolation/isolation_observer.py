@@ -99,9 +99,11 @@ class IsolationObserver:
         self._ownership, self._refreshed = ownership, True
         owners, new = {}, []
         for sandbox, claim in ownership.claims.items():
+            if not claim.exclusive or sandbox not in self.view.sandboxes:
+                continue
             cpus = claim.cpus & self.view.node.online
             containers = tuple(container for container, _ in claim.exclusive)
-            if not cpus or sandbox not in self.view.sandboxes:
+            if not cpus:
                 continue
             old = self._owners.get(sandbox)
             if old is not None and old.cpus == cpus and old.containers == containers:
