@@ -103,7 +103,7 @@ def status() -> dict[str, Any]:
                         "new_threads": {"state": "connected", "events": {"fork": 410, "exec": 7}, "overruns": 0},
                         "hooks": {"taken": 3, "refused": 0, "disputed": 0, "last": "2026-01-02T02:57:55Z"},
                         "repairs": {"done": 0, "failed": 0}},
-            "sandboxes": [shop, db]}
+            "sandboxes": [db, shop]}
 
 
 def operation(tid: int, role: str, vcpu: int | None, cpus: str, was: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def print_data(data: object, output: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict[str, str] | None = None, *,
-          spare: Sequence[str] = (), also: str = "", keys: Sequence[str] = ()) -> None:
+          spare: Sequence[str] = (), also: str = "", keys: Sequence[str] = (), headers: bool = True) -> None:
     """Print an aligned table: in colour at a terminal and within its width, plain and as wide as it is in a pipe. At a
     terminal without room for it columns are left out, which a line below names, or it is cut into several tables;
     where not even these have room each row is a sentence, its titles in it.
@@ -49,10 +49,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: dict
     :param styles: by cell text, a rich style. :param spare: titles that may be left out, the least important first.
     :param also: a command that shows these. :param keys: titles of the columns that name a row (none: the first does);
         each of several tables has them.
+    :param headers: False prints the rows alone, at a terminal as in a pipe.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        for line in plain_table(columns, cells):
+    if not headers or not sys.stdout.isatty():
+        for line in list(plain_table(columns, cells))[not headers:]:
             print(line)
         return
     width, with_titles = columns_of_terminal(), [list(columns), *cells]

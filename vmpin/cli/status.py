@@ -5,16 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from vmpin.cli.control_client import Document, ask_raw, only, read_status, stale_checkpoint, status_document
+from vmpin.cli.control_client import (
+    Document,
+    ask_raw,
+    named_sandboxes,
+    only,
+    read_status,
+    stale_checkpoint,
+    status_document,
+)
 from vmpin.cli.output import VERDICTS, print_data, print_text, table
 from vmpin.cli.this_program import about_this_node
 from vmpin.cli.verbs import (
     Verbs,
     direct_flag,
-    namespace_flag,
     output_flag,
     sandbox_argument,
     usable_config,
@@ -34,6 +41,9 @@ examples:
   vmpin status -o wide           with ids, every container and every thread
   vmpin status shop              one sandbox, by its pod: also demo/shop, or -n demo shop
   vmpin status 5f2c -o yaml      by the first digits of its id; everything
+  vmpin status --problems        only sandboxes with a problem, the worst first
+  vmpin status 'demo/*'          all pods of these names; -n demo: of one namespace
+  vmpin status -n demo -o name   their names, for another command; --no-headers: the table's rows alone
   vmpin status --watch           every two seconds; -w 10: every ten
   vmpin status --inspect -o json  also what root finds out about each VM's devices (docs/network.md)
 
@@ -53,9 +63,15 @@ verdicts:
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run,
                   epilog=_EXAMPLES)
-    sandbox_argument(parser, "only this one")
-    namespace_flag(parser)
-    output_flag(parser, ("table", "wide", "json", "yaml"))
+    sandbox_argument(parser, "only this one, or with * ? [ ] all of these names")
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this namespace")
+    parser.add_argument("-A", "--all-namespaces", action="store_const", dest="namespace", const="",
+                        help="the pods of every namespace (the default)")
+    parser.add_argument("--problems", action="store_true", help=about_this_node(
+        "only sandboxes with a problem, the worst first"))
+    parser.add_argument("--no-headers", action="store_true", help=about_this_node(
+        "the rows of the table alone, without titles, the node and reasons"))
+    output_flag(parser, ("table", "wide", "name", "json", "yaml"))
     direct_flag(parser)
     parser.add_argument("--inspect", action="store_true", help=about_this_node(
         "also inspect the devices of each VM, as -o wide does (as root: docs/network.md)"))
@@ -64,7 +80,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
-    if args.output == "json" and args.sandbox is None and not args.inspect and not sys.stdout.isatty():
+    selected = args.sandbox is not None or args.namespace or args.problems
+    if args.output == "json" and not selected and not args.inspect and not sys.stdout.isatty():
         # The watcher's answer is the document: it is passed on without parsing thousands of threads.
         raw = None if args.direct else ask_raw(config, {"op": "status"}, has_direct=True)
         if raw is None:
@@ -72,30 +89,56 @@ def run(args: argparse.Namespace) -> int:
         else:
             sys.stdout.buffer.write(raw)
         return 0
-    wide = args.output != "table" or args.sandbox is not None
+    wide = args.output not in ("table", "name") or args.sandbox is not None
     document = status_document(config, wide=wide, direct=args.direct)
-    names = names_of(document)
-    if args.sandbox is not None:
-        document["sandboxes"] = [only(document, args.sandbox, args.namespace)]
+    names, titles = names_of(document), _titles(document["sandboxes"])
+    nothing = _select(document, args) if selected else ""
     if args.inspect or args.output == "wide":
         inspect_vms(config, document["sandboxes"])
     if args.output in ("json", "yaml"):
         print_data(document, args.output)
-    elif args.sandbox is not None and args.output != "wide":
+    elif args.output == "name":
+        for sandbox in document["sandboxes"]:
+            print_text(_name(sandbox, titles))
+    elif args.no_headers:
+        _print_table(document["sandboxes"], titles, args.output == "wide", headers=False)
+    elif nothing:
+        print_text(nothing)
+    elif args.sandbox is not None and len(document["sandboxes"]) == 1 and args.output != "wide":
         print_chosen(document, names)
     else:
-        print_status(document, args.output == "wide", names)
+        print_status(document, args.output == "wide", names, some=bool(args.sandbox or args.namespace))
     return 0
+
+
+def _select(document: Document, args: argparse.Namespace) -> str:
+    """Reduce the document to the sandboxes that the arguments choose.
+    :returns: a sentence if there are none. :raises UsageError: for the name of no sandbox or several."""
+    from vmpin.status.pod_arguments import meant
+    from vmpin.status.selection import Selection, is_pattern
+    pattern = args.sandbox or ""
+    if pattern and not (is_pattern(pattern) and not meant(pattern, args.namespace, named_sandboxes(document))):
+        document["sandboxes"], pattern = [only(document, pattern, args.namespace)], ""
+    selection = Selection(pattern, args.namespace, args.problems)
+    document["sandboxes"] = selection.of(document)
+    return "" if document["sandboxes"] else f"no VM sandbox {selection.describe()} is on this node"
+
+
+def _name(sandbox: Document, titles: Mapping[str, str]) -> str:
+    """A sandbox as the argument SANDBOX takes it: NAMESPACE/POD; its id where that is unknown, or means several."""
+    title = pod_name(sandbox["pod"], sandbox["id"])
+    return title if titles[sandbox["id"]] == title else str(sandbox["id"])
 
 
 #: How many processes that pose as a sandbox's are listed: any user can start as many as he may have.
 _MOST_IMPOSTORS = 5
 
 
-def print_status(document: Document, wide: bool, names: Mapping[str, str]) -> None:
+def print_status(document: Document, wide: bool, names: Mapping[str, str], some: bool = False) -> None:
     """Print the node and its sandboxes.
 
-    :param wide: with ids, every container and thread. :param names: of pods and containers, by id."""
+    :param wide: with ids, every container and thread. :param names: of pods and containers, by id.
+    :param some: the document has a part of the sandboxes; the conflicts of others are left out."""
     print_text(_node(document))
     now = _now(document)
     if wide:
@@ -107,12 +150,8 @@ def print_status(document: Document, wide: bool, names: Mapping[str, str]) -> No
     titles = _titles(document["sandboxes"])
     if not document["sandboxes"]:
         print("no VM sandbox runs on this node")
-    elif wide:
-        table(["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS", "RUNTIME", "HANDLER",
-               "FOUND BY"], [_wide_row(sandbox) for sandbox in document["sandboxes"]], VERDICTS)
     else:
-        table(["POD", "VERDICT", "VM", "MASK", "VCPUS", "IN PLACE"],
-              [[titles[sandbox["id"]], *_row(sandbox)] for sandbox in document["sandboxes"]], VERDICTS)
+        _print_table(document["sandboxes"], titles, wide)
     for sandbox in document["sandboxes"]:
         if wide:
             _print_everything(sandbox, now, names)
@@ -122,8 +161,16 @@ def print_status(document: Document, wide: bool, names: Mapping[str, str]) -> No
     _print_impostors(document["node"]["impostors"])
     for owner in document["node"]["unknown_owners"]:
         print_text(f"UNKNOWN OWNER: {owner['what']}")
-    node = document["node"]
-    _print_conflicts(node.get("rivals", ()), node["disagreements"], node["collisions"], names)
+    _print_conflicts(document, names, some)
+
+
+def _print_table(sandboxes: Sequence[Document], titles: Mapping[str, str], wide: bool, headers: bool = True) -> None:
+    if wide:
+        table(["SANDBOX", "POD", "VMM", "PID", "MASK", "VERDICT", "VCPUS", "THREADS", "RUNTIME", "HANDLER",
+               "FOUND BY"], [_wide_row(sandbox) for sandbox in sandboxes], VERDICTS, headers=headers)
+    else:
+        table(["POD", "VERDICT", "VM", "MASK", "VCPUS", "IN PLACE"],
+              [[titles[sandbox["id"]], *_row(sandbox)] for sandbox in sandboxes], VERDICTS, headers=headers)
 
 
 def _print_impostors(impostors: Sequence[Document]) -> None:
@@ -136,13 +183,10 @@ def _print_impostors(impostors: Sequence[Document]) -> None:
 
 def print_chosen(document: Document, names: Mapping[str, str]) -> None:
     """Print the document's only sandbox: one line, its containers, what is not as it should be; and the node."""
-    (sandbox,), node = document["sandboxes"], document["node"]
+    (sandbox,) = document["sandboxes"]
     _print_sandbox(sandbox, pod_name(sandbox["pod"], short_id(sandbox["id"])), _now(document), names)
     _print_stale(document)
-    mine = {key: [entry for entry in node.get(key, ()) if sandbox["id"] in entry["sandboxes"]]
-            for key in ("rivals", "collisions")}
-    _print_conflicts(mine["rivals"], [entry for entry in node["disagreements"] if entry["sandbox"] == sandbox["id"]],
-                     mine["collisions"], names)
+    _print_conflicts(document, names, some=True)
     mask = f"its CPUs {sandbox['mask']}; " if sandbox["mask"] else ""
     print_text(mask + _node(document))
 
@@ -161,14 +205,20 @@ def _print_stale(document: Document) -> None:
         print_text(f"STALE: {stale}")
 
 
-def _print_conflicts(rivals: Iterable[Document], disagreements: Iterable[Document], collisions: Iterable[Document],
-                     names: Mapping[str, str]) -> None:
-    for rival in rivals:
+def _print_conflicts(document: Document, names: Mapping[str, str], some: bool) -> None:
+    """Print what the node has more than one answer to. :param some: only about the document's sandboxes."""
+    node, ids = document["node"], {sandbox["id"] for sandbox in document["sandboxes"]}
+
+    def shown(key: str) -> Iterator[Document]:
+        return (entry for entry in node.get(key, ())
+                if not some or not ids.isdisjoint(entry.get("sandboxes") or [entry.get("sandbox")]))
+
+    for rival in shown("rivals"):
         print_text(f"RIVALS {' and '.join(rival['authorities'])}: {with_names(rival['what'], names)}")
-    for entry in disagreements:
+    for entry in shown("disagreements"):
         pod, container = pod_name(entry["pod"], short_id(entry["sandbox"])), short_id(entry["container"])
         print_text(f"DISAGREEMENT on the CPUs of {pod}/{entry['name'] or container}: {entry['what']}")
-    for collision in collisions:
+    for collision in shown("collisions"):
         print_text(f"COLLISION on CPU {collision['cpu']}: {with_names(collision['what'], names)}")
 
 

@@ -95,10 +95,15 @@ def encoded(data: Mapping[str, object]) -> bytes:
 
 
 def shown(view: NodeView) -> list[SandboxState]:
-    """The managed sandboxes that are VMs."""
+    """The managed sandboxes that are VMs, by namespace and name; those without a pod last, by id."""
     vms = view.vm_sandboxes()
-    return [sandbox for sandbox in view.sandboxes.values()
-            if sandbox.id in view.vms or (sandbox.id in vms and fnmatchcase(sandbox.id, view.config.watch.pattern))]
+    return sorted((sandbox for sandbox in view.sandboxes.values() if sandbox.id in view.vms or (
+        sandbox.id in vms and fnmatchcase(sandbox.id, view.config.watch.pattern))), key=_order)
+
+
+def _order(sandbox: SandboxState) -> tuple[bool, str, str, str]:
+    pod = sandbox.pod
+    return (True, "", "", sandbox.id) if pod is None else (False, pod.namespace, pod.name, sandbox.id)
 
 
 def _kubelet(view: NodeView) -> dict[str, object] | None:

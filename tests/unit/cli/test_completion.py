@@ -120,6 +120,8 @@ def test_the_names_are_those_that_mean_one_thing(environment: dict[str, str], tm
     assert names("unpin demo/") == ["demo/shop", "demo/store"]
     assert names("explain shop/") == ["shop/logs", "shop/web"]
     assert names("status -n ") == ["demo", "test", "x"]
+    assert (names("status --pro"), names("status -o na"), names("status --all-na")) == (
+        ["--problems"], ["name"], ["--all-namespaces"])
     assert names("status 0") == []
 
 

@@ -30,7 +30,7 @@ def test_the_grammar_has_every_verb_and_the_options_that_help_shows() -> None:
         ("-h", "--help"), ("--version",), ("--config",), ("--set",)]
     status = COMMANDS["status"]
     output = next(option for option in status.options if "-o" in option.names)
-    assert (output.metavar, output.choices) == ("FORMAT", ("table", "wide", "json", "yaml"))
+    assert (output.metavar, output.choices) == ("FORMAT", ("table", "wide", "name", "json", "yaml"))
     assert not any("--config" in option.names for option in status.options), "the program's help has it"
     assert [(argument.metavar, argument.optional) for argument in status.arguments] == [("SANDBOX", True)]
     assert [command.name for command in COMMANDS["guest"].commands] == ["build"]

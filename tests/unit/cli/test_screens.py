@@ -35,6 +35,7 @@ from vmpin.features.network import network_inspection
 GOLDEN = Path(__file__).parent / "golden"
 SCREENS = {
     "status": "status", "status-one": "status web-7d9f8c6b5-x2zkp", "status-wide": "status -o wide",
+    "status-problems": "status --problems",
     "explain": "explain shop/db-0", "verify": "verify --since 24h", "plan": "plan", "unpin": "unpin --every --dry-run",
     "reconcile": "reconcile", "allocations": "allocations", "allocations-wide": "allocations -o wide",
     "isolation": "isolation --all --slo 99.9", "isolation-pod": "isolation 5f2c8e91d0b7 --slo 99.9",
@@ -125,6 +126,38 @@ def test_ids_are_short_and_pods_are_named(name: str, answers: dict[str, Any], mo
     assert long == []
     if "all-nodes" not in name and name != "gather":
         assert "shop/" in text
+
+
+@pytest.mark.parametrize(("words", "lines"), [
+    ("-o name", ["shop/db-0", "shop/web-7d9f8c6b5-x2zkp"]), ("shop/d* -o name", ["shop/db-0"]),
+    ("-n shop --problems web* -o name", ["shop/web-7d9f8c6b5-x2zkp"]), ("-n shop -A -o name db-0", ["shop/db-0"]),
+    ("-n demo -o name", []), ("-n demo", ["no VM sandbox in namespace 'demo' is on this node"]),
+    ("x* --problems", ["no VM sandbox named 'x*' with a problem is on this node"]), ("-n demo --no-headers", []),
+    ("db-0 --no-headers", ["shop/db-0 pinned qemu 48-51 4 5/5"]),
+    ("--no-headers", ["shop/db-0 pinned qemu 48-51 4 5/5",
+                      "shop/web-7d9f8c6b5-x2zkp degraded qemu 0-7,32-47,56-63 5 6/8"])])
+def test_a_status_can_be_reduced_to_names_and_rows(words: str, lines: list[str], answers: dict[str, Any],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (0, 200):
+        assert [" ".join(line.split()) for line in screen(f"status {words}", columns, monkeypatch)] == lines
+
+
+@pytest.mark.parametrize(("words", "pods"), [
+    ("", ["db-0", "web-7d9f8c6b5-x2zkp"]), ("--problems", ["web-7d9f8c6b5-x2zkp", "db-0"]), ("d*", ["db-0"]),
+    ("-n demo", []), ("-n shop", ["db-0", "web-7d9f8c6b5-x2zkp"])])
+def test_the_document_has_the_sandboxes_that_the_text_has(words: str, pods: list[str], answers: dict[str, Any],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads("\n".join(screen(f"status -o json {words}", 80, monkeypatch)))
+    checked("status", document)
+    assert [sandbox["pod"]["name"] for sandbox in document["sandboxes"]] == pods
+
+
+def test_two_sandboxes_of_a_pod_have_their_ids_for_names(answers: dict[str, Any],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    for sandbox in answers["status"]["sandboxes"]:
+        sandbox["pod"] = {**sandbox["pod"], "name": "db-0"}
+    assert screen("status -o name -n shop", 80, monkeypatch) == [
+        sandbox["id"] for sandbox in answers["status"]["sandboxes"]]
 
 
 @pytest.mark.parametrize("columns", [80, 200])

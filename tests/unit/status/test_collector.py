@@ -60,6 +60,16 @@ def test_one_sandbox_is_shown_alone_and_with_more(machine: Machine) -> None:
     assert entries(machine, wide=True)[sandbox("a")]["cgroup"] == found[sandbox("a")]["cgroup"]
 
 
+def test_sandboxes_are_sorted_by_namespace_and_name_and_those_without_a_pod_are_last(machine: Machine) -> None:
+    for name in ("a", "d", "c", "b"):
+        machine.vmm(name)
+    machine.resync()
+    machine.node_state.apply_events([
+        SandboxSeen(sandbox(name), "nri", Pod(namespace, pod, f"u-{name}"))
+        for name, namespace, pod in (("a", "shop", "web"), ("c", "shop", "db"), ("d", "demo", "zoo"))])
+    assert list(entries(machine)) == [sandbox("d"), sandbox("c"), sandbox("a"), sandbox("b")]
+
+
 def test_a_sandbox_of_runc_is_no_vm_and_is_shown_among_the_pods_alone(machine: Machine) -> None:
     machine.vmm("a")
     machine.resync()

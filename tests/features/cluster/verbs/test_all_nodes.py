@@ -53,14 +53,15 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("words", [
     ["status", "5f2c"], ["status", "--direct"], ["status", "--inspect"], ["status", "--watch"],
+    ["status", "--problems"], ["status", "--no-headers"], ["status", "-o", "name"], ["status", "demo/*"],
     ["verify", "5f2c"], ["map", "-w", "9"],
     ["verify", "--since", "1h"], ["verify", "-w"], ["map", "--direct"]])
 @pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop"], ["-l", "vmpin.io/pool=a"],
                                   ["--context", "x"], ["--kubeconfig", "x"]])
 def test_what_is_about_this_node_does_not_go_with_all(words: list[str], more: list[str],
                                                      capsys: pytest.CaptureFixture[str]) -> None:
-    if more[0] == "-n" and "5f2c" in words:
-        more = [*more, "--all-nodes"]  # a pod's namespace alone is about this node, too
+    if more[0] == "-n" and ("5f2c" in words or "status" in words):
+        more = [*more, "--all-nodes"]  # a pod's namespace alone is about this node, too, as is any with status
     assert main([*words, *more]) == 2
     assert "is about this node" in capsys.readouterr().err
 

@@ -31,7 +31,10 @@ from vmpin.features.cluster.reporter.api_server import ApiServer
 
 
 def status(args: argparse.Namespace) -> int:
-    _refuse(args, "sandbox", "direct", "watch", "inspect")
+    _refuse(args, "sandbox", "direct", "watch", "inspect", "problems", "no_headers")
+    if args.output == "name":
+        raise UsageError("-o name is about this node: it does not go with --all-nodes",
+                         "`kubectl get nodepinnings -o name` lists the nodes")
     fleet = _read(args, everything=args.output != "table")
     if args.output in ("json", "yaml"):
         return _print_document(fleet, args.output)
@@ -95,7 +98,7 @@ def _refuse(args: argparse.Namespace, *flags: str) -> None:
     """Refuse flags and arguments of this node alone. :raises UsageError:"""
     for flag in flags:
         if getattr(args, flag):
-            name = "SANDBOX" if flag == "sandbox" else f"--{flag}"
+            name = "SANDBOX" if flag == "sandbox" else f"--{flag.replace('_', '-')}"
             raise UsageError(f"{name} is about this node: it does not go with --all-nodes",
                              "-n NAMESPACE and --node NAME choose; `kubectl get nodepinnings --watch` follows")
 
