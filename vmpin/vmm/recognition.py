@@ -214,10 +214,11 @@ def recognize(proc: Procfs, pid: int | str, beginning: bytes, claimed: ClaimedVm
     if process is None or (nested and (isinstance(process, VmmProcess) or process.role is not ThreadRole.VIRTIOFSD)):
         return None
     if before is None or (before[0], before[2]) != (identity, argv):
-        uid = foreign_uid(proc, identity.tid)
-        confirmed = (uid or by_name is None) and (
-            _is_claimed(process, identity, argv, claimed)
-            or _is_of_its_shim(proc, process, stat.ppid, beginning, claimed))
+        confirmed = _is_claimed(process, identity, argv, claimed)
+        # What Kata's state claims needs no further evidence: the status of a process costs as much as all the rest.
+        uid = 0 if confirmed else foreign_uid(proc, identity.tid)
+        confirmed = confirmed or ((uid != 0 or by_name is None)
+                                  and _is_of_its_shim(proc, process, stat.ppid, beginning, claimed))
         if uid and not confirmed:
             return None if process.sandbox is None else Impostor(identity, process.sandbox, uid)
         # Arguments alone prove nothing: an editor may have them, too.

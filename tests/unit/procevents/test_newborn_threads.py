@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 from newcomers import Machine, Thread, by_name, mask, sandbox, until
+from system_calls import system_calls
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.desired_state import DesiredState
 from vmpin.domain.events import ContainerSeen, Source
 from vmpin.domain.model import Container, ContainerId, ThreadId, VcpuId, VcpuState
 from vmpin.domain.sandbox_placement import Placement
-from vmpin.host import boottime
+from vmpin.host import affinity, boottime
 from vmpin.host.procfs import Procfs, Stat
 from vmpin.host.sysfs import Sysfs
 from vmpin.procevents.newborn_placer import FollowUp, NewbornPlacer
+from vmpin.vmm import qemu
 from vmpin.vmm.virtual_machine import Vm
 from vmpin.wire.proc_events import KTHREADD, Comm, Fork
 
@@ -61,6 +63,35 @@ def test_the_stat_of_a_thread_created_outside_is_read_once(machine: Machine, cro
     os.sched_setaffinity(tid, machine.both.frozen())
     follow_up = placer.handle([Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)])
     assert (mask(tid), proc.reads[tid], follow_up.now) == (machine.other, 1, set())
+
+
+def test_a_new_thread_costs_few_system_calls_and_a_vcpu_parses_no_command_line(
+        machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "SOON", 3600)  # else a thread's file is read once more on a busy machine
+    machine.configure(emulator=str(machine.other))
+    vmm = machine.running(crowd)
+    tid = by_name(vmm, "call_rcu")
+
+    def cost(*events: Fork | Comm) -> Counter[str]:
+        return system_calls(lambda: machine.placer.handle(events))
+
+    created = Fork(time.monotonic_ns(), vmm.pid, vmm.pid, tid, vmm.pid)
+    # It was born in its place; its stat shows whether it is a kernel worker.
+    assert cost(created) == {"sched_getaffinity": 1, "open": 1, "read": 1, "close": 1}
+    os.sched_setaffinity(tid, machine.pool.frozen())
+    # Its stat, its main thread's, and the first once more to set the mask.
+    files = {"open": 3, "read": 2, "pread": 1, "close": 3, "sched_setaffinity": 1}
+    assert cost(created) == {**files, "sched_getaffinity": 3}
+    machine.reconciler.reconcile([sandbox("a")])
+    machine.placer.handle([Comm(created.time, tid, vmm.pid, "CPU 1/KVM")])
+    machine.reconciler.reconcile([sandbox("a")])
+    monkeypatch.setattr(qemu, "option_values", None)
+    for vcpu in 5, 6:
+        os.sched_setaffinity(tid, machine.other.frozen())
+        named = Comm(created.time, tid, vmm.pid, f"CPU {vcpu}/KVM")
+        assert cost(created, named) == {**files, "sched_getaffinity": 4}
+        assert mask(tid) == machine.pool
+        machine.reconciler.reconcile([sandbox("a")])
 
 
 def test_a_thread_created_in_place_has_no_mask_set(machine: Machine, crowd: Path) -> None:

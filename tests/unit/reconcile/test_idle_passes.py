@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from newcomers import Machine, by_name, sandbox, tids
 from system_calls import system_calls
 
+from vmpin.host import affinity
 from vmpin.vmm.process_table import ROUNDS, SELDOM, YOUNG_PASSES
 
 pytest_plugins = ["given_unit"]
@@ -67,3 +69,24 @@ def test_names_are_read_again_after_lost_events_and_else_seldom(
     assert name_after(full=False, passes=SELDOM) == "call_rcu"
     machine.node_state.forks_reported(False)
     assert name_after(full=False) == "call_rcu"
+
+
+@pytest.mark.parametrize(("named", "files"), [(False, 3), (True, 2)])
+def test_a_first_pass_makes_eight_system_calls_a_thread_and_reads_three_files_of_a_vmm(
+        named: bool, files: int, machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Command line, stat, and status; no status of a VMM that Kata's state names."""
+    vmms = [_vmm(machine, crowd, name) for name in "abc"]
+    for name, vmm in zip("abc" if named else "", vmms, strict=False):
+        file = machine.path / "kata_go" / "sbs" / sandbox(name) / "persist.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"HypervisorState": {"Pid": vmm.pid, "Type": "qemu"}}))
+    threads = sum(len(tids(vmm)) for vmm in vmms)
+    monkeypatch.setattr(machine.node_state.proc, "pids", lambda: [str(vmm.pid) for vmm in vmms])
+    monkeypatch.setattr(affinity, "SOON", 3600)  # else a thread's file is read once more on a busy machine
+    calls = system_calls(lambda: machine.reconciler.resync(full=True))
+    assert calls["sched_getaffinity"] == 3 * threads  # before, at once before, and afterwards
+    assert calls["pread"] == calls["sched_setaffinity"] == threads
+    own = 2 * len(vmms) if named else 0  # Kata's files: each with a second read, for its end
+    assert 0 <= calls["read"] - threads - files * len(vmms) - own <= 4, calls
+    # The directory of threads, too.
+    assert 0 <= calls["open"] - threads - (files + 1) * len(vmms) - own // 2 <= OPENS + 4, calls
