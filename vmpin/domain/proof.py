@@ -82,7 +82,7 @@ class SandboxRunAccount:
     unseen: int = 0
 
     def of(self, role: ThreadRole) -> RunAccount:
-        return self.roles.setdefault(role, RunAccount())
+        return self.roles.get(role) or self.roles.setdefault(role, RunAccount())
 
     @property
     def total(self) -> RunAccount:
@@ -171,7 +171,7 @@ class ResidencyLedger:
         self.taken_up: ResidencyLedger | None = None
 
     def of(self, sandbox: SandboxId) -> SandboxRunAccount:
-        return self.sandboxes.setdefault(sandbox, SandboxRunAccount())
+        return self.sandboxes.get(sandbox) or self.sandboxes.setdefault(sandbox, SandboxRunAccount())
 
     def roles(self) -> dict[ThreadRole, RunAccount]:
         """The accounts of all sandboxes, including ended ones, by role: they only grow."""

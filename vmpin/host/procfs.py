@@ -95,11 +95,11 @@ def age(starttime: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - starttime / _TICKS_A_SECOND
 
 
-def read_file(path: str, limit: int = 65536) -> bytes | None:
+def read_file(path: str, limit: int = 65536, within: int | None = None) -> bytes | None:
     """Read the first `limit` bytes; None if the file or its process is gone. Not open(): a text or buffered file takes
-    twice as many system calls."""
+    twice as many system calls. :param within: a directory that the path is relative to."""
     try:
-        fd = os.open(path, _READ)
+        fd = os.open(path, _READ, dir_fd=within)
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return None
     try:

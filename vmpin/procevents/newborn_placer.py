@@ -380,4 +380,4 @@ class NamedVcpuPlacer:
         """Whether a pass will accept a name. It will not, and would move the thread back, if the thread is known as
         another vCPU, or if another running thread is this vCPU."""
         return vm.vcpu_threads.get(thread, vcpu) == vcpu and not any(
-            other != thread and number == vcpu and self._runs(other) for other, number in vm.vcpu_threads.items())
+            number == vcpu and other != thread and self._runs(other) for other, number in vm.vcpu_threads.items())

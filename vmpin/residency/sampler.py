@@ -181,12 +181,13 @@ class Sampler:
         metered = self._metered.get(process.id)
         if metered is not None and clock is not None and clock == metered.clock and placement is metered.placement:
             return  # none of its threads ran, and its placement is unchanged
-        main = self.host.where(process.pid, process.pid)
-        if main is None or main.starttime != process.id.starttime:
-            return  # it has ended, and the pid may belong to another process
-        metered = metered or self._open(process.id, clock)
-        metered.clock, metered.placement = clock, placement
-        self._threads(sandbox, metered, process.threads.values(), placement)
+        with self.host.tasks_of(process.pid):
+            main = self.host.where(process.pid, process.pid)
+            if main is None or main.starttime != process.id.starttime:
+                return  # it has ended, and the pid may belong to another process
+            metered = metered or self._open(process.id, clock)
+            metered.clock, metered.placement = clock, placement
+            self._threads(sandbox, metered, process.threads.values(), placement)
         if clock is not None and metered.begun is not None:
             unseen = clock - metered.begun - metered.booked
             self.ledger.of(sandbox).unseen += unseen - metered.unseen

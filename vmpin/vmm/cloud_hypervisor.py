@@ -4,14 +4,13 @@ Kata puts the socket for the guest beside the API's. The directory is named afte
 Kata's factory (virtcontainers/clh.go; runtime-rs: hypervisor/src/ch).
 """
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from vmpin.bounded import parse_whole
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
+from vmpin.cpuset import EMPTY, MAX_CPU, CpuSet, CpuSetError
 from vmpin.domain.model import SandboxId, Vcpu, VcpuId
 from vmpin.vmm.arguments import long_options, run_directory_sandbox, socket_path
 from vmpin.vmm.vmm_type import GuestChannels, VmmType
@@ -44,12 +43,13 @@ def _guest_vcpus(argv: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, 
     zones = {zone["id"]: zone["host_numa_node"] for zone in _listed(argv, "--memory-zone")
              if {"id", "host_numa_node"} <= zone.keys()}
     node_of: dict[int, int] = {}
+    wanted = CpuSet(vcpu for vcpu in ids if vcpu <= MAX_CPU)
     memory: dict[int | None, frozenset[int]] = {}
     for node in _listed(argv, "--numa"):
         number = parse_whole(node.get("guest_numa_id", ""), _MAX_NODE)
         if number is None:
             continue
-        node_of |= dict.fromkeys(_numbers(node.get("cpus", "")), number)
+        node_of |= dict.fromkeys(_numbers(node.get("cpus", "")) & wanted, number)
         bound = (parse_whole(zones.get(zone, ""), _MAX_NODE) for zone in _items(node.get("memory_zones", "")))
         memory[number] = frozenset(host for host in bound if host is not None)
     return tuple(Vcpu(vcpu, None, node_of.get(vcpu), memory.get(node_of.get(vcpu), frozenset())) for vcpu in ids)
@@ -57,14 +57,14 @@ def _guest_vcpus(argv: tuple[str, ...], ids: tuple[VcpuId, ...]) -> tuple[Vcpu, 
 
 def _listed(argv: Sequence[str], name: str) -> Iterator[dict[str, str]]:
     """An option that may have several values after it, each a list of key=value whose values may be [lists]."""
-    for at, arg in enumerate(argv):
-        if arg == name:
-            values = list(itertools.takewhile(lambda value: not value.startswith("--"),
-                                              itertools.islice(argv, at + 1, None)))
-        else:
-            values = [arg.removeprefix(f"{name}=")] if arg.startswith(f"{name}=") else []
-        for value in values:
-            yield dict(_OPTION.findall(value))
+    option = ""
+    for arg in argv:
+        if arg.startswith("--"):
+            option, _, value = arg.partition("=")
+            if value and option == name:
+                yield dict(_OPTION.findall(value))
+        elif option == name:
+            yield dict(_OPTION.findall(arg))
 
 
 def _items(value: str) -> list[str]:

@@ -17,6 +17,7 @@ from vmpin.vmm.vmm_type import MAX_VCPUS, GuestChannels, VmmType, VmStart, host_
 
 #: QEMU's limit on NUMA nodes (include/system/numa.h, MAX_NODES).
 _MAX_NODES = 128
+_NODES = CpuSet(range(_MAX_NODES))
 _PROGRAM = r"qemu-(?:.+-)?system-((?:x86_64|i386)(?![^-_.])|aarch64|)"
 _X86 = frozenset(("x86_64", "i386"))
 _KATAS_OWN = r"/run/(?:vc/vm|kata)/[^/]+/qmp\.sock(?:et)?$"
@@ -137,10 +138,16 @@ def architecture(argv: Sequence[str]) -> str:
 def guest_vcpus(argv: Sequence[str], ids: Iterable[VcpuId]) -> tuple[Vcpu, ...]:
     """The given vCPUs with the guest's core (where a core has siblings), its node (where -numa lists CPUs), and the
     host nodes to which the memory of that node, or of the whole guest, is bound."""
-    backends = tuple(value for value in option_values(argv, "object") if "memory-backend-" in value)
-    machine = tuple(value for value in option_values(argv, "machine", "M") if "memory-backend" in value)
-    return _guest_vcpus(tuple(option_values(argv, "smp")), tuple(option_values(argv, "numa")), backends, machine,
-                        tuple(sorted(ids)))
+    return _guest_vcpus(*_cpu_options(tuple(argv)), tuple(sorted(ids)))
+
+
+@lru_cache(maxsize=1024)
+def _cpu_options(argv: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The values of -smp and -numa, of memory backends and of a machine with one. Cached for the vCPUs that are
+    plugged in one by one."""
+    return (tuple(option_values(argv, "smp")), tuple(option_values(argv, "numa")),
+            tuple(value for value in option_values(argv, "object") if "memory-backend-" in value),
+            tuple(value for value in option_values(argv, "machine", "M") if "memory-backend" in value))
 
 
 @lru_cache(maxsize=256)
@@ -154,7 +161,8 @@ def _guest_vcpus(smp: tuple[str, ...], numa: tuple[str, ...], backends: tuple[st
                       memory.get(node_of.get(vcpu), frozenset())) for vcpu in ids)
 
 
-def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tuple[str, ...]) -> dict[
+@lru_cache(maxsize=256)
+def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tuple[str, ...]) -> Mapping[
         int | None, frozenset[int]]:
     """The host nodes to which guest nodes' memory is bound, by `host-nodes=` of their memory backends; by None for a
     guest without nodes (-machine memory-backend=). Invalid options are left out."""
@@ -165,8 +173,7 @@ def _memory_nodes(numa: tuple[str, ...], backends: tuple[str, ...], machine: tup
         # The policy is `default` without host-nodes; with it QEMU wants bind, preferred or interleave.
         if options.get("qom-type", "").startswith("memory-backend-") and options.get("policy") != "default":
             # QEMU refuses a host node from MAX_NODES on (backends/hostmem.c).
-            bound[options.get("id", "")] = frozenset(
-                node for node in _numbers(pairs, "host-nodes") if node < _MAX_NODES)
+            bound[options.get("id", "")] = frozenset(_numbers(pairs, "host-nodes") & _NODES)
     nodes: dict[int | None, frozenset[int]] = {
         number: bound.get(dict(pairs).get("memdev", ""), frozenset()) for number, pairs in _numa_nodes(numa)}
     if not nodes:

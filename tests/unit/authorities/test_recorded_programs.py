@@ -14,7 +14,8 @@ from vmpin.authorities.authority import Authorities
 from vmpin.authorities.observed_authority import ObservedAuthority
 from vmpin.authorities.rivals import rivals
 from vmpin.cpuset import CpuSet
-from vmpin.domain.desired_state import DesiredState
+from vmpin.domain.desired_state import DesiredState, reduce
+from vmpin.domain.events import CpusetSeen, Source
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
@@ -25,6 +26,7 @@ from vmpin.sources.nri.nri_events import ContainerEvent, NriContainer, NriEvent,
 from vmpin.wire.nri_enums import RUNNING, Verb
 
 DATA = Path(__file__).parents[2] / "data"
+KOORDLET = json.loads((DATA / "koordinator-cpusets.json").read_text())
 CRIO = json.loads((DATA / "crio-1.37-steps.json").read_text())["steps"]
 
 
@@ -113,3 +115,53 @@ def test_a_cpuset_that_a_pods_author_chose_in_crios_workload_takes_no_cpu_from_i
     assert (chosen.exclusive, chosen.cpuset, chosen.stale_cpuset) == (False, None, CpuSet((1,)))
     assert ("s-mixed", "s-mgmt-chosen") in [rival.sandboxes for rival in rivals(
         on_node.listing(state), on_node.rulings(state), state.sandboxes.values(), TWO)]
+
+
+def of_koordlet(pods: str, best_effort: bool = False, policy: str = "none") -> DesiredState:
+    """The pods of these names, with the cpusets of koordlet's answers to NRI, and those that it writes to the cgroups
+    of best-effort ones."""
+    answers = {row["pod"]: row["cpuset"] for row in KOORDLET["hook"] if row["policy"] == policy}
+    state = after([ContainerEvent(Verb.POST_START, pod(name), container(name, "main", answers[name] or None), 1)
+                   for name in pods.split()])
+    for name, written in KOORDLET["best_effort"].items() if best_effort else ():
+        state = reduce(state, CpusetSeen(SandboxId(f"s-{name}"), ContainerId(f"{name}-main"), CpuSet.parse(written),
+                                         Source.CGROUP, 2))
+    return state
+
+
+EIGHT = CpuSet(range(8))
+
+
+def observed() -> Authorities:
+    return authorities(None, ObservedAuthority(lambda: EIGHT))
+
+
+def test_pods_of_koordinators_classes_own_what_its_annotation_gives_them() -> None:
+    assert owned(observed(), of_koordlet("lse lsr ls plain numa"), EIGHT) == {"lse-main": "2-3", "lsr-main": "4-5"}
+
+
+def test_of_an_lsr_pod_best_effort_pods_use_a_part_and_of_an_lse_pod_none() -> None:
+    """In a VM they have no cgroup and no cpuset, so every CPU counts as theirs, too."""
+    pods = "lse lsr ls numa be"
+    assert owned(observed(), of_koordlet(pods, best_effort=True), EIGHT) == {"lse-main": "2-3", "lsr-main": "5+4"}
+    assert owned(observed(), of_koordlet(pods), EIGHT) == {}
+
+
+def test_koordinators_annotation_itself_gives_no_cpu() -> None:
+    """A pod's author can write it; koordlet gives the container that cpuset, and another pod may use its CPUs then."""
+    state = of_koordlet("lse lsr ls numa")
+    author = ContainerEvent(Verb.POST_START, pod("author", "", {
+        "scheduling.koordinator.sh/resource-status": '{"cpuset":"2"}'}), container("author", "main", "2"), 3)
+    assert owned(observed(), after([author], state), EIGHT) == {"lse-main": "3+2", "lsr-main": "4-5"}
+    unset = author._replace(container=container("author", "main", "0-1,6-7"))
+    assert owned(observed(), after([unset], state), EIGHT) == {"lse-main": "2-3", "lsr-main": "4-5"}
+
+
+def test_koordlet_beside_a_static_kubelet_is_a_rival() -> None:
+    """It gives an LSE pod CPUs of the kubelet's pool, and takes them from the pods that share it."""
+    on_node = authorities(CpuManagerState("static", EIGHT, {}))
+    state = of_koordlet("lse ls numa", policy="static")
+    assert owned(on_node, state, EIGHT) == {}
+    assert [(rival.authorities, str(rival.cpus), rival.sandboxes) for rival in rivals(
+        on_node.listing(state), on_node.rulings(state), state.sandboxes.values(), EIGHT)] == [
+        (("kubelet", "observed"), "2-3", ("s-lse",))]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from strayed import Spinners, booked, run_for, spinners
+from system_calls import system_calls
 
 from vmpin.domain.model import ThreadRole
 from vmpin.domain.proof import RunAccount
@@ -42,6 +44,23 @@ class Counting(Schedstat):
     def ran(self, pid: int | str, tid: int | str) -> Ran | None:
         self.reads += 1
         return super().ran(pid, tid)
+
+
+def test_a_thread_that_ran_costs_three_small_files_and_a_process_of_which_none_ran_costs_one_clock(
+        node: Spinners) -> None:
+    vm = node.vm()
+    sampler = started(node.reconciler.view)
+    sampler.round()
+    node.children[vm.sandbox].send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, vm.vmm.pid, os.WSTOPPED | os.WNOWAIT)
+    sampler.round()
+    assert system_calls(sampler.round).total() == 0  # a clock is no file
+    node.children[vm.sandbox].send_signal(signal.SIGCONT)
+    run_for(0.05, vm.vmm.pid)
+    files = 4 if sampler.host.counts_migrations else 3  # its stat, and the three of its thread
+    calls = system_calls(sampler.round)
+    # One more is the directory of threads.
+    assert calls == {"open": files + 1, "read": files, "close": files + 1}
 
 
 def test_what_runs_in_its_place_is_booked_as_certain(node: Spinners) -> None:

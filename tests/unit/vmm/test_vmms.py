@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from effort import effort
 
 from vmpin.domain.model import VcpuId
 from vmpin.vmm.cloud_hypervisor import CLOUD_HYPERVISOR
@@ -89,3 +90,13 @@ def test_cloud_hypervisors_nodes_have_their_memorys_host_nodes(
         arguments: list[str], expected: list[tuple[int | None, set[int]]]) -> None:
     found = CLOUD_HYPERVISOR.guest_vcpus(["cloud-hypervisor", *arguments], [VcpuId(number) for number in range(4)])
     assert [(vcpu.node, set(vcpu.memory)) for vcpu in found] == expected
+
+
+@pytest.mark.parametrize("words", [
+    ["--numa"] * 15_000, ["--numa", *(f"guest_numa_id={number % 1000},cpus=[0-8191]" for number in range(3500))]],
+    ids=["options", "lists of CPUs"])
+def test_a_long_command_line_of_cloud_hypervisor_costs_little(words: list[str]) -> None:
+    def read() -> None:
+        CLOUD_HYPERVISOR.guest_vcpus(["cloud-hypervisor", *words], [VcpuId(0), VcpuId(9000)])
+
+    assert effort(read, times=1) < 30  # the second time it is cached
