@@ -59,8 +59,9 @@ class PlacementCache:
 
     def follow_authorities(self, state: DesiredState) -> None:
         """Recompute the rulings. The sandboxes that a change concerns are placed again."""
-        before, self.rulings = self.rulings, self._authorities.rulings(state)
-        if self.rulings != before:
+        before, now = self.rulings, self._authorities.rulings(state)
+        if now != before:  # else the same object stays, by which others see that nothing has changed
+            self.rulings = now
             self.dirty |= concerned(before, self.rulings, state)
             node = self._node(self.node.topology)
             # Else the claims of the sandboxes that are placed again show whether ownership has changed.

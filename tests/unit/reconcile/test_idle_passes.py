@@ -11,6 +11,7 @@ from newcomers import Machine, by_name, sandbox, tids
 from system_calls import system_calls
 
 from vmpin.host import affinity
+from vmpin.reconcile import source_findings
 from vmpin.vmm.process_table import ROUNDS, SELDOM, YOUNG_PASSES
 
 pytest_plugins = ["given_unit"]
@@ -36,17 +37,15 @@ def _settle(machine: Machine, monkeypatch: pytest.MonkeyPatch, *own: int) -> Non
 
 def test_a_pass_without_changes_reads_masks_and_counts_threads_and_opens_no_file_of_theirs(
         machine: Machine, crowd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.node_state.proc, "pids", list)
+    machine.reconciler.resync()
+    bare = system_calls(machine.reconciler.resync)
     vmms = [_vmm(machine, crowd, name) for name in "abc"]
     _settle(machine, monkeypatch, *(vmm.pid for vmm in vmms))
-    turns = []
-    for _ in range(SELDOM):
-        calls = system_calls(machine.reconciler.resync)
-        assert calls["sched_getaffinity"] == sum(len(tids(vmm)) for vmm in vmms)
-        if calls["open"] > OPENS:
-            turns.append(calls["open"])
-        else:
-            assert calls["stat"] == len(vmms) + STATS, calls
-    assert len(turns) <= len(vmms), turns
+    monkeypatch.setattr(source_findings, "rivals", None)  # not worked out again
+    passes = [system_calls(machine.reconciler.resync) - bare for _ in range(SELDOM)]
+    expected = {"sched_getaffinity": sum(len(tids(vmm)) for vmm in vmms), "stat": len(vmms)}
+    assert sum(calls != expected for calls in passes) <= len(vmms), passes  # its turn comes once to each
 
 
 def test_names_are_read_again_after_lost_events_and_else_seldom(
@@ -89,4 +88,4 @@ def test_a_first_pass_makes_eight_system_calls_a_thread_and_reads_three_files_of
     own = 2 * len(vmms) if named else 0  # Kata's files: each with a second read, for its end
     assert 0 <= calls["read"] - threads - files * len(vmms) - own <= 4, calls
     # The directory of threads, too.
-    assert 0 <= calls["open"] - threads - (files + 1) * len(vmms) - own // 2 <= OPENS + 4, calls
+    assert 0 <= calls["open"] - threads - (files + 1) * len(vmms) - own // 2 <= 12, calls
