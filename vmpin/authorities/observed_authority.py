@@ -5,7 +5,7 @@ and topology-aware, koordinator). It errs towards sharing: a single container wi
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
@@ -90,9 +90,11 @@ class ObservedAuthority:
         self._pods = {name: pod if (pod := before.get(name)) is not None and pod.state is sandbox
                       else pod_cpus(sandbox, online) for name, sandbox in state.sandboxes.items()}
         shared = shared_cpus(self._pods.values())
-        # A CPU is lost if it was owned and is shared now. It counts as shared until `SHARED_FOR` after it last was: a
-        # CPU that was shared when last looked at has been so until now.
-        for cpu in (shared | self._shared) & (self._assignments.owned | CpuSet(self._lost)):
+        # A CPU is lost if it was owned and is shared now, or was shared with a container that has ended: another may
+        # follow. It counts as shared until `SHARED_FOR` after it last was: a CPU that was shared when last looked at
+        # has been so until now.
+        losable = self._assignments.owned | CpuSet(self._lost) | self._left(before, online)
+        for cpu in (shared | self._shared) & losable:
             self._lost[cpu] = now
         self._shared = shared
         self._lost = {cpu: since for cpu, since in self._lost.items() if now < since + SHARED_FOR}
@@ -104,6 +106,17 @@ class ObservedAuthority:
         if (owned, recent) != (self._assignments.exclusive, self._assignments.recent):
             self._assignments = Assignments(owned, recent=recent)
         return self._assignments
+
+    def _left(self, before: Mapping[SandboxId, PodCpus], online: CpuSet) -> CpuSet:
+        """The CPUs that containers could use which have ended since."""
+        ended = EMPTY
+        for name, pod in before.items():
+            now = self._pods.get(name)
+            if now is not pod:
+                ids = set() if now is None else {record.container.id for record in counted(now.state)}
+                ended |= union(usable_cpus(record, online) for record in counted(pod.state)
+                               if record.container.id not in ids)
+        return ended
 
     def _recent(self, now: float, owned: CpuSet, shared: CpuSet) -> CpuSet:
         """Note which CPUs are owned, and return those that stay out of the pool although they are not: for

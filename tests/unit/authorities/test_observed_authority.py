@@ -95,6 +95,20 @@ def test_a_newcomer_takes_a_cpu_at_once_and_its_owner_has_it_back_only_after_a_w
     assert node.owned(beside) == {"a1": "2"}
 
 
+@pytest.mark.parametrize("cpuset", ["3", None])
+def test_a_container_that_comes_and_goes_since_before_the_first_look_moves_no_vcpu(cpuset: str | None) -> None:
+    """Its end alone gives no CPU to another pod at once, also a CPU that had no owner before."""
+    node, alone = Node(), state_of({"a": [record("a1", "3")]})
+    beside = state_of({"a": [record("a1", "3")], "b": [record("b1", cpuset)]})
+    ended = state_of({"a": [record("a1", "3")], "b": [record("b1", cpuset, ContainerState.STOPPED)]})
+    for second in range(30):
+        for state in (beside, ended if second % 2 else alone):
+            assert node.owned(state) == {}
+            node.now += 0.5
+    node.now += SHARED_FOR
+    assert node.owned(alone) == {"a1": "3"}
+
+
 def test_an_owner_has_its_cpu_back_ten_seconds_after_the_newcomer_left_however_long_that_was_there() -> None:
     node, alone = Node(), state_of({"a": [record("a1", "2-3")]})
     assert node.owned(alone) == {"a1": "2-3"}

@@ -234,8 +234,6 @@ CREATE vm-new/main
 file dra.cpu-reg.sock removed
     observed: vm-new/main 1-5
 STOP vm-new/main
-    observed: vm-plain/main 6-7
-STOP vm-plain/main
     observed: -
 """,
     "balloons": """
