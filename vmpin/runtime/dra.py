@@ -57,9 +57,11 @@ def parse_claim_pods(raw: bytes, where: str = CHECKPOINT) -> dict[str, frozenset
         raise SourceError(where, "has no Data")
     if zlib.crc32(data.encode("utf-8", "surrogatepass")) != outer.get("Checksum"):
         raise SourceError(where, "its checksum does not match")
-    claims = parse_object(data, where).get("ClaimInfoStateList")
+    claims = parse_object(data, where).get("ClaimInfoStateList", "")
+    if not isinstance(claims, list | None):  # null without claims
+        raise SourceError(where, "has no list of claims")
     pods = {}
-    for claim in claims if isinstance(claims, list) else ():
+    for claim in claims or ():
         uid, uids = (claim.get("ClaimUID"), claim.get("PodUIDs")) if isinstance(claim, dict) else (None, None)
         if not valid_id(uid):
             raise SourceError(where, "has a claim without a uid")

@@ -22,9 +22,8 @@ def spec(env: object, kind: object = "dra.k8s.io/cpu", name: str = f"claim-{UID}
                        "devices": [{"name": name, "containerEdits": {"env": env}}]}).encode()
 
 
-def checkpoint(claims: object, checksum: int | None = None) -> bytes:
-    data = json.dumps({"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
-                       "ClaimInfoStateList": claims})
+def checkpoint(claims: object, checksum: int | None = None, key: str = "ClaimInfoStateList") -> bytes:
+    data = json.dumps({"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", key: claims})
     return json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode()) if checksum is None else checksum}).encode()
 
 
@@ -57,6 +56,7 @@ def test_the_checkpoint_has_the_pods_of_each_claim() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b'{"Data": 1}', checkpoint([], checksum=1), checkpoint([{}]),
+                                 checkpoint([], key="Claims"), checkpoint("c1"),
                                  checkpoint([7]), checkpoint([{"ClaimUID": "../x"}])])
 def test_a_checkpoint_that_cannot_be_read_is_an_error(raw: bytes) -> None:
     with pytest.raises(SourceError, match="dra_manager_state"):
