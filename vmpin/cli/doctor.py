@@ -45,7 +45,7 @@ levels:
 
 _EXAMPLES = """\
 examples:
-  vmpin doctor                        problems in full, passed checks in one line each
+  vmpin doctor                        problems in full and last, passed checks in one line each
   vmpin doctor -o wide                with the evidence for every check
   vmpin doctor kata nri               some checks: by name, or all with this prefix (kata: kata-pinning, …)
   vmpin doctor -o json | jq -r '.findings[] | select(.level == "bad") | .what'
@@ -55,6 +55,8 @@ exit codes: 0 no check is bad, 1 a check is bad (also if no watcher runs, or if 
 or makes no passes: nothing keeps threads in place then), 2 the command cannot be carried out
 """
 
+#: The order of the text.
+_LAST = (Level.OK, Level.UNKNOWN, Level.WARN, Level.BAD)
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "dim"}
 
 
@@ -94,7 +96,7 @@ def data(findings: Sequence[Finding]) -> Document:
 
 def text(findings: Sequence[Finding], wide: bool, columns: int = 0,
          names: Mapping[str, str] | None = None) -> list[Line]:
-    """The findings as lines, in the order of the checks.
+    """The findings as lines, the worst last: a terminal's last screen has what is to be done.
 
     :param columns: width of the terminal; 0 for no wrapping.
     :param names: of pods and containers by their ids, for a person; None keeps the ids whole, for a bug report.
@@ -104,7 +106,7 @@ def text(findings: Sequence[Finding], wide: bool, columns: int = 0,
 
     lines: list[Line] = []
     width = max((len(finding.check) for finding in findings), default=0)
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: _LAST.index(finding.verdict.level)):
         result = finding.verdict
         head = [(f"{result.level:<8}", _STYLES[result.level]),
                 (f"{finding.check:<{width}}  ", "bold" if result.remedy else "")]

@@ -13,7 +13,7 @@ from doctor_facts import containerd, facts, handler, kata, status, verdict
 from vmpin.cli.doctor import text
 from vmpin.cpuset import CpuSet
 from vmpin.doctor.checks import all_checks, examine
-from vmpin.doctor.finding import Level, several
+from vmpin.doctor.finding import CheckResult, Finding, Level, several
 from vmpin.doctor.service_checks import WAITING
 from vmpin.domain.facts import (
     CpuFacts,
@@ -183,6 +183,15 @@ def test_lines_are_folded_under_themselves_and_steer_no_terminal() -> None:
     assert any(line.startswith("          → vmpin audit") for line in lines)
     unfolded = ["".join(word for word, _ in line) for line in text(examine(judged, ["collisions"]), False)]
     assert max(map(len, unfolded)) > 150
+
+
+def test_the_text_ends_with_what_is_bad_and_the_numbers() -> None:
+    levels = [Level.BAD, Level.OK, Level.WARN, Level.UNKNOWN, Level.BAD, Level.OK]
+    judged = [Finding(f"check-{at}", CheckResult(level, "what", remedy="do" if level is Level.BAD else ""))
+              for at, level in enumerate(levels)]
+    lines = ["".join(word for word, _ in line).split()[:2] for line in text(judged, False)]
+    assert lines == [["ok", "check-1"], ["ok", "check-5"], ["unknown", "check-3"], ["warn", "check-2"],
+                     ["bad", "check-0"], ["→", "do"], ["bad", "check-4"], ["→", "do"], ["2", "ok,"]]
 
 
 def test_a_guest_that_is_waited_for_is_called_as_its_session_calls_it() -> None:
