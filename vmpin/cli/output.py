@@ -97,6 +97,13 @@ def print_text(text: str, indent: str = "") -> None:
         print(line)
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Print sentences, each broken within the blanks with which it begins."""
+    for line in lines:
+        text = line.lstrip(" ")
+        print_text(text, line.removesuffix(text))
+
+
 def columns_of_terminal() -> int:
     """The width of the terminal that standard output is; 0 for a pipe or file."""
     if not sys.stdout.isatty():

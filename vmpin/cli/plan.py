@@ -4,17 +4,17 @@ import argparse
 from pathlib import Path
 
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
-from vmpin.cli.output import VERSION, print_data, print_text, table
+from vmpin.cli.output import VERSION, print_data, print_lines, print_text, table
 from vmpin.cli.verbs import Verbs, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
-from vmpin.domain.pod_names import title_of, titled
+from vmpin.domain.pod_names import by_sandbox, threads_of, title_of
 from vmpin.domain.terminal import number_of
 from vmpin.errors import UsageError
 
 _ABOUT = """\
-Without --scenario, print the system calls that would place every thread now, one a line; none if all threads are in
-place. With --scenario, print the placement of a node that a YAML file describes, by the same rules; this needs no
-root. Nothing is changed.
+Without --scenario, print the system calls that would place every thread now, by sandbox, and their number; none if
+all threads are in place. With --scenario, print the placement of a node that a YAML file describes, by the same rules;
+this needs no root. Nothing is changed.
 """
 
 _EXAMPLES = """\
@@ -67,14 +67,13 @@ def run(args: argparse.Namespace) -> int:
         print_data(plan, "json")
         return 0
     names = known_names(config, args.direct) if plan["operations"] or plan["unmanaged"] else {}
-    for operation in plan["operations"]:
-        print_text(titled(operation["what"], operation["sandbox"], names))
+    operations = plan["operations"]
+    print_lines(by_sandbox(((operation["sandbox"], operation["what"]) for operation in operations), names))
     for sandbox in plan["unmanaged"]:
         title = title_of(sandbox, names)
         print_text(f"{title} is unmanaged: its threads keep their masks (vmpin explain "
                    f"{title.removeprefix('sandbox ')})")
-    if not plan["operations"]:
-        print("nothing to do: every thread is in place")
+    print(f"to set: {threads_of(operations)}" if operations else "nothing to do: every thread is in place")
     return 0
 
 

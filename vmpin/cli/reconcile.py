@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, ask, known_names, only, quiet_log, status_document
-from vmpin.cli.output import print_data, print_text
+from vmpin.cli.output import print_data, print_lines, print_text
 from vmpin.cli.verbs import Verbs, load_config, namespace_flag, output_flag, sandbox_argument, verb
 from vmpin.config.settings import Config
-from vmpin.domain.pod_names import names_of, title_of, titled
+from vmpin.domain.pod_names import by_sandbox, names_of, title_of
 from vmpin.domain.terminal import number_of
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def finish(args: argparse.Namespace, outcome: Document, nothing: str,
     if args.output == "json":
         print_data(outcome, "json")
         return code
-    for line in outcome_lines(outcome, names):
-        print_text(line)
+    print_lines(outcome_lines(outcome, names))
     for sandbox in kept:
         print_text(f"{title_of(sandbox, names)}: not all of its threads have their original masks; try again")
     if not operations and not kept:
@@ -90,11 +89,12 @@ def finish(args: argparse.Namespace, outcome: Document, nothing: str,
 
 
 def outcome_lines(outcome: Document, names: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """A line for each operation of a pass, with what came of it. :param names: of pods and containers by their ids."""
+    """A line for each operation of a pass, with what came of it, below the title of its sandbox.
+    :param names: of pods and containers by their ids."""
     lines = []
     for operation in outcome["operations"]:
         more = {"done": "", "gone": ": the thread has ended", "refused": f": {operation['why']}",
                 "trimmed": f": the cpuset cgroup leaves {operation['got']}",
                 "waiting": f": waits for the cpuset cgroup to be rewritten, which leaves {operation['got']}"}
-        lines.append(titled(operation["what"], operation["sandbox"], names) + more[operation["outcome"]])
-    return lines
+        lines.append((operation["sandbox"], operation["what"] + more[operation["outcome"]]))
+    return by_sandbox(lines, names)

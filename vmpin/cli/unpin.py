@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
-from vmpin.cli.output import print_data, print_text
+from vmpin.cli.output import print_data, print_lines, print_text
 from vmpin.cli.reconcile import finish, named_sandbox
 from vmpin.cli.verbs import Verbs, namespace_flag, output_flag, sandbox_argument, usable_config, verb
 from vmpin.config.settings import Config
-from vmpin.domain.pod_names import title_of, titled
+from vmpin.domain.pod_names import by_sandbox, threads_of
 from vmpin.domain.terminal import number_of
 from vmpin.errors import UsageError
 
@@ -146,14 +146,15 @@ def print_plan(args: argparse.Namespace, outcome: Document, names: Mapping[str, 
     if args.output == "json":
         print_data(outcome, "json")
         return 0
-    for operation in outcome["operations"]:
-        print_text(titled(operation["what"], operation["sandbox"], names))
-    for sandbox in outcome["guests"]:
-        print_text(f"{title_of(sandbox, names)}: ask its guest to drop its map")
-    for sandbox in outcome["held"]:
-        print_text(f"{title_of(sandbox, names)}: leave it alone until `vmpin reconcile`")
+    operations = outcome["operations"]
+    lines = [(operation["sandbox"], operation["what"]) for operation in operations]
+    lines += [(sandbox, "ask its guest to drop its map") for sandbox in outcome["guests"]]
+    lines += [(sandbox, "leave it alone until `vmpin reconcile`") for sandbox in outcome["held"]]
+    print_lines(by_sandbox(lines, names))
     for path in outcome.get("files", ()):
         print_text(f"remove {path}")
+    print(f"to restore: {threads_of(operations)}" + f"; sandboxes to leave alone: {len(outcome['held'])}" * bool(
+        outcome["held"]))
     print("nothing was changed: this was a dry run")
     return 0
 
@@ -168,7 +169,8 @@ def print_restored(args: argparse.Namespace, outcome: Document,
     counts = _counted(outcome["operations"])
     code = finish(args, {**outcome, "operations": changed}, f"nothing to restore: {counts or _NO_RECORD}", names)
     if changed:
-        print(counts)
+        sandboxes = len({operation["sandbox"] for operation in outcome["operations"]})
+        print(f"{number_of(sandboxes, 'sandbox')}: {counts}")
     return code
 
 

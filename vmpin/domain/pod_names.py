@@ -4,10 +4,10 @@ Pure, from the part `pods` of a status document.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from vmpin.domain.terminal import pod_name, short_id
+from vmpin.domain.terminal import number_of, pod_name, short_id
 
 #: Ids of containerd and CRI-O; and uids of pods, by which CPUs belong to a pod that the kubelet alone reports.
 _ID = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
@@ -41,11 +41,21 @@ def title_of(sandbox: str, names: Mapping[str, str]) -> str:
     return f"sandbox {short}" if name == short else name
 
 
-def titled(text: str, sandbox: str, names: Mapping[str, str]) -> str:
-    """A sentence that may begin with `sandbox ID`, with that replaced by the title, and other ids by names."""
-    own = f"sandbox {sandbox}"
-    title = title_of(sandbox, names) if text.startswith(own) else ""
-    return title + with_names(text.removeprefix(own) if title else text, names)
+def by_sandbox(lines: Iterable[tuple[str, str]], names: Mapping[str, str]) -> list[str]:
+    """Sentences of sandboxes as lines below the title of each, indented; sandboxes in the order of their titles.
+    :param lines: (sandbox id, sentence, which may begin with `sandbox ID: `). :param names: of `names_of`."""
+    groups: dict[str, list[str]] = {}
+    for sandbox, text in lines:
+        groups.setdefault(sandbox, []).append(with_names(text.removeprefix(f"sandbox {sandbox}: "), names))
+    titles = {sandbox: title_of(sandbox, names) for sandbox in groups}
+    return [line for sandbox in sorted(groups, key=lambda sandbox: (titles[sandbox], sandbox))
+            for line in (f"{titles[sandbox]}:", *(f"  {text}" for text in groups[sandbox]))]
+
+
+def threads_of(operations: Collection[Mapping[str, Any]]) -> str:
+    """The number of threads of operations, one each, and of their sandboxes."""
+    sandboxes = len({operation["sandbox"] for operation in operations})
+    return f"{number_of(len(operations), 'thread')} of {number_of(sandboxes, 'sandbox')}"
 
 
 class PodNames(NamedTuple):

@@ -50,7 +50,8 @@ def test_only_what_changed_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
                             operation("five", outcome="trimmed", got="1")], "guests": {}, "kept": []}
     assert print_restored(argparse.Namespace(output="text"), outcome) == 1
     assert capsys.readouterr().out == (
-        "one\nfour: no\nfive: the cpuset cgroup leaves 1\n2 threads restored; 1 thread already with the original "
+        "sandbox pod-a:\n  one\n  four: no\n  five: the cpuset cgroup leaves 1\n1 sandbox: "
+        "2 threads restored; 1 thread already with the original "
         "mask; 1 thread refused by the kernel; 1 thread ended meanwhile\n")
     outcome["operations"] = [operation("two", got="0")]
     assert print_restored(argparse.Namespace(output="text"), outcome) == 0
@@ -68,8 +69,9 @@ def test_threads_are_counted_by_what_became_of_their_masks(capsys: pytest.Captur
                             operation("five", got="0") | unknown], "counts": {}, "guests": {}, "kept": []}
     assert print_restored(argparse.Namespace(output="text"), outcome) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "one", "three", "four",
-        "1 thread restored; 1 thread already with the original mask; 2 threads with an original mask that is not "
+        "sandbox pod-a:", "  one", "  three", "  four",
+        "1 sandbox: 1 thread restored; 1 thread already with the original mask; "
+        "2 threads with an original mask that is not "
         "known, now on all CPUs that the cgroup allows; 1 thread with an original mask that is not known, already on "
         "all CPUs that the cgroup allows"]
 
@@ -128,8 +130,9 @@ def test_a_dry_run_says_what_the_real_one_does_and_changes_nothing(machine: Mach
     as_data = json.loads("".join(run("--dry-run", "-o", "json")))
     assert as_data["held"] == ([] if which == "--all" else [sandbox("a"), sandbox("b")][:1 + (which == "--every")])
     done = run()
-    assert [line for line in planned if ": set " in line] == [line for line in done if ": set " in line]
-    assert [entry["what"] for entry in as_data["operations"]] == [line for line in done if ": set " in line]
+    assert [line for line in planned if "  set " in line] == [line for line in done if "  set " in line]
+    assert sorted(entry["what"].partition(": ")[2] for entry in as_data["operations"]) == sorted(
+        line.strip() for line in done if "  set " in line)
     assert mask(vmm) == machine.both
     assert mask(other) == (machine.pool if which == "one" else machine.both)
     removed = {line.removeprefix("remove ") for line in planned if line.startswith("remove ")}

@@ -1,0 +1,13 @@
+"""Names of pods in sentences, and sentences by sandbox."""
+
+from __future__ import annotations
+
+from vmpin.domain.pod_names import by_sandbox, threads_of
+
+
+def test_sentences_stand_below_their_sandboxes_titles_and_are_counted() -> None:
+    a, b = "a" * 64, "b" * 64
+    lines = [(b, f"sandbox {b}: set 1"), (a, f"sandbox {a}: set 2"), (b, f"leave it to {a}"), ("x", "set 3")]
+    assert by_sandbox(lines, {a: "shop/web", b: "shop/db"}) == [
+        "sandbox x:", "  set 3", "shop/db:", "  set 1", "  leave it to shop/web", "shop/web:", "  set 2"]
+    assert threads_of([{"sandbox": a}, {"sandbox": b}, {"sandbox": a}]) == "3 threads of 2 sandboxes"
