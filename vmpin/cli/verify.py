@@ -211,9 +211,9 @@ def _nothing(sandboxes: Sequence[Document]) -> tuple[str, str]:
     vms, why = number_of(len(sandboxes), "VM"), "; ".join(list(reasons)[:3])
     if any(sandbox["threads"] for sandbox in sandboxes):
         return (f"no thread of {vms} has a mask to be compared with: nothing was compared ({why})",
-                "vmpin explain POD shows what is missing: a source of its containers, or a shared pool")
+                "`vmpin explain POD` shows what is missing: a source of its containers, or a shared pool")
     return (f"none of {vms} has a running VMM that vmpin recognizes: nothing was compared ({why})",
-            "while a pod starts or ends this passes; vmpin status names each sandbox's reason")
+            "while a pod starts or ends this passes; `vmpin status` names each sandbox's reason")
 
 
 def _without_drift(sandboxes: Sequence[Document], threads: Sequence[Document]) -> str:

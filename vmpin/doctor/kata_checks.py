@@ -172,8 +172,8 @@ def guest(facts: NodeFacts) -> CheckResult:
                for name, setting in config.find("guest_hook_path") if setting.value]
     if dropped and any(hook.read_by for hook in facts.hooks):
         return warn("runtime-rs drops the hooks of a guest's image when vmpin's OCI hook is registered",
-                    "if the guests need theirs, remove vmpin's from those handlers (vmpin install hook --remove) "
-                    "and use NRI", *dropped, *evidence)
+                    "if the guests need theirs, remove vmpin's from those handlers "
+                    "(`vmpin install hook --hooks-dir DIR --remove`) and use NRI", *dropped, *evidence)
     if via != "off" and confidential:
         return warn(f"handlers {several(confidential)} run confidential guests, and vmpin would connect to these",
                     f"set guest.disabled_handlers: \"{','.join(confidential)}\"", *evidence)

@@ -182,7 +182,7 @@ def nri(facts: NodeFacts) -> CheckResult:
             return ok("NRI is not used (watch.nri: off), the hook is registered", *evidence)
         return warn("NRI is not used, and no runtime reads a registration of the hook: new containers are found at a "
                     "resync, those of Kata's runtime-rs never",
-                    "set watch.nri: auto, or register the hook (vmpin install hook)", *evidence)
+                    "set watch.nri: auto, or register the hook (`vmpin install hook --hooks-dir DIR`)", *evidence)
     if connected(facts):
         return ok(f"NRI is {link['state'] if link else ''}", *evidence)
     if facts.nri_socket is None:
@@ -215,7 +215,8 @@ def _no_socket(wanted: str, path: str, engines: Sequence[Engine], evidence: Sequ
     where = (f"NRI is disabled in the configuration of {', '.join(refused)}" if refused else
              f"{', '.join(engine.name for engine in engines)} opens no NRI socket")
     remedy = ("containerd: disable = false under plugins.'io.containerd.nri.v1.nri' (off by default in 1.7); "
-              "CRI-O: enable_nri = true under crio.nri; then restart it. Or register the hook: vmpin install hook")
+              "CRI-O: enable_nri = true under crio.nri; then restart it. Or register the hook: "
+              "`vmpin install hook --hooks-dir DIR`")
     other = [engine.nri_socket for engine in engines if engine.nri_socket and engine.nri_socket != path]
     if other:
         remedy = f"its socket is {other[0]}: set paths.nri to that. Otherwise: {remedy}"
@@ -234,7 +235,8 @@ _STAGES = frozenset(("createRuntime", "createContainer", "poststart", "poststop"
 CRIO_DEFAULT = "/usr/share/containers/oci/hooks.d"
 _NAME_IT = ("name the directory in the runtime's hooks_dir (CRI-O's only default is "
             f"{CRIO_DEFAULT}, and it ignores --hooks-dir), or the spec in base_runtime_spec of the handler, and "
-            "restart it: hooks/README.md. To delete an unused registration: vmpin install hook --remove")
+            "restart it: hooks/README.md. To delete an unused registration: "
+            "`vmpin install hook --hooks-dir DIR --remove`")
 _LATELY = 5.0  #: Seconds: the hook message of a container started more recently may still be on its way.
 
 
@@ -245,13 +247,14 @@ def hooks(facts: NodeFacts) -> CheckResult:
     broken = [hook for hook in facts.hooks if hook.broken]
     if broken:
         return bad(f"the hook cannot be run, so no container starts: {broken[0].script}: {broken[0].broken}",
-                   "register it again (vmpin install hook), or remove the registrations (vmpin install hook "
-                   "--remove)", *evidence)
+                   "register it again (`vmpin install hook --hooks-dir DIR`), or remove the registrations (`vmpin "
+                   "install hook --hooks-dir DIR --remove`)", *evidence)
     if not facts.hooks:
         if connected(facts):
             return ok("no hook is registered; NRI reports every container")
-        return warn("no hook of vmpin is registered, and NRI is not connected either", "vmpin install hook "
-                    "--hooks-dir DIR (podman, CRI-O) or --base-spec FILE (containerd): hooks/README.md")
+        return warn("no hook of vmpin is registered, and NRI is not connected either", "`vmpin install hook "
+                    "--hooks-dir DIR` (podman, CRI-O) or `vmpin install hook --base-spec FILE` (containerd): "
+                    "hooks/README.md")
     elsewhere = [hook for hook in facts.hooks if hook.socket != wanted]
     if elsewhere:
         return warn(f"the hook connects to {elsewhere[0].socket}, but the watcher listens on {wanted}",
@@ -267,7 +270,7 @@ def hooks(facts: NodeFacts) -> CheckResult:
     lacking = _STAGES - {stage for hook in facts.hooks for stage in hook.stages}
     if lacking:
         return warn(f"stages without the hook: {', '.join(sorted(lacking))}; each of Kata's runtimes skips some",
-                    "register it for all four: vmpin install hook without --stage", *evidence)
+                    "register it for all four: `vmpin install hook --hooks-dir DIR`, without --stage", *evidence)
     closed = [hook.file for hook in facts.hooks if hook.fail_closed]
     if closed:
         evidence.append(f"--fail-closed: without the watcher no container starts ({several(closed)})")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -11,8 +13,9 @@ import pytest
 
 from vmpin.cli import plan
 from vmpin.cli.help import pages
-from vmpin.cli.main import main
+from vmpin.cli.main import _parsed, main
 from vmpin.cli.verbs import grammar, verb_modules
+from vmpin.errors import VmpinError
 
 ROOT = Path(__file__).parents[3]
 GRAMMAR = grammar()
@@ -70,6 +73,61 @@ def test_what_a_text_names_exists() -> None:
     assert [(file, words, word) for file, words in sorted(named) if (word := unknown(words, topics))] == []
     assert unknown(["status", "--no-such"], topics) == "--no-such"
     assert unknown(["help", "no-such"], topics) == "no-such"
+
+
+#: What makes a finding of the doctor, or an error, of a sentence and a remedy.
+REMEDIES = re.compile(r"(warn|bad|ok|unknown|CheckResult|\w+Error)$")
+FILLED = {"DIR": "/", "DURATION": "1h", "KEY=VALUE": "policy=none", "PERCENT": "1", "SHELL": "bash"}
+
+
+def remedies() -> Iterator[tuple[str, str]]:
+    """Each sentence and remedy of a finding or an error with its file; values in it are the word `shop`."""
+    for path in sorted((ROOT / "vmpin").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and REMEDIES.match(getattr(node.func, "id", "")):
+                for text in (literal(given) for given in (*node.args, *(word.value for word in node.keywords))):
+                    yield str(path.relative_to(ROOT)), text
+            elif isinstance(node, ast.Assign) and path.name.endswith(("_checks.py", "_check.py")):
+                yield str(path.relative_to(ROOT)), literal(node.value)
+
+
+def literal(node: ast.AST) -> str:
+    """The text of an expression."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(literal, node.values))
+    if isinstance(node, ast.FormattedValue):
+        return "shop"
+    return "".join(map(literal, ast.iter_child_nodes(node)))
+
+
+def refused(line: str) -> str:
+    """Why the real parsers refuse a command line whose placeholders are filled in; "" where they take it."""
+    words = [FILLED.get(word, word.lower() if word.isupper() else word) for word in line.split()]
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            _parsed(words)
+    except SystemExit as ending:  # 0 after --help
+        return errors.getvalue().splitlines()[-1] if ending.code else ""
+    except VmpinError as err:
+        return str(err)
+    if words[:2] == ["install", "hook"] and not {"--hooks-dir", "--base-spec"} & set(words):
+        return "install hook needs --hooks-dir or --base-spec"
+    return ""
+
+
+def test_a_remedy_has_whole_commands_that_the_parsers_take() -> None:
+    texts = [(file, text) for file, text in remedies() if "vmpin " in text]
+    commands = {(file, line) for file, text in texts for line in re.findall(
+        r"`(?:sudo )?vmpin ((?!shop\b)[^`>]+)", text)}
+    assert len(commands) > 20
+    assert [(file, line, why) for file, line in sorted(commands) if (why := refused(line))] == []
+    bare = re.compile(rf"(?<![`\w-])vmpin (?:{'|'.join(verb_modules())})\b")
+    assert [(file, text) for file, text in texts if bare.search(re.sub("`[^`]+`", "", text))] == []
+    assert refused("explain") != ""
+    assert refused("install hook --remove") != ""
 
 
 def test_a_plan_names_a_sandbox_without_a_pod_as_explain_takes_it(

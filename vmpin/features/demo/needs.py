@@ -65,7 +65,7 @@ def tools(path: str = _PATH, sys_root: str = "/sys") -> Tools:
         if find(name, path) is None:
             raise VmpinError(f"the demo needs {name}", "apt-get install util-linux dash")
     if os.geteuid() != 0:
-        raise VmpinError("the demo needs root: it makes containers and pins threads", "sudo vmpin demo")
+        raise VmpinError("the demo needs root: it makes containers and pins threads", "`sudo vmpin demo`")
     cpus = Sysfs(sys_root).online()
     cgroup = Cgroups().cpuset_of(os.getpid())
     if cgroup is not None and cgroup.effective:

@@ -201,7 +201,7 @@ def play(stage: NoiseStage, seconds: float, rounds: int, sidecar_busy: bool) -> 
                 reading = probe.measure(setup, seconds, asleep=accelerator == "KVM")
             if not stage.placed(setup):
                 raise VmpinError(f"a thread was moved during the measurement ({setup.heading})",
-                                 "another program on this machine sets masks; vmpin doctor looks for it")
+                                 "another program on this machine sets masks; `vmpin doctor` looks for it")
             stage.print(f"round {number}, {setup.heading}, on CPU {stage.web_on()}: {_line(reading)}")
             readings.append(reading)
     return Worth(

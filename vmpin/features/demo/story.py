@@ -129,7 +129,7 @@ class Stage:
             output = file.read()
         lines = [line for line in output.splitlines() if f"belongs on {cpu}:" in line]
         if code or not lines:
-            raise VmpinError(f"`vmpin explain` does not mention CPU {cpu}: {output}")
+            raise VmpinError(f"`vmpin explain POD` does not mention CPU {cpu}: {output}")
         print(f"    $ vmpin explain {self.sandbox}")
         self.print(lines[0])
 

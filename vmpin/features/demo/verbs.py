@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.noise:
         for name in ("rounds", "seconds", "svg", "quiet_sidecar"):
             if getattr(args, name) not in (None, False):
-                raise UsageError(f"--{name.replace('_', '-')} belongs to --noise", "vmpin demo --noise")
+                raise UsageError(f"--{name.replace('_', '-')} belongs to --noise", "`vmpin demo --noise`")
         return _show(args.output == "json")
     return _measure(args)
 

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     top = f"vmpin-gather-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(when))}"
     out = args.out or f"{top}.tar.gz"
     if out == "-" and sys.stdout.isatty() and not args.dry_run:
-        raise UsageError("an archive cannot be printed to a terminal", "vmpin gather --out - >FILE")
+        raise UsageError("an archive cannot be printed to a terminal", "`vmpin gather --out - >FILE`")
     with contextlib.nullcontext(sys.stdout.buffer) if args.dry_run or out == "-" else _new_archive(Path(out)) as to:
         pieces = _collect(config, args)
         if not args.dry_run:
