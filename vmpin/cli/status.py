@@ -116,9 +116,11 @@ def _select(document: Document, args: argparse.Namespace) -> str:
     :returns: a sentence if there are none. :raises UsageError: for the name of no sandbox or several."""
     from vmpin.status.pod_arguments import meant
     from vmpin.status.selection import Selection, is_pattern
-    pattern = args.sandbox or ""
-    if pattern and not (is_pattern(pattern) and not meant(pattern, args.namespace, named_sandboxes(document))):
-        document["sandboxes"], pattern = [only(document, pattern, args.namespace)], ""
+    text, pattern = args.sandbox, ""
+    if text and is_pattern(text) and not meant(text, args.namespace, named_sandboxes(document)):
+        pattern = text
+    elif text is not None:
+        document["sandboxes"] = [only(document, text, args.namespace)]
     selection = Selection(pattern, args.namespace, args.problems)
     document["sandboxes"] = selection.of(document)
     return "" if document["sandboxes"] else f"no VM sandbox {selection.describe()} is on this node"

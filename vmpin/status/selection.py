@@ -46,8 +46,8 @@ class Selection(NamedTuple):
 
 
 def is_pattern(text: str) -> bool:
-    """Whether an argument has a wildcard of the shell."""
-    return any(sign in text for sign in "*?[")
+    """Whether an argument has a wildcard of the shell: `*`, `?`, or a set in brackets."""
+    return "*" in text or "?" in text or "]" in text.partition("[")[2]
 
 
 def _rank(sandbox: Document, conflicts: Collection[str]) -> int:

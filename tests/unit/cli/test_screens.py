@@ -152,6 +152,11 @@ def test_the_document_has_the_sandboxes_that_the_text_has(words: str, pods: list
     assert [sandbox["pod"]["name"] for sandbox in document["sandboxes"]] == pods
 
 
+def test_the_empty_name_is_no_sandbox_s(answers: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--set", "allocate.mode=off", "status", ""]) == 2
+    assert "no VM sandbox '' is on this node" in capsys.readouterr().err
+
+
 def test_two_sandboxes_of_a_pod_have_their_ids_for_names(answers: dict[str, Any],
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     for sandbox in answers["status"]["sandboxes"]:
