@@ -130,6 +130,15 @@ def test_a_remedy_has_whole_commands_that_the_parsers_take() -> None:
     assert refused("install hook --remove") != ""
 
 
+def test_the_parsers_take_each_command_of_the_documentation() -> None:
+    """But those that are only named: a verb, or an option without its value."""
+    lines = {(file, " ".join(words)) for file, words in commands()
+             if file.endswith((".md", ".yaml")) and len(words) > 1 and words[0] in verb_modules()
+             and not words[-1].startswith(("-", "…")) and words not in (["guest", "build"], ["install", "hook"])}
+    assert len(lines) > 50
+    assert [(file, line, why) for file, line in sorted(lines) if (why := refused(line.replace("…", "/")))] == []
+
+
 def test_a_plan_names_a_sandbox_without_a_pod_as_explain_takes_it(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(plan, "ask", lambda *given, **named: {"operations": [], "unmanaged": ["ab" * 32]})
