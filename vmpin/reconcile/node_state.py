@@ -25,7 +25,6 @@ from vmpin.domain.desired_state import DesiredState, SandboxState, forget_stoppe
 from vmpin.domain.events import Event
 from vmpin.domain.kubelet_cpus import CpuManagerState
 from vmpin.domain.model import ContainerId, SandboxId, ThreadId, ThreadRole, VmThread
-from vmpin.errors import SourceError
 from vmpin.feature import features, present
 from vmpin.host import boottime, lock
 from vmpin.pinning.drift_evidence import DriftEvidence
@@ -34,7 +33,9 @@ from vmpin.pinning.original_mask_store import OriginalMaskStore
 from vmpin.pinning.pinner import Pinner
 from vmpin.placement.ownership import Node
 from vmpin.reconcile.adapters import Adapters
+from vmpin.reconcile.kept_topology import KeptTopology
 from vmpin.reconcile.nic_nodes import NicNodes
+from vmpin.reconcile.nri_input import NriInput
 from vmpin.reconcile.placement_cache import PlacementCache
 from vmpin.reconcile.runtime_waits import FirstList, RuntimeRequests
 from vmpin.reconcile.source_findings import AuthorityRivals, SourceDisagreements, UnknownOwners
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from vmpin.pinning.original_masks import OriginalMasks
     from vmpin.placement.ownership import Ownership
     from vmpin.runtime.kata import KataSandbox
-    from vmpin.sources.nri.nri_reports import NriCpusetReports
-    from vmpin.sources.nri.processes import NriProcesses
     from vmpin.vmm.recognition import Impostor
     from vmpin.vmm.virtual_machine import Process
 
@@ -93,10 +92,9 @@ class NodeState:
         #: The kubelet's checkpoint in force; None if it is not read, or there is none.
         self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.watch.kubelet else None
         self.first_list = FirstList.of(config, saved.state, self.sources.lists_containers)
-        topology = self.sysfs.topology()
-        self._online = topology.online
+        self._topology = KeptTopology(self.sysfs)
         self._dra = DraAuthority(ClaimFiles(config.paths.cdi, config.paths.kubelet, logger.warning))
-        self._observed = ObservedAuthority(lambda: self._online)
+        self._observed = ObservedAuthority(lambda: self._topology.last.online)
         self.authorities = Authorities(config.node.shared_pool, [kubelet_authority(self.kubelet)])
         self.authorities.put(self._dra, self._dra.rules)
         self.authorities.put(self._observed, self._every_container_known())
@@ -111,7 +109,7 @@ class NodeState:
         finder = next(present(feature.nic_finder for feature in features()), None)
         self.nic_nodes = NicNodes(finder and partial(finder, self.proc, str(config.paths.sys)))
         self.placement_cache = PlacementCache(
-            config, topology, self.authorities, self.state, saved.previous, self.first_list)
+            config, self._topology.last, self.authorities, self.state, saved.previous, self.first_list)
         self.placement_cache.dirty.update(self.state.sandboxes)
         self.placements: Mapping[SandboxId, Placement] = self.placement_cache.placements
         self.unmanaged: Mapping[SandboxId, str] = self.placement_cache.unmanaged
@@ -133,30 +131,12 @@ class NodeState:
         self.changed = self.kubelet != saved.kubelet
         #: Whether the state file lacks reports that the runtime's next list repeats.
         self.reports_changed = False
-        self._nri_processes: NriProcesses | None = None
-
-    # Created when they are first used: loading them would take 3 ms of a starting watcher's first pass.
-
-    @cached_property
-    def reports(self) -> NriCpusetReports:
-        """The CPUs of containers as the runtime has reported them over NRI."""
-        from vmpin.sources.nri.nri_reports import NriCpusetReports
-
-        return NriCpusetReports()
-
-    @property
-    def nri_processes(self) -> NriProcesses:
-        """The processes whose pids the runtime has reported over NRI."""
-        if self._nri_processes is None:
-            from vmpin.sources.nri.processes import NriProcesses
-
-            self._nri_processes = NriProcesses(self.proc, later=True)
-        return self._nri_processes
+        self.nri_input = NriInput(self.proc)
 
     @cached_property
     def ledger(self) -> ResidencyLedger:
         """The run times of threads, if samples are taken."""
-        from vmpin.domain.proof import ResidencyLedger
+        from vmpin.domain.proof import ResidencyLedger  # loaded when it is first used: a first pass needs none
 
         return ResidencyLedger()
 
@@ -197,7 +177,7 @@ class NodeState:
 
     @property
     def announced(self) -> Mapping[ContainerId, CpuSet]:
-        return self.reports.cpus
+        return self.nri_input.reports.cpus
 
     @property
     def nri_listed(self) -> bool:
@@ -271,15 +251,6 @@ class NodeState:
         for sandbox, record, init in self.state.with_processes():
             if record.container.id in containers:
                 self.apply_events(self.sources.cgroup(sandbox, record, init))
-
-    def look_up_processes(self) -> None:
-        """Look up the processes of containers that the runtime has reported and that no event needed."""
-        if self._nri_processes is None:
-            return
-        try:
-            self.apply_events(self._nri_processes.postponed(self.state), listed=True)
-        except OSError as err:  # out of descriptors, for instance
-            logger.error("containers' processes not looked up, the next resync goes on: %s", err)
 
     def begin_watching(self) -> None:
         """Note that this process goes on watching, and connects to the runtime (`watch.nri`)."""
@@ -359,20 +330,8 @@ class NodeState:
         """Read checkpoint and claims, and which CPUs are online and isolated. If the topology cannot be read, the last
         one is used."""
         self.read_assignments()
-        before = self.node.topology
-        try:
-            if (self.sysfs.online() == before.online
-                    and self.sysfs.set_apart(before.online | before.present) == (before.isolated, before.nohz_full)):
-                return
-            topology = self.sysfs.topology()
-        except SourceError as err:
-            logger.error("topology not read, the last one is used: %s", err)
-            return
-        for name in ("online", "isolated", "nohz_full"):
-            if (old := getattr(before, name)) != (new := getattr(topology, name)):
-                logger.info("%s CPUs changed from %s to %s", name, old or "none", new or "none")
-        self._online = topology.online
-        self.placement_cache.renew(self.config, topology, self.state)
+        if self._topology.read():
+            self.placement_cache.renew(self.config, self._topology.last, self.state)
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration. Its paths are used only after a restart."""
@@ -383,7 +342,7 @@ class NodeState:
         self.read_assignments()
         self.authorities.use_pool(config.node.shared_pool)
         self.observe_ownership()
-        self.placement_cache.renew(config, self.node.topology, self.state)
+        self.placement_cache.renew(config, self._topology.last, self.state)
 
     def needing_qmp(self) -> list[Vm]:
         """The VMs to query over QMP: only that can identify their threads. None if QMP is off."""

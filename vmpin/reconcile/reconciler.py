@@ -78,7 +78,7 @@ class Reconciler:
         if node_state.first_list.overdue():
             node_state.placement_cache.dirty.update(node_state.sandboxes)
         node_state.observe_ownership()
-        node_state.look_up_processes()
+        node_state.apply_events(node_state.nri_input.postponed(node_state.state), listed=True)
         node_state.sources.online = node_state.node.online
         node_state.sources.read()
         self._scan(full)
