@@ -11,6 +11,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from cluster.build import BEFORE_A_RELEASE, IN_CI, Programs, helm
 from cluster.rendered import CHART, ROOT
 from cluster.reporter_node import DAEMON_SETS, until
 from cluster.server import DEADLINE, MERGE, ApiServer
+
+sys.path.append(str(ROOT / "config"))
+import release as building
 
 pytestmark = pytest.mark.cluster
 
@@ -122,10 +126,18 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(each)[1:] for each in dict.fromkeys(block or line for block, line in found)]
 
 
-def test_the_commands_of_the_page_do_what_it_has(release: Release) -> None:
-    words = commands(PAGE.read_text())
+def test_the_commands_of_the_page_do_what_it_has(release: Release, tmp_path: Path) -> None:
+    """With the chart as `make release` packs it."""
+    building.chart(building.Build(tmp_path, tmp_path, "0.1.0.dev3+gabc1234"))
+    (packed,) = tmp_path.glob("vmpin-*.tgz")
+
+    def of(page: Path) -> list[list[str]]:
+        return [[str(packed) if word.endswith(".tgz") else word for word in line]
+                for line in commands(page.read_text())]
+
+    words = of(PAGE)
     pages = [page for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")) if page != PAGE]
-    for each in [each for page in pages for each in commands(page.read_text()) if each not in words]:
+    for each in [each for page in pages for each in of(page) if each not in words]:
         assert each[0] == "install", "other commands have their place on the page"
         assert release.run(*each) == (0, ""), each
         assert release.run("uninstall", "vmpin", "-n", "vmpin") == (0, "")

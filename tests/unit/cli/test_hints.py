@@ -149,6 +149,10 @@ def test_a_plan_names_a_sandbox_without_a_pod_as_explain_takes_it(
         "sandbox abababababab is unmanaged: its threads keep their masks (vmpin explain abababababab)")
 
 
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "README.md").read_text().split()) < 1200
+
+
 def test_the_table_of_exit_codes_has_every_command() -> None:
     text = (Path(__file__).parents[3] / "docs/exit-codes.md").read_text()
     rows = [line.split(" | ")[0].strip("| ").replace("`", "") for line in text.splitlines() if line.startswith("| `")]
