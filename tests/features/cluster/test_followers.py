@@ -332,7 +332,7 @@ def test_a_collision_names_pods_and_containers_and_its_sentence_is_whole(machine
 
 
 def test_a_pods_condition_and_event_name_what_its_sentences_have_as_ids() -> None:
-    entry = status()["sandboxes"][0]
+    entry = next(sandbox for sandbox in status()["sandboxes"] if sandbox["drift"])
     entry["reasons"] = [f"the sources disagree on the CPUs of container {WEB}: 40 and 41", f"{LOGS} is of no name"]
     entry["drift"]["why"] = f"{MAIN} of {DB} was given the CPUs"
     in_brief = brief(entry, False, {WEB: "web", MAIN: "main", DB: "shop/db-0"})

@@ -1,4 +1,4 @@
-"""What the feature reports of a VM whose memory is on two nodes."""
+"""The part of memory in a watcher whose metrics are scraped (metered)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from vmpin.feature import WatcherPart
 from vmpin.features.memory.memory_metrics import memory_families
 
 
-def filled(cpus: CpuSet) -> WatcherPart:
-    return WatcherPart(metrics=lambda scrape: memory_families(scrape, {sandbox: {0: 1 << 20, 1: 1 << 20}
-                                                                       for sandbox in scrape.view.vms}))
+def filled(_: CpuSet) -> WatcherPart:
+    """Each VM has memory on two nodes."""
+    return WatcherPart(metrics=lambda scrape: memory_families(
+        scrape, {sandbox: {0: 1 << 30, 1: 4096} for sandbox in scrape.view.sandboxes}))
