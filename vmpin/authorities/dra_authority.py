@@ -71,8 +71,9 @@ def assignments_of(claims: Claims, pods: ClaimPods, state: DesiredState,
 
 class ClaimFiles:
     """The claims in the directory `cdi` (/var/run/cdi), and their pods in the checkpoint in `kubelet`
-    (/var/lib/kubelet), where the driver's socket shows that it is registered. If a spec becomes unusable, its last
-    contents stay in force. Those of the checkpoint do not: they would lack the claims prepared since.
+    (/var/lib/kubelet), where the driver's socket shows that it is registered, if it accepts connections. If a spec
+    becomes unusable, its last contents stay in force. Those of the checkpoint do not: they would lack the claims
+    prepared since.
     :param warn: called with a line for each new trouble."""
 
     def __init__(self, cdi: Path, kubelet: Path, warn: Callable[[str], None]) -> None:
@@ -82,20 +83,34 @@ class ClaimFiles:
         self.claims: Claims = {}
         self.pods: ClaimPods = None
         self._directory: Stamp | None = None
+        self._socket: Stamp | None = None
         self._specs: dict[str, tuple[Stamp, Claims]] = {}
         self._unread = False  #: Whether a spec could not be read, and is to be read again.
         self._checkpoint: Stamp | None = None
         self._warned: dict[str, str] = {}
 
-    def read(self) -> bool:
-        """Read changed files. :returns: whether claims, pods or the registration changed. Without claims, the common
-        case, this takes two stats."""
+    def read(self, resync: bool = False) -> bool:
+        """Read changed files. Without claims and a driver, the common case, this takes two stats.
+        :param resync: also connect to an unchanged socket: a driver that is killed leaves it behind.
+        :returns: whether claims, pods or the registration changed."""
         before = self.claims, self.pods, self.registered
         self._read_specs()
-        self.registered = os.path.exists(self.registration)
+        self._read_registration(resync)
         if self.claims:
             self._read_checkpoint()
         return before != (self.claims, self.pods, self.registered)
+
+    def _read_registration(self, resync: bool) -> None:
+        try:
+            info = os.stat(self.registration)
+        except OSError:
+            self._socket, self.registered = None, False
+            return
+        if resync or stamp(info) != self._socket:
+            from vmpin.host.unix_peers import answers  # not at the top: most nodes have no driver
+
+            # A driver that has just created its socket accepts no connections yet: a fresh one is tried again.
+            self._socket, self.registered = lasting_stamp(info), answers(self.registration)
 
     def _read_specs(self) -> None:
         try:
@@ -179,9 +194,9 @@ class DraAuthority:
         """Whether the driver is registered, or there are claims."""
         return self.files.registered or bool(self.files.claims)
 
-    def read(self) -> bool:
-        """Read the claims that have changed. :returns: whether there are any changes."""
-        return self.files.read()
+    def read(self, resync: bool = False) -> bool:
+        """Read the claims that have changed, as `ClaimFiles.read`. :returns: whether there are any changes."""
+        return self.files.read(resync)
 
     def assignments(self, state: DesiredState) -> Assignments | None:
         """The assignments by the claims as read last."""

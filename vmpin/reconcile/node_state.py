@@ -317,9 +317,10 @@ class NodeState:
         :param unread: returns the sandboxes with unread reports."""
         self.drift_tracker.unread = unread
 
-    def read_assignments(self) -> None:
-        """Read the checkpoint and the claims, which are written before the runtime creates the container."""
-        if self._dra.read():
+    def read_assignments(self, resync: bool = False) -> None:
+        """Read the checkpoint and the claims, which are written before the runtime creates the container.
+        :param resync: also find out whether the DRA driver still runs."""
+        if self._dra.read(resync):
             self.put_authority(self._dra, self._dra.rules)
         before, self.kubelet = self.kubelet, self.checkpoint.read() if self.config.watch.kubelet else None
         if self.kubelet != before:
@@ -329,7 +330,7 @@ class NodeState:
     def read_node(self) -> None:
         """Read checkpoint and claims, and which CPUs are online and isolated. If the topology cannot be read, the last
         one is used."""
-        self.read_assignments()
+        self.read_assignments(resync=True)
         if self._topology.read():
             self.placement_cache.renew(self.config, self._topology.last, self.state)
 

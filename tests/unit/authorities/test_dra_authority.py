@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from dra_socket import listening
 from ruled import ruled
 
 from vmpin.authorities.authority import GivenAuthority
@@ -82,12 +83,42 @@ def test_where_the_driver_is_registered_no_container_owns_cpus_without_a_claim()
 def test_the_driver_is_registered_while_its_socket_is_there(tmp_path: Path) -> None:
     files = Files(tmp_path)
     authority = DraAuthority(files.read)
-    socket = files.kubelet / "plugins_registry/dra.cpu-reg.sock"
-    socket.parent.mkdir()
-    for registered in (True, False):
-        socket.touch() if registered else socket.unlink()
-        assert (authority.read(), authority.rules, authority.read()) == (True, registered, False)
-        assert (authority.assignments(state_of(pod("web", main="2-3"))) is not None) == registered
+    path = files.kubelet / "plugins_registry/dra.cpu-reg.sock"
+    path.parent.mkdir()
+    with listening(path):
+        assert (authority.read(), authority.rules, authority.read()) == (True, True, False)
+        assert authority.assignments(state_of(pod("web", main="2-3"))) is not None
+        path.unlink()
+        assert (authority.read(), authority.rules, authority.read()) == (True, False, False)
+        assert authority.assignments(state_of(pod("web", main="2-3"))) is None
+
+
+def test_a_socket_that_a_killed_driver_left_is_no_registration_from_the_next_resync_on(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    path = files.kubelet / "plugins_registry/dra.cpu-reg.sock"
+    path.parent.mkdir()
+    with listening(path):
+        at = path.stat().st_mtime - 1
+        os.utime(path, (at, at))  # its stamp lasts
+        assert (files.read.read(), files.read.registered, files.read.read(resync=True)) == (True, True, False)
+    assert path.exists()
+    assert (files.read.read(), files.read.registered) == (False, True)  # between two resyncs nothing is connected to
+    assert (files.read.read(resync=True), files.read.registered) == (True, False)
+    path.unlink()
+    with listening(path):  # the driver is there again
+        assert (files.read.read(), files.read.registered) == (True, True)
+
+
+def test_a_socket_that_does_not_listen_yet_is_tried_again(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    path = files.kubelet / "plugins_registry/dra.cpu-reg.sock"
+    path.parent.mkdir()
+    with listening(path, begin=False) as server:
+        later = path.stat().st_mtime + 100
+        os.utime(path, (later, later))  # it is fresh however long the test takes
+        assert (files.read.read(), files.read.registered) == (False, False)
+        server.listen()
+        assert (files.read.read(), files.read.registered) == (True, True)
 
 
 class Files:

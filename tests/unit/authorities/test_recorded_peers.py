@@ -4,11 +4,13 @@ bytes, the files of the kubelet and of dra-driver-cpu, and the cgroups of runc's
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_socket import listening
 from nri_connected import Connected
 from nri_peer import NriRuntime, NriRuntimes, container, pod
 from trees import make_tree
@@ -47,7 +49,7 @@ class Replay:
         self.node = NodeState(loading.load(None, {}, paths))
         self.now = 0.0
         self.node._observed = ObservedAuthority(lambda: self.node.node.online, lambda: self.now)
-        self.runtimes, self.connected = runtimes, connected
+        self.runtimes, self.connected, self.drivers = runtimes, connected, ExitStack()
         self.runtime: NriRuntime | None = None
 
     def step(self, kind: str, *values: Any) -> None:
@@ -69,6 +71,8 @@ class Replay:
                      self.kubelet if name == "dra_manager_state" else self.cdi)
         if text is None:
             (directory / name).unlink()
+        elif name.endswith(".sock"):
+            self.drivers.enter_context(listening(directory / name))
         else:
             (directory / "new").write_text(text)
             (directory / "new").rename(directory / name)
