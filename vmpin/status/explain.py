@@ -85,9 +85,14 @@ def _why_mask(document: Mapping[str, Any], sandbox: Mapping[str, Any], counted: 
         rest = union(CpuSet.parse(owner["cpus"]) for owner in node["owners"]
                      if owner["sandbox"] == sandbox["pod"]["uid"])
         if str(rest) == sandbox["mask"]:
-            return ("the CPUs that the kubelet gives its pod, as the shared pool is empty and no container with CPUs "
-                    "is known")
+            return (f"the CPUs that {writer_of(_complete(node))} gives its pod, as the shared pool is empty and no "
+                    "container with CPUs is known")
     return "the CPUs of all its containers" if counted else "the shared pool, as no container is known"
+
+
+def _complete(node: Mapping[str, Any]) -> str:
+    """The authority that decides on every container, the last one that rules; "" without any."""
+    return next(reversed(node["authorities"]), "")
 
 
 def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], container: Mapping[str, Any]) -> Iterable[str]:
@@ -95,12 +100,12 @@ def _container(document: Mapping[str, Any], sandbox: Mapping[str, Any], containe
     vcpus = "" if container["vcpus"] is None else (
         f"; in the guest it has {_vcpus(container['vcpus'])}{_in_guest(container['guest'])}")
     if container["stale_cpuset"]:
-        rules = next(iter(document["node"]["authorities"]), "")
-        now = (f"{_LISTED_BY.get(rules, 'the kubelet lists')} {container['own_cpus']} for it"
+        by = container["exclusive_by"] or _complete(document["node"])
+        now = (f"{_LISTED_BY.get(by, f'{by} lists')} {container['own_cpus']} for it"
                if container["exclusive"]
                else f"without other pods' exclusive CPUs it has {container['cpuset']}" if container["cpuset"] else
                f"other pods own all of these CPUs, so it belongs on the shared pool ({pool or 'none'})")
-        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, because {writer_of(rules)} has not "
+        yield (f"Container {name}'s cpuset is still {container['stale_cpuset']}, because {writer_of(by)} has not "
                f"rewritten it yet: {now}{vcpus}.")
     elif container["cpuset"] is None:
         where = "the shared pool" if document["node"]["pool_known"] else "the CPUs without an owner"

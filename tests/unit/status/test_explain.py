@@ -42,6 +42,29 @@ def test_two_that_decide_on_a_sandboxs_cpus_are_named() -> None:
         "Two decide on CPUs 2, kubelet and observed: another program."]
 
 
+def test_a_stale_cpuset_is_explained_by_the_authority_that_made_it_stale() -> None:
+    """Not by the strongest on the node, which may be vmpin's ledger beside claims."""
+    node = {**DOCUMENT["node"], "authorities": ["ledger", "dra"]}
+    own = {**container("c1", "web", "2-3", "0-1"), "exclusive_by": "dra", "stale_cpuset": "2"}
+    shared = {**container("c2", "db", "4", "2"), "exclusive": False, "exclusive_by": None, "stale_cpuset": "2,4"}
+    box = {**SANDBOX, "containers": [own, shared]}
+    assert [container_sentences({**DOCUMENT, "node": node}, box, id)[0] for id in ("c1", "c2")] == [
+        "Container web (c1)'s cpuset is still 2, because the DRA driver has not rewritten it yet: its DRA claim has "
+        "2-3 for it; in the guest it has vCPUs 0-1.",
+        "Container db (c2)'s cpuset is still 2,4, because the DRA driver has not rewritten it yet: without other "
+        "pods' exclusive CPUs it has 4; in the guest it has vCPU 2."]
+
+
+def test_the_mask_of_a_pods_own_cpus_names_the_authority_that_gives_them() -> None:
+    node = {**DOCUMENT["node"], "shared_pool": "", "authorities": ["ledger", "dra"],
+            "owners": [{"sandbox": "uid-a", "cpus": "2-4"}]}
+    pod = {"namespace": "shop", "name": "a", "uid": "uid-a"}
+    found = sentences({**DOCUMENT, "node": node}, {**SANDBOX, "pod": pod, "containers": [], "threads": []})
+    assert [text for text in found if "mask" in text] == [
+        "The sandbox mask is 2-4: the CPUs that the DRA driver gives its pod, as the shared pool is empty and no "
+        "container with CPUs is known."]
+
+
 def test_of_mixed_cpus_only_its_own_are_called_exclusive() -> None:
     """CRI-O's mixed CPUs: 1 is shared with other pods."""
     mixed = {**container("c1", "web", "1-3", "1-2"), "own_cpus": "2-3"}
