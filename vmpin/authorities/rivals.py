@@ -3,14 +3,14 @@ the node's containers contradict an authority, so that another program writes th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import combinations
 
 from vmpin.authorities.observed_authority import counted, pod_cpus, shared_cpus
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.assignments import Assignments, AuthorityRival, Owner, Rank, Ruling, Rulings
 from vmpin.domain.desired_state import SandboxState
-from vmpin.domain.model import Container, ContainerId, SandboxId, uid_of
+from vmpin.domain.model import Container, SandboxId, uid_of
 
 
 def rivals(listing: Sequence[Ruling], rulings: Rulings, sandboxes: Collection[SandboxState],
@@ -22,7 +22,8 @@ def rivals(listing: Sequence[Ruling], rulings: Rulings, sandboxes: Collection[Sa
     # A container without a cpuset contradicts nothing: of one in a VM none may be known.
     pods = [sandbox._replace(containers={record.container.id: record for record in counted(sandbox)
                                          if record.container.cpuset}) for sandbox in sandboxes]
-    return [*by_lists, *_by_cpusets(rulings, pods, online)]
+    cpusets = _Cpusets(rulings, pods, online)
+    return [*by_lists, *cpusets.with_owners(), *cpusets.with_pool()]
 
 
 def _by_lists(first: Ruling, second: Ruling, sandboxes: Collection[SandboxState]) -> Iterator[AuthorityRival]:
@@ -60,52 +61,47 @@ class _OwningPod:
             cpus for container, cpus in assignments.by_id.items() if container in ids)
 
 
-def _by_cpusets(rulings: Rulings, pods: Sequence[SandboxState], online: CpuSet) -> Iterator[AuthorityRival]:
-    """Contradictions of cpusets to the CPUs of owners, and to the shared pool."""
-    used = [pod_cpus(sandbox, online) for sandbox in pods]
-    shared, unlisted = shared_cpus(used), set[SandboxId]()
-    alone = {container: cpus - shared for pod in used for container, cpus in pod.cpusets}
-    for sandbox in pods:
-        for record in sandbox.containers.values():
-            ruling, own = rulings.deciding(uid_of(sandbox.pod), record.container)
-            if ruling is not None and ruling.authority == Rank.OBSERVED.label:
+class _Cpusets:
+    """The cpusets of the node's pods, compared with the rulings."""
+
+    def __init__(self, rulings: Rulings, pods: Sequence[SandboxState], online: CpuSet) -> None:
+        self._rulings, self._online = rulings, online
+        self._containers = [(pod, record.container) for pod in pods for record in pod.containers.values()]
+        used = [pod_cpus(pod, online) for pod in pods]
+        self._shared = shared_cpus(used)
+        self._alone = {container: cpus - self._shared for pod in used for container, cpus in pod.cpusets}
+
+    def with_owners(self) -> Iterator[AuthorityRival]:
+        """The contradictions to the CPUs of owners."""
+        for pod, container in self._containers:
+            ruling, given = self._rulings.deciding(uid_of(pod.pod), container)
+            if ruling is None or not given or ruling.authority == Rank.OBSERVED.label:
                 continue
-            if ruling is not None and own:
-                yield from _of_owner(ruling.authority, sandbox, record.container, own & online, shared, pods)
-            elif record.container.id in alone:
-                unlisted.add(sandbox.id)
-    yield from _in_pool(rulings, pods, unlisted, alone)
+            own, by = given & self._online, (ruling.authority, Rank.OBSERVED.label)
+            to = f"are given to {_name(pod, container)} by {ruling.authority}, and another program"
+            if missing := own - (container.cpuset or EMPTY):
+                yield AuthorityRival(by, missing, (pod.id,), f"CPUs {own} {to} has set its cpuset to "
+                                                             f"{container.cpuset}")
+            for other, user in self._containers if not own.isdisjoint(self._shared) else ():
+                both = own & (user.cpuset or EMPTY)
+                if both and uid_of(other.pod) != uid_of(pod.pod):
+                    yield AuthorityRival(by, both, (pod.id, other.id),
+                                         f"CPUs {both} {to} lets {_name(other, user)} use them")
+
+    def with_pool(self) -> Iterator[AuthorityRival]:
+        """CPUs of an authority's shared pool that a container without CPUs of its own has to itself, beside other
+        pods. Not by DRA: its driver does not widen the cpusets of running containers when it releases a claim."""
+        pooled = next((ruling for ruling in self._rulings.by_rank if ruling.assignments.pool is not None), None)
+        if pooled is None or pooled.authority == Rank.DRA.label:
+            return
+        sharing = [(pod, container) for pod, container in self._containers if container.id in self._alone
+                   and not self._rulings.deciding(uid_of(pod.pod), container)[1]]
+        for pod, container in sharing if len({pod.id for pod, _ in sharing}) > 1 else ():
+            if cpus := self._alone[container.id] & (pooled.assignments.pool or EMPTY):
+                yield AuthorityRival((pooled.authority, Rank.OBSERVED.label), cpus, (pod.id,),
+                                     f"CPUs {cpus} are shared by {pooled.authority}, and another program gives them "
+                                     f"to {_name(pod, container)} alone")
 
 
-def _of_owner(authority: str, sandbox: SandboxState, container: Container, own: CpuSet, shared: CpuSet,
-              pods: Sequence[SandboxState]) -> Iterator[AuthorityRival]:
-    """The contradictions to a container's own CPUs."""
-    name = f"{container.name or container.id} of {sandbox.id}"
-    missing = own - (container.cpuset or EMPTY)
-    if missing:
-        yield AuthorityRival((authority, Rank.OBSERVED.label), missing, (sandbox.id,),
-                    f"CPUs {own} are given to {name} by {authority}, and another program has set its cpuset to "
-                    f"{container.cpuset}")
-    for other in pods if not own.isdisjoint(shared) else ():
-        for record in other.containers.values() if uid_of(other.pod) != uid_of(sandbox.pod) else ():
-            both = own & (record.container.cpuset or EMPTY)
-            if both:
-                yield AuthorityRival((authority, Rank.OBSERVED.label), both, (sandbox.id, other.id),
-                            f"CPUs {both} are given to {name} by {authority}, and another program lets "
-                            f"{record.container.name or record.container.id} of {other.id} use them")
-
-
-def _in_pool(rulings: Rulings, pods: Sequence[SandboxState], unlisted: Collection[SandboxId],
-             alone: Mapping[ContainerId, CpuSet]) -> Iterator[AuthorityRival]:
-    """CPUs of an authority's shared pool that a container without CPUs of its own has to itself, beside other pods.
-    Not by DRA: its driver does not widen the cpusets of running containers when it releases a claim."""
-    pooled = next((ruling for ruling in rulings.by_rank if ruling.assignments.pool is not None), None)
-    if pooled is None or pooled.authority == Rank.DRA.label or len(unlisted) < 2:
-        return
-    for sandbox in pods:
-        for record in sandbox.containers.values() if sandbox.id in unlisted else ():
-            cpus = alone.get(record.container.id, EMPTY) & (pooled.assignments.pool or EMPTY)
-            if cpus and rulings.deciding(uid_of(sandbox.pod), record.container)[1] == EMPTY:
-                yield AuthorityRival((pooled.authority, Rank.OBSERVED.label), cpus, (sandbox.id,),
-                            f"CPUs {cpus} are shared by {pooled.authority}, and another program gives them to "
-                            f"{record.container.name or record.container.id} of {sandbox.id} alone")
+def _name(pod: SandboxState, container: Container) -> str:
+    return f"{container.name or container.id} of {pod.id}"
