@@ -67,12 +67,12 @@ class ObservedAuthority:
 
     def __init__(self, online: Callable[[], CpuSet], clock: Callable[[], float] = time.monotonic) -> None:
         self._online, self._clock = online, clock
-        #: The CPUs that their owners lost, and when they were last shared (s).
-        self._lost: dict[int, float] = {}
-        #: The CPUs that are owned, or had an owner recently, and when they were last owned (s).
-        self._held: dict[int, float] = {}
-        self._shared = EMPTY  #: The CPUs that were shared when last looked at.
-        self._input: tuple[DesiredState, CpuSet] | None = None
+        #: When each CPU that its owner lost was last shared (s): until `SHARED_FOR` later it counts as shared.
+        self._shared_at: dict[int, float] = {}
+        #: When each CPU that is owned, or had an owner recently, was last owned (s).
+        self._owned_at: dict[int, float] = {}
+        self._shared = EMPTY  #: The CPUs that were shared in the state looked at last.
+        self._input: tuple[DesiredState, CpuSet] | None = None  #: The state looked at last, and the online CPUs.
         self._pods: dict[SandboxId, PodCpus] = {}  #: Of the state looked at last.
         self._assignments = Assignments()
 
@@ -93,15 +93,15 @@ class ObservedAuthority:
         # A CPU is lost if it was owned and is shared now, or was shared with a container that has ended: another may
         # follow. It counts as shared until `SHARED_FOR` after it last was: a CPU that was shared when last looked at
         # has been so until now.
-        losable = self._assignments.owned | CpuSet(self._lost) | self._left(before, online)
+        losable = self._assignments.owned | CpuSet(self._shared_at) | self._left(before, online)
         for cpu in (shared | self._shared) & losable:
-            self._lost[cpu] = now
+            self._shared_at[cpu] = now
         self._shared = shared
-        self._lost = {cpu: since for cpu, since in self._lost.items() if now < since + SHARED_FOR}
-        taken = shared | CpuSet(self._lost)
+        self._shared_at = {cpu: since for cpu, since in self._shared_at.items() if now < since + SHARED_FOR}
+        counted_shared = shared | CpuSet(self._shared_at)
         owned: dict[Owner, CpuSet] = {
             ("", container): own for pod in self._pods.values() for container, cpus in pod.cpusets
-            if (own := cpus - taken)}
+            if (own := cpus - counted_shared)}
         recent = self._recent(now, union(owned.values()), shared)
         if (owned, recent) != (self._assignments.exclusive, self._assignments.recent):
             self._assignments = Assignments(owned, recent=recent)
@@ -122,14 +122,14 @@ class ObservedAuthority:
         """Note which CPUs are owned, and return those that stay out of the pool although they are not: for
         `SHARED_FOR` after they last were, and longer if their owner is about to have them back."""
         for cpu in owned | self._assignments.owned:
-            self._held[cpu] = now
-        awaited = CpuSet(self._lost) - shared
-        self._held = {cpu: since for cpu, since in self._held.items()
-                      if cpu in owned or now < since + SHARED_FOR or cpu in awaited}
-        return CpuSet(self._held) - owned
+            self._owned_at[cpu] = now
+        returning = CpuSet(self._shared_at) - shared
+        self._owned_at = {cpu: since for cpu, since in self._owned_at.items()
+                          if cpu in owned or now < since + SHARED_FOR or cpu in returning}
+        return CpuSet(self._owned_at) - owned
 
     def _expired(self, now: float) -> bool:
         """Whether a CPU may change sides because time has passed: a lost one may be its container's own again, and
         one that had an owner may be in the pool."""
         return any(now >= since + SHARED_FOR for since in (
-            *self._lost.values(), *(self._held[cpu] for cpu in self._assignments.recent)))
+            *self._shared_at.values(), *(self._owned_at[cpu] for cpu in self._assignments.recent)))
