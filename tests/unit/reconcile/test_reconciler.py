@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dra_socket import listening
 from newcomers import Machine, mask, sandbox
 from trees import make_tree
 
@@ -216,6 +218,18 @@ def test_the_last_topology_is_used_while_sys_cannot_be_read_and_an_online_cpu_pl
         reconciler.resync()
     assert reconciler.view.node.online == given.machine.both
     assert "topology not read" in caplog.text
+
+
+def test_a_dra_driver_that_was_killed_rules_until_the_next_resync(given: Given) -> None:
+    path = given.reconciler.node_state.config.paths.kubelet / "plugins_registry/dra.cpu-reg.sock"
+    path.parent.mkdir(parents=True)
+    with listening(path):
+        os.utime(path, (1, 1))  # not fresh
+        given.reconciler.resync()
+    given.reconciler.reconcile(())
+    assert "dra" in given.reconciler.view.rulings.authorities
+    given.reconciler.resync()
+    assert "dra" not in given.reconciler.view.rulings.authorities
 
 
 @pytest.mark.parametrize("file", ["devices/system/cpu/isolated", "fs/cgroup/cpuset.cpus.isolated"])
