@@ -21,7 +21,7 @@ from vmpin.features.allocator.grants.cpu_request import CpuPolicy
 from vmpin.features.allocator.grants.ledger import Answer, Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.live_change import follow_annotations, set_policy
 from vmpin.features.allocator.grants.placing import kata_vcpus
-from vmpin.features.allocator.grants.pool_cpus import pool, with_written
+from vmpin.features.allocator.grants.pool_cpus import due, pool, with_written
 from vmpin.features.allocator.grants.synchronizing import on_synchronize
 from vmpin.features.allocator.texts.grant_data import from_data, to_data
 
@@ -130,6 +130,10 @@ class ModelNode:
         for grant in ledger.grants.values():
             by_pod[grant.sandbox] = by_pod.get(grant.sandbox, EMPTY) | grant.held
         assert sum(map(len, by_pod.values())) == len(union(by_pod.values()))
+        anew = shuffled(ledger)
+        assert ledger.version.holdings == anew.version.holdings
+        assert ledger.version.pool_load == anew.version.pool_load
+        assert due(machine, ledger, self.options) == due(machine, anew, self.options)
         whole = pool(machine, ledger, self.options)
         assert whole
         assert whole.isdisjoint(machine.isolated)

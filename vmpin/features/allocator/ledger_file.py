@@ -78,7 +78,7 @@ class LedgerFile:
         rest = dumps({"version": VERSION, "boot_id": self._boot_id, "ledger": grant_data.to_data(ledger, ())})
         # Nothing before the grants is text of others.
         before, after = rest.split('"grants":[]', 1)
-        return f'{before}"grants":[{",".join(text for _, text in texts.values())}]{after}'
+        return f'{before}"grants":[{",".join([text for _, text in texts.values()])}]{after}'
 
 
 def assignments_by(ledger: Ledger) -> Assignments:

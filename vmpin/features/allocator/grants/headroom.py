@@ -9,15 +9,13 @@ from functools import lru_cache
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
-from vmpin.features.allocator.grants.cpu_request import Alignment, CpuPolicy, CpuQuery, FoundCpus, SmtUse
+from vmpin.features.allocator.grants.cpu_request import Alignment, CpuQuery, FoundCpus, SmtUse
 from vmpin.features.allocator.grants.ledger import Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.search.best_set import best_cpus
 
 #: Shared containers that one answer may update: at some 20 ms each (runc) a container waits at most 150 ms for that.
 FEW = 6
-#: The policies of containers whose requests the pool has to serve.
-_IN_POOL = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.FIXED})
 
 
 def with_shared_cpus(machine: Topology, ledger: Ledger, options: AllocationOptions) -> Ledger:
@@ -25,7 +23,7 @@ def with_shared_cpus(machine: Topology, ledger: Ledger, options: AllocationOptio
     background: an answer takes away only what is to be a container's own (`pool_cpus.shrinking`)."""
     whole = pool(machine, ledger, options)
     taken = whole - ledger.shared if ledger.shared else EMPTY
-    free = whole - options.reserved - union(grant.cpus | grant.spare for grant in ledger.grants.values())
+    free = whole - options.reserved - ledger.version.holdings.taken
     if options.pool_headroom is None:
         headroom = _worked_out(machine, ledger, whole, taken, free, options)
     else:
@@ -49,12 +47,9 @@ def _worked_out(machine: Topology, ledger: Ledger, whole: CpuSet, taken: CpuSet,
     of the online CPUs and a quarter of the pool, and no CPU that the pool's containers request. So that containers
     that come and go at a bound do not update all others each time, headroom begins a bit above the bounds and ends a
     bit below them. :param taken: the present headroom, CPUs that came back to the pool among them."""
-    live = [grant for grant in ledger.grants.values() if grant.live]
-    updated = sum(grant.policy in (CpuPolicy.NONE, CpuPolicy.NUMA) and not grant.left_alone
-                  and (bool(grant.written) or not grant.vm) for grant in live)
+    updated, requested = ledger.version.pool_load
     if updated <= (FEW // 2 if taken else FEW):
         return EMPTY
-    requested = sum(grant.amount.request for grant in live if grant.policy in _IN_POOL)
     idle = max(0, len(whole) - -(-requested // 1000))
     most = min(len(machine.online) // 8, len(whole) // 4)
     headroom = EMPTY

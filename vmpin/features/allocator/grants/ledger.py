@@ -8,17 +8,22 @@ and restarts. So a CPU may be in a lapsed grant and in a live one of the same po
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import Adjustment, SideUpdate
+from vmpin.domain.topology import Topology
+from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy, CpuWish, RefusalKind
 
 #: Refused requests that are kept.
 MAX_REFUSED = 64
+#: The policies of containers that follow the shared CPUs, and of those whose requests the pool has to serve.
+_FOLLOWS = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA})
+_IN_POOL = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.FIXED})
 
 
 class GrantState(enum.StrEnum):
@@ -34,6 +39,14 @@ class CpuAmount(NamedTuple):
     request: int = 0
     limit: int = 0
     size: int = 0
+
+
+class PoolLoad(NamedTuple):
+    """Live containers that a change of the shared CPUs updates, and what the pool's containers request, in thousandths
+    of a CPU."""
+
+    updated: int = 0
+    request: int = 0
 
 
 class Grant(NamedTuple):
@@ -81,10 +94,23 @@ class Grant(NamedTuple):
         return self.state is not GrantState.LAPSED
 
     @property
+    def is_bare(self) -> bool:
+        """True without CPUs of its own and outside a VM: it has no part in `Holdings`."""
+        return not (self.cpus or self.spare or self.vm)
+
+    @property
     def out_of_pool(self) -> CpuSet:
         """The CPUs that the pool is without because of it."""
         own = self.cpus if self.policy in (CpuPolicy.EXCLUSIVE, CpuPolicy.GROUP) else EMPTY
         return own | self.spare if self.own_spare else own
+
+    @property
+    def pool_load(self) -> PoolLoad:
+        """Its part in `Grants.pool_load`."""
+        if not self.live:
+            return PoolLoad()
+        updated = self.policy in _FOLLOWS and not self.left_alone and (bool(self.written) or not self.vm)
+        return PoolLoad(updated, self.amount.request if self.policy in _IN_POOL else 0)
 
     @property
     def held(self) -> CpuSet:
@@ -101,6 +127,78 @@ class RefusedRequest(NamedTuple):
     kind: RefusalKind = RefusalKind.REQUEST
 
 
+class Holdings(NamedTuple):
+    """What the grants that are not bare come to. `taken`: the own and spare CPUs of all; `vms`: the oldest first."""
+
+    out_of_pool: CpuSet
+    taken: CpuSet
+    vms: tuple[Grant, ...]
+
+
+class DueCpusets(NamedTuple):
+    """The result of `pool_cpus.due`, what it followed from, and the containers whose grants have changed since."""
+
+    machine: Topology
+    options: AllocationOptions
+    shared: CpuSet
+    due: tuple[tuple[Grant, CpuSet], ...]
+    changed: frozenset[ContainerId] = frozenset()
+
+
+class Grants(dict[ContainerId, Grant]):
+    """One version of all grants, by container: it does not change. What follows from all of them is worked out once,
+    and the next version takes over what its changed grants have no part in: so a shared container that comes or goes
+    costs the same beside any number of others."""
+
+    __slots__ = ("_holdings", "_pool_load", "due")
+
+    def __init__(self, grants: Mapping[ContainerId, Grant] = MappingProxyType({})) -> None:
+        super().__init__(grants)
+        self._holdings: Holdings | None = None
+        self._pool_load: PoolLoad | None = None
+        self.due: DueCpusets | None = None
+
+    def next(self, changed: Collection[Grant], gone: Collection[ContainerId] = ()) -> Grants:
+        """Return the next version, with changed and new grants, and without those that are gone."""
+        after = Grants(self)
+        after.update((grant.container, grant) for grant in changed)
+        for container in gone:
+            after.pop(container, None)
+        keys = frozenset((*(grant.container for grant in changed), *gone))
+        old = [self[key] for key in keys if key in self]
+        new = [after[key] for key in keys if key in after]
+        touched = old + new
+        if self._pool_load is not None:
+            after._pool_load = _sum(self._pool_load, new, old)
+        if all(grant.is_bare for grant in touched):
+            after._holdings = self._holdings
+        # The cpuset of a group's members follows from all of them.
+        if self.due is not None and all(grant.policy is not CpuPolicy.GROUP for grant in touched):
+            after.due = self.due._replace(changed=self.due.changed | keys)
+        return after
+
+    @property
+    def holdings(self) -> Holdings:
+        if self._holdings is None:
+            grants = [grant for grant in self.values() if not grant.is_bare]
+            self._holdings = Holdings(union(grant.out_of_pool for grant in grants),
+                                      union(grant.cpus | grant.spare for grant in grants),
+                                      tuple(sorted((grant for grant in grants if grant.vm), key=age)))
+        return self._holdings
+
+    @property
+    def pool_load(self) -> PoolLoad:
+        if self._pool_load is None:
+            self._pool_load = _sum(PoolLoad(), self.values())
+        return self._pool_load
+
+
+def _sum(load: PoolLoad, more: Iterable[Grant], fewer: Iterable[Grant] = ()) -> PoolLoad:
+    signed = [(1, grant.pool_load) for grant in more] + [(-1, grant.pool_load) for grant in fewer]
+    return PoolLoad(load.updated + sum(sign * part.updated for sign, part in signed),
+                    load.request + sum(sign * part.request for sign, part in signed))
+
+
 class Ledger(NamedTuple):
     """All grants by container. `shared`: the CPUs that shared containers are on, or are being updated to."""
 
@@ -108,12 +206,17 @@ class Ledger(NamedTuple):
     shared: CpuSet = EMPTY
     refused: tuple[RefusedRequest, ...] = ()
 
+    @property
+    def version(self) -> Grants:
+        """The grants, with what follows from them."""
+        return self.grants if isinstance(self.grants, Grants) else Grants(self.grants)
+
     def with_grants(self, *grants: Grant) -> Ledger:
-        return self._replace(grants={**self.grants, **{grant.container: grant for grant in grants}})
+        return self._replace(grants=self.version.next(grants))
 
     def without(self, containers: Iterable[ContainerId]) -> Ledger:
-        gone = set(containers)
-        return self._replace(grants={key: grant for key, grant in self.grants.items() if key not in gone})
+        gone = self.grants.keys() & set(containers)
+        return self._replace(grants=self.version.next((), gone)) if gone else self
 
     def with_refusal(self, request: RefusedRequest) -> Ledger:
         """A container's refusal replaces its last one: the kubelet retries every few seconds, and the numbers in the
@@ -133,7 +236,7 @@ class Ledger(NamedTuple):
         return union(grant.held for grant in self.grants.values())
 
     def out_of_pool(self) -> CpuSet:
-        return union(grant.out_of_pool for grant in self.grants.values())
+        return self.version.holdings.out_of_pool
 
     def foreign_cpus(self) -> CpuSet:
         """Return the CPUs to which another program has restricted containers that are left alone. They stay in the

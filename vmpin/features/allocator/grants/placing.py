@@ -32,7 +32,7 @@ from vmpin.features.allocator.grants.cpu_request import (
 )
 from vmpin.features.allocator.grants.eligibility import align_required, allowed_cpus, query_of
 from vmpin.features.allocator.grants.headroom import with_shared_cpus
-from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger, age
+from vmpin.features.allocator.grants.ledger import Grant, GrantState, Ledger
 from vmpin.features.allocator.grants.pool_cpus import pool
 from vmpin.features.allocator.search.best_set import best_cpus, best_part
 
@@ -158,9 +158,8 @@ def with_spare_sets(machine: Topology, ledger: Ledger, options: AllocationOption
     changed grant. :returns: why it cannot have a set of its own; other VMs then go without."""
     whole_pool = pool(machine, ledger, options)
     vms: dict[SandboxId, list[Grant]] = {}
-    for grant in sorted(ledger.grants.values(), key=age):
-        if grant.vm:
-            vms.setdefault(grant.sandbox, []).append(grant)
+    for grant in ledger.version.holdings.vms:
+        vms.setdefault(grant.sandbox, []).append(grant)
 
     def order(sandbox: SandboxId) -> tuple[bool, SandboxId]:
         """Sets that leave the pool come first: the others are chosen from what is left of it."""

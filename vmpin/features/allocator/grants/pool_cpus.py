@@ -16,7 +16,7 @@ from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationOptions
 from vmpin.features.allocator.grants.cpu_request import CpuPolicy
 from vmpin.features.allocator.grants.eligibility import configured_groups
-from vmpin.features.allocator.grants.ledger import Grant, Ledger, age
+from vmpin.features.allocator.grants.ledger import DueCpusets, Grant, Ledger, age
 
 _SHARED = frozenset({CpuPolicy.NONE, CpuPolicy.NUMA, CpuPolicy.INFRA})
 
@@ -59,10 +59,18 @@ def group_cpus(ledger: Ledger, group: str, options: AllocationOptions) -> CpuSet
 
 def due(machine: Topology, ledger: Ledger, options: AllocationOptions) -> list[tuple[Grant, CpuSet]]:
     """The containers whose cpuset is not the one they are to have, with that one. The runtime applies updates to all
-    that are created or running, also to those that have no cpuset, as vmpin did not answer at their creation."""
-    wanted = ((grant, target(machine, ledger, grant, options))
-              for grant in sorted(ledger.grants.values(), key=age) if grant.live and not grant.left_alone)
-    return [(grant, cpus) for grant, cpus in wanted if cpus and cpus != grant.written]
+    that are created or running, also to those that have no cpuset, as vmpin did not answer at their creation. Only
+    grants that have changed since the last time are looked at, unless what all follow has changed."""
+    grants = ledger.version
+    last, changed, result = grants.due, list(grants.values()), []
+    if last is not None and last.machine is machine and last.options is options and last.shared == ledger.shared:
+        changed = [grants[container] for container in last.changed if container in grants]
+        result = [(grant, cpus) for grant, cpus in last.due if grant.container not in last.changed]
+    wanted = ((grant, target(machine, ledger, grant, options)) for grant in changed)
+    result += [(grant, cpus) for grant, cpus in wanted if cpus and cpus != grant.written]
+    result.sort(key=lambda grant_with_cpus: age(grant_with_cpus[0]))
+    grants.due = DueCpusets(machine, options, ledger.shared, tuple(result))
+    return result
 
 
 def shrinking(machine: Topology, ledger: Ledger, options: AllocationOptions,
@@ -112,13 +120,12 @@ def all_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -
 
 def with_written(ledger: Ledger, container: ContainerId, cpus: CpuSet | None) -> Ledger:
     """The ledger with the cpuset that the runtime has for a container: read back from its cgroup, or in an answer."""
-    grant = ledger.grants.get(container)
-    if grant is None or grant.written == (cpus or EMPTY):
-        return ledger
-    return ledger.with_grants(grant._replace(written=cpus or EMPTY))
+    return applied(ledger, [SideUpdate(container, cpus or EMPTY)])
 
 
 def applied(ledger: Ledger, updates: Iterable[SideUpdate]) -> Ledger:
-    for update in updates:
-        ledger = with_written(ledger, update.container, update.cpus)
-    return ledger
+    """The ledger with the cpusets of these updates, in their order."""
+    written = {update.container: update.cpus for update in updates}
+    changed = [grant._replace(written=cpus) for container, cpus in written.items()
+               if (grant := ledger.grants.get(container)) is not None and grant.written != cpus]
+    return ledger.with_grants(*changed) if changed else ledger
