@@ -7,7 +7,7 @@ for nodes with rpm (config/packages.py), the two container images (config/image.
 (CycloneDX), the hashes of what a node installs from a package index (requirements.txt), and SHA256SUMS over all of
 them. One commit and the same Debian mirror give the same bytes: all times are that of the commit.
 
-Nothing is signed here: docs/release.md has the commands, for whoever holds the key."""
+Nothing is signed here: docs/release.md has the commands for the owner of the key."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _processor() -> str:
 
 class Meter:
     """Measures the conditions of what runs in its `with`, which waits for every process that it starts. Kernel threads
-    count as nobody's: they work for the benchmark, too."""
+    are not counted: they work for the benchmark, too."""
 
     def __enter__(self) -> Meter:
         self._load, self._begin, self._at_begin = os.getloadavg()[0], time.monotonic(), _used()

@@ -31,7 +31,7 @@ Setter = Callable[[Mask], float]
 
 
 class Vm:
-    """A VM, and what vmpin needs to be told of a container's CPUs in it. vmpin keeps VMs of its own, with a node that
+    """A VM, and the report that vmpin needs of a container's CPUs in it. vmpin keeps VMs of its own, with a node that
     sees this one alone: where others change masks again and again, it takes that for drift, and backs off."""
 
     def __init__(self, machine: Machine, command: Path, stack: contextlib.ExitStack) -> None:

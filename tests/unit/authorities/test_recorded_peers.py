@@ -1,4 +1,4 @@
-"""Histories of real programs that give out CPUs (tests/data/peers), replayed: what the runtime told vmpin over NRI, as
+"""Histories of real programs that give out CPUs (tests/data/peers), replayed: what the runtime reported over NRI, as
 bytes, the files of the kubelet and of dra-driver-cpu, and the cgroups of runc's containers."""
 
 from __future__ import annotations
