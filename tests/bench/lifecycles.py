@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -81,11 +80,7 @@ def _runtime(made: Node, start: Callable[[], contextlib.AbstractContextManager[i
     :param empty: pods without a container."""
     path = made.path / "nri.sock"
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(path))
-        stack.callback(path.unlink)
-        listener.listen(1)
-        listener.settimeout(_PATIENCE)
+        listener = stack.enter_context(nri_node.listening(path))
         pid = stack.enter_context(start())
         runtime = NriRuntime(listener.accept()[0])
         stack.callback(runtime.close)

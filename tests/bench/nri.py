@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,11 +123,7 @@ def _connected(made: Node) -> Iterator[NriRuntime]:
     """A new watcher's connection, as far as Configure: it received no container yet, and has loaded what it needs."""
     path = made.path / "nri.sock"
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(path))
-        stack.callback(path.unlink)
-        listener.listen(1)
-        listener.settimeout(_PATIENCE)
+        listener = stack.enter_context(nri_node.listening(path))
         stack.enter_context(Watcher(made, "--nri"))
         runtime = NriRuntime(listener.accept()[0])
         stack.callback(runtime.close)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench_node import container_of
@@ -109,3 +112,16 @@ def parts(pods: Sequence[tuple[str, int]], pool: str, last: str) -> list[bytes]:
         found.append(raw)
         listed, containers = listed[pods_each:], containers[containers_each:]
     return found
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """The runtime's socket, for one plugin. A plugin has two minutes to connect, however busy the machine is."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        try:
+            listener.listen(1)
+            listener.settimeout(120.0)
+            yield listener
+        finally:
+            path.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,6 @@ from nri_peer import NriRuntime
 
 PODS = 50
 CONTAINERS = 2 * PODS
-_PATIENCE = 120.0
 #: The libraries of others that a watcher has loaded by then, and the event loop.
 _LIBRARIES = "import asyncio, google.protobuf.descriptor_pb2, google.protobuf.message_factory"
 _SETTER = """\
@@ -44,11 +42,7 @@ def to_watching(made: Node, rounds: int) -> Figure:
             made.forget()
             path = made.path / "nri.sock"
             with contextlib.ExitStack() as stack:
-                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-                listener.bind(str(path))
-                stack.callback(path.unlink)
-                listener.listen(1)
-                listener.settimeout(_PATIENCE)
+                listener = stack.enter_context(nri_node.listening(path))
                 watcher = stack.enter_context(Watcher(made, "--nri"))
                 runtime = NriRuntime(listener.accept()[0])
                 stack.callback(runtime.close)

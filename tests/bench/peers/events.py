@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -142,11 +141,7 @@ class Plugins:
         """:returns: seconds from the plugin's spawn until it asks to be registered."""
         path = self._site.top / f"{plugins.BINARIES.index(name) if name in plugins.BINARIES else name[-4:]}.sock"
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind(str(path))
-            stack.callback(path.unlink)
-            listener.listen(1)
-            listener.settimeout(_PATIENCE)
+            listener = stack.enter_context(nri_node.listening(path))
             begin = time.perf_counter()
             process = stack.enter_context(plugins.started(self._site, name, path))
             with self._blamed(name):
