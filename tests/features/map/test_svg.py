@@ -17,7 +17,7 @@ from vmpin.domain.topology import Topology
 from vmpin.features.map import svg
 from vmpin.features.map.node_map import Picture, picture
 from vmpin.features.map.svg import COLOURS, HATCHINGS, ground
-from vmpin.features.map.text import SIGNS, marks
+from vmpin.features.map.text import SIGNS, folded, guest_marks, lines
 
 #: Widths of a character in em, by class: of DejaVu Sans Mono (Menlo and Liberation Mono have no more), of words in
 #: DejaVu Sans and, for the rest, of its bold digits.
@@ -182,17 +182,70 @@ def test_marks_that_do_not_fit_end_after_a_whole_one() -> None:
             names[cpu] = int(text.said)
         elif cpu is not None and "mark" in text.css and not text.said.startswith("~"):
             shown.setdefault(cpu, []).append(text.said)
-    marked = {cpu.number: marks(cpu) for cpu in drawn.cpus()}
+    marked = {cpu.number: guest_marks(cpu) for cpu in drawn.cpus()}
     cut = 0
     for box, number in names.items():
         said = "".join(shown.get(box, [])).replace(" ", "")
-        whole = marked[number].replace(" ", "")
-        if said != whole:
+        guests = marked[number]
+        if said != "".join(guests):
             cut += 1
-            assert said.endswith("…")
-            pieces = [each.replace(" ", "") for each in re.findall("[^ ,]+[ ,]?", marked[number])]
-            assert said[:-1] in ["".join(pieces[:count]) for count in range(len(pieces))]
+            pieces = re.findall("[^,]+,?", "".join(guests))
+            assert said in ["".join(folded(guests, count)).replace(" ", "") for count in range(len(guests))] if len(
+                guests) > 1 else said in ["".join(pieces[:count]) + "…" for count in range(len(pieces))]
     assert 0 < cut < 192
+
+
+def many_guests(count: int) -> Picture:
+    """On a node with one shared CPU, to which all threads of all VMs are therefore pinned."""
+    sandboxes = [{"id": long_id(number), "vmm": {}, "pod": {"namespace": "demo", "name": f"pod-{number}"},
+                  "mask": "0", "verdict": "floating", "containers": [],
+                  "threads": [thread("0", 0), thread("0", 1), thread("0"), thread("0-1")]} for number in range(count)]
+    return picture({"time": "", "sandboxes": sandboxes, "node": {
+        "online": "0-1", "shared_pool": "0", "exclusive": "", "housekeeping": "", "owners": [],
+        "collisions": [{"cpu": 0, "what": "both use it"}]}}, node(2))
+
+
+@pytest.mark.parametrize(("count", "box", "cell"), [
+    (1, ["a:v0-1,+1", "~1"], "a:v0-1,+1"), (2, ["a:v0-1,+1", "1 more", "~2"], "a:v0-1,+1 b:v0-1,+1"),
+    (60, ["a:v0-1,+1", "59 more", "~60"], "a:v0-1,+1 b:v0-1,+1 58 more")])
+def test_many_guests_on_a_cpu_are_counted_and_the_page_opens_their_list(count: int, box: list[str],
+                                                                        cell: str) -> None:
+    drawn = many_guests(count)
+    ground = next(on for text in painted(svg.svg(drawn)) if "n" in text.css and text.said == "0"
+                  for on in text.on if "cpu" in on.css)
+    assert [text.said for text in painted(svg.svg(drawn)) if "mark" in text.css and any(
+        (on.x, on.y) == (ground.x, ground.y) for on in text.on)] == box
+    said = ["".join(word for word, _ in line) for line in lines(drawn, 80)]
+    assert any(f"  0 ·!i {cell} ~{count}" in line for line in said)
+    page = svg.html(drawn)
+    assert page.count("<details>") == (count > 1)
+    if count > 1:
+        listed = page.partition(f"<summary>CPU 0: {count} guests</summary>")[2].partition("</details>")[0]
+        assert listed.count("<tr>") == count
+        assert "<td>b:v0-1,+1</td><td>demo/pod-1</td>" in listed
+        assert "12 more: threads of twelve more guests" in " ".join(said)
+
+
+def test_collisions_come_first_and_are_named_in_red() -> None:
+    drawn = many_guests(3)
+    style = {"alarmed": "var(--bad)"}
+    assert next(lines(drawn, 80)) == [("COLLISION on CPU 0: both use it", "bold red")]
+    made = svg.svg(drawn)
+    texts = painted(made)
+    assert [text.said for text in texts][:3] == ["Collisions", "!", "CPU 0: both use it"]
+    assert "alarmed" in texts[2].css
+    assert Colours(made, False).rules[".vmpin .alarmed"] == style["alarmed"]
+    assert texts[2].y < min(text.y for text in texts if "n" in text.css)
+    page = svg.html(drawn)
+    assert page.index('<h2 class="alarms">Collisions</h2><table class="alarms">') < page.index('<div class="scroll">')
+    assert ".alarms{color:var(--bad)" in page
+    assert "alarms" not in svg.html(node_without_collisions()).partition("</style>")[2]
+
+
+def node_without_collisions() -> Picture:
+    return picture({"time": "", "sandboxes": [], "node": {
+        "online": "0-1", "shared_pool": "0", "exclusive": "", "housekeeping": "", "owners": [], "collisions": []}},
+        node(2))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

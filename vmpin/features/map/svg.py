@@ -12,7 +12,7 @@ from vmpin.domain.templates import render
 from vmpin.domain.terminal import number_of
 from vmpin.domain.wrapping import pieces, wrapped
 from vmpin.features.map.node_map import OFFLINE, SHARED, Cpu, Picture
-from vmpin.features.map.text import GIVEN_SIGNS, SIGNS, marks
+from vmpin.features.map.text import folded, guest_marks, signs
 
 #: Of pods, (on a light page, on a dark page), by steps of lightness in OKLCH: they differ in grey, and for readers who
 #: see fewer colours. None is red, which stands for a collision, and none the shared pool's blue.
@@ -29,6 +29,8 @@ _CORE_WIDTH, _CPU_STEP, _CORE_STEP = 92, 52, 94
 _ROW = 12
 #: Characters in a line of a CPU's box. A character is 6.7 pixels wide: 0.6 em in nearly all fixed-width fonts.
 _ROOM = 11
+#: Characters in a key of the legend.
+_KEY = 4
 #: (class, x, y, width, height)
 _Box = tuple[str, int, int, int, int]
 
@@ -55,7 +57,7 @@ def _rendered(template: str, picture: Picture, **values: Any) -> str:
     title = ", ".join(["vmpin map", *(picture.facts[name] for name in ("node", "time") if name in picture.facts)])
     return render("vmpin.features.map", template, title=title, facts=picture.facts, legend=_legend(picture),
                   colours=COLOURS, hatchings=HATCHINGS, ground_of=_ground_of, marks_in_box=_marks_in_box,
-                  described=_described, wrapped=wrapped, **_layout(picture), **values)
+                  described=_described, wrapped=wrapped, crowds=_crowds(picture), **_layout(picture), **values)
 
 
 def _layout(picture: Picture) -> dict[str, Any]:
@@ -101,19 +103,42 @@ def _described(cpu: Cpu) -> str:
     owners = [owner.title for owner in cpu.owners]
     holders = " and ".join(owners + ["the shared pool"] * (cpu.kind == SHARED)) if owners else cpu.kind
     floating = f"{number_of(cpu.floating, 'thread floats')} over it" if cpu.floating else ""
-    return "; ".join(filter(None, (f"CPU {cpu.number}: {holders}", marks(cpu), floating, *cpu.collisions)))
+    return "; ".join(filter(None, (
+        f"CPU {cpu.number}: {holders}", " ".join(guest_marks(cpu)), floating, *cpu.collisions)))
 
 
 def _marks_in_box(cpu: Cpu) -> list[str]:
-    """A CPU's marks as two lines of its box, broken after commas and blanks; "…" if some are left out."""
-    left, lines = pieces(marks(cpu)), []
-    for room, last in ((_ROOM, False), (_ROOM - len(f" ~{cpu.floating}") * bool(cpu.floating), True)):
+    """A CPU's marks as two lines of its box, broken after commas and blanks. Guests that have no room are counted; of
+    a single guest "…" stands for the marks that are left out."""
+    guests = guest_marks(cpu)
+    for shown in range(len(guests), 0 if len(guests) == 1 else -1, -1):
+        *named, last = folded(guests, shown) or [""]
+        words = pieces(" ".join([*named, ""])) if named else []
+        words += [last] if shown < len(guests) else pieces(last)
+        lines, cut = _two_lines(words, cpu.floating)
+        if not cut:
+            break
+    return lines
+
+
+def _two_lines(words: list[str], floating: int) -> tuple[list[str], bool]:
+    """(words as two lines, True if "…" stands for some of them). The number of floating threads ends the second."""
+    lines, left = [], [*words]
+    for room, last in ((_ROOM, False), (_ROOM - len(f" ~{floating}") * bool(floating), True)):
         cut = last and len("".join(left)) > room
         line = ""
         while left and len((line + left[0]).rstrip()) <= room - cut:
             line += left.pop(0)
         lines.append(line.rstrip() + "…" * cut)
-    return lines
+    return lines, cut
+
+
+def _crowds(picture: Picture) -> list[tuple[int, list[tuple[str, str]]]]:
+    """The CPUs whose boxes do not have the marks of all guests: (number, each guest's marks and title)."""
+    titles = {guest.letter: guest.title for guest in picture.guests}
+    return [(cpu.number, [(mark, titles[mark.partition(":")[0]]) for mark in guests]) for cpu in picture.cpus()
+            if len(guests := guest_marks(cpu)) > 1
+            and "".join(_marks_in_box(cpu)).replace(" ", "") != "".join(guests)]
 
 
 #: The title of a section of the legend, and its rows: the ground of a key (None for a bare sign), the key, its text.
@@ -123,13 +148,13 @@ _Section = tuple[str, Sequence[tuple[Ground | None, str, str]]]
 def _legend(picture: Picture) -> Sequence[_Section]:
     """Collisions first."""
     alarm = Ground("alarm")
-    signs = (*SIGNS, *(GIVEN_SIGNS if picture.notes else ()))
     return (
         ("Collisions", [(alarm, "!", text) for text in picture.alarms()]),
         ("Signs", [(Ground("shared"), "", "shared pool"),
                    (Ground("free"), "", "free: without an owner, and not in the shared pool"),
                    (Ground("offline"), "", "offline"),
-                   *((alarm if sign == "!" else None, sign, text) for sign, text in signs),
+                   *((alarm if sign == "!" else None, *((sign, text) if len(sign) <= _KEY else
+                                                        ("", f"{sign}: {text}"))) for sign, text in signs(picture)),
                    (None, "", "in one frame: the siblings of a core; on one ground: the cores of a cache")]),
         ("CPUs given out" if picture.notes else "Exclusive CPUs",
          [(ground(owner.pod), owner.letter, owner.legend) for owner in picture.owners]),

@@ -4,9 +4,9 @@ Pure.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from vmpin.domain.terminal import printable
+from vmpin.domain.terminal import number_of, printable
 from vmpin.features.map.node_map import FREE, OFFLINE, SHARED, Cpu, Picture
 
 #: Texts with the name of a style of rich, "" for none.
@@ -14,19 +14,25 @@ Line = list[tuple[str, str]]
 #: Colours that are readable on black and on white; an owner's letter distinguishes equal colours.
 COLOURS = ("bold blue", "bold magenta", "bold green", "bold cyan", "bold yellow", "blue", "magenta", "green", "cyan",
            "yellow")
-COLLISION = "bold white on red"
+COLLISION, ALARM = "bold white on red", "bold red"
 _SIGNS = {SHARED: ("·", ""), FREE: (" ", ""), OFFLINE: ("x", "dim")}
 #: The signs on a CPU, in every form of the map.
 SIGNS = (("h", "housekeeping"), ("i", "isolated"), ("a:v1", "vCPU 1 of guest a is pinned there"),
          ("a:+2", "so are two other threads of it"), ("~3", "three threads float over it"), ("!", "collision"))
 #: Besides, where vmpin gives out the CPUs.
 GIVEN_SIGNS = (("A·", "A has it, and so has the shared pool"), ("A,B", "both have it"), ("r", "reserved"))
-LEGEND = "; ".join(f"{sign}: {text}" for sign, text in (
-    ("capital letter", "exclusive to a container"), ("·", "shared pool"), ("x", "offline"), *SIGNS))
+#: Besides, where threads of several guests are pinned to one CPU.
+FOLDED_SIGNS = (("12 more", "threads of twelve more guests are pinned there"),)
+_GROUNDS = (("capital letter", "exclusive to a container"), ("·", "shared pool"), ("x", "offline"))
+#: Guests that a CPU's cell names; where there are more, it names one less and counts the rest.
+_MOST_GUESTS = 3
 
 
 def lines(picture: Picture, width: int) -> Iterator[Line]:
-    """The whole map, wrapped to `width` columns."""
+    """The whole map, wrapped to `width` columns; collisions come first, and are counted where a terminal ends."""
+    alarms = list(picture.alarms())
+    for alarm in alarms:
+        yield from _wrapped(f"COLLISION on {alarm}", width, ALARM, "  ")
     yield from _wrapped("; ".join(f"{name} {value}" for name, value in picture.facts.items()), width)
     for note in picture.notes:
         yield from _wrapped(note, width)
@@ -44,29 +50,35 @@ def lines(picture: Picture, width: int) -> Iterator[Line]:
                 line += cells_of_core
             yield line
     yield []
-    signs = "; ".join([LEGEND, *(f"{sign}: {text}" for sign, text in GIVEN_SIGNS if picture.notes)])
-    yield from _wrapped(signs, width, "dim")
+    yield from _wrapped("; ".join(f"{sign}: {text}" for sign, text in (*_GROUNDS, *signs(picture))), width, "dim")
     for owner in picture.owners:
         yield from _keyed(owner.letter, style(owner.pod), owner.legend, width)
     for guest in picture.guests:
         yield from _keyed(guest.letter, "bold", guest.legend, width)
-    for alarm in picture.alarms():
-        yield from _keyed("!", COLLISION, alarm, width)
+    if alarms:
+        yield from _wrapped(f"{number_of(len(alarms), 'collision')}: the first lines", width, ALARM)
 
 
-def _wrapped(text: str, width: int, kind: str = "") -> Iterator[Line]:
+def signs(picture: Picture) -> Sequence[tuple[str, str]]:
+    """The signs on CPUs that the legend of this map explains."""
+    return (*SIGNS, *(GIVEN_SIGNS if picture.notes else ()),
+            *(FOLDED_SIGNS if any(len(guest_marks(cpu)) > 1 for cpu in picture.cpus()) else ()))
+
+
+def _wrapped(text: str, width: int, kind: str = "", hanging: str = "") -> Iterator[Line]:
     """Broken after semicolons, else after blanks and after the commas of long CPU lists: a number stays whole. Names
-    are any text: they are made printable before they are counted, and broken where they are longer than a line."""
+    are any text: they are made printable before they are counted, and broken where they are longer than a line.
+    :param hanging: before all lines but the first."""
     line = ""
     for part in re.findall(r"[^;]+;? *", printable(text)):
         for piece in [part] if len(part.rstrip()) <= width else re.findall(r"[^ ,]+[ ,]*", part):
-            if line and len((line + piece).rstrip()) > width:
+            if line.strip() and len((line + piece).rstrip()) > width:
                 yield [(line.rstrip(), kind)]
-                line = ""
+                line = hanging
             line += piece
             while len(line.rstrip()) > width:
                 yield [(line[:width], kind)]
-                line = line[width:]
+                line = hanging + line[width:]
     yield [(line.rstrip(), kind)]
 
 
@@ -81,20 +93,28 @@ def style(pod: int) -> str:
     return COLOURS[pod % len(COLOURS)]
 
 
-def marks(cpu: Cpu) -> str:
-    """The pinned threads on a CPU, by guest: "a:v0-1,+2 b:v1"."""
+def guest_marks(cpu: Cpu) -> list[str]:
+    """The pinned threads on a CPU, by guest: ["a:v0-1,+2", "b:v1"]."""
     by_guest: dict[str, list[str]] = {}
     for mark in cpu.pinned:
         guest, _, threads = mark.partition(":")
         by_guest.setdefault(guest, []).append(threads)
-    return " ".join(f"{guest}:{','.join(threads)}" for guest, threads in by_guest.items())
+    return [f"{guest}:{','.join(threads)}" for guest, threads in by_guest.items()]
+
+
+def folded(guests: Sequence[str], shown: int) -> list[str]:
+    """The marks of the first `shown` guests, and how many more there are: ["a:v0", "b:v1", "10 more"]."""
+    left = len(guests) - shown
+    return [*guests[:shown], *([f"{left} more" if shown else number_of(left, 'guest')] if left else [])]
 
 
 def _cell(cpu: Cpu) -> tuple[str, str]:
     sign, kind = (cpu.letters, style(cpu.owners[0].pod)) if cpu.owners and cpu.kind != OFFLINE else _SIGNS[cpu.kind]
     flags = "!" * bool(cpu.collisions) + cpu.flags
     floats = f"~{cpu.floating}" if cpu.floating else ""
-    text = " ".join(part for part in (f"{cpu.number:>3} {sign}{flags}", marks(cpu), floats) if part)
+    guests = guest_marks(cpu)
+    marks = folded(guests, len(guests) if len(guests) <= _MOST_GUESTS else _MOST_GUESTS - 1)
+    text = " ".join(part for part in (f"{cpu.number:>3} {sign}{flags}", *marks, floats) if part)
     return text, COLLISION if cpu.collisions else kind
 
 
