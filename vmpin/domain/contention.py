@@ -1,11 +1,10 @@
-"""Contention: another program repeatedly changes the masks of the same threads. Pure."""
+"""Contention: another program repeatedly changes the masks of the same threads, or of what else has one. Pure."""
 
 import enum
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable
+from typing import Generic, NamedTuple, TypeVar
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.domain.model import ThreadId
 
 #: Seconds within which repairs count as contention; longer if the resyncs for so many repairs take longer.
 MINUTE = 60.0
@@ -44,36 +43,40 @@ class _Contest:
         self.wanted, self.until, self.count = EMPTY, 0.0, 0
 
 
-class Contention:
-    """The threads in contention. Times are of one monotonic clock, in seconds."""
+#: What identifies a thread, or what else has a mask.
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Contention(Generic[Key]):
+    """The threads in contention, by their identities. Times are of one monotonic clock, in seconds."""
 
     def __init__(self, rules: ContentionRules) -> None:
         self.rules = rules
         #: The times of each thread's recent repairs.
-        self._times: dict[ThreadId, list[float]] = {}
-        self._contests: dict[ThreadId, _Contest] = {}
+        self._times: dict[Key, list[float]] = {}
+        self._contests: dict[Key, _Contest] = {}
 
     def __bool__(self) -> bool:
         """Whether any thread was repaired or in contention recently."""
         return bool(self._times) or bool(self._contests)
 
-    def add_repairs(self, threads: Iterable[ThreadId], now: float) -> None:
+    def add_repairs(self, threads: Iterable[Key], now: float) -> None:
         """Record a repair of each of these threads."""
         for thread in threads:
             self._times.setdefault(thread, []).append(now)
 
-    def resting(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
+    def resting(self, thread: Key, wanted: CpuSet, now: float) -> bool:
         """Whether a thread rests now. A thread whose wanted mask has changed since then does not rest."""
         contest = self._contests.get(thread)
         return contest is not None and now < contest.until and contest.wanted == wanted
 
-    def retry_due(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
+    def retry_due(self, thread: Key, wanted: CpuSet, now: float) -> bool:
         """Whether a thread's rest is over, so that it is due for a retry."""
         contest = self._contests.get(thread)
         return (contest is not None and 0 < contest.until <= now and contest.wanted == wanted
                 and thread not in self._times)
 
-    def starts(self, thread: ThreadId, wanted: CpuSet, now: float) -> bool:
+    def starts(self, thread: Key, wanted: CpuSet, now: float) -> bool:
         """Whether contention starts with this drift of a thread. If so, the thread's rest begins, by the rules."""
         over = now - self.rules.within
         times = [time for time in self._times.get(thread, ()) if time > over]
@@ -92,11 +95,11 @@ class Contention:
                          OnContention.PERSIST: 0.0}[self.rules.on_contention]
         return True
 
-    def count(self, thread: ThreadId) -> int:
+    def count(self, thread: Key) -> int:
         """How often contention was detected for a thread."""
         return self._contests[thread].count if thread in self._contests else 0
 
-    def next_retry(self, threads: Iterable[ThreadId], now: float) -> float | None:
+    def next_retry(self, threads: Iterable[Key], now: float) -> float | None:
         """The earliest end of a rest among `threads`; None if none rests."""
         ends = [contest.until for thread in threads if (contest := self._contests.get(thread)) is not None
                 and contest.until > now]
@@ -107,7 +110,7 @@ class Contention:
         self._times.clear()
         self._contests.clear()
 
-    def keep_only(self, threads: set[ThreadId], now: float) -> None:
+    def keep_only(self, threads: set[Key], now: float) -> None:
         """Forget ended threads and old rests."""
         over = now - self.rules.within
         self._times = {thread: times for thread, times in self._times.items()

@@ -52,7 +52,7 @@ class DriftTracker:
     def __init__(self, explain: Explain, rules: ContentionRules) -> None:
         #: The clock of the rests of threads in contention (seconds).
         self.now: Callable[[], float] = time.monotonic
-        self.contention = Contention(rules)
+        self.contention: Contention[ThreadId] = Contention(rules)
         #: How often contention began; once for all threads of a sandbox.
         self.contended = 0
         self.contended_by: Counter[SandboxId] = Counter()  #: The same by sandbox, for sandboxes that still exist.

@@ -13,7 +13,7 @@ A, B = ThreadId(10, 1), ThreadId(11, 1)
 
 
 def test_a_thread_that_drifts_now_and_then_is_put_back_each_time() -> None:
-    contention = Contention(ContentionRules(repairs=3))
+    contention = Contention[ThreadId](ContentionRules(repairs=3))
     for minute in range(20):
         assert not contention.starts(A, ONE, minute * 30.0)
         contention.add_repairs([A], minute * 30.0)
@@ -21,7 +21,7 @@ def test_a_thread_that_drifts_now_and_then_is_put_back_each_time() -> None:
 
 
 def test_more_repairs_a_minute_than_the_rules_allow_are_contention_of_that_thread_alone() -> None:
-    contention = Contention(ContentionRules(repairs=3, rest=300))
+    contention = Contention[ThreadId](ContentionRules(repairs=3, rest=300))
     for second in (0.0, 10.0, 20.0):
         assert not contention.starts(A, ONE, second)
         contention.add_repairs([A], second)
@@ -37,14 +37,14 @@ def test_more_repairs_a_minute_than_the_rules_allow_are_contention_of_that_threa
 
 
 def test_what_rests_is_set_all_the_same_when_it_is_to_be_elsewhere() -> None:
-    contention = Contention(ContentionRules(repairs=1))
+    contention = Contention[ThreadId](ContentionRules(repairs=1))
     contention.add_repairs([A], 0.0)
     assert contention.starts(A, ONE, 1.0)
     assert not contention.resting(A, TWO, 2.0)
 
 
 def test_after_its_rest_a_thread_is_tried_once_and_rests_twice_as_long() -> None:
-    contention = Contention(ContentionRules(repairs=3, rest=100))
+    contention = Contention[ThreadId](ContentionRules(repairs=3, rest=100))
     for second in (0.0, 1.0, 2.0):
         contention.add_repairs([A], second)
     now, rests = 3.0, []
@@ -64,7 +64,7 @@ def test_after_its_rest_a_thread_is_tried_once_and_rests_twice_as_long() -> None
 
 
 def test_a_thread_that_stays_after_its_rest_is_fought_over_no_more() -> None:
-    contention = Contention(ContentionRules(repairs=2, rest=100))
+    contention = Contention[ThreadId](ContentionRules(repairs=2, rest=100))
     for second in (0.0, 1.0):
         contention.add_repairs([A], second)
     assert contention.starts(A, ONE, 2.0)
@@ -78,8 +78,8 @@ def test_a_thread_that_stays_after_its_rest_is_fought_over_no_more() -> None:
 
 
 def test_leave_rests_for_good_and_persist_never() -> None:
-    left, kept = Contention(ContentionRules(OnContention.LEAVE, 1)), Contention(ContentionRules(OnContention.PERSIST,
-                                                                                                1))
+    left = Contention[ThreadId](ContentionRules(OnContention.LEAVE, 1))
+    kept = Contention[ThreadId](ContentionRules(OnContention.PERSIST, 1))
     for contention in (left, kept):
         contention.add_repairs([A], 0.0)
         assert contention.starts(A, ONE, 1.0)
@@ -92,7 +92,7 @@ def test_leave_rests_for_good_and_persist_never() -> None:
 
 
 def test_by_hand_all_is_taken_up_again() -> None:
-    contention = Contention(ContentionRules(OnContention.LEAVE, 2))
+    contention = Contention[ThreadId](ContentionRules(OnContention.LEAVE, 2))
     contention.add_repairs([A], 0.0)
     contention.add_repairs([A], 1.0)
     assert contention.starts(A, ONE, 2.0)
@@ -102,7 +102,7 @@ def test_by_hand_all_is_taken_up_again() -> None:
 
 
 def test_threads_that_ended_are_forgotten() -> None:
-    contention = Contention(ContentionRules())
+    contention = Contention[ThreadId](ContentionRules())
     contention.add_repairs([A], 0.0)
     contention.add_repairs([B], 0.0)
     contention.keep_only({B}, 1.0)
@@ -115,7 +115,7 @@ def test_threads_that_ended_are_forgotten() -> None:
 def test_where_everything_is_looked_at_seldom_contention_takes_longer_to_be_seen(resync: float, within: float) -> None:
     rules = ContentionRules(repairs=3, resync=resync)
     assert rules.within == within
-    contention = Contention(rules)
+    contention = Contention[ThreadId](rules)
     now = 0.0
     for _ in range(3):
         assert not contention.starts(A, ONE, now)
