@@ -188,6 +188,9 @@ class Feature(Parts):
     map_lines: Callable[[Config, Document, bool, int], Iterable[Sequence[tuple[str, str]]]] | None = None
     #: Prints the map of a node, or writes it to a file. (a status document, the topology, arguments of `vmpin map`)
     show_map: Callable[[Document, Topology, Namespace], None] | None = None
+    #: Facts for its checks beside those of every node (`NodeFacts.of_features`), as JSON can hold them. (the
+    #: configuration, the mount of the node's file system)
+    facts: Callable[[Config, Path], Document] | None = None
     #: Checks of the doctor.
     checks: Callable[[], Sequence[Check]] | None = None
 

@@ -211,20 +211,18 @@ def test_configurations_of_engines_and_kata(name: str, document: str, tmp_path: 
     spoil(load, [f"{table} = {value}\n".encode() for table in re.findall(r"\[(\w+)", document) for value in TOML])
 
 
-def test_tuneds_and_irqbalances_files(tmp_path: Path) -> None:
+def test_tuneds_files(tmp_path: Path) -> None:
     profile = tmp_path / "etc/tuned/mine/tuned.conf"
     profile.parent.mkdir(parents=True)
     (tmp_path / "etc/tuned/active_profile").write_text("mine\n")
-    (tmp_path / "etc/default").mkdir()
     document = ("[main]\ninclude = other\n[variables]\nisolated_cores = 2-3\n[scheduler]\nisolated_cores = 2-3\n"
                 "enabled = 1\n")
 
     def load(raw: bytes) -> object:
         profile.write_bytes(raw)
-        (tmp_path / "etc/default/irqbalance").write_bytes(raw)
         (tmp_path / "etc/tuned/active_profile").write_bytes(raw if raw.startswith(b"/") else b"mine\n")
         files = Files(tmp_path)
-        return repr((daemons.tuned(files), daemons.irqbalance(files)))
+        return repr(daemons.tuned(files))
 
     spoil(load, [*absurd_lines(document, TOML, "="), *absurd_texts(), b"/" * 5000, b"/../../x\0"])
 

@@ -29,7 +29,6 @@ CHECKS = (
           kata_checks.vcpus),
     Check("kata-cgroup", "policies that a sandbox's cgroup prevents (sandbox_cgroup_only)", kata_checks.cgroup),
     Check("kata-guest", "confidential guests, and hooks of the guest's image", kata_checks.guest),
-    Check("irqbalance", "whether it runs; harmless", rival_checks.irqbalance),
     Check("tuned", "whether its scheduler plugin also sets the VMMs' masks", rival_checks.tuned),
     Check("pinners", "KubeVirt, libvirt, NRI policies and others that pin or write cpusets", rival_checks.pinners),
     Check("proc-connector", "whether the kernel reports new threads", rival_checks.proc_connector),

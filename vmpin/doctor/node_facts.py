@@ -34,6 +34,7 @@ from vmpin.domain.facts import (
 )
 from vmpin.domain.terminal import as_written
 from vmpin.errors import SourceError
+from vmpin.feature import features
 from vmpin.host import daemons
 from vmpin.host.cgroup import Cgroups
 from vmpin.host.files import Files
@@ -150,9 +151,10 @@ def collect_facts(config: Config, root: Path, watcher: WatcherFacts, status: Map
         kata=configurations(files, runtimes), kata_sandboxes=_sandboxes(config), daemons=daemons.daemons(programs),
         allocators=OtherAllocatorSearch(proc, files, (config.paths.nri, *cri.sockets(config.paths.cri)),
                                         config.paths.kubelet).find(),
-        tuned=daemons.tuned(files), irqbalance=daemons.irqbalance(files), connector=_connector(watcher, own),
+        tuned=daemons.tuned(files), connector=_connector(watcher, own),
         watcher=watcher, run=run_directory(config, proc), status=status, status_trouble=status_trouble,
-        settings={key: as_written(entry["value"]) for key, entry in config.data().items()})
+        settings={key: as_written(entry["value"]) for key, entry in config.data().items()},
+        of_features={feature.name: feature.facts(config, root) for feature in features() if feature.facts is not None})
 
 
 def _mask(proc: Procfs, pid: int | None) -> CpuSet | None:

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import re
 
-from vmpin.cpuset import EMPTY, CpuSet, CpuSetError
 from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
 from vmpin.domain.facts import ALLOCATORS, FoundSetting, NodeFacts
 
-#: By kind of daemon: its effect on masks, and the remedy. irqbalance and tuned have checks of their own.
+#: By kind of daemon: its effect on masks, and the remedy. tuned has a check of its own.
 PINNERS = {
     "kubevirt": ("KubeVirt pins the vCPUs of its VMs with dedicatedCpuPlacement, and moves every other thread",
                  "none, unless its VMs have names that vmpin manages (sandbox-ID); then exclude them by "
@@ -41,27 +40,6 @@ PINNERS = {
                    "none: vmpin follows the cpusets that the runtime received")}
 _BLIND = "the node's processes are invisible here"
 _SEE = "run this as root; in a pod: hostPID: true"
-
-
-def irqbalance(facts: NodeFacts) -> CheckResult:
-    running = [daemon for daemon in facts.daemons if daemon.kind == "irqbalance"]
-    evidence = [f"irqbalance pid {daemon.pid}" for daemon in running]
-    evidence += [f"{setting.file}: {key}={setting.value}" for key, setting in facts.irqbalance.items()]
-    if not running:
-        return ok("irqbalance does not run", *evidence) if facts.sees else unknown(_BLIND, *evidence, remedy=_SEE)
-    banned = _banned(facts.irqbalance.get("IRQBALANCE_BANNED_CPULIST"))
-    open_to = facts.exclusive - banned - facts.cpus.isolated - facts.cpus.nohz_full
-    if open_to:
-        evidence.append(f"it may move devices' interrupts to exclusive CPUs {open_to}; to prevent that, set "
-                        "IRQBALANCE_BANNED_CPULIST")
-    return ok("irqbalance runs: it moves interrupts, never threads", *evidence)
-
-
-def _banned(setting: FoundSetting | None) -> CpuSet:
-    try:
-        return EMPTY if setting is None else CpuSet.parse(str(setting.value))
-    except CpuSetError:
-        return EMPTY
 
 
 def tuned(facts: NodeFacts) -> CheckResult:

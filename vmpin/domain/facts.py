@@ -275,8 +275,8 @@ class RunDirectoryFacts:
 @dataclass(frozen=True)
 class NodeFacts:
     """All facts about a node. `status` is the status document, {} without one (`status_trouble`); `settings` are the
-    values of the effective configuration as text, by key. `sees`: whether this process sees those of other programs.
-    `nri_socket` is None if unreadable."""
+    values of the effective configuration as text, by key, `of_features` the facts of features, by name. `sees`:
+    whether this process sees those of other programs. `nri_socket` is None if unreadable."""
 
     rights: Rights
     sees: bool = True
@@ -294,13 +294,13 @@ class NodeFacts:
     daemons: tuple[Daemon, ...] = ()
     allocators: tuple[OtherAllocator, ...] = ()
     tuned: Tuned = Tuned()
-    irqbalance: Mapping[str, FoundSetting] = field(default_factory=dict)
     connector: ConnectorFacts = ConnectorFacts()
     watcher: WatcherFacts = WatcherFacts()
     run: RunDirectoryFacts = RunDirectoryFacts("")
     status: Mapping[str, Any] = field(default_factory=dict)
     status_trouble: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    of_features: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sandboxes(self) -> list[Mapping[str, Any]]:

@@ -1,5 +1,5 @@
 """Finds programs of the node by name: the kubelet, container runtimes, and daemons that set affinity masks. Reads the
-configuration of two of these daemons (tuned, irqbalance). Read only."""
+configuration of tuned. Read only."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ _PROFILES = ("/etc/tuned/profiles", "/etc/tuned", "/usr/lib/tuned/profiles", "/u
 _MASKS = frozenset(("isolated_cores", "ps_blacklist", "cgroup_ps_blacklist", "ps_whitelist", "runtime"))
 #: Keys of a section of a tuned profile that are not options of its plugin; and the values that mean true.
 _OF_THE_UNIT, _YES = frozenset(("type", "enabled", "replace", "drop")), frozenset(("True", "true", "1"))
-_IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
-_BANNED = re.compile(r"^\s*(?:export\s+)?(IRQBALANCE_BANNED_CPU(?:LIST|S))=[\"']?([^\"'#\n]*)", re.MULTILINE)
 
 
 class Program(NamedTuple):
@@ -92,18 +90,6 @@ def flag(argv: Sequence[str], *names: str) -> str:
 def daemons(running: Iterable[Program]) -> tuple[Daemon, ...]:
     return tuple(Daemon(DAEMONS[program.name], program.name, program.pid) for program in running
                  if program.name in DAEMONS)
-
-
-def irqbalance(files: Files) -> dict[str, FoundSetting]:
-    """The settings of irqbalance that ban CPUs, by name."""
-    settings: dict[str, FoundSetting] = {}
-    for path in _IRQBALANCE:
-        try:
-            text = files.text(path) or ""
-        except SourceError:
-            continue
-        settings |= {key: FoundSetting(value.strip(), path) for key, value in _BANNED.findall(text)}
-    return settings
 
 
 class _Unit(NamedTuple):

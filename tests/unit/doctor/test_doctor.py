@@ -105,15 +105,6 @@ def test_tuned_is_judged_by_what_its_profile_says_of_vmms(scheduler: dict[str, s
     assert verdict("tuned", found).level == level
 
 
-def test_irqbalance_names_exclusive_cpus_that_it_may_use() -> None:
-    runs = facts(daemons=(Daemon("irqbalance", "irqbalance", 4),))
-    assert any("exclusive CPUs 2-3" in line for line in verdict("irqbalance", runs).evidence)
-    banned = replace(runs, irqbalance={"IRQBALANCE_BANNED_CPULIST": FoundSetting("2-7", "/etc/default/irqbalance")})
-    assert not any("exclusive CPUs" in line for line in verdict("irqbalance", banned).evidence)
-    nonsense = replace(runs, irqbalance={"IRQBALANCE_BANNED_CPULIST": FoundSetting("x-y", "/etc/default/irqbalance")})
-    assert any("exclusive CPUs 2-3" in line for line in verdict("irqbalance", nonsense).evidence)
-
-
 @pytest.mark.parametrize(("changes", "level"), [
     ({"read_only": True}, "bad"), ({"mode": 0o777}, "bad"), ({"mode": 0o775}, "bad"), ({"uid": 1000}, "bad"),
     ({"free": 4096}, "warn"), ({"inodes": 3}, "warn"), ({"writable": False}, "unknown"),

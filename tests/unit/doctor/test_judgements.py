@@ -175,8 +175,6 @@ from vmpin.domain.facts import (
      "drops the hooks"),
     ("kata-guest", facts(kata=(kata(hypervisor__qemu__guest_hook_path="/x"),), hooks=(hook(),)), "ok", "no setting"),
     # who else
-    ("irqbalance", facts(daemons=(Daemon("irqbalance", "irqbalance", 4),)), "ok", "never threads"),
-    ("irqbalance", facts(), "ok", "does not run"),
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),)), "unknown", "is unknown"),
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("balanced")), "ok", "no masks"),
     ("tuned", facts(tuned=Tuned("cpu-partitioning", scheduler={"isolated_cores": FoundSetting("2-3", "/t")})), "ok",
@@ -282,7 +280,7 @@ DENIED = "/etc/x: Permission denied"
     ("kata-pinning", facts(kata=(replace(kata(), trouble=DENIED),))),
     ("kata-vcpus", facts(kata=(replace(kata(), trouble=DENIED),))),
     ("kata-guest", facts(kata=(replace(kata(), trouble=DENIED),))),
-    ("irqbalance", facts(sees=False)), ("tuned", facts(sees=False)), ("pinners", facts(sees=False)),
+    ("tuned", facts(sees=False)), ("pinners", facts(sees=False)),
     ("tuned", facts(daemons=(Daemon("tuned", "tuned", 4),), tuned=Tuned("p", (), {}, ("p",)))),
     ("proc-connector", facts(connector=ConnectorFacts(False, "CAP_NET_ADMIN is missing"), rights=NOT_ROOT,
                              watcher=WatcherFacts())),

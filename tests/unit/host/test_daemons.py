@@ -1,4 +1,4 @@
-"""Programs of the node by name, and the configuration of tuned and irqbalance (host/daemons)."""
+"""Programs of the node by name, and the configuration of tuned (host/daemons)."""
 
 from __future__ import annotations
 
@@ -58,14 +58,6 @@ def test_a_real_process_is_found_by_its_name() -> None:
         finally:
             process.kill()
     assert daemons.programs(Procfs(), [f"{Path(sys.executable).name}-not"]) == []
-
-
-@pytest.mark.parametrize(("file", "line", "key", "value"), [
-    ("etc/default/irqbalance", 'IRQBALANCE_BANNED_CPULIST="2-3"', "IRQBALANCE_BANNED_CPULIST", "2-3"),
-    ("etc/sysconfig/irqbalance", "export IRQBALANCE_BANNED_CPUS=0c # no", "IRQBALANCE_BANNED_CPUS", "0c")])
-def test_what_irqbalance_leaves_alone(tmp_path: Path, file: str, line: str, key: str, value: str) -> None:
-    found = daemons.irqbalance(Files(make_tree(tmp_path, f"{file} = #IRQBALANCE_BANNED_CPULIST=9\\n{line}\n")))
-    assert {name: (setting.value, setting.file) for name, setting in found.items()} == {key: (value, f"/{file}")}
 
 
 TUNED = """
