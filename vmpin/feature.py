@@ -181,6 +181,9 @@ class Feature(Parts):
     lines: Callable[[Document], Iterable[str]] | None = None
     #: Sentences about a sandbox's entry, for `vmpin explain`.
     sentences: Callable[[Document], Iterable[str]] | None = None
+    #: Sentences about exclusive CPUs, by CPU, of a status document: what had them besides threads. For `vmpin top`,
+    #: `vmpin isolation` and `vmpin audit`.
+    cpu_notes: Callable[[Document], Mapping[int, Sequence[str]]] | None = None
     #: A few words about a sandbox's entry, for the legend of `vmpin map`; "" for nothing.
     legend: Callable[[Document], str] | None = None
     #: The map of this node as lines of texts with styles. (the configuration, a status document, whether the watcher
@@ -212,6 +215,15 @@ def inspect_vms(config: Config, sandboxes: Sequence[dict[str, Any]]) -> None:
     """Have each feature add what it finds out about VMs to their entries of a status document."""
     for inspect in present(feature.inspect for feature in features()):
         inspect(config, sandboxes)
+
+
+def notes_on_cpus(document: Document) -> dict[int, list[str]]:
+    """Collect what features note on exclusive CPUs, by CPU, of a status document."""
+    notes: dict[int, list[str]] = {}
+    for notes_of in present(feature.cpu_notes for feature in features()):
+        for cpu, sentences in notes_of(document).items():
+            notes.setdefault(cpu, []).extend(sentences)
+    return notes
 
 
 def status_of(parts: Mapping[str, WatcherPart]) -> dict[str, Document]:

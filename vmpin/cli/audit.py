@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
@@ -26,7 +26,7 @@ from vmpin.doctor.audit import (
 from vmpin.domain.pod_names import PodNames, names_of, with_names
 from vmpin.domain.terminal import number_of, short_id
 from vmpin.errors import UsageError
-from vmpin.feature import features, present
+from vmpin.feature import features, notes_on_cpus, present
 from vmpin.residency.thread_usage import ThreadUsageSampler
 
 #: Rows of the tables; -o json has all.
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
                     "limits": limits, "pid": os.getpid()}, "json")
     else:
         names = names_of(before)
-        _print(judgement, sampler, [with_names(limit, names) for limit in limits], args.strict)
+        _print(judgement, sampler, [with_names(limit, names) for limit in limits], args.strict, notes_on_cpus(before))
     return 0 if judgement.alone or (judgement.apart and not args.strict) else 1
 
 
@@ -148,7 +148,8 @@ def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> Iterator[str]:
                "runs may be missing.")
 
 
-def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Sequence[str], strict: bool) -> None:
+def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Sequence[str], strict: bool,
+           notes: Mapping[int, Sequence[str]]) -> None:
     print_text(_answer(judgement, sampler, strict))
     for use in judgement.uses:
         if use.cpu in judgement.contested:
@@ -156,6 +157,8 @@ def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Sequence[s
     if judgement.exclusive:
         print()
         _print_uses(judgement.uses, measured=sampler.samples > 1)
+        for note in [note for cpu in judgement.exclusive for note in notes.get(cpu, ())][:_ROWS]:
+            print_text(note)
     if judgement.findings:
         print()
         _print_findings(judgement)

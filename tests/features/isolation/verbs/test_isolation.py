@@ -11,6 +11,8 @@ from absurd_numbers import Parser, check_bound, reads
 from vmpin.cli.main import main
 from vmpin.cli.manual import read
 from vmpin.cli.verbs import verbs_parser
+from vmpin.config.loading import load
+from vmpin.features.isolation.verbs import isolation as verb
 from vmpin.features.isolation.verbs.isolation import _objective
 from vmpin.features.isolation.verbs.top.command import _count, _delay
 
@@ -30,6 +32,16 @@ def test_the_table_of_exit_codes_has_its_verbs() -> None:
     names = {name.strip("| `") for line in text.splitlines() if line.startswith("| `")
              for name in line.split(" | ")[0].split(", ")}
     assert {"isolation", "top"} <= names
+
+
+def test_what_features_note_now_on_a_running_pods_cpus_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "ask", lambda config, request: request)
+    monkeypatch.setattr(verb, "notes_on_cpus", lambda status: {
+        2: [f"on CPU 2 of {status['sandbox']}"], 7: ["on CPU 7"]})
+    config, pod = load(None, {}, {}), {"sandbox": "shop", "cpus": "2-3", "ended": False}
+    assert list(verb._notes(config, pod)) == ["  in the last interval:", "    on CPU 2 of shop"]
+    assert list(verb._notes(config, pod | {"cpus": "4"})) == []
+    assert list(verb._notes(config, pod | {"ended": True})) == []
 
 
 def flag(parse: Callable[[str], float]) -> Callable[[str], Iterable[float]]:

@@ -6,7 +6,7 @@ Pure. Made once for each document; what is costly is looked up once and kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from vmpin.cpuset import EMPTY, CpuSet, union
 from vmpin.doctor.audit import CpuOwner, owners_of, sandboxes_of
 from vmpin.domain.pod_names import PodNames, names_of, with_names
 from vmpin.domain.terminal import pod_name, short_id
+from vmpin.feature import notes_on_cpus
 from vmpin.features.isolation.top.thread_intervals import ProcessInterval
 from vmpin.residency.usage import SampledProcess, container_of
 
@@ -51,7 +52,8 @@ class DescribedPod(NamedTuple):
 @dataclass(frozen=True)
 class NodeDescription:
     """`owned`: the owners of each exclusive CPU. `changed`: CPUs that changed owners since the description before;
-    what ran there does not count for the new owners. `document` is what all of it was made from."""
+    what ran there does not count for the new owners. `document` is what all of it was made from, `notes`
+    are those of features on its exclusive CPUs."""
 
     document: Mapping[str, Any]
     pods: tuple[DescribedPod, ...]
@@ -63,6 +65,7 @@ class NodeDescription:
     collisions: tuple[str, ...]
     titles: Mapping[str, str]
     changed: CpuSet = EMPTY
+    notes: Mapping[int, Sequence[str]] = field(default_factory=dict)
     #: What was looked up for a process outside VMs, by pid and cgroup.
     _pods: dict[tuple[int, str], str | None] = field(default_factory=dict, compare=False)
     _cpus: dict[tuple[int, str, str | None], frozenset[int]] = field(default_factory=dict, compare=False)
@@ -125,7 +128,7 @@ def describe(document: Mapping[str, Any], before: NodeDescription | None = None)
     described = _pods(document, owners)
     return NodeDescription(document, described, owners, by_cpu, sandboxes_of(document), names, by_container,
                            collisions, {pod.id: pod.title for pod in described},
-                           EMPTY if before is None else _changed(before.owned, by_cpu))
+                           EMPTY if before is None else _changed(before.owned, by_cpu), notes_on_cpus(document))
 
 
 def _changed(then: Mapping[int, tuple[CpuOwner, ...]], now: Mapping[int, tuple[CpuOwner, ...]]) -> CpuSet:

@@ -5,13 +5,13 @@ import contextlib
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, ask
-from vmpin.cli.output import print_data, table, write_page
+from vmpin.cli.output import print_data, print_text, table, write_page
 from vmpin.cli.run_times import duration
 from vmpin.cli.verbs import (
     Verbs,
@@ -24,7 +24,9 @@ from vmpin.cli.verbs import (
     watch_flag,
 )
 from vmpin.config.settings import Config
+from vmpin.cpuset import CpuSet
 from vmpin.errors import UnseenError, UsageError, WatcherError
+from vmpin.feature import notes_on_cpus
 from vmpin.status.pod_arguments import NamedSandbox, the_one_meant
 
 _ABOUT = """\
@@ -133,6 +135,8 @@ def _show(report: dict[str, Any], objective: float | None, args: argparse.Namesp
             print_data(report, "json")
         else:
             _print_text(report, objective, bool(args.pod))
+            for line in _notes(usable_config(args), report["pods"][0]) if args.pod else ():
+                print_text(line)
 
 
 def _print_text(report: dict[str, Any], objective: float | None, single: bool) -> None:
@@ -155,6 +159,17 @@ def _print_text(report: dict[str, Any], objective: float | None, single: bool) -
             for line in texts.worst_lines(pod, width):
                 print(line)
     print(f"\nsince {report['since']}; `vmpin isolation POD` has the details of a pod")
+
+
+def _notes(config: Config, pod: Document) -> Iterator[str]:
+    """Lines with what features note now on a pod's exclusive CPUs."""
+    if pod["ended"]:
+        return
+    with contextlib.suppress(UsageError, WatcherError):  # it has just ended
+        status = ask(config, {"op": "status", "sandbox": pod["sandbox"]})
+        cpus = CpuSet.parse(pod["cpus"])
+        notes = [note for cpu, notes in notes_on_cpus(status or {}).items() if cpu in cpus for note in notes]
+        yield from ("  in the last interval:", *(f"    {note}" for note in notes)) if notes else ()
 
 
 def _opened(path: str) -> Any:

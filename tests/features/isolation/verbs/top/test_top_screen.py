@@ -52,6 +52,17 @@ def test_a_page_looks_as_kept(name: str, size: tuple[int, int]) -> None:
     assert text == file.read_text()
 
 
+def test_a_pods_page_has_what_features_note_on_its_cpus() -> None:
+    found = used()
+    noted = replace(found, description=replace(found.description, notes={
+        5: ["CPU 5 took \x1b[2J", "second", "third"], 7: ["none of its CPUs"]}))
+    lines = plain(drawn(noted, State((PAGES["threads"],))))
+    at = next(number for number, line in enumerate(lines) if line.startswith("CPU 5: "))
+    assert lines[at + 1 : at + 3] == ["  CPU 5 took \\x1b[2J", "  second"]
+    assert lines[at + 3].startswith("CPU 6: ")
+    assert "none of its CPUs" not in "".join(lines)
+
+
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("size", [(1, 2), (20, 5), (40, 10), (79, 24), (80, 24), (131, 30), (400, 100)])
 def test_no_line_is_wider_than_the_screen(name: str, size: tuple[int, int]) -> None:

@@ -128,8 +128,8 @@ def _lasting(answer: bytes) -> bytes:
     """Return the part of an answer that a node at rest repeats: all but the time and the counters of its sources. b""
     where that is not found. Within a string of JSON no quote stands alone, so no name can look like a key."""
     head, _, rest = answer.partition(b',"sources":')
-    node, pods = head.partition(b'"watcher":')[2], rest.partition(b',"pods":')[2]
-    return node + pods if node and pods else b""
+    node, others = head.partition(b'"watcher":')[2], rest.partition(b',"features":')[2]
+    return node + others if node and others else b""
 
 
 class UsageFeed:

@@ -16,6 +16,8 @@ from vmpin.features.isolation.verbs.top.view_state import Line, ListedRows, Mode
 
 #: Foreign threads, and CPUs, that a pod's page lists above its threads.
 _MOST = 4
+#: Notes of features on each of these CPUs.
+_MOST_NOTES = 2
 #: Styles of rich.
 _BAD, _ODD, _DIM, _BOLD = "bold red", "yellow", "dim", "bold"
 
@@ -236,7 +238,9 @@ def _about(row: PodUsage, usage: NodeUsage) -> list[Line]:
     lines += [((printable(f"! {reason}"), _ODD),) for reason in pod.reasons[:2]]
     if pod.drift:
         lines.append(((printable(f"put back {number_of(pod.drift, 'time')}, last: {pod.why}"), _ODD),))
-    lines += [_use(use, seconds) for use in usage.cpus_of(pod)[:_MOST]]
+    for use in usage.cpus_of(pod)[:_MOST]:
+        lines.append(_use(use, seconds))
+        lines += [((printable(f"  {note}"), _DIM),) for note in usage.description.notes.get(use.cpu, ())[:_MOST_NOTES]]
     foreign = usage.foreign_threads_of(pod.id)
     lines += [((f"  foreign {foreign_text(thread, usage, owner=False)}", _BAD),) for thread in foreign[:_MOST]]
     if len(foreign) > _MOST:
