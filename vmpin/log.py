@@ -15,9 +15,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import wraps
 from threading import get_ident
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
@@ -26,17 +30,34 @@ _numbers = itertools.count(1)
 _current, _thread = 0, 0
 
 
-@contextmanager
-def operation() -> Iterator[int]:
+class _Operation:
+    """One `operation`. Not contextlib's: each event goes through several, and those take five calls each."""
+
+    __slots__ = ("_outer",)
+
+    def __enter__(self) -> int:
+        global _current, _thread
+        self._outer = _current
+        _current, _thread = _current or next(_numbers), get_ident()
+        return _current
+
+    def __exit__(self, *_: object) -> None:
+        global _current
+        _current = self._outer
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def numbered(*args: _P.args, **more: _P.kwargs) -> _R:
+            with _Operation():
+                return function(*args, **more)
+        return numbered
+
+
+def operation() -> _Operation:
     """Number the lines that are logged until this ends, as those of the operation around it, else with the next
-    number. Yields the number. One number is current at a time, so nothing may be awaited meanwhile."""
-    global _current, _thread
-    outer = _current
-    _current, _thread = outer or next(_numbers), get_ident()
-    try:
-        yield _current
-    finally:
-        _current = outer
+    number, which `with` returns. Also decorates a function. One number is current at a time, so nothing may be awaited
+    meanwhile."""
+    return _Operation()
 
 
 def _numbered() -> bool:

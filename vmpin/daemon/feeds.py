@@ -27,7 +27,7 @@ from vmpin.status.health import SourceHealth
 if TYPE_CHECKING:
     from vmpin.host.inotify import Inotify
     from vmpin.procevents.feed import ProcEventsFeed
-    from vmpin.sources.nri.nri_events import CpuDecider
+    from vmpin.sources.nri.nri_events import CanWait, CpuDecider
     from vmpin.sources.nri.plugin import NriPlugin
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,15 @@ def wants_nri(config: Config) -> bool:
 class NriFeed:
     """The NRI plugin, once there is a runtime to connect to. Its thread puts events into a queue and wakes the loop.
 
-    :param take: called in the loop with all events that waited, and when the first of them came (time.perf_counter()).
+    :param take: called in the loop with all events that waited, when the first of them came (time.perf_counter()), and
+        whether each of them could wait.
     :param ended: called in the loop when no connection will come any more (a plugin that the runtime started).
     :param decider: gives out CPUs, in the plugin's thread; None: nothing does.
-    :param can_wait: whether an event may wait for those that follow it; called in the plugin's thread."""
+    :param can_wait: see `CanWait`."""
 
-    def __init__(self, config: Config, take: Callable[[list[NriEvent], float], None], ended: Callable[[], None],
+    def __init__(self, config: Config, take: Callable[[list[NriEvent], float, bool], None], ended: Callable[[], None],
                  timeouts: Timeouts = TIMEOUTS, decider: CpuDecider | None = None,
-                 can_wait: Callable[[NriEvent], bool] = lambda event: False) -> None:
+                 can_wait: CanWait = lambda pod, handler, cpus, new: False) -> None:
         self._config, self._timeouts, self._decider, self._can_wait = config, timeouts, decider, can_wait
         self._take, self._ended = take, ended
         self._queues: list[NriQueue] = []
@@ -74,8 +75,8 @@ class NriFeed:
             if not up:
                 loop.call_soon_threadsafe(self._ended)
 
-        started = (nri.from_environment(self._new_queue(loop), on_end, decider=self._decider) if started_by_runtime
-                   else None)
+        started = nri.from_environment(self._new_queue(loop), on_end, decider=self._decider,
+                                       can_wait=self._can_wait) if started_by_runtime else None
         self.plugin = started or self._connecting(loop, "vmpin")
         plugins = [self.plugin]
         self.state = "waits for the runtime's list"
@@ -103,7 +104,7 @@ class NriFeed:
         from vmpin.sources.nri.plugin import NriPlugin
 
         return NriPlugin(connect_to(self._config.paths.nri), self._new_queue(loop), name, on_state=self._on_state,
-                         decider=self._decider)
+                         decider=self._decider, can_wait=self._can_wait)
 
     def request_list(self) -> None:
         """Have the runtime list its containers again, where it can: a new connection begins with that."""
@@ -124,7 +125,7 @@ class NriFeed:
 
     def _new_queue(self, loop: asyncio.AbstractEventLoop) -> NriQueue:
         # The first call takes all.
-        self._queues.append(NriQueue(lambda: loop.call_soon_threadsafe(self._drain), can_wait=self._can_wait))
+        self._queues.append(NriQueue(lambda: loop.call_soon_threadsafe(self._drain)))
         return self._queues[-1]
 
     def _on_state(self, up: bool, text: str) -> None:
@@ -132,9 +133,14 @@ class NriFeed:
         self.state = f"connected to {text}" if up else f"not connected: {text}"
 
     def _drain(self) -> None:
-        batch = merged(self._queues)
+        try:
+            batch = merged(self._queues)
+        except Exception:  # a bug must not lose a batch
+            logger.exception("nri: unforeseen error; everything is listed again")
+            self.request_list()
+            return
         if batch.events:
-            self._take(batch.events, batch.times[0])
+            self._take(batch.events, batch.times[0], batch.waited)
 
     def data(self) -> dict[str, object]:
         """Return the plugin's state and counters for the status."""

@@ -174,7 +174,9 @@ class Watcher:
     # Events
 
     @log.operation()
-    def _on_nri(self, events: list[NriEvent], since: float) -> None:
+    def _on_nri(self, events: list[NriEvent], since: float, waited: bool) -> None:
+        """Take the runtime's events, and make a pass for their sandboxes.
+        :param waited: whether each could wait (`can_wait`): then their pass is made only if a VM has to move."""
         self._repair.take(events)
         self._relist.take(events)
         for event in events:
@@ -194,9 +196,15 @@ class Watcher:
         self._relist.joined(self.node_state.without_kata(self.node_state.pods_of_others(
             event.container.pod for event in events
             if isinstance(event, ContainerEvent) and event.verb is Verb.POST_START and event.container.cpus)))
+        ownership = self.view.ownership
+        if waited and not any(map(self.node_state.may_get_vm, touched)):
+            moved = self.reconciler.place()
+            if not moved and self.view.ownership is ownership:
+                self._passed()
+                return
+            touched |= moved
         if not touched:
             return
-        ownership = self.view.ownership
         # Only these bring threads that no pass has seen.
         begun = {event.pod.id if isinstance(event, PodEvent) else event.container.pod for event in events
                  if isinstance(event, PodEvent | ContainerEvent) and event.verb in (Verb.RUN_POD, Verb.POST_START)}

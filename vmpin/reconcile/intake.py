@@ -15,6 +15,7 @@ from vmpin.runtime.kata import named_for_kata
 from vmpin.sources.spool import Spool
 
 if TYPE_CHECKING:
+    from vmpin.cpuset import CpuSet
     from vmpin.reconcile.view import NodeView
     from vmpin.runtime.oci import HookState
     from vmpin.sources.nri.nri_events import NriEvent
@@ -81,25 +82,17 @@ def apply_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId]:
     return received("hook", {event.sandbox for event in events})
 
 
-def can_wait(view: "NodeView", event: "NriEvent") -> bool:
+def can_wait(view: "NodeView", pod: SandboxId, handler: str, cpus: "CpuSet | None", new: bool) -> bool:
     """Whether an event of the runtime's may wait for those that follow it: of a container without a cpuset, or with
-    the shared pool, or of the end of a pod, outside VMs. It moves no CPUs of others, unless these are owned as far as
-    no other container may use them (authority `observed`). Called in the thread of NRI."""
-    from vmpin.sources.nri.nri_events import ContainerEvent, PodEvent
-    from vmpin.wire.nri_enums import Verb
-
-    match event:
-        case ContainerEvent():
-            pod, handler = event.container.pod, "" if event.pod is None else event.pod.handler
-            if event.container.cpus not in (None, view.ownership.pool) or event.requested is not None:
-                return False
-        case PodEvent(verb=Verb.STOP_POD | Verb.REMOVE_POD):
-            pod, handler = event.pod.id, event.pod.handler
-        case _:
-            return False
-    if pod in view.vms or named_for_kata(handler):
+    the shared pool, or of a pod, outside VMs. It moves no CPUs of others, unless these are owned as far as no other
+    container may use them (authority `observed`). Called in the thread of NRI.
+    :param cpus: the container's; None for none, and for a pod. :param new: whether the pod has just been created."""
+    ownership = view.ownership
+    if cpus not in (None, ownership.pool) or pod in view.vms or named_for_kata(handler):
         return False
-    return not view.ownership.exclusive or Rank.OBSERVED.label not in view.rulings.authorities
+    if new and view.may_get_vm(pod):
+        return False
+    return not ownership.exclusive or Rank.OBSERVED.label not in view.rulings.authorities
 
 
 @log.operation()

@@ -131,7 +131,7 @@ class Reconciler:
     def refresh(self) -> None:
         """Read the VMs' threads and place them, for the status. The next pass sets the masks of new threads."""
         self._refreshed(list(self.node_state.vms))
-        self._place()
+        self.place()
 
     def inspect_process(self, pid: int) -> Recognized | None:
         """Classify a new process, or one that has just executed a program: (main thread, classification, argv); None
@@ -180,7 +180,7 @@ class Reconciler:
         node_state.pinner.grace = GRACE if node_state.sources.nri else 0.0
         vms = self._refreshed(sandboxes)
         seen = {vm.sandbox for vm in vms}
-        vms += self._refreshed(sandbox for sandbox in self._place() if sandbox not in seen)
+        vms += self._refreshed(sandbox for sandbox in self.place() if sandbox not in seen)
         operations: list[SetAffinity] = []
         for vm in vms:
             with self._failures.recorded(vm.sandbox):
@@ -235,8 +235,8 @@ class Reconciler:
                 node_state.placement_cache.dirty.add(sandbox)
         return vm
 
-    def _place(self) -> set[SandboxId]:
-        """Place the sandboxes that changed. :returns: those whose placement changed."""
+    def place(self) -> set[SandboxId]:
+        """Place the sandboxes that changed. :returns: those whose placement changed, whose masks a pass has to set."""
         node_state = self.node_state
         node_state.placement_cache.dirty |= node_state.nic_nodes.refresh(
             node_state.vms, node_state.inventory.process_table.round,

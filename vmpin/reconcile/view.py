@@ -166,6 +166,9 @@ class NodeView(Protocol):
     def has_vm(self, sandbox: SandboxId) -> bool:
         """Whether a sandbox's VMM runs, or Kata has state of it. Any thread may call it."""
 
+    def may_get_vm(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox has a VM, or may get one that no event reports. Any thread may call it."""
+
     def vm_sandboxes(self) -> set[SandboxId]:
         """The sandboxes that are VMs, by their VMM, Kata's state, their shim or runtime handler (kata…)."""
 

@@ -104,7 +104,8 @@ class ProcessTable:
 
     def sandboxes_with_helpers(self, *roles: ThreadRole) -> set[SandboxId]:
         """The sandboxes that have helpers of these roles; without arguments, of any role."""
-        return {helper.sandbox for _, helper, _ in self.helpers.values()
+        # A copy: the thread of NRI asks, too, and helpers may come and go meanwhile.
+        return {helper.sandbox for _, helper, _ in list(self.helpers.values())
                 if helper.sandbox is not None and (not roles or helper.role in roles)}
 
     def _drop(self, pid: int, but: Mapping[int, object] | None = None) -> None:

@@ -61,7 +61,8 @@ class Reply(NamedTuple):
 
 
 class TtrpcDecoder:
-    """Extracts messages from a stream of bytes. Buffers at most one message of `limit` bytes and its header."""
+    """Extracts messages from a stream of bytes. Keeps at most a part of one message of `limit` bytes and its header.
+    """
 
     def __init__(self, limit: int = MAX_MESSAGE) -> None:
         self.limit = limit
@@ -75,40 +76,36 @@ class TtrpcDecoder:
         if self._error is not None:
             raise self._error
         messages: list[Call | Reply] = []
-        at = 0
+        at, buffer = 0, self._buffer
+        buffer += data
         try:
-            while at < len(data):
-                wanted = self._wanted() - len(self._buffer)
-                self._buffer += data[at : at + wanted]
-                at += wanted
-                if len(self._buffer) == self._wanted():
-                    _, stream, kind, _ = _HEADER.unpack_from(self._buffer)
-                    if kind in (_REQUEST, _RESPONSE):
-                        messages.append(_message(stream, kind, bytes(self._buffer[_HEADER.size :])))
-                    self._buffer.clear()
+            while len(buffer) >= at + _HEADER.size:
+                length, stream, kind, _ = _HEADER.unpack_from(buffer, at)
+                if length > self.limit:
+                    raise WireError("ttrpc", f"a message is {length} bytes long, at most {self.limit} are read")
+                begin, end = at + _HEADER.size, at + _HEADER.size + length
+                if len(buffer) < end:
+                    break
+                if kind in (_REQUEST, _RESPONSE):
+                    messages.append(_message(stream, kind, bytes(buffer[begin:end])))
+                at = end
         except WireError as err:
             self._error = err
-            self._buffer.clear()
+            buffer.clear()
             raise
+        del buffer[:at]
         return messages
-
-    def _wanted(self) -> int:
-        """The length of the buffer at which the next step is possible: a header, or a header and its message."""
-        if len(self._buffer) < _HEADER.size:
-            return _HEADER.size
-        length, *_ = _HEADER.unpack_from(self._buffer)
-        if length > self.limit:
-            raise WireError("ttrpc", f"a message is {length} bytes long, at most {self.limit} are read")
-        return _HEADER.size + int(length)
 
 
 def encode(message: Call | Reply) -> bytes:
     """A message with its header, as it is sent. :raises WireError: it is longer than a peer accepts."""
+    if isinstance(message, Reply) and not (message.payload or message.code or message.message):
+        return _HEADER.pack(0, message.stream, _RESPONSE, 0)  # a success without a payload has no body
     if isinstance(message, Call):
         kind, protobuf = _REQUEST, _messages()["Request"](
             service=message.service, method=message.method, payload=message.payload, timeout_nano=message.timeout_ns)
     else:
-        # A success has no status; without a payload its body is empty.
+        # A success has no status.
         kind, protobuf = _RESPONSE, _messages()["Response"](payload=message.payload)
         if message.code or message.message:
             protobuf.status.code, protobuf.status.message = message.code, message.message.encode()
@@ -183,5 +180,5 @@ class Demux:
 
 def frames(connection: int, payload: bytes) -> bytes:
     """The payload, cut into frames of the multiplexer that the Go side can read."""
-    parts = (payload[at : at + MAX_SENT] for at in range(0, len(payload), MAX_SENT))
-    return b"".join(_FRAME.pack(connection, len(part)) + part for part in parts)
+    parts = [payload[at : at + MAX_SENT] for at in range(0, len(payload), MAX_SENT)]
+    return b"".join([_FRAME.pack(connection, len(part)) + part for part in parts])

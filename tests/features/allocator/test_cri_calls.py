@@ -182,7 +182,7 @@ class StoppingPod:
         self.allocator = an_allocator(path / "ledger.json")
         self.runtime = CountingRuntime(path / "cri.sock")
         self.lists = self.ended = 0
-        nri = NriFeed(loading.load(None, {}, {}), lambda events, since: None, lambda: None)
+        nri = NriFeed(loading.load(None, {}, {}), lambda events, since, waited: None, lambda: None)
         plugin: Any = SimpleNamespace(can_reconnect=True, reconnect=self._reconnect)
         nri.plugin = plugin
         self.pods = EndedPods(self.allocator, self.runtime.path, self._end, lambda: nri, PATIENT)

@@ -37,7 +37,7 @@ class Fed:
         self._listener: socket.socket | None = None
         self._runtimes: list[NriRuntime] = []
 
-    def _take(self, events: list[NriEvent], since: float) -> None:
+    def _take(self, events: list[NriEvent], since: float, waited: bool) -> None:
         asyncio.get_running_loop()  # not in the plugin's thread, which has none
         self.batches.append(events)
         self.times.append(since)

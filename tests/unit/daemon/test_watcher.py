@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from guest_peer import until
+from nri_events import KEY, container, pod
 from removal import remove_in_use
 from watched_place import Place
 
@@ -29,9 +30,11 @@ from vmpin.errors import ConfigError, LockHeldError
 from vmpin.feature import features, present
 from vmpin.host.lock import Lock
 from vmpin.host.procfs import Procfs
+from vmpin.sources.nri.nri_events import ContainerEvent
 from vmpin.sources.spool import Spool
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Process, Vm
+from vmpin.wire.nri_enums import Verb
 
 
 @pytest.fixture
@@ -125,6 +128,30 @@ def test_the_line_of_each_pass_has_the_number_of_what_led_to_it(place: Place) ->
     assert {"hook", "recheck", "resync"} <= {why for why, _ in numbered}
     assert [why for why, _ in numbered] == found
     assert len({number for _, number in numbered}) == len(numbered)
+
+
+def test_events_that_waited_make_no_pass_while_nothing_has_to_move(place: Place) -> None:
+    """Unless their pods may get VMs that no event reports."""
+    def created(cpus: str | None) -> ContainerEvent:
+        return ContainerEvent(Verb.CREATE, pod(), container(cpus=cpus), 1)
+
+    place.config(policy__exclusive_annotation=KEY)
+
+    async def main() -> None:
+        async with place.watching() as watcher:
+            passes = watcher.view.counters.passes
+            watcher._on_nri([created(None)], 0.0, True)
+            assert passes["nri"] == 1  # the kernel does not report new programs
+            watcher.node_state.forks_reported(True)
+            watcher._on_nri([created(None), ContainerEvent(Verb.STOP, pod(), container(), 2)], 0.0, True)
+            assert (containers(watcher), passes["nri"]) == ({"c1": "None"}, 1)
+            watcher._on_nri([created("1")._replace(time_ns=3)], 0.0, False)
+            assert (containers(watcher), passes["nri"]) == ({"c1": "1"}, 2)
+            exclusive = container(cpus="1", annotations={KEY: "true"})
+            watcher._on_nri([ContainerEvent(Verb.POST_CREATE, pod(), exclusive, 5)], 0.0, True)
+            assert (str(watcher.view.ownership.exclusive), passes["nri"]) == ("1", 3)  # others may have to move
+
+    asyncio.run(main())
 
 
 def test_sighup_loads_the_configuration_again_and_an_invalid_one_is_refused(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from newcomers import Machine, sandbox
 from nri_events import container, pod
 
+from vmpin.cpuset import CpuSet
+from vmpin.domain.model import SandboxId
 from vmpin.reconcile.intake import can_wait, take_nri
-from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent
 from vmpin.wire.nri_enums import Verb
 
 pytest_plugins = ["given_unit"]
@@ -17,28 +18,32 @@ def of(verb: Verb, name: str = "runc", cpus: str | None = None, handler: str = "
     return ContainerEvent(verb, pod(id_=sandbox(name), handler=handler), container(cpus=cpus, pod_=sandbox(name)), 1)
 
 
-def of_pod(verb: Verb, name: str = "runc") -> PodEvent:
-    return PodEvent(verb, pod(id_=sandbox(name)), 1)
+def waits(machine: Machine, name: str = "runc", handler: str = "", cpus: CpuSet | None = None,
+          new: bool = False) -> bool:
+    return can_wait(machine.reconciler.view, SandboxId(sandbox(name)), handler, cpus, new)
 
 
-@pytest.mark.parametrize(("event", "waits"), [
-    (of(Verb.CREATE), True), (of(Verb.POST_START), True), (of(Verb.STOP), True),
-    (of_pod(Verb.STOP_POD), True), (of_pod(Verb.REMOVE_POD), True),
-    (of_pod(Verb.RUN_POD), False),  # it may be a VM's
-    (of(Verb.CREATE, cpus="1"), False), (of(Verb.CREATE, handler="kata-clh"), False),
-    (of(Verb.POST_START, "vm"), False), (of_pod(Verb.STOP_POD, "vm"), False),
-    (Synced((), (), 1), False), (Disconnected(), False)])
-def test_an_event_that_moves_nothing_waits_for_those_that_follow_it(
-        machine: Machine, event: NriEvent, waits: bool) -> None:
+def test_an_event_that_moves_nothing_waits_for_those_that_follow_it(machine: Machine) -> None:
     machine.vmm("vm")
     machine.reconciler.resync(full=True)
-    assert can_wait(machine.reconciler.view, event) is waits
+    machine.node_state.forks_reported(True)
+    for new in (False, True):
+        assert waits(machine, new=new)
+        assert not waits(machine, "vm", new=new)
+        assert not waits(machine, handler="kata-clh", new=new)
+    assert not waits(machine, cpus=CpuSet((1,)))
+
+
+def test_a_new_pod_waits_only_where_the_kernel_reports_vmms(machine: Machine) -> None:
+    machine.reconciler.resync(full=True)
+    assert not waits(machine, new=True)
+    assert waits(machine)
 
 
 def test_a_container_on_the_shared_pool_waits_as_one_without_a_cpuset_does(machine: Machine) -> None:
     machine.reconciler.resync(full=True)
-    assert can_wait(machine.reconciler.view, of(Verb.CREATE, cpus=str(machine.pool)))
-    assert not can_wait(machine.reconciler.view, of(Verb.CREATE, cpus=str(machine.other)))
+    assert waits(machine, cpus=machine.pool)
+    assert not waits(machine, cpus=machine.other)
 
 
 def test_what_the_runtimes_list_repeats_needs_no_state_file_at_once(machine: Machine) -> None:

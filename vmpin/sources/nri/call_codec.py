@@ -57,13 +57,37 @@ class NriCall(NamedTuple):
                 + ("" if container is None else f"container={container.id} name={container.name} ")).rstrip()
 
 
+class ReceivedCall(NamedTuple):
+    """A call of which only NRI's message is parsed. `time_ns` is CLOCK_BOOTTIME of the reception, `requested` the
+    LinuxResources that an UPDATE requests."""
+
+    verb: Verb
+    message: Any
+    time_ns: int
+    requested: Any = None
+
+    @property
+    def sandbox(self) -> SandboxId:
+        """The pod's id, unchecked."""
+        message = self.message
+        return SandboxId(message.pod.id if self.verb in POD_VERBS else
+                         message.container.pod_sandbox_id or message.pod.id)
+
+    @property
+    def cpus(self) -> str:
+        """The container's CPUs; "" for none, and for a pod."""
+        return "" if self.verb in POD_VERBS else str(self.message.container.linux.resources.cpu.cpus)
+
+
 class NriList(NamedTuple):
-    """All pods and containers; `requests` of the containers only if there is a decider."""
+    """All pods and containers; `requests` of the containers only if there is a decider. `size`: of its parts (bytes).
+    """
 
     pods: tuple[NriPod, ...]
     containers: tuple[NriContainer, ...]
     requests: tuple[RequestedContainer, ...]
     time_ns: int
+    size: int
 
 
 class CallDecoder:
@@ -94,29 +118,33 @@ class CallDecoder:
         self._parts.append(part)
         if part.more:
             return None
-        parts, self._parts, self._listed, self._listed_bytes = self._parts, [], 0, 0
+        parts, size = self._parts, self._listed_bytes
+        self._parts, self._listed, self._listed_bytes = [], 0, 0
         pods = tuple(pod for part in parts for message in part.pods if (pod := self._pod(message)) is not None)
         pairs = [(container, message) for part in parts for message in part.containers
                  if (container := self._container(message)) is not None]
         by_id = {pod.id: pod for pod in pods} if requests else {}
         return NriList(pods, tuple(container for container, _ in pairs), tuple(
             _request(container, message, by_id.get(container.pod), message.linux.resources, container.cpus)
-            for container, message in pairs) if requests else (), now)
+            for container, message in pairs) if requests else (), now, size)
 
-    def state_change(self, payload: bytes) -> NriCall | int:
-        """Decode a StateChange, without a request: its answer cannot set CPUs.
-        :returns: the event's number if `Verb` does not have it."""
+    def state_change(self, payload: bytes) -> ReceivedCall | int:
+        """Parse a StateChange. :returns: the event's number if `Verb` does not have it."""
         message = MESSAGES.decode("StateChangeEvent", payload)
-        return self._call(Verb(message.event), message) if message.event in _VERBS else int(message.event)
+        number: int = message.event
+        return ReceivedCall(Verb(number), message, boottime.now()) if number in _VERBS else number
 
-    def call(self, verb: Verb, payload: bytes, request: bool) -> NriCall:
-        """Decode a call with a method of its own. :param request: whether to decode the container's request."""
-        name = "UpdateContainerRequest" if verb is Verb.UPDATE else "EventRequest"
-        return self._call(verb, MESSAGES.decode(name, payload), request, update=verb is Verb.UPDATE)
+    def received(self, verb: Verb, payload: bytes) -> ReceivedCall:
+        """Parse a call with a method of its own."""
+        if verb is Verb.UPDATE:
+            message = MESSAGES.decode("UpdateContainerRequest", payload)
+            return ReceivedCall(verb, message, boottime.now(), message.linux_resources)
+        return ReceivedCall(verb, MESSAGES.decode("EventRequest", payload), boottime.now())
 
-    def _call(self, verb: Verb, message: Any, request: bool = False, update: bool = False) -> NriCall:
-        """The call in a message. :param update: whether the message is an UpdateContainerRequest."""
-        now, subject = boottime.now(), "pod" if verb in POD_VERBS else "container"
+    def call(self, received: ReceivedCall, request: bool = False) -> NriCall:
+        """Decode a call. :param request: whether to decode the container's request; False for a StateChange."""
+        verb, message, now, requested = received
+        subject = "pod" if verb in POD_VERBS else "container"
         pod = self._pod(message.pod, again=request) if message.HasField("pod") else None
         if not message.HasField(subject):
             self._drop(f"{verb.name} has no {subject}")
@@ -124,11 +152,13 @@ class CallDecoder:
             subject) else None
         if container is None:
             return NriCall(verb, pod, None, now)
-        resources = message.linux_resources if update else message.container.linux.resources
-        requested = self._cpus(resources, container.id) if update else None
-        return NriCall(verb, pod, container, now, requested, _request(
-            container, message.container, pod, resources, requested if update else container.cpus)
-            if request else None)
+        cpus = None if requested is None else self._cpus(requested, container.id)
+        if not request:
+            return NriCall(verb, pod, container, now, cpus)
+        resources, cpuset = (message.container.linux.resources, container.cpus) if requested is None else (
+            requested, cpus)
+        return NriCall(verb, pod, container, now, cpus, _request(
+            container, message.container, pod, resources, cpuset))
 
     def _pod(self, message: Any, again: bool = False) -> NriPod | None:
         """A pod; None for one without a usable id. :param again: whether to decode it even if it is known."""

@@ -70,7 +70,8 @@ class NriStream:
         self._unsent = b""
         self._poll = select.poll()
         self._poll.register(wake, select.POLLIN)
-        self._poll.register(connection, select.POLLIN)
+        self._awaited = select.POLLIN
+        self._poll.register(connection, self._awaited)
 
     @property
     def flushed(self) -> bool:
@@ -95,14 +96,18 @@ class NriStream:
         """Wait for bytes, at most `seconds` (None: no limit).
         :returns: the bytes; b"" at the end of the connection; None if `wake` or the time limit ended the wait.
         :raises OSError: if the connection is broken."""
-
-        self._poll.modify(self._connection, select.POLLIN | (0 if self.flushed else select.POLLOUT))
-        ready = dict(self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1))
+        awaited = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self._poll.modify(self._connection, awaited)
+        ready = [fd for fd, _ in self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000 + 1)]
         if self._wake in ready:
             os.eventfd_read(self._wake)
-        if self._connection.fileno() not in ready:
+            ready.remove(self._wake)
+        if not ready:
             return None
-        self._flush()
+        if self._unsent:
+            self._flush()
         try:
             return self._connection.recv(65536)
         except BlockingIOError:

@@ -15,44 +15,45 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from vmpin.domain.model import SandboxId
-from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriEvent, PodEvent, Synced, UndecodedCall
 
 #: The most events, and about the most bytes of the runtime's data. A thousand updates a second are a lot.
 MAX_WAITING, MAX_WAITING_BYTES = 16384, 64 << 20
-#: For so long (s) an event that can wait does so: a runtime reports a container's creation and start, and its end, in
-#: bursts of some 50 ms.
-PATIENCE = 0.1
+#: For so long (s) an event that can wait does so: a runtime reports a pod's start, and its end, in bursts of some
+#: 200 ms.
+PATIENCE = 0.25
 
 
 class NriBatch(NamedTuple):
-    """Events in order, and the time at which each was put (time.perf_counter)."""
+    """Events in order, and the time at which each was put (time.perf_counter). `waited`: each of them could wait."""
 
     events: list[NriEvent]
     times: list[float]
+    waited: bool
 
 
 class NriQueue:
     """First in, first out; one thread puts, and then announces, another takes.
-    :param arrived: called by `announce`, in its thread; it must not block.
-    :param can_wait: whether an event needs no call for `PATIENCE`."""
+    :param arrived: called by `announce`, in its thread; it must not block."""
 
     def __init__(self, arrived: Callable[[], object] = lambda: None, max_waiting: int = MAX_WAITING,
-                 max_bytes: int = MAX_WAITING_BYTES,
-                 can_wait: Callable[[NriEvent], bool] = lambda event: False) -> None:
-        self._arrived, self._can_wait = arrived, can_wait
+                 max_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._arrived = arrived
         self._due: float | None = None  #: When `arrived` is to be called (time.perf_counter); None: nothing waits.
         self._max_waiting, self._max_bytes = max_waiting, max_bytes
         self._lock = threading.Lock()
-        #: When each event was put, its size, and the event.
-        self._events: deque[tuple[float, int, NriEvent]] = deque()
+        #: When each event was put, its size, whether it can wait, and the event.
+        self._events: deque[tuple[float, int, bool, NriEvent | UndecodedCall]] = deque()
         self._size = 0
         self._closed = False
 
-    def put(self, event: NriEvent) -> bool:
-        """Append an event. :returns: False on overflow: all events are then dropped except `Disconnected`, which the
-        runtime's list does not repeat."""
-        size, now = _size(event), time.perf_counter()
-        due = now + PATIENCE if self._can_wait(event) else now
+    def put(self, event: NriEvent | UndecodedCall, size: int = 0, waits: bool = False) -> bool:
+        """Append an event. :param size: of the runtime's data that it is made of (bytes).
+        :param waits: whether it needs no call for `PATIENCE`.
+        :returns: False on overflow: all events are then dropped except `Disconnected`, which the runtime's list does
+        not repeat."""
+        now = time.perf_counter()
+        due = now + PATIENCE if waits else now
         with self._lock:
             if self._closed:
                 return True
@@ -60,10 +61,10 @@ class NriQueue:
             fits = isinstance(event, Disconnected) or (
                 len(self._events) < self._max_waiting and self._size + size <= self._max_bytes)
             if fits:
-                self._events.append((now, size, event))
+                self._events.append((now, size, waits, event))
                 self._size += size
             else:
-                self._events = deque(item for item in self._events if isinstance(item[2], Disconnected))
+                self._events = deque(item for item in self._events if isinstance(item[3], Disconnected))
                 self._size = 0
         return fits
 
@@ -80,22 +81,27 @@ class NriQueue:
         return None
 
     def take(self, until: float = math.inf) -> NriBatch:
-        """Remove and return the events that were put at `until` or before."""
-        batch = NriBatch([], [])
+        """Remove and return the events that were put at `until` or before, those of calls decoded."""
+        taken = []
         with self._lock:
             while self._events and self._events[0][0] <= until:
-                put, size, event = self._events.popleft()
-                batch.times.append(put)
-                batch.events.append(event)
-                self._size -= size
+                taken.append(self._events.popleft())
+                self._size -= taken[-1][1]
             if not self._events:
                 self._due = None
-        return batch
+        events, times, waited = [], [], True
+        for put, _, waits, event in taken:
+            decoded = event.event() if isinstance(event, UndecodedCall) else event
+            if decoded is not None:
+                events.append(decoded)
+                times.append(put)
+                waited = waited and waits
+        return NriBatch(events, times, waited)
 
     def sandboxes(self) -> set[SandboxId]:
         """The sandboxes of the waiting events; of a list, all its sandboxes."""
         with self._lock:
-            return {sandbox for _, _, event in self._events for sandbox in _sandboxes(event)}
+            return {sandbox for *_, event in self._events for sandbox in _sandboxes(event)}
 
     def close(self) -> None:
         """Drop all events, and every later one."""
@@ -109,11 +115,14 @@ def merged(queues: Iterable[NriQueue]) -> NriBatch:
     after a newer event of another."""
     until = time.perf_counter()
     batches = [queue.take(until) for queue in queues]
-    timed = sorted(chain.from_iterable(zip(*batch, strict=True) for batch in batches), key=itemgetter(1))
-    return NriBatch([event for event, _ in timed], [put for _, put in timed])
+    if len(batches) == 1:
+        return batches[0]
+    timed = sorted(chain.from_iterable(zip(batch.events, batch.times, strict=True) for batch in batches),
+                   key=itemgetter(1))
+    return NriBatch([event for event, _ in timed], [put for _, put in timed], all(batch.waited for batch in batches))
 
 
-def _sandboxes(event: NriEvent) -> Iterable[SandboxId]:
+def _sandboxes(event: NriEvent | UndecodedCall) -> Iterable[SandboxId]:
     match event:
         case Synced():
             return [pod.id for pod in event.pods]
@@ -121,19 +130,6 @@ def _sandboxes(event: NriEvent) -> Iterable[SandboxId]:
             return [event.pod.id]
         case ContainerEvent():
             return [event.container.pod]
+        case UndecodedCall():
+            return [event.sandbox]
     return ()
-
-
-def _size(event: NriEvent) -> int:
-    """The approximate size of an event's data in bytes."""
-    match event:
-        case Synced():
-            annotations = [pod.annotations for pod in event.pods] + [item.annotations for item in event.containers]
-        case PodEvent():
-            annotations = [event.pod.annotations]
-        case ContainerEvent():
-            annotations = [event.container.annotations] + ([] if event.pod is None else [event.pod.annotations])
-        case _:
-            return 0
-    return sum(1024 + sum(len(key) + len(value) for key, value in texts.items()) for texts in annotations)
-

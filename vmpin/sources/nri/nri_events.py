@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -93,6 +93,19 @@ class Disconnected(NamedTuple):
 NriEvent = Synced | PodEvent | ContainerEvent | CpusGiven | Disconnected
 
 
+class UndecodedCall(NamedTuple):
+    """A call that needed no decision: its event is decoded when it is taken from the queue, because a call by itself
+    takes ten times as long as one of several. `event` returns None for a call without a usable id."""
+
+    sandbox: SandboxId
+    event: Callable[[], PodEvent | ContainerEvent | None]
+
+
+#: Whether an event may wait for those that follow it, by its pod, the pod's runtime handler, the container's CPUs
+#: (None for none), and whether the pod is new (RUN_POD). Called in the plugin's thread.
+CanWait = Callable[[SandboxId, str, CpuSet | None, bool], bool]
+
+
 class NriUpdate(NamedTuple):
     """CPUs for a container, to be sent in the answer to a Synchronize; not sent if the runtime lists the container
     with other CPUs than `listed` (None: with any): they were changed in the meantime."""
@@ -104,7 +117,8 @@ class NriUpdate(NamedTuple):
 
 @dataclass
 class NriCounters:
-    """Totals since the plugin was created, for the status; only the plugin's thread changes them."""
+    """Totals since the plugin was created, for the status. Only the plugin's thread changes them, but for `dropped`,
+    which also counts where an `UndecodedCall` is decoded."""
 
     connects: int = 0  #: Connections.
     syncs: int = 0  #: Connections over which the runtime listed everything.

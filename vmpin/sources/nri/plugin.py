@@ -24,7 +24,7 @@ from vmpin.sources.nri.nri_events import Disconnected, NriCounters, NriUpdate
 
 if TYPE_CHECKING:
     from vmpin.host.retry import Backoff
-    from vmpin.sources.nri.nri_events import CpuDecider
+    from vmpin.sources.nri.nri_events import CanWait, CpuDecider
     from vmpin.sources.nri.session import NriSession
 
 logger = logging.getLogger(__name__)
@@ -50,13 +50,14 @@ class NriPlugin:
     :param once: stop after the first connection, as a plugin started by the runtime.
     :param rest: called with the seconds between two attempts, instead of waiting.
     :param max_unsent: see `NriStream`.
-    :param decider: see `NriSession`.
+    :param decider, can_wait: see `NriSession`.
     :raises ConfigError: for a name or index that no runtime accepts."""
 
     def __init__(self, connect: Callable[[], socket.socket], queue: NriQueue, name: str = "vmpin", index: str = "90",
                  on_state: Callable[[bool, str], None] = lambda up, text: None, once: bool = False,
                  rest: Callable[[float], None] | None = None, max_unsent: int = MAX_UNSENT,
-                 decider: CpuDecider | None = None) -> None:
+                 decider: CpuDecider | None = None,
+                 can_wait: CanWait = lambda pod, handler, cpus, new: False) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name) or not re.fullmatch(r"[0-9]{2}", index):
             raise ConfigError(f"NRI plugin {name!r} with index {index!r}: a name is made of A-Za-z0-9_.+-, an index "
                               "is two digits")
@@ -72,14 +73,14 @@ class NriPlugin:
         self.can_reconnect = not once
         self._rest = rest or self._wait
         self._max_unsent = max_unsent
-        self._decider = decider
+        self._decider, self._can_wait = decider, can_wait
         self._backoff: Backoff | None = None
         self._lock = threading.Lock()
         #: CPUs for the answer to the runtime's next list.
         self.updates: Mapping[ContainerId, NriUpdate] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
-        self._reconnecting = threading.Event()
+        self._reconnecting = False
         self._thread = threading.Thread(target=self._run, name="vmpin-nri", daemon=True)
         self._state: tuple[bool, str] | None = None
         self._logged: set[str] = set()  #: The reasons logged since a connection was last up.
@@ -119,7 +120,7 @@ class NriPlugin:
         with self._lock:
             if self._wake >= 0:
                 self.updates = {**self.updates, **(updates or {})}
-                self._reconnecting.set()
+                self._reconnecting = True
                 os.eventfd_write(self._wake, 1)
 
     def _attempt(self) -> str:
@@ -133,10 +134,10 @@ class NriPlugin:
                 self.counters.connects += 1
                 with self._lock:
                     updates, self.updates = self.updates, {}
-                    self._reconnecting.clear()
+                    self._reconnecting = False
                 stream = NriStream(connection, self._wake, self._max_unsent)
                 session = NriSession(self.name, self.index, self.counters, self._unusable, updates, stream.peer_pid,
-                                     self._decider)
+                                     self._decider, self._can_wait)
                 try:
                     return self._serve(stream, session)
                 finally:
@@ -165,7 +166,7 @@ class NriPlugin:
                 return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
             pause = self.queue.announce()
             data = stream.receive(left if pause is None or left is not None else pause)
-            if self._reconnecting.is_set():
+            if self._reconnecting:
                 return _RECONNECTING
             if data == b"":
                 break
@@ -177,9 +178,11 @@ class NriPlugin:
 
     def _process(self, stream: NriStream, session: NriSession, data: bytes) -> bool:
         """Queue the events of each call, then send its answer. :returns: False if the queue overflowed."""
-        for answer, events in session.feed(data):
+        for answer, events, size, waits in session.feed(data):
+            queued = True
             try:
-                queued = all(map(self.queue.put, events))
+                for event in events:
+                    queued = self.queue.put(event, size, waits) and queued
             finally:
                 stream.send(answer)
             if not queued:
@@ -247,13 +250,14 @@ class NriPlugin:
 
 
 def from_environment(queue: NriQueue, on_state: Callable[[bool, str], None],
-                     environ: MutableMapping[str, str] = os.environ,
-                     decider: CpuDecider | None = None) -> NriPlugin | None:
+                     environ: MutableMapping[str, str] = os.environ, decider: CpuDecider | None = None,
+                     can_wait: CanWait = lambda pod, handler, cpus, new: False) -> NriPlugin | None:
     """If the runtime started this process as a plugin: the plugin with the inherited connection, which it ends with;
     else None. :raises ConfigError: see `connection.inherited`."""
     started = inherited(environ)
     if started is None:
         return None
     connection, name, index = started
-    return NriPlugin(lambda: connection, queue, name, index, on_state, once=True, decider=decider)
+    return NriPlugin(lambda: connection, queue, name, index, on_state, once=True, decider=decider,
+                     can_wait=can_wait)
 

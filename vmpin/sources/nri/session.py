@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from vmpin.cpuset import CpuSet
+from vmpin.cpuset import CpuSet, CpuSetError
 from vmpin.domain.model import ContainerId
 from vmpin.domain.runtime_call import Listed, SideUpdate
 from vmpin.runtime.dialect import plain
@@ -21,12 +21,14 @@ from vmpin.sources.nri.call_codec import (
     CallDecoder,
     NriCall,
     NriList,
+    ReceivedCall,
     encode_answer,
     encode_configured,
     encode_list_answer,
     encode_registration,
 )
 from vmpin.sources.nri.nri_events import (
+    CanWait,
     ContainerEvent,
     CpuAnswer,
     CpuDecider,
@@ -36,6 +38,7 @@ from vmpin.sources.nri.nri_events import (
     NriUpdate,
     PodEvent,
     Synced,
+    UndecodedCall,
 )
 from vmpin.wire import nri_messages, ttrpc
 from vmpin.wire.nri_enums import METHODS, Verb, mask
@@ -44,22 +47,27 @@ logger = logging.getLogger(__name__)
 
 
 class CallOutcome(NamedTuple):
-    """The result of a call: the payload of its answer, or the error that is sent instead, and the events to queue."""
+    """The result of a call: the payload of its answer, or the error that is sent instead, and the events to queue.
+    `waits`: they may wait for those that follow. `size`: of the data in several calls (bytes); 0: of this call's."""
 
     payload: bytes = b""
     refusal: str = ""
-    events: tuple[NriEvent, ...] = ()
+    events: tuple[NriEvent | UndecodedCall, ...] = ()
+    waits: bool = False
+    size: int = 0
 
 
 class NriCalls:
     """Handles the calls of one connection, one method each. An exception of the decider is logged, and the answer is
     then empty.
     :param updates: CPUs for the answer to Synchronize. :param peer: the pid of the runtime's process, 0 if unknown.
-    :param decider: called from the first list on; None: every answer is empty, except for `updates`."""
+    :param decider: called from the first list on; None: every answer is empty, except for `updates`.
+    :param can_wait: see `CanWait`."""
 
     def __init__(self, counters: NriCounters, updates: Mapping[ContainerId, NriUpdate], peer: int,
-                 decider: CpuDecider | None) -> None:
+                 decider: CpuDecider | None, can_wait: CanWait) -> None:
         self._counters, self._updates, self._peer, self._decider = counters, updates, peer, decider
+        self._can_wait = can_wait
         self.listed = False  #: Whether the runtime has listed everything over this connection.
 
     def synchronize(self, everything: NriList, stored: bool) -> CallOutcome:
@@ -77,7 +85,25 @@ class NriCalls:
                      len(everything.containers), len(updates))
         synced = Synced(everything.pods, everything.containers, everything.time_ns, tuple(repairs), self._peer,
                         stored=stored)
-        return self._outcome(synced, given, everything.time_ns, payload)
+        return self._outcome(synced, given, everything.time_ns, payload)._replace(size=everything.size)
+
+    def later(self, received: ReceivedCall, decoded: Callable[[ReceivedCall], NriCall]) -> CallOutcome:
+        """Answer a call with nothing, and report its event when it is taken from the queue."""
+        self._counters.events += 1
+        message, text = received.message, received.cpus
+        try:
+            waits = not (received.requested is not None and received.requested.cpu.cpus) and self._can_wait(
+                received.sandbox, message.pod.runtime_handler, CpuSet.parse(text) if text else None,
+                received.verb is Verb.RUN_POD)
+        except CpuSetError:  # to be left out, and counted, when the event is decoded
+            waits = False
+
+        def event() -> PodEvent | ContainerEvent | None:
+            call = decoded(received)
+            logger.debug("nri: %s %s", call.verb.name, call)
+            return _event_of(call)
+
+        return CallOutcome(events=(UndecodedCall(received.sandbox, event),), waits=waits)
 
     def run_pod_sandbox(self, call: NriCall) -> CallOutcome:
         return self._report(call)
@@ -156,7 +182,18 @@ class NriCalls:
                  payload: bytes = b"") -> CallOutcome:
         """Count an event. :param given: the CPUs that the answer gives other containers, the second event."""
         self._counters.events += 1
-        return CallOutcome(payload, events=(event, CpusGiven(given, time_ns)) if given else (event,))
+        if given:
+            return CallOutcome(payload, events=(event, CpusGiven(given, time_ns)))
+        return CallOutcome(payload, events=(event,), waits=self._waits(event))
+
+    def _waits(self, event: NriEvent) -> bool:
+        match event:
+            case ContainerEvent(requested=None):
+                handler = "" if event.pod is None else event.pod.handler
+                return self._can_wait(event.container.pod, handler, event.container.cpus, False)
+            case PodEvent():
+                return self._can_wait(event.pod.id, event.pod.handler, None, event.verb is Verb.RUN_POD)
+        return False
 
     def _list_updates(self, everything: NriList) -> Sequence[SideUpdate]:
         if self._decider is None:
@@ -212,18 +249,22 @@ class ConnectionState(Enum):
 
 class CallAnswered(NamedTuple):
     """The answer to a call as bytes, and its events. Queue the events before sending the answer: a pass that sees the
-    runtime's reaction then always finds the call in the queue (`NriQueue.sandboxes`)."""
+    runtime's reaction then always finds the call in the queue (`NriQueue.sandboxes`). `size`: of the call's data in
+    bytes. `waits`: the events may wait for those that follow."""
 
     answer: bytes
-    events: Sequence[NriEvent]
+    events: Sequence[NriEvent | UndecodedCall] = ()
+    size: int = 0
+    waits: bool = False
 
 
 class NriSession:
     """The state of one connection. Configure may come before the reply to RegisterPlugin.
-    :param logged: see `CallDecoder`. :param updates, peer, decider: see `NriCalls`."""
+    :param logged: see `CallDecoder`. :param updates, peer, decider, can_wait: see `NriCalls`."""
 
     def __init__(self, name: str, index: str, counters: NriCounters, logged: set[str],
-                 updates: Mapping[ContainerId, NriUpdate], peer: int, decider: CpuDecider | None = None) -> None:
+                 updates: Mapping[ContainerId, NriUpdate], peer: int, decider: CpuDecider | None = None,
+                 can_wait: CanWait = lambda pod, handler, cpus, new: False) -> None:
         self.name = name
         self.index = index
         self.counters = counters
@@ -232,7 +273,7 @@ class NriSession:
         #: Why no more calls will come (the plugin was refused, or the runtime shuts down); "" if they may.
         self.closing = ""
         self._decides = decider is not None
-        self._calls = NriCalls(counters, updates, peer, decider)
+        self._calls = NriCalls(counters, updates, peer, decider, can_wait)
         self._decoder = CallDecoder(counters, logged)
         self._demux = ttrpc.Demux()
         self._streams = {ttrpc.PLUGIN: ttrpc.TtrpcDecoder(), ttrpc.RUNTIME: ttrpc.TtrpcDecoder()}
@@ -260,7 +301,12 @@ class NriSession:
                 continue
             for message in decoder.feed(payload):
                 if connection == ttrpc.PLUGIN and isinstance(message, ttrpc.Call):
-                    yield from self._answered(message)
+                    try:
+                        answered = self._answered(message)
+                    except Exception:  # the runtime waits for the answer all the same
+                        yield CallAnswered(_frames(message))
+                        raise
+                    yield answered
                 elif connection == ttrpc.RUNTIME and isinstance(message, ttrpc.Reply):
                     self._registered(message)
                 else:
@@ -272,19 +318,15 @@ class NriSession:
                  ConnectionState.CONFIGURED if self.runtime else ConnectionState.REGISTERING)
         return self.closing or state.value.format(runtime=self.runtime, events=EVENTS)
 
-    def _answered(self, request: ttrpc.Call) -> Iterator[CallAnswered]:
-        try:
-            outcome = self._outcome(request)
-        except Exception:  # the runtime waits for the answer all the same
-            yield CallAnswered(_frames(request), ())
-            raise
+    def _answered(self, request: ttrpc.Call) -> CallAnswered:
+        outcome = self._outcome(request)
         if outcome is None:
             # NRI 0.12 has more calls than we handle; at this code it falls back to StateChange.
-            yield CallAnswered(_frames(request, code=ttrpc.UNIMPLEMENTED, text=self._unimplemented(request)), ())
-        elif outcome.refusal:
-            yield CallAnswered(_frames(request, code=ttrpc.UNKNOWN, text=outcome.refusal), outcome.events)
-        else:
-            yield CallAnswered(_frames(request, outcome.payload), outcome.events)
+            return CallAnswered(_frames(request, code=ttrpc.UNIMPLEMENTED, text=self._unimplemented(request)))
+        if outcome.refusal:
+            return CallAnswered(_frames(request, code=ttrpc.UNKNOWN, text=outcome.refusal))
+        return CallAnswered(_frames(request, outcome.payload), outcome.events, outcome.size or len(request.payload),
+                            outcome.waits)
 
     def _outcome(self, request: ttrpc.Call) -> CallOutcome | None:
         """Decode a call, and handle it by its method (`CALLS`). None if it is no NRI call."""
@@ -305,8 +347,13 @@ class NriSession:
             return None
         if verb not in CALLS:
             return CallOutcome()  # known, but does not concern CPUs
-        decides = self._decides and self.listed and verb in DECIDED
-        return CALLS[verb](self._calls, self._decoder.call(verb, request.payload, decides))
+        return self._received(self._decoder.received(verb, request.payload), self.listed and verb in DECIDED)
+
+    def _received(self, received: ReceivedCall, decided: bool) -> CallOutcome:
+        """Handle a call by its method. :param decided: whether its answer can set CPUs."""
+        if not self._decides:
+            return self._calls.later(received, self._decoder.call)
+        return CALLS[received.verb](self._calls, self._decoder.call(received, decided))
 
     def _configure(self, payload: bytes) -> CallOutcome:
         self.runtime = self._decoder.runtime(payload)
@@ -321,11 +368,11 @@ class NriSession:
         return self._calls.synchronize(everything, self.runtime.startswith(STORES))
 
     def _state_change(self, payload: bytes) -> CallOutcome:
-        call = self._decoder.state_change(payload)
-        if isinstance(call, int):
-            self._unknown(f"event {call}")
-        elif call.verb in CALLS:
-            return CALLS[call.verb](self._calls, call)
+        received = self._decoder.state_change(payload)
+        if isinstance(received, int):
+            self._unknown(f"event {received}")
+        elif received.verb in CALLS:
+            return self._received(received, decided=False)
         return CallOutcome()
 
     def _registered(self, response: ttrpc.Reply) -> None:

@@ -18,6 +18,7 @@ from vmpin.sources.nri.call_codec import (
     CallDecoder,
     DeviceNode,
     NriCall,
+    ReceivedCall,
     container_devices,
     encode_answer,
     encode_list_answer,
@@ -37,11 +38,15 @@ def event(**fields: object) -> bytes:
     return bytes(MESSAGES["EventRequest"](**fields).SerializeToString())
 
 
+def decoded(decoder: CallDecoder, verb: Verb, raw: bytes, request: bool) -> NriCall:
+    return decoder.call(decoder.received(verb, raw), request)
+
+
 def test_a_request_is_read_where_something_decides_alone(decoder: CallDecoder) -> None:
     raw = event(pod=pod(), container=container(cpus="2-3"))
-    call = decoder.call(Verb.CREATE, raw, request=False)
+    call = decoded(decoder, Verb.CREATE, raw, request=False)
     assert (call.verb, call.request) == (Verb.CREATE, None)
-    decided = decoder.call(Verb.CREATE, raw, request=True)
+    decided = decoded(decoder, Verb.CREATE, raw, request=True)
     assert decided.container == call.container
     assert decided.request is not None
     assert (decided.request.id, decided.request.cpuset) == ("c1", CpuSet((2, 3)))
@@ -54,12 +59,12 @@ def test_the_registration_names_the_newest_nri_whose_messages_these_are() -> Non
 
 
 def test_a_pod_is_decoded_once_and_again_for_a_decision(decoder: CallDecoder) -> None:
-    first = decoder.call(Verb.START, event(pod=pod(pid=7), container=container()), request=False)
-    again = decoder.call(Verb.POST_START, event(pod=pod(pid=7), container=container()), request=False)
+    first = decoded(decoder, Verb.START, event(pod=pod(pid=7), container=container()), request=False)
+    again = decoded(decoder, Verb.POST_START, event(pod=pod(pid=7), container=container()), request=False)
     assert again.pod is first.pod
-    moved = decoder.call(Verb.POST_START, event(pod=pod(pid=8), container=container()), request=False)
+    moved = decoded(decoder, Verb.POST_START, event(pod=pod(pid=8), container=container()), request=False)
     assert (moved.pod and moved.pod.pid) == 8
-    decided = decoder.call(Verb.CREATE, event(pod=pod(pid=8, name="new"), container=container()), request=True)
+    decided = decoded(decoder, Verb.CREATE, event(pod=pod(pid=8, name="new"), container=container()), request=True)
     assert (decided.pod and decided.pod.name) == "new"
 
 
@@ -67,7 +72,7 @@ def test_an_updates_request_has_the_resources_that_it_asks_for(decoder: CallDeco
     message = MESSAGES["UpdateContainerRequest"](pod=pod(), container=container(cpus="2-3"))
     message.linux_resources.cpu.cpus = "4"
     message.linux_resources.cpu.mems = "x"
-    call = decoder.call(Verb.UPDATE, message.SerializeToString(), request=True)
+    call = decoded(decoder, Verb.UPDATE, message.SerializeToString(), request=True)
     assert call.container is not None
     assert call.request is not None
     assert (call.container.cpus, call.requested, call.request.cpuset, call.request.mems) == (
@@ -75,12 +80,13 @@ def test_an_updates_request_has_the_resources_that_it_asks_for(decoder: CallDeco
 
 
 def test_a_state_change_of_an_unknown_event_is_its_number(decoder: CallDecoder) -> None:
-    def decoded(number: int) -> NriCall | int:
+    def change(number: int) -> ReceivedCall | int:
         return decoder.state_change(MESSAGES["StateChangeEvent"](event=number, pod=pod()).SerializeToString())
 
-    assert (decoded(0), decoded(99), decoded(-1)) == (0, 99, -1)
-    run = decoded(Verb.RUN_POD)
-    assert isinstance(run, NriCall)
+    assert (change(0), change(99), change(-1)) == (0, 99, -1)
+    received = change(Verb.RUN_POD)
+    assert isinstance(received, ReceivedCall)
+    run = decoder.call(received)
     assert (run.verb, run.container, str(run)) == (Verb.RUN_POD, None, "sandbox=pod1 pod=default/web")
 
 
@@ -101,7 +107,7 @@ def test_the_parts_of_a_list_are_whole_with_the_last(decoder: CallDecoder) -> No
 
 def test_what_is_no_call_or_no_list_of_a_node_raises(decoder: CallDecoder) -> None:
     with pytest.raises(WireError):
-        decoder.call(Verb.CREATE, b"\x12\x05ab", request=True)
+        decoded(decoder, Verb.CREATE, b"\x12\x05ab", request=True)
     many = MESSAGES["SynchronizeRequest"](pods=[MESSAGES["PodSandbox"]()] * (MAX_LISTED + 1), more=True)
     with pytest.raises(WireError, match=f"lists {MAX_LISTED + 1} pods"):
         decoder.list_part(many.SerializeToString(), requests=False)
@@ -109,7 +115,8 @@ def test_what_is_no_call_or_no_list_of_a_node_raises(decoder: CallDecoder) -> No
 
 def test_data_without_use_is_counted_once() -> None:
     counters = NriCounters()
-    call = CallDecoder(counters, set()).call(Verb.CREATE, event(pod=pod(), container=container("../x")), request=True)
+    raw = event(pod=pod(), container=container("../x"))
+    call = decoded(CallDecoder(counters, set()), Verb.CREATE, raw, request=True)
     assert (call.container, call.request, counters.dropped) == (None, None, 1)
 
 

@@ -21,7 +21,7 @@ from vmpin.domain.model import SandboxId
 from vmpin.sources.nri import plugin as nri
 from vmpin.sources.nri.event_queue import PATIENCE as PATIENCE_OF_EVENTS
 from vmpin.sources.nri.event_queue import NriQueue, merged
-from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriPod, PodEvent, Synced
+from vmpin.sources.nri.nri_events import ContainerEvent, Disconnected, NriPod, PodEvent, Synced, UndecodedCall
 from vmpin.wire.nri_enums import Verb
 from vmpin.wire.nri_messages import MESSAGES
 
@@ -73,7 +73,7 @@ def test_a_busy_loop_delays_no_answer(runtimes: NriRuntimes, waiting: NriQueue, 
     assert unread.state()[0]
     assert not unread.state()[0]  # reported after everything has been put
     assert [type(event) for event in waiting.take().events] == [Synced, *[ContainerEvent] * 200, Disconnected]
-    assert waiting.take() == ([], [])
+    assert waiting.take() == ([], [], True)
 
 
 _PEER = """\
@@ -156,33 +156,49 @@ def test_an_overflow_leaves_what_no_list_repeats() -> None:
 
 def test_a_burst_of_events_is_announced_once_and_after_their_answers() -> None:
     woken: list[int] = []
-    waiting = NriQueue(lambda: woken.append(1), can_wait=lambda event: isinstance(event, PodEvent))
+    waiting = NriQueue(lambda: woken.append(1))
     event = PodEvent(Verb.STOP_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {}, ""), 0)
     assert waiting.announce() is None
     for _ in range(3):
-        waiting.put(event)
+        waiting.put(event, waits=True)
         pause = waiting.announce()
         assert pause is None or 0 < pause <= PATIENCE_OF_EVENTS  # None: the machine stood still for so long
     woken.clear()
-    waiting.put(event)
+    waiting.put(event, waits=True)
     waiting.put(Disconnected())  # cannot wait, nor those before it
     assert (waiting.announce(), woken) == (None, [1])
     assert (waiting.announce(), woken) == (None, [1])
-    assert [type(each) for each in waiting.take().events] == [*[PodEvent] * 4, Disconnected]
-    waiting.put(event)
-    waiting.take()
+    batch = waiting.take()
+    assert ([type(each) for each in batch.events], batch.waited) == ([*[PodEvent] * 4, Disconnected], False)
+    waiting.put(event, waits=True)
+    assert waiting.take().waited
     assert (waiting.announce(), woken) == (None, [1])  # nothing waits any more
 
 
-def test_long_annotations_count_by_their_size() -> None:
+def test_a_call_is_decoded_when_it_is_taken() -> None:
+    waiting, event = NriQueue(), PodEvent(Verb.STOP_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {}, ""), 0)
+    decoded: list[int] = []
+
+    def decode() -> PodEvent:
+        decoded.append(1)
+        return event
+
+    waiting.put(UndecodedCall(SandboxId("p"), decode), waits=True)
+    waiting.put(UndecodedCall(SandboxId("q"), lambda: None))  # has no usable id
+    assert (waiting.sandboxes(), decoded) == ({"p", "q"}, [])
+    batch = waiting.take()
+    assert (batch.events, len(batch.times), batch.waited, decoded) == ([event], 1, True, [1])
+
+
+def test_long_calls_count_by_their_size() -> None:
     woken: list[int] = []
     waiting = NriQueue(lambda: woken.append(1), max_bytes=50_000)
-    fact = PodEvent(Verb.RUN_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {"a": "x" * 20_000}, ""), 0)
+    fact = PodEvent(Verb.RUN_POD, NriPod(SandboxId("p"), "", "", "", "", 0, {}, ""), 0)
     began = time.perf_counter()
     for event, fits in ((fact, True), (Disconnected(), True), (fact, True), (fact, False), (fact, True)):
-        assert waiting.put(event) is fits
+        assert waiting.put(event, 20_000 if event is fact else 0) is fits
         assert waiting.announce() is None
-    events, times = waiting.take()
+    events, times, _ = waiting.take()
     assert events == [Disconnected(), fact]
     assert began <= times[0] <= times[1] <= time.perf_counter()
     assert len(woken) == 5
@@ -202,4 +218,4 @@ def test_two_plugins_events_are_taken_in_the_order_they_came() -> None:
     batch = merged([connected, started_by_runtime])
     assert batch.events == events
     assert batch.times == sorted(batch.times)
-    assert merged([connected, started_by_runtime]) == ([], [])
+    assert merged([connected, started_by_runtime]) == ([], [], True)
