@@ -41,6 +41,12 @@ def name_of(arguments: Sequence[str]) -> str | None:
         return None
     if any(each.partition("=")[0] in _ALL_NODES for each in words):
         return {"map": "status"}.get(verb, verb) + "-all-nodes"
+    if verb == "status" and "--explain" in words:
+        return "status-explain"
+    if verb == "verify" and "--others" in words:
+        return "verify-others"
+    if verb == "alloc" and "set" in words:
+        return "alloc-set"
     if verb == "plan" and any(each.startswith("--scenario") for each in words):
         return "plan-scenario"
     if verb == "unpin" and "--dry-run" in words:

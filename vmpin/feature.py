@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.doctor.audit import CpuOwner
     from vmpin.doctor.finding import Check
+    from vmpin.doctor.others import CpuOwner
     from vmpin.domain.desired_state import SandboxState
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.model import SandboxId
@@ -151,6 +151,10 @@ class Feature(Parts):
     give_back: Callable[[Config], bool] | None = None
     #: The modules of its verbs, with `add_parser` and `run`.
     verbs: Mapping[str, str] = NONE
+    #: Those that services and builds run: help lists them apart.
+    service_verbs: Sequence[str] = ()
+    #: Whether help lists its verbs, which work either way; None: always.
+    lists_verbs: Callable[[Config], bool] | None = None
     #: Adds options and examples to the parser of a verb, by the verb's name, or of the program (""). May set the
     #: default `run_instead`: (the parsed command line) → what carries the verb out in place of the core, or None.
     options: Callable[[str, ArgumentParser], None] | None = None
@@ -160,11 +164,11 @@ class Feature(Parts):
     #: Which CPUs the pool and containers have where it gives them out, for `vmpin map`; None where it does not. This
     #: and the next three ask the watcher.
     held_cpus: Callable[[Config], HeldCpus | None] | None = None
-    #: Owners of CPUs beside the containers that have exclusive ones, for `vmpin audit`.
+    #: Owners of CPUs beside the containers that have exclusive ones, for `vmpin verify --others`.
     cpu_owners: Callable[[Config], Iterable[CpuOwner]] | None = None
     #: What it compares for `vmpin verify`; None for nothing. (the configuration, a sandbox or None for all)
     verify: Callable[[Config, str | None], Comparison | None] | None = None
-    #: Pods that `vmpin explain` takes beside those in VMs; None where there can be none.
+    #: Pods that `vmpin status --explain` takes beside those in VMs; None where there can be none.
     explained_pods: Callable[[Config], ExplainedPods | None] | None = None
     #: The node's name where a configuration has another one than the host's; "" for none.
     node_name: Callable[[Config], str] | None = None
@@ -179,10 +183,10 @@ class Feature(Parts):
     #: Tables (titles, rows) and lines about a sandbox's entry, for `vmpin status`.
     tables: Callable[[Document], Iterable[tuple[Sequence[str], Sequence[Sequence[object]]]]] | None = None
     lines: Callable[[Document], Iterable[str]] | None = None
-    #: Sentences about a sandbox's entry, for `vmpin explain`.
+    #: Sentences about a sandbox's entry, for `vmpin status --explain`.
     sentences: Callable[[Document], Iterable[str]] | None = None
     #: Sentences about exclusive CPUs, by CPU, of a status document: what had them besides threads. For `vmpin top`,
-    #: `vmpin isolation` and `vmpin audit`.
+    #: `vmpin isolation` and `vmpin verify --others`.
     cpu_notes: Callable[[Document], Mapping[int, Sequence[str]]] | None = None
     #: A few words about a sandbox's entry, for the legend of `vmpin map`; "" for nothing.
     legend: Callable[[Document], str] | None = None

@@ -1,4 +1,4 @@
-"""What waits for a Python program to start: the node for a watcher, and an operator for `vmpin reconcile`."""
+"""What waits for a Python program to start: the node for a watcher, and an operator for `vmpin repin`."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def to_watching(made: Node, rounds: int) -> Figure:
 
 
 def reconcile(made: Node, machine: Machine, rounds: int) -> Figure:
-    """`vmpin reconcile`, when it sets all masks of a VM with 16 threads: by itself, and through a watcher that left
+    """`vmpin repin`, when it sets all masks of a VM with 16 threads: by itself, and through a watcher that left
     the VM alone (`vmpin unpin`). The slower way counts. The floor is a Python that sets the same masks."""
     pool, other = cpus()
     home, both = frozenset((pool,)), frozenset((pool, other))
-    command = made.command_line("reconcile")
+    command = made.command_line("repin")
 
     def setting(argv: list[str]) -> float:
         if machine.masks() != {both}:

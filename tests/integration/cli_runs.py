@@ -8,8 +8,7 @@ import subprocess
 from documents import checked_output
 from real_node import COMMAND
 
-VERBS = ("watch", "status", "explain", "verify", "audit", "doctor", "plan", "reconcile", "unpin",
-         "config", "install")
+VERBS = ("watch", "status", "verify", "doctor", "plan", "repin", "unpin", "config", "install")
 
 
 ESCAPE = "\x1b[2J\x07"

@@ -66,7 +66,7 @@ def test_what_sets_no_masks_works_beside_a_watcher_and_without(node: Node, cpus:
         doctor = run(node, "doctor", "config", "-o", "json")
         (finding,) = json.loads(faulty(doctor, node))["findings"]
         assert (doctor.returncode, finding["level"]) == (1, "bad")
-        for refused in run(node, "reconcile"), run(node, "watch"):
+        for refused in run(node, "repin"), run(node, "watch"):
             assert (refused.returncode, refused.stdout) == (2, "")
             assert refused.stderr.startswith(f"vmpin: {node.config}")
             assert "going on" not in refused.stderr

@@ -32,7 +32,7 @@ def test_the_help_lists_every_verb() -> None:
 @pytest.mark.parametrize(("args", "why"), [
     ((), "usage: vmpin"), (("no-such-verb",), "there is no command 'no-such-verb'"),
     (("status", "--no-such-flag"), "status has no option --no-such-flag"), (("status", "-o", "xml"), "usage: vmpin"),
-    (("explain",), "usage: vmpin"), (("status", "a", "b"), "status takes no argument 'b'")])
+    (("status", "--explain"), "--explain is about one pod"), (("status", "a", "b"), "status takes no argument 'b'")])
 def test_what_cannot_be_understood_is_exit_code_2(args: tuple[str, ...], why: str) -> None:
     done = run(*args)
     assert (done.returncode, done.stdout) == (2, "")
@@ -46,7 +46,7 @@ def test_the_version_is_printed() -> None:
     assert re.fullmatch(r"vmpin [0-9]+\.[0-9]+\.[0-9]+\S*\n", done.stdout)
 
 
-@pytest.mark.parametrize("verb", ["reconcile", "config", "watch", "reporter"])
+@pytest.mark.parametrize("verb", ["repin", "config", "watch", "reporter"])
 def test_an_unknown_key_is_refused_by_name_and_file(tmp_path: Path, verb: str) -> None:
     file = tmp_path / "vmpin.yaml"
     file.write_text("node: {shared_poool: 0}\n")

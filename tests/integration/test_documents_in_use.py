@@ -28,10 +28,11 @@ pytestmark = pytest.mark.root
 
 #: Commands that print documents, of a watcher with any VM; PODARG stands for one.
 COMMANDS = [
-    "status", "status PODARG", "status --inspect", "status --direct", "map", "explain PODARG", "verify",
-    "verify PODARG", "verify --since 1h", "audit --seconds 0", "isolation --all", "top --batch --count 2 --delay 0.5",
-    "doctor", "gather --dry-run", "plan", "config", "unpin PODARG --dry-run", "unpin --every --dry-run", "reconcile",
-    "unpin PODARG", "status", "reconcile PODARG"]
+    "status", "status PODARG", "status --inspect", "status --direct", "map", "status PODARG --explain", "verify",
+    "verify PODARG", "verify --since 1h", "verify --others --seconds 0", "isolation --all",
+    "top --batch --count 2 --delay 0.5", "doctor", "gather --dry-run", "plan", "config", "unpin PODARG --dry-run",
+    "unpin --every --dry-run", "repin",
+    "unpin PODARG", "status", "repin PODARG"]
 
 
 def documents(node: Node, commands: Sequence[str], argument: str = "") -> dict[str, Any]:
@@ -63,7 +64,7 @@ def test_beside_a_kubelet_and_nri_with_drift_and_a_broken_checkpoint(node: CriNo
     node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
     (vcpu, *_) = [tid for tid, name in seen(vm.pid).names.items() if name.startswith("CPU 1")]
     os.sched_setaffinity(vcpu, {int(first)})
-    assert node.cli("reconcile").returncode == 0
+    assert node.cli("repin").returncode == 0
     node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
     documents(node, COMMANDS, vm.id)
     node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
@@ -71,10 +72,11 @@ def test_beside_a_kubelet_and_nri_with_drift_and_a_broken_checkpoint(node: CriNo
         before = node.status()["sources"]["kubelet"]["bad"]
         node.place_checkpoint(text)
         wait(lambda before=before: node.status()["sources"]["kubelet"]["bad"] > before, node.log)  # type: ignore[misc]
-    documents(node, ["status", "explain PODARG", "verify", "doctor", "plan"], vm.id)
+    documents(node, ["status", "status PODARG --explain", "verify", "doctor", "plan"], vm.id)
     (node.kubelet / "cpu_manager_state").unlink()
     wait(lambda: node.status()["sources"]["kubelet"]["stale"], node.log)
-    found = documents(node, ["status", "explain PODARG", "verify", "audit --seconds 0", "doctor", "map"], vm.id)
+    found = documents(node, ["status", "status PODARG --explain", "verify", "verify --others --seconds 0", "doctor",
+                             "map"], vm.id)
     assert found["status"]["sources"]["kubelet"]["bad"] >= 2
     assert found["status"]["sandboxes"][0]["drift"]
 
@@ -95,10 +97,10 @@ def test_of_a_watcher_that_gives_out_cpus(containerd: Containerd, cpus: tuple[st
         vm = containerd.pod("vm", VM, vcpus=2)
         vm.container("main")
         wait(lambda: node.status()["sandboxes"], node.log)
-        found = documents(node, ["allocations", "set own/main policy=none --dry-run", *COMMANDS], vm.id)
-        assert found["allocations"]["refused"]
+        found = documents(node, ["alloc", "alloc set own/main policy=none --dry-run", *COMMANDS], vm.id)
+        assert found["alloc"]["refused"]
         pod.remove()
-        documents(node, ["allocations", "status", "map"])
+        documents(node, ["alloc", "status", "map"])
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def test_lines_that_are_printed_again_and_again(guests: Node, cpus: tuple[str, s
         guests.container(vm.sandbox, "web", second)
         guests.container(vm.sandbox, "logs", first)
         wait_for_states(guests, vm.sandbox, {"web": "applied", "logs": "applied"})
-        for verb in "status", "verify", "plan", "doctor", "explain PODARG":
+        for verb in "status", "verify", "plan", "doctor", "status PODARG --explain":
             words = [vm.sandbox if word == "PODARG" else word for word in verb.split()]
             for line in guests.lines(2, *words, "--watch", "0.2", "-o", "json"):
-                checked(words[0], json.loads(line))
+                checked(name_of([*words, "-o", "json"]) or "", json.loads(line))

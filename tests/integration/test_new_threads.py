@@ -130,12 +130,12 @@ def test_a_shim_counts_every_cpu_until_its_vmm_runs(
     start(node)
     with Shim(program, node.id("a"), free, action) as shim:
         placed_by_now(node, "b", cpus[0])
-        assert node.cli("reconcile").returncode == 0
+        assert node.cli("repin").returncode == 0
         assert shim.counts() == {len(free)}
         node.kill()
         start(node)
         placed_by_now(node, "c", cpus[0])
-        assert node.cli("reconcile").returncode == 0
+        assert node.cli("repin").returncode == 0
         assert shim.counts() == {len(free)}
         assert node.status()["sandboxes"] == []
         vmm = shim.vmm(qemu(node.id("a")))

@@ -169,7 +169,7 @@ def test_new_threads_can_be_left_out(node: Node, cpus: tuple[str, str]) -> None:
         time.sleep(0.5)
         assert cpus[0] not in seen(vm.pid).all()
         assert node.status()["sources"]["new_threads"] is None
-        assert node.cli("reconcile").returncode == 0
+        assert node.cli("repin").returncode == 0
         assert seen(vm.pid).all() == {cpus[0]}
     assert "new_threads" not in node.log()
 

@@ -174,7 +174,7 @@ def test_a_collision(node: Node, cpus: Cpus) -> None:
             assert node.hook("createRuntime", state) == b"ok\n"
         wait(lambda: node.status()["node"]["collisions"], "no collision")
         see(node, "Two pods have the same exclusive CPU", code=1)
-        assert " ago" in node.cli("explain", other.sandbox).stdout
+        assert " ago" in node.cli("status", "--explain", other.sandbox).stdout
         node.gone(other.sandbox, "db")
         wait(lambda: node.cli("verify").returncode == 0, lambda: node.cli("verify").stdout)
 

@@ -100,7 +100,7 @@ def test_a_guest_that_never_makes_sense_is_dropped_ever_more_seldom(node: Node, 
         assert sum("guest agent" in line for line in node.log().splitlines()) <= 2, node.log()
         # Whatever it was before, it is believed when it behaves.
         vm.ports({10789: "agent"})
-        assert node.cli("reconcile").returncode == 0  # by now the next attempt may be five minutes away
+        assert node.cli("repin").returncode == 0  # by now the next attempt may be five minutes away
         wait_for_states(node, vm.sandbox, {"web": "applied", "logs": "applied"})
 
 

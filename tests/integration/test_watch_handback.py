@@ -46,13 +46,13 @@ def test_unpin_gives_back_the_very_masks_from_before(node: Node, cpus: tuple[str
         assert by_tid(vm.pid) == after, "it was taken back"
         status = node.sandbox(vm.sandbox)
         assert (status["verdict"], status["mask"]) == ("off", None)
-        assert status["reasons"] == ["unpinned by hand: `vmpin reconcile` manages it again"]
+        assert status["reasons"] == ["unpinned by hand: `vmpin repin` manages it again"]
         assert node.cli("verify").returncode == 0
         node.kill()
         node.start()
         node.resyncs()
         assert by_tid(vm.pid) == after, "a restart forgot that it was unpinned"
-        assert node.cli("reconcile", vm.sandbox).returncode == 0
+        assert node.cli("repin", vm.sandbox).returncode == 0
         # Taken back as if for the first time: of equals, the highest vCPU gets the exclusive CPU.
         node.wait_for_vcpus(vm.pid, {0: first, 1: first, new: second}, first)
         assert node.stop() == 0
@@ -70,13 +70,13 @@ def test_reconcile_without_a_watcher_changes_nothing_twice(node: Node, cpus: tup
             assert node.call_hook("createRuntime", state).wait(PATIENCE) == 0
         planned = [operation["what"] for operation in node.data("plan")["operations"]]
         assert [line for line in planned if "set vcpu 1 " in line and f"to CPUs {second}, was " in line] != []
-        done = node.data("reconcile")
+        done = node.data("repin")
         assert done["vms"] == 1
         assert {entry["outcome"] for entry in done["operations"]} == {"done"}
         assert sorted(entry["what"] for entry in done["operations"]) == sorted(planned)
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
-        assert node.data("reconcile")["operations"] == []
-        assert node.cli("reconcile").stdout == "1 VM, nothing to change\n"
+        assert node.data("repin")["operations"] == []
+        assert node.cli("repin").stdout == "1 VM, nothing to change\n"
         assert node.cli("plan").stdout == "nothing to do: every thread is in place\n"
         assert node.cli("verify").returncode == 0
         assert os.listdir(node.run / "spool") == []
@@ -87,12 +87,12 @@ def test_commands_that_act_stay_away_from_a_watcher_that_does_not_answer(node: N
     assert node.watcher is not None
     node.watcher.send_signal(signal.SIGSTOP)
     try:
-        done = node.cli("reconcile")
+        done = node.cli("repin")
         assert done.returncode == 1
         assert "the watcher does not answer within 10 s" in done.stderr
         # Without its socket either: once the watcher goes on, its next resync brings that back.
         (node.run / "vmpin.sock").unlink()
-        done = node.cli("reconcile")
+        done = node.cli("repin")
     finally:
         node.watcher.send_signal(signal.SIGCONT)
     assert done.returncode == 1

@@ -61,7 +61,7 @@ def test_the_checkpoint_decides_and_podresources_may_disagree(node: Node) -> Non
             said = f"kubelet {second}, podresources {first}"
             wait(lambda: node.sandbox(vm.sandbox)["containers"][0]["disagreement"] == said, node.log)
             assert said in " ".join(node.sandbox(vm.sandbox)["reasons"])
-            assert said in node.cli("explain", vm.sandbox).stdout
+            assert said in node.cli("status", "--explain", vm.sandbox).stdout
             # The kubelet takes the CPUs back: seen by the rename, and no container owns any.
             checkpoint(node, json.dumps({"policyName": "static", "defaultCpuSet": both, "checksum": 0}))
             node.wait_for_all(vm.pid, both)
@@ -122,7 +122,7 @@ def test_a_cpu_that_a_container_has_beyond_its_entry_is_for_the_vms_other_thread
         assert (web["cpuset"], web["own_cpus"], web["kubelet"]) == (union((first, second)), second, second)
         assert node.status()["node"]["collisions"] == []
         assert f"has CPUs {union((first, second))}, of which {second} are exclusive" in node.cli(
-            "explain", vm.sandbox).stdout
+            "status", "--explain", vm.sandbox).stdout
 
 
 def test_a_shared_vm_whose_cpus_have_become_another_pods_waits_for_its_cgroup(node: Node) -> None:
@@ -179,7 +179,7 @@ def test_a_checkpoint_that_is_removed_is_used_on_over_a_restart_and_until_anothe
             node.resyncs()
             node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
             assert "STALE: the kubelet's checkpoint is gone: its last contents are used" in node.cli("status").stdout
-            audited = json.loads(node.cli("audit", "--seconds", "0", "-o", "json").stdout)
+            audited = json.loads(node.cli("verify", "--others", "--seconds", "0", "-o", "json").stdout)
             assert any("STALE" in limit for limit in audited["limits"])
             kubelet.lists(_pod(web=[int(first)]))
             said = f"PodResources lists CPUs {first}, which it does not have and does not list its CPUs {second}"

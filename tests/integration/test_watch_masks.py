@@ -37,7 +37,7 @@ def test_a_plan_repairs_nothing_and_says_so(node: Node, cpus: tuple[str, str]) -
             assert (operation["tid"], operation["cpus"], operation["was"]) == (vm.pid, cpus[0], cpus[1])
         assert os.sched_getaffinity(vm.pid) == {int(cpus[1])}
         assert "repaired" not in node.log()
-        assert [entry["tid"] for entry in node.data("reconcile")["operations"]] == [vm.pid]
+        assert [entry["tid"] for entry in node.data("repin")["operations"]] == [vm.pid]
         assert "repaired sandbox=" in node.log()
 
 
@@ -58,7 +58,7 @@ def test_drift_is_seen_at_once_and_repaired_when_asked(node: Node, cpus: tuple[s
             (victim, cpus[0], cpus[1])]
         assert node.sandbox(vm.sandbox)["verdict"] == "degraded"
         assert len(node.data("plan")["operations"]) == 1
-        assert node.cli("reconcile").returncode == 0
+        assert node.cli("repin").returncode == 0
         assert by_tid(vm.pid)[victim] == {int(cpus[0])}
         assert node.cli("verify").returncode == 0
 
@@ -72,7 +72,7 @@ def test_masks_set_by_hand_stay_until_a_container_is_known(node: Node, cpus: tup
         node.start()
         node.wait_for_log("unmanaged sandbox=")
         new = vm.add_vcpu()
-        assert node.data("reconcile")["operations"] == []
+        assert node.data("repin")["operations"] == []
         assert {tid: mask for tid, mask in by_tid(vm.pid).items() if tid in by_hand} == by_hand
         (born,) = (tid for tid, vcpu in vm.vcpus().items() if vcpu == new)
         assert by_tid(vm.pid)[born] == by_hand[vm.pid]
@@ -81,7 +81,7 @@ def test_masks_set_by_hand_stay_until_a_container_is_known(node: Node, cpus: tup
         assert (status["drift"], status["new_threads"]) == (None, None)
         assert "no container of it is known" in " ".join(status["reasons"])
         assert {thread["wanted"] for thread in status["threads"]} == {None}
-        assert "is left alone" in node.cli("explain", vm.sandbox).stdout
+        assert "is left alone" in node.cli("status", "--explain", vm.sandbox).stdout
         verified = node.cli("verify")
         assert (verified.returncode, verified.stdout) == (3, "")
         assert "no thread of 1 VM has a mask to be compared with: nothing was compared (no con" in verified.stderr
@@ -93,7 +93,7 @@ def test_masks_set_by_hand_stay_until_a_container_is_known(node: Node, cpus: tup
         assert node.sandbox(vm.sandbox)["verdict"] == "floating"
         node.gone(vm.sandbox, "web")
         wait(lambda: node.sandbox(vm.sandbox)["verdict"] == "degraded", "it should have lost its container")
-        assert node.data("reconcile")["operations"] == []
+        assert node.data("repin")["operations"] == []
         # What is given back is what it had at the moment when it was managed.
         assert node.cli("unpin", vm.sandbox).returncode == 0
         assert node.cli("verify").returncode == 0  # nothing is compared, as the operator wants it
@@ -195,7 +195,7 @@ def test_a_container_without_a_cpuset_beside_an_exclusive_one_cannot_leave_its_c
         assert verified.returncode == 1
         assert "because of the cpuset cgroup (CGROUP)" in verified.stdout
         assert "misplaced" not in verified.stdout
-        assert f"as its cpuset cgroup has only {second}" in node.cli("explain", vm.sandbox).stdout
+        assert f"as its cpuset cgroup has only {second}" in node.cli("status", "--explain", vm.sandbox).stdout
         (cgroup / "cpuset.cpus").write_text(union(cpus))
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         assert node.sandbox(vm.sandbox)["verdict"] == "pinned"

@@ -154,7 +154,7 @@ def test_a_runtime_that_hangs_delays_no_other(node: CriNode, cpus: tuple[str, st
     node.containerd.freeze()
     try:
         assert node.sandbox(vm.id)["verdict"] == "pinned"
-        assert node.cli("reconcile").returncode == 0
+        assert node.cli("repin").returncode == 0
     finally:
         node.containerd.thaw()
     main.update(cpus=first)

@@ -127,8 +127,8 @@ def test_a_cpuset_that_another_program_moves_onto_a_containers_cpus_is_named_by_
          lambda: f"{node.status()['node']}\n{node.log()}")
     assert f"RIVALS kubelet and observed: CPUs {second} are given to main of tests/vm" in " ".join(
         node.cli("status", "-o", "wide").stdout.split())
-    assert f"Two decide on CPUs {second}" in node.cli("explain", "vm").stdout
-    assert "RIVALS kubelet and observed" in node.cli("audit", "--seconds", "0").stdout
+    assert f"Two decide on CPUs {second}" in node.cli("status", "--explain", "vm").stdout
+    assert "RIVALS kubelet and observed" in node.cli("verify", "--others", "--seconds", "0").stdout
     assert "two decide on the same CPUs" in node.cli("doctor", "authorities").stdout
     assert node.log().count("two decide on the same CPUs") == 1
     (balloon.cgroup / "cpuset.cpus").write_text(first)

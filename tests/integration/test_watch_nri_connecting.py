@@ -24,7 +24,7 @@ def test_a_runtime_without_nri_is_done_without(cpus: tuple[str, str]) -> None:
         node.start()
         vm = containerd.pod("vm", VM)
         vm.container("main", cpus=cpus[1])
-        assert node.cli("reconcile").returncode == 0
+        assert node.cli("repin").returncode == 0
         node.wait_for_all(vm.pid, cpus[0])
         assert "NRI" not in node.log()  # by default it is taken where it is
 
@@ -43,7 +43,7 @@ def test_nri_that_is_switched_off_is_not_used(node: CriNode, cpus: tuple[str, st
     node.start()
     vm = node.containerd.pod("vm", VM)
     vm.container("main", cpus=cpus[1])
-    assert node.cli("reconcile").returncode == 0
+    assert node.cli("repin").returncode == 0
     node.wait_for_all(vm.pid, cpus[0])
     assert node.status()["sources"]["nri"] is None
 
@@ -57,7 +57,7 @@ def test_a_refusal_of_the_plugin_is_logged_once(cpus: tuple[str, str]) -> None:
         time.sleep(2)
         assert sum("NRI" in line for line in node.log().splitlines()) == 1, node.log()
         vm = containerd.pod("vm", VM)
-        assert node.cli("reconcile").returncode == 0
+        assert node.cli("repin").returncode == 0
         node.wait_for_all(vm.pid, cpus[0])
 
 

@@ -54,7 +54,7 @@ def test_pods_that_are_well_placed_pass_the_audit_by_name(node: CriNode, cpus: t
 
     def audited(*more: str) -> tuple[Any, dict[str, str]]:
         """The document, and the classes of what is found of the two pods, by name without the namespace."""
-        done = node.cli("audit", "--seconds", "0", "-o", "json", *more)
+        done = node.cli("verify", "--others", "--seconds", "0", "-o", "json", *more)
         found = json.loads(done.stdout)
         # This machine may have containers of its own, too.
         astray = [each["pid"] for each in found["findings"] if each["class"] in ("vm", "container")]
@@ -103,7 +103,7 @@ def test_the_checkpoint_counts_without_a_runtime_that_reports(node: CriNode, cpu
     node.checkpoint(both)
     node.start()
     vm = node.containerd.pod("vm", VM)
-    assert node.cli("reconcile").returncode == 0
+    assert node.cli("repin").returncode == 0
     node.wait_for_all(vm.pid, both)
     node.checkpoint(first, {"uid-2": {"main": second}})
     node.wait_for_all(vm.pid, first)

@@ -159,7 +159,7 @@ def test_contention_of_two_writers_is_noticed_and_one_gives_in(node: Node, cpus:
         assert any("1 thread is moved by another program again and again" in reason for reason in found["reasons"])
         assert node.cli("verify").returncode == 1
         assert node.sandbox(other.sandbox)["reasons"] == []
-        assert len(node.data("reconcile")["operations"]) == 1  # by hand it is taken up again
+        assert len(node.data("repin")["operations"]) == 1  # by hand it is taken up again
         assert os.sched_getaffinity(vm.pid) == {int(cpus[0])}
         assert node.cli("verify").returncode == 0
 
@@ -218,7 +218,7 @@ def test_what_ran_elsewhere_is_found_with_its_cpu(sampled: Node, cpus: tuple[str
         assert proof(sampled)["findings"] == []  # a sample: what it ran so far is in its place
         os.sched_setaffinity(vm.pid, {int(cpus[1])})
         vm.run_for(0.5)
-        sampled.data("reconcile")
+        sampled.data("repin")
         most = vm.ran - began
         vm.run_for(0.3)
         found = proof(sampled, code=1)
@@ -246,7 +246,7 @@ def test_a_repair_between_two_samples_hides_nothing(sampled: Node, cpus: tuple[s
         wait(lambda: sampled.cli("verify", "--since", "1h").returncode == 0, "it is not sampled")
         os.sched_setaffinity(vm.pid, {int(cpus[1])})
         vm.run_for(0.3)
-        sampled.data("reconcile")
+        sampled.data("repin")
         vm.run_for(0.1)
         (account,) = roles(proof(sampled, code=1), vm.sandbox).values()
         assert account["elsewhere"] > 0.25

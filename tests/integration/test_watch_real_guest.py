@@ -248,7 +248,7 @@ def test_unpin_takes_the_map_back(inside: Inside, cpus: tuple[str, str]) -> None
     assert states(node, vm.sandbox) == {"web": "-", "logs": "-"}
     node.resyncs()
     wait_for_mask(web, ALL)
-    assert node.cli("reconcile").returncode == 0
+    assert node.cli("repin").returncode == 0
     inside.wait_for(web="applied", logs="applied")
     wait_for_mask(web, own)
 

@@ -102,8 +102,8 @@ class TroubledWorld(World):
         return True
 
     def hold(self, guest: Guest) -> bool:
-        """`vmpin unpin SANDBOX`, or `vmpin reconcile SANDBOX`."""
-        verb = "reconcile" if guest.expected.held else "unpin"
+        """`vmpin unpin SANDBOX`, or `vmpin repin SANDBOX`."""
+        verb = "repin" if guest.expected.held else "unpin"
         done = self.cli(verb, guest.id).returncode == 0
         if done:
             guest.expected.held = not guest.expected.held
@@ -137,4 +137,4 @@ class TroubledWorld(World):
             # By name: otherwise all that are unpinned would be taken back. One that has not been found yet is refused,
             # and its agent is connected to soon after it has been.
             if guest.inside is not None and guest.inside.given_up and not guest.expected.held:
-                self.cli("reconcile", guest.id)
+                self.cli("repin", guest.id)

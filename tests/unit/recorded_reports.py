@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from doctor_facts import containerd, facts, handler
 
-from vmpin.cli import audit, doctor
+from vmpin.cli import doctor, verify_others
 from vmpin.cpuset import CpuSet
 from vmpin.domain.topology import Topology
 from vmpin.features.gather import verbs as gather
@@ -27,7 +27,8 @@ TOPOLOGY = Topology.build(
 
 
 class RecordedSampler:
-    """What ran during an audit: a backup on the exclusive CPUs of both pods, a kubelet that may, and a kworker."""
+    """What ran during `vmpin verify --others`: a backup on the exclusive CPUs of both pods, a kubelet that may, and a
+    kworker."""
 
     samples, seconds, longest, sees_kernel = 51, 5.0, 0.104, True
     host = SimpleNamespace(precise=True)
@@ -58,7 +59,7 @@ def replace_readers(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], tex
     found = facts(status=status, engines=(containerd(kata),), nri_socket=False)
     found = replace(found, run=replace(found.run, path=f"/run/vmpin{text}", spooled=3, oldest=400.0))
     monkeypatch.setattr(doctor, "read_facts", lambda *_: found)
-    monkeypatch.setattr(audit, "ThreadUsageSampler", lambda: RecordedSampler(text))
+    monkeypatch.setattr(verify_others, "ThreadUsageSampler", lambda: RecordedSampler(text))
     monkeypatch.setattr(Sysfs, "topology", lambda _: TOPOLOGY)
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", f"node-1{text}", "6.12.1", "#1", "x86_64")))
     # No other way in: it reads the machine piece by piece.

@@ -52,7 +52,7 @@ PURE_PARTS = ("bounded", "cpuset", "errors", "feature", "domain", "protocol", "w
               "features.demo.worth", "features.demo.worth_report",
               "pinning.plan", "pinning.original_masks", "guests.vcpu_map", "status.document", "status.explain",
               "status.health", "status.pod_arguments",
-              "doctor.audit", "features.map.node_map", "features.map.svg", "features.map.text",
+              "doctor.others", "features.map.node_map", "features.map.svg", "features.map.text",
               "residency.usage",
               *(f"features.isolation.{name}" for name in (
                   "cpu_intervals", "isolation_books", "isolation_shares", "isolation_report",
@@ -107,7 +107,7 @@ NUMBERS_ELSEWHERE = {
         "features.allocator.scenario_events", "cpuset", "install.oci_hook", "protocol.frames",
         "features.isolation.isolation_text", "vmm.guest_machine"), "a regular expression bounds its digits"),
     **dict.fromkeys((
-        "cli.reconcile", "features.demo.verbs", "features.gather.verbs", "cli.run_times", "config.settings",
+        "cli.repin", "features.demo.verbs", "features.gather.verbs", "cli.run_times", "config.settings",
         "config.yaml_file",
         "features.isolation.node_isolation",
         *(f"features.cluster.{name}" for name in (
@@ -474,14 +474,14 @@ def test_status_as_json_loads_neither_asyncio_nor_rich_nor_yaml(tmp_path: Path) 
 def test_reconcile_through_the_watcher_loads_no_pass_and_asks_no_names_for_nothing(tmp_path: Path) -> None:
     answer = b'{"version":1,"vms":3,"operations":[]}\n'
     with watcher_that_answers(tmp_path, [{"op": "reconcile", "sandbox": None}], answer):
-        output, modules = loaded_by(tmp_path, "reconcile")
+        output, modules = loaded_by(tmp_path, "repin")
     assert output == "3 VMs, nothing to change\n"
     assert not modules & {*_HEAVY, "logging", "vmpin.reconcile", "vmpin.host.procfs"}
     assert own_modules(modules) <= 47
 
 
 def test_reconcile_without_a_watcher_loads_no_more_than_its_pass(tmp_path: Path) -> None:
-    output, modules = loaded_by(tmp_path, "reconcile")
+    output, modules = loaded_by(tmp_path, "repin")
     assert output == "0 VMs, nothing to change\n"
     assert not modules & {*_HEAVY, "vmpin.domain.drift", "vmpin.domain.proof"}
     assert own_modules(modules) <= 124

@@ -10,7 +10,7 @@ import pytest
 from absurd_numbers import Parser, check_bound, reads
 
 from vmpin.bounded import load_json
-from vmpin.cli import audit, run_times, verbs
+from vmpin.cli import run_times, verbs, verify
 from vmpin.config import values
 from vmpin.cpuset import MAX_CPU, CpuSet
 from vmpin.domain.model import SandboxId, VcpuId
@@ -143,7 +143,7 @@ PARSERS = [
     Parser("configuration: count", both(values.count), 999999),
     Parser("configuration: port", both(values.port), 0xFFFFFFFE),
     Parser("--since", flag(run_times.duration), 7 * 86400), Parser("--tolerate", flag(run_times.percent), 100),
-    Parser("--watch", flag(verbs._interval), 86400), Parser("audit --for", flag(audit._duration), 86400),
+    Parser("--watch", flag(verbs._interval), 86400), Parser("--seconds", flag(verify._seconds), 86400),
 ]
 
 

@@ -95,7 +95,9 @@ def _prepare(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         elif action.metavar == "DIR":
             vars(action)["completer"] = DirectoriesCompleter()
         elif action.metavar in _NAMES:
-            vars(action)["completer"] = _Names(_NAMES[str(action.metavar)], words)
+            kind = _NAMES[str(action.metavar)]
+            vars(action)["completer"] = _Names(
+                "containers" if kind == "sandboxes" and "--explain" in words else kind, words)
 
 
 class _Names:

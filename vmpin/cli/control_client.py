@@ -97,7 +97,8 @@ def only(document: Document, sandbox: str, namespace: str) -> Document:
     meant = the_one_meant(sandbox, namespace, named_sandboxes(document))
     if meant.container:
         raise UsageError(f"{sandbox!r} is a container, and not a VM sandbox",
-                         f"give its pod: {meant.sandbox.title}; `vmpin explain POD/CONTAINER` takes a container, too")
+                         f"give its pod: {meant.sandbox.title}; `vmpin status POD/CONTAINER --explain` takes a "
+                         "container, too")
     return entry_of(document, meant)
 
 

@@ -1,4 +1,4 @@
-"""`vmpin explain`: why each thread of a sandbox has its CPUs."""
+"""`vmpin status --explain`: why each thread of a sandbox has its CPUs."""
 
 import argparse
 from collections.abc import Mapping
@@ -6,34 +6,15 @@ from datetime import datetime
 
 from vmpin.cli.control_client import Document, entry_of, named_sandboxes, status_document
 from vmpin.cli.output import VERSION, print_data, print_text
-from vmpin.cli.verbs import Verbs, direct_flag, namespace_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages
 from vmpin.feature import explained_pods, inspect_vms
 from vmpin.status.pod_arguments import Meant, the_one_meant
 
-_EXAMPLES = """\
-examples:
-  vmpin explain shop               the VM sandbox of a pod: each of its threads; also demo/shop
-  vmpin explain -n demo shop/web   one container of it
-  vmpin explain 5f2c               by the first digits of the sandbox's id
-"""
 
-
-def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "explain", "explain in sentences why each thread of a sandbox has its CPUs", run,
-                  epilog=_EXAMPLES)
-    parser.add_argument("sandbox", metavar="POD[/CONTAINER]", help="POD, NAMESPACE/POD, either with /CONTAINER, or "
-                        "the first digits of a sandbox's id")
-    namespace_flag(parser)
-    direct_flag(parser)
-    watch_flag(parser)
-    output_flag(parser, ("text", "json"))
-
-
-def run(args: argparse.Namespace) -> int:
-    config = usable_config(args)
+def explain(config: Config, args: argparse.Namespace) -> int:
+    """Print the sentences on the sandbox or container that the arguments of `vmpin status` name."""
     document = status_document(config, direct=args.direct)
     sandboxes = named_sandboxes(document)
     vms = {sandbox.id for sandbox in sandboxes}
@@ -45,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     for of_feature in explained:
         if any(pod.id == meant.sandbox.id for pod in of_feature.pods):
             sentences += of_feature.sentences(meant.container or meant.sandbox.id)
-    if args.output == "json":
-        print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": sentences}, "json")
+    if args.output in ("json", "yaml"):
+        print_data({"version": VERSION, "sandbox": meant.sandbox.id, "sentences": sentences}, args.output)
         return 0
     names, now = names_of(document), datetime.fromisoformat(document["time"])
     for sentence in sentences:

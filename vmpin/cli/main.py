@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from vmpin.cli.this_program import named
-from vmpin.cli.verbs import did_you_mean, grammar, named_verb, verb_modules, verbs_parser, without_seconds
+from vmpin.cli.verbs import (
+    did_you_mean,
+    grammar,
+    named_verb,
+    verb_modules,
+    verbs_parser,
+    without_alias,
+    without_seconds,
+)
 from vmpin.errors import UsageError, VmpinError
 
 #: The exit code if the reader of the output has ended: that of a program ended by SIGPIPE, in a shell.
@@ -46,6 +54,7 @@ def _carry_out(arguments: Sequence[str]) -> int:
     """Run a command line, print its error, and return the exit code. :raises BrokenPipeError: if the reader of the
     output has ended."""
     try:
+        arguments = without_alias(arguments)
         _refuse_unknown(arguments)
         parsed = _parsed(arguments)
         if getattr(parsed, "watch", None):

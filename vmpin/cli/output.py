@@ -18,7 +18,7 @@ VERDICTS = {"pinned": "green", "floating": "cyan", "degraded": "yellow", "waitin
             "off": "dim", "yes": "green", "no": "red"}
 
 #: Of each document that a command makes itself; counted up when a member goes away or changes its meaning. Those of
-#: the watcher, doctor and audit have their own (docs/json.md).
+#: the watcher, doctor and verify --others have their own (docs/json.md).
 VERSION = 1
 
 #: A line, as texts with their styles.

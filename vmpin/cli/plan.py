@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     print_lines(by_sandbox(((operation["sandbox"], operation["what"]) for operation in operations), names))
     for sandbox in plan["unmanaged"]:
         title = title_of(sandbox, names)
-        print_text(f"{title} is unmanaged: its threads keep their masks (vmpin explain "
-                   f"{title.removeprefix('sandbox ')})")
+        print_text(f"{title} is unmanaged: its threads keep their masks (vmpin status "
+                   f"{title.removeprefix('sandbox ')} --explain)")
     print(f"to set: {threads_of(operations)}" if operations else "nothing to do: every thread is in place")
     return 0
 

@@ -30,6 +30,7 @@ from vmpin.cli.verbs import (
 )
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
+from vmpin.errors import UsageError
 from vmpin.feature import features, inspect_vms, present
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ examples:
   vmpin status -o wide           with ids, every container and every thread
   vmpin status shop              one sandbox, by its pod: also demo/shop, or -n demo shop
   vmpin status 5f2c -o yaml      by the first digits of its id; everything
+  vmpin status shop --explain    why each of its threads has its CPUs; shop/web --explain: one container
   vmpin status --problems        only sandboxes with a problem, the worst first
   vmpin status 'demo/*'          all pods of these names; -n demo: of one namespace
   vmpin status -n demo -o name   their names, for another command; --no-headers: the table's rows alone
@@ -64,6 +66,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "status", "show the sandboxes and where their threads may run", run,
                   epilog=_EXAMPLES)
     sandbox_argument(parser, "only this one, or with * ? [ ] all of these names")
+    parser.add_argument("--explain", action="store_true", help=about_this_node(
+        "explain in sentences why each thread of SANDBOX, or of its CONTAINER (POD/CONTAINER), has its CPUs"))
     parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this namespace")
     parser.add_argument("-A", "--all-namespaces", action="store_const", dest="namespace", const="",
                         help="the pods of every namespace (the default)")
@@ -80,6 +84,10 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
+    if args.explain:
+        _refuse_with_explain(args)
+        from vmpin.cli.explain import explain
+        return explain(config, args)
     selected = args.sandbox is not None or args.namespace or args.problems
     if args.output == "json" and not selected and not args.inspect and not sys.stdout.isatty():
         # The watcher's answer is the document: it is passed on without parsing thousands of threads.
@@ -109,6 +117,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_status(document, args.output == "wide", names, some=bool(args.sandbox or args.namespace))
     return 0
+
+
+def _refuse_with_explain(args: argparse.Namespace) -> None:
+    """Refuse what does not go with --explain, and a missing SANDBOX. :raises UsageError:"""
+    if args.sandbox is None:
+        raise UsageError("--explain is about one pod or container, and no SANDBOX is given",
+                         "`vmpin status SANDBOX --explain`; `vmpin status --problems` lists what is not in order")
+    if args.output in ("wide", "name") or args.problems or args.no_headers or args.inspect:
+        raise UsageError("--explain prints sentences: with it go only -n, --direct, --watch, -o json and -o yaml",
+                         "`vmpin status SANDBOX --explain`")
 
 
 def _select(document: Document, args: argparse.Namespace) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import Document, ask, known_names, quiet_log
 from vmpin.cli.output import print_data, print_lines, print_text
-from vmpin.cli.reconcile import finish, named_sandbox
+from vmpin.cli.repin import finish, named_sandbox
 from vmpin.cli.verbs import Verbs, namespace_flag, output_flag, sandbox_argument, usable_config, verb
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import by_sandbox, threads_of
@@ -27,7 +27,7 @@ answer, 2 the command cannot be used
 """
 
 _ABOUT = """\
-Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin reconcile`.
+Restore the masks that threads had before vmpin's first change, and leave their sandbox alone until `vmpin repin`.
 A thread created since then gets the mask that it would have inherited. Guests that answer drop their maps as well.
 The output lists the changes; threads that already have their original mask are only counted.
 
@@ -42,7 +42,7 @@ sandboxes. Without a watcher this command restores them. --all is for leaving th
 _EXAMPLES = """\
 examples:
   vmpin unpin shop --dry-run    what it would change for the VM of one pod
-  vmpin unpin demo/shop         do it; `vmpin reconcile demo/shop` undoes it
+  vmpin unpin demo/shop         do it; `vmpin repin demo/shop` undoes it
   vmpin unpin --every           the same for each sandbox of the node
   vmpin unpin --all             after systemctl disable --now vmpin: vmpin leaves the node
 """
@@ -92,7 +92,7 @@ def _refuse_unclear(args: argparse.Namespace) -> None:
                          "`vmpin unpin SANDBOX` is for one")
     if args.all and args.every:
         raise UsageError("--all and --every do not go together", "--every leaves the sandboxes alone until `vmpin "
-                         "reconcile`, --all is for leaving the node")
+                         "repin`, --all is for leaving the node")
     if args.sandbox is None and not args.all and not args.every:
         raise UsageError("unpin: no SANDBOX is given", "`vmpin status` lists them; --every is for each of them, --all "
                          "for leaving the node, --dry-run shows what would change")
@@ -149,7 +149,7 @@ def print_plan(args: argparse.Namespace, outcome: Document, names: Mapping[str, 
     operations = outcome["operations"]
     lines = [(operation["sandbox"], operation["what"]) for operation in operations]
     lines += [(sandbox, "ask its guest to drop its map") for sandbox in outcome["guests"]]
-    lines += [(sandbox, "leave it alone until `vmpin reconcile`") for sandbox in outcome["held"]]
+    lines += [(sandbox, "leave it alone until `vmpin repin`") for sandbox in outcome["held"]]
     print_lines(by_sandbox(lines, names))
     for path in outcome.get("files", ()):
         print_text(f"remove {path}")

@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from vmpin.cli.manual import Command
 
 #: In the order in which help shows them; each is in a module of its name.
-VERBS = ("watch", "status", "explain", "verify", "audit", "doctor", "plan", "reconcile", "unpin",
-         "config", "install", "uninstall", "guest", "help", "version", "completion")
+VERBS = ("watch", "status", "verify", "doctor", "plan", "repin", "unpin", "config", "install", "uninstall", "help",
+         "completion", "guest", "version")
+#: Those that help lists apart, with those of features; and that it does not list, as an option does the same.
+_SERVICE_VERBS, _UNLISTED = ("guest",), ("version",)
+
+#: Words of scripts outside of this project, and what they stand for. No text names them.
+_ALIASES = {"explain": ("status", "--explain")}
 
 #: What verbs' parsers are added to: argparse's type for it is not public.
 Verbs = Any
@@ -49,9 +54,10 @@ in service:
   vmpin install hook --hooks-dir /usr/share/containers/oci/hooks.d
   vmpin install service      vmpin watch under systemd; --now starts it
   vmpin verify               exit code 1 if a thread is misplaced, or CPUs collide; 3 if the check is impossible
-  vmpin audit                exit code 1 if another pod runs on exclusive CPUs, or may
+  vmpin verify --others      exit code 1 if another pod runs on exclusive CPUs, or may
   vmpin doctor               exit code 1 if nothing keeps threads in place, or a fault prevents it; with remedies
   vmpin unpin SANDBOX        restore the masks that its threads had before vmpin (--every: each sandbox's)
+  vmpin repin SANDBOX        the opposite: place its threads again
 
 exit codes: 0 done, 1 a finding or a failure, 2 the command or a file cannot be used, 3 (verify) the check was
 impossible; `vmpin help exit-codes` has them by command
@@ -60,13 +66,23 @@ impossible; `vmpin help exit-codes` has them by command
 
 def named_verb(arguments: Sequence[str]) -> str | None:
     """The first argument that is no option and no option's value; None for none, and after --help or --version."""
-    rest = iter(arguments)
-    for argument in rest:
-        if argument in ("--config", "--set"):
-            next(rest, None)
-        elif not argument.startswith(("--config=", "--set=")):
-            return None if argument.startswith("-") else argument
+    return None if (at := _place_of_verb(arguments)) is None else arguments[at]
+
+
+def _place_of_verb(arguments: Sequence[str]) -> int | None:
+    at = 0
+    while at < len(arguments):
+        if not arguments[at].startswith(("--config=", "--set=")) and arguments[at] not in ("--config", "--set"):
+            return None if arguments[at].startswith("-") else at
+        at += 1 if "=" in arguments[at] else 2
     return None
+
+
+def without_alias(arguments: Sequence[str]) -> list[str]:
+    """The command line with the verb and option for a word that stands for them."""
+    at = _place_of_verb(arguments)
+    return [*arguments] if at is None else [
+        *arguments[:at], *_ALIASES.get(arguments[at], (arguments[at],)), *arguments[at + 1:]]
 
 
 def verb_modules() -> dict[str, str]:
@@ -103,7 +119,9 @@ def _program_parser() -> tuple[argparse.ArgumentParser, Verbs]:
     name = program()
     # For each of its own texts argparse searches the disk for a catalog of translations; vmpin has none.
     vars(argparse)["_"] = lambda text: text
-    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter)
+    parser = argparse.ArgumentParser(name, description=_ABOUT, epilog=_EXAMPLES, formatter_class=HelpFormatter,
+                                     add_help=False)
+    parser.add_argument("-h", "--help", action=HelpFlag, nargs=0, help="show this help message and exit")
     parser.add_argument("--version", action=VersionFlag, nargs=0, help="print the version and exit")
     parser.add_argument("--config", metavar="FILE", help="configuration file (default: /etc/vmpin/vmpin.yaml if it "
                         "exists)")
@@ -183,6 +201,30 @@ def keys_to_set() -> Iterable[str]:
     """Yield the keys of the configuration, as --set takes them."""
     from vmpin.config.settings import BY_KEY
     return (f"{key}=" for key in BY_KEY)
+
+
+class HelpFlag(argparse.Action):
+    """The option --help of the program. It lists apart what services and builds run, and leaves out the verbs of a
+    feature that is switched off."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object,
+                 **__: object) -> None:
+        apart, left_out = {*_SERVICE_VERBS}, {*_UNLISTED}
+        config = None
+        with contextlib.suppress(VmpinError, OSError):  # the list of commands needs no valid configuration
+            config = configuration.load_usable(_file(namespace), os.environ, _flags(namespace))
+        for feature in features():
+            apart.update(feature.service_verbs)
+            if config is not None and feature.lists_verbs is not None and not feature.lists_verbs(config):
+                left_out.update(feature.verbs)
+        # argparse has no other way to order its list of verbs.
+        (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        listed = verbs._choices_actions
+        group = parser.add_argument_group("run by services and builds")
+        group._group_actions += [choice for choice in listed if choice.dest in apart]
+        listed[:] = [choice for choice in listed if choice.dest not in apart | left_out]
+        parser.print_help()
+        parser.exit()
 
 
 class VersionFlag(argparse.Action):

@@ -150,7 +150,7 @@ class DriftSettings(NamedTuple):
 
     on_contention: str = setting("rest", values.one_of("rest", "leave", "persist"), "what is done about a thread that "
                              "another program moves again and again: rest (left alone for a while, then tried again), "
-                             "leave (left alone until its placement changes, or vmpin reconcile) or persist")
+                             "leave (left alone until its placement changes, or vmpin repin) or persist")
     contention_repairs: int = setting(
         3, values.count, "how often a minute a thread is put back before the next time counts as contention")
     rest_seconds: float = setting(

@@ -57,7 +57,7 @@ class Timeouts:
     #: no agent: 200 guests without one cost an attempt every second or two between them.
     agent_first: float = 0.1
     agent_last: float = 300.0
-    agent_early: float = 1.0  #: From an attempt to one that is asked for early (a new map, `vmpin reconcile`).
+    agent_early: float = 1.0  #: From an attempt to one that is asked for early (a new map, `vmpin repin`).
     #: For vmpin's agent to answer; with 1,000 threads it takes some 20 ms. A silent connection is probed after the
     #: second; after a connection that lasted for the third, the next attempt follows at once.
     agent_answer: float = 5.0

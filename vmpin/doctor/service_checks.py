@@ -221,12 +221,11 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
     evidence += [f"{sandbox['id']}: {reason}" for sandbox in degraded[:20] for reason in sandbox["reasons"]]
     if drift and facts.watcher.state == "running":
         return bad(f"{number_of(len(drift), 'thread is')} misplaced",
-                   "`vmpin verify` names them, `vmpin explain SANDBOX` has the reasons; `vmpin reconcile` puts them "
-                   "back",
-                   *evidence)
+                   "`vmpin verify` names them, `vmpin status SANDBOX --explain` has the reasons; `vmpin repin` puts "
+                   "them back", *evidence)
     if drift:
         return warn(f"{number_of(len(drift), 'thread is')} not where vmpin would place them",
-                    "`vmpin reconcile`, or start the watcher", *evidence)
+                    "`vmpin repin`, or start the watcher", *evidence)
     unmanaged = [sandbox for sandbox in listing if sandbox["verdict"] == "unmanaged"]
     if unmanaged:
         evidence += [f"{sandbox['id']}: {reason}" for sandbox in unmanaged[:20] for reason in sandbox["reasons"]]
@@ -238,7 +237,7 @@ def sandboxes(facts: NodeFacts) -> CheckResult:
     if degraded:
         return warn(f"{number_of(len(degraded), 'sandbox is')} degraded: "
                     f"{several(sandbox['id'] for sandbox in degraded)}",
-                    "`vmpin explain SANDBOX` has the reasons", *evidence)
+                    "`vmpin status SANDBOX --explain` has the reasons", *evidence)
     waiting = verdicts.count("waiting")
     if waiting:
         return ok(f"{number_of(len(listing), 'sandbox')}; {waiting} of them wait: for the kubelet or the runtime to "
@@ -255,7 +254,8 @@ def collisions(facts: NodeFacts) -> CheckResult:
     disagreements = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
     if open_cpus:
         return bad(number_of(len(open_cpus), "CPU is open to others", "exclusive"),
-                   "`vmpin audit` lists what runs there; `vmpin explain SANDBOX` has the reasons", *open_cpus[:20],
+                   "`vmpin verify --others` lists what runs there; `vmpin status SANDBOX --explain` has the "
+                   "reasons", *open_cpus[:20],
                    *disagreements[:20])
     if lost := [entry["what"] for entry in node["unknown_owners"]]:
         return warn(f"no container is known of {number_of(len(lost), 'pod')} with exclusive CPUs",

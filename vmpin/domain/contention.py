@@ -15,7 +15,7 @@ class OnContention(enum.StrEnum):
     """The reaction to a thread whose mask another program changes repeatedly."""
 
     REST = "rest"  #: Left alone for some minutes, then repaired again.
-    LEAVE = "leave"  #: Left alone until its placement changes, or `vmpin reconcile` is called.
+    LEAVE = "leave"  #: Left alone until its placement changes, or `vmpin repin` is called.
     PERSIST = "persist"  #: Repaired each time.
 
 

@@ -98,7 +98,7 @@ class SandboxGone(NamedTuple):
 
 
 class SuspensionChanged(NamedTuple):
-    """The operator has suspended the placement of a sandbox (`vmpin unpin`), or resumed it (`vmpin reconcile`)."""
+    """The operator has suspended the placement of a sandbox (`vmpin unpin`), or resumed it (`vmpin repin`)."""
 
     sandbox: SandboxId
     suspended: bool

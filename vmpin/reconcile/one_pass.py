@@ -1,4 +1,4 @@
-"""Passes of commands without a watcher: `vmpin reconcile` and `unpin`, and the view that `status`, `plan` and `verify`
+"""Passes of commands without a watcher: `vmpin repin` and `unpin`, and the view that `status`, `plan` and `verify`
 show. They read the state file and the spool, and write only with the lock held.
 """
 

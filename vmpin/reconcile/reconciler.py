@@ -1,7 +1,7 @@
 """Passes over a node: state, placement, operations, system calls, and the masks read back.
 
 `reconcile` is a pass over some sandboxes, `resync` over all, from what the runtimes and the kernel show now.
-Synchronous, and usable without a watcher (`vmpin reconcile`; read-only for `plan`, `status` and `verify`).
+Synchronous, and usable without a watcher (`vmpin repin`; read-only for `plan`, `status` and `verify`).
 """
 
 import contextlib

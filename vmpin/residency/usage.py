@@ -1,4 +1,4 @@
-"""Sampled processes and threads of the machine as values, from thread_usage to reports.audit.
+"""Sampled processes and threads of the machine as values, from thread_usage to doctor.others.
 
 Pure.
 """

@@ -266,7 +266,7 @@ def when(seconds: float) -> str:
 
 
 def outcome(report: PassReport) -> dict[str, object]:
-    """The operations of a pass, for `vmpin reconcile`."""
+    """The operations of a pass, for `vmpin repin`."""
     return {"version": VERSION, "vms": report.vms, "operations": [_result(result) for result in report.results],
             "seconds": round(report.seconds, 6)}
 

@@ -155,7 +155,7 @@ def judge(state: SandboxState, placement: Placement | None, vmm: Mapping[str, ob
         return Verdict.OFF, [absent]
     if placement is None:
         if state.suspended:
-            return Verdict.OFF, ["unpinned by hand: `vmpin reconcile` manages it again"]
+            return Verdict.OFF, ["unpinned by hand: `vmpin repin` manages it again"]
         if unmanaged:
             return Verdict.WAITING if unmanaged == UNLISTED else Verdict.UNMANAGED, [unmanaged]
         return Verdict.WAITING, ["not yet placed"]

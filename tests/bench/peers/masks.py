@@ -43,7 +43,7 @@ class Vm:
         """Of all that keep nothing in mind."""
         setters: dict[str, Setter] = {
             "bare system calls": lambda mask: timed_ms(lambda: set_masks(self.tids, mask)),
-            "vmpin reconcile": self._reconcile(), "psutil": self._psutil}
+            "vmpin repin": self._reconcile(), "psutil": self._psutil}
         if taskset := shutil.which("taskset"):
             setters["taskset, one for each thread"] = lambda mask: _run([
                 [taskset, "-cp", _list(mask), str(tid)] for tid in self.tids])
@@ -104,7 +104,7 @@ class Vm:
             content = json.loads(path.read_text())
             content["Config"]["ContainerConfigs"][1]["Resources"]["cpu"]["cpus"] = _list(mask)
             path.write_text(json.dumps(content))
-            return process_ms(made.command_line("reconcile"), environment())
+            return process_ms(made.command_line("repin"), environment())
 
         return setter
 

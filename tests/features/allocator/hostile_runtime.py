@@ -65,7 +65,7 @@ class HostileRuntime:
     own: dict[ContainerId, CpuSet] = field(default_factory=dict)
     failing: int = 0  #: So many of the next updates fail, of which the runtime reports nothing.
     lost: bool = False
-    #: By `vmpin set` or another annotation: the container's own annotation does not have it.
+    #: By `vmpin alloc set` or another annotation: the container's own annotation does not have it.
     changed: set[ContainerId] = field(default_factory=set)
     superseded: set[ContainerId] = field(default_factory=set)  #: Never started, and never will be.
     made: int = 0

@@ -1,4 +1,4 @@
-"""What `vmpin allocations` shows of a ledger."""
+"""What `vmpin alloc` shows of a ledger."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.audit import judge
+from vmpin.doctor.others import judge
 from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.allocation_report import AllocatorView, allocation_report

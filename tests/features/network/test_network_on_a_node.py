@@ -73,7 +73,7 @@ def test_status_network_has_it_as_data(story: Story) -> None:
 
 
 def test_explain_map_and_doctor_show_it(story: Story) -> None:
-    explained = story("explain", story.vm.sandbox[:12], "--direct")
+    explained = story("status", "--explain", story.vm.sandbox[:12], "--direct")
     assert "Its network device tap tap0_kata (2 queues) leads to no NIC that was found: " in explained
     assert "network tap0_kata (2 queues)" in story("map", "--direct")
     doctor = story("doctor", "network")
@@ -103,7 +103,8 @@ def test_a_name_that_steers_terminals_is_escaped(story: Story) -> None:
     name = b"\x1b[2J\x07\xff"
     subprocess.run([*story.node.argv("ip"), "link", "set", "cni0", "name", name], check=True)
     try:
-        for out in (story("status", "-o", "wide", "--direct"), story("explain", story.vm.sandbox[:12], "--direct"),
+        for out in (story("status", "-o", "wide", "--direct"),
+                    story("status", "--explain", story.vm.sandbox[:12], "--direct"),
                     story("doctor", "network", "-o", "wide"), story("map", "--direct")):
             assert not set(ESCAPE) & set(out) & {"\x1b", "\x07"}
         assert "\\x1b[2J\\x07" in story("status", "-o", "wide", "--direct")

@@ -198,7 +198,7 @@ class Vmpin:
         return configuration.load(self.file, {}, {})
 
     def reconcile(self) -> Reconciler:
-        """What `vmpin reconcile` does, without the seconds that starting a Python takes here. :returns: one made after
+        """What `vmpin repin` does, without the seconds that starting a Python takes here. :returns: one made after
         it, that sees what it left."""
         one_pass.reconcile(self.config(), None)
         found = Reconciler(self.config(), acts=False)

@@ -108,18 +108,18 @@ def test_a_running_container_is_changed_as_the_plan_says(node: AllocatingNode) -
     main = node.containerd.pod("web", annotations={"cpu-policy.vmpin.io": "none"}).container("main", **whole(4))
     for words, numa, alone in ((["policy=exclusive", "align=node!"], 1, True), (["policy=fixed"], 1, False),
                                (["policy=exclusive", "smt=require"], 1, True)):
-        plan = node.data("set", "tests/web", *words, "--dry-run")
-        done = node.cli("set", "tests/web", *words)
+        plan = node.data("alloc", "set", "tests/web", *words, "--dry-run")
+        done = node.cli("alloc", "set", "tests/web", *words)
         assert done.returncode == 0, done
         cpus = node.given()[main.id]
         assert (str(cpus), cpus) == (plan["cpus"], NUMA[numa])
         node.wait_for_cgroup(main, cpus)
         node.wait_for_cgroup(shared, NODE - cpus if alone else NODE)
-    refused = node.cli("set", "tests/web", "align=cache!", "near=nodes:0", "kind=isolated")
+    refused = node.cli("alloc", "set", "tests/web", "align=cache!", "near=nodes:0", "kind=isolated")
     assert refused.returncode == 2
     assert "kind" in refused.stderr
     node.wait_for_cgroup(main, NUMA[1])
-    assert node.cli("set", "tests/web", "policy=none").returncode == 0
+    assert node.cli("alloc", "set", "tests/web", "policy=none").returncode == 0
     node.wait_for_cgroup(shared, NODE)
     wait(lambda: node.given() == {}, lambda: f"{node.given()}")
 

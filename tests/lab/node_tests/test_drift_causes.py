@@ -36,7 +36,7 @@ def test_a_cpu_that_was_away_between_two_looks_is_the_cause(nested_vm: StartsVms
         with offline(5):
             # Without a CPU that is online it is not moved yet: it sleeps just then.
             until(lambda: places(busy) not in (["5"], [""]), "the vCPU to go elsewhere")
-        vmpin("reconcile")
+        vmpin("repin")
         wait_for(busy, ["5"], "5")
         assert causes(busy, vmpin) == {"hotplug"}
         assert "CPUs 5 went off or came back" in vmpin.status(busy)["drift"]["why"]
@@ -47,7 +47,7 @@ def test_a_write_to_the_cgroup_is_the_cause_where_the_kernel_forgets(vm: NestedV
                                                                     watcher: Watcher, variant: Variant) -> None:
     with watcher:
         wait_for(vm, ["0-1", "3"], "0-1")
-        vmpin("reconcile")  # by its answer the files are watched
+        vmpin("repin")  # by its answer the files are watched
         cgroup.set("1-2")
         cgroup.set("0-7")
         wait_for(vm, ["0-1", "3"], "0-1")
@@ -60,9 +60,9 @@ def test_a_move_into_another_cgroup_is_the_cause_where_the_kernel_forgets(
         vm: NestedVm, cgroup: CpusetCgroup, vmpin: Vmpin, watcher: Watcher, variant: Variant) -> None:
     with watcher:
         wait_for(vm, ["0-1", "3"], "0-1")
-        vmpin("reconcile")
+        vmpin("repin")
         cgroup.__exit__()
-        vmpin("reconcile")
+        vmpin("repin")
         wait_for(vm, ["0-1", "3"], "0-1")
         assert causes(vm, vmpin) == ({"cpuset"} if variant.kernel is Kernel.V6_1 else set())
         cgroup.__enter__()  # for its end

@@ -126,7 +126,7 @@ def test_a_busy_vcpu_stays_on_its_cpu_when_the_watcher_begins_anew(nested_vm: St
             (tmp_path / str(path)[1:]).symlink_to(path)
     vmpin.configure(paths__sys=str(tmp_path / "sys"))
     with watcher:
-        vmpin("reconcile")
+        vmpin("repin")
         assert places(vm) == {0: "2", 1: "3"}
         assert vmpin.status(vm)["verdict"] == "pinned"
     (vmpin.config().paths.state_file).unlink()

@@ -61,7 +61,7 @@ def test_the_vcpus_of_a_guest_node_are_where_its_memory_is(
     assert bound_memory(vm) == {"bind:0": {"0": SIZE}, "bind:1": {"1": SIZE}}
     vmpin.configure(node__shared_pool="0-1,6-7")
     kata.write(vm, {"main": "2-5"})
-    vmpin("reconcile")
+    vmpin("repin")
     assert [str(mask(tid)) for _, tid in sorted(vm.vcpu_tids().items())] == cpus.split()
     sandbox = entry(vmpin, vm)
     assert (sandbox["verdict"], sandbox["reasons"]) == ("pinned", [])
@@ -76,7 +76,7 @@ def test_memory_on_another_node_is_shown_until_the_kernel_has_moved_it(
     vm.wait_idle()
     vmpin.configure(node__shared_pool="0-3")
     kata.write(vm, {"main": "4-5"})
-    vmpin("reconcile")
+    vmpin("repin")
     sandbox = entry(vmpin, vm)
     assert (sandbox["verdict"], sandbox["reasons"]) == (
         "pinned", ["2 of 2 pinned vCPUs are on another NUMA node than the memory of the guest"])

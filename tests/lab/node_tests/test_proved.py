@@ -47,7 +47,7 @@ def test_a_busy_vcpu_that_is_pinned_is_proved_to_have_stayed_and_one_that_was_mo
         # Not by `verify`: its exit code is 0 as long as nothing ran elsewhere.
         until(lambda: sampled()["elsewhere"] > 1, "the guest to run elsewhere")
         assert account(1)["elsewhere"] > 1
-        vmpin("reconcile")
+        vmpin("repin")
         moved = sampled()
         until(lambda: sampled()["placed"] > moved["placed"] + 1, "the guest to run in its place again")
         proof = vmpin.json("verify", "--since", "1h", code=1)["proof"]

@@ -100,19 +100,20 @@ def near_is_the_nics_node(vm: NestedVm, kata: Kata, vmpin: Vmpin) -> None:
 
     vmpin.configure(node__shared_pool="0-1", policy__vhost="near")
     kata.write(vm, {"pinned": "2-3", "beside": "0-1"})
-    vmpin("reconcile")
+    vmpin("repin")
     assert workers() == {CpuSet([0, 1])}  # none of apart's CPUs is on node 1
     assert "placed as by apart, not near: none of their CPUs is on NUMA node 1" in vmpin("status", "-o", "wide")
     assert f"none of them on NUMA node 1 of {nic_of_node_1()}" in vmpin("doctor", "network")
     vmpin.configure(node__shared_pool="0-1,4")
     kata.write(vm, {"pinned": "2-3", "beside": "0-1,4"})
-    vmpin("reconcile")
+    vmpin("repin")
     assert workers() == {CpuSet([4])}
     assert {mask(tid) for tid in set(vm.all_threads()) - set(vm.vhost_tids()) - set(vm.vcpu_tids().values())} == {
         CpuSet([0, 1, 4])}
     assert "vhost workers are near: on NUMA node 1" in vmpin("status", "-o", "wide")
-    assert f"on NUMA node 1, that of its NIC (vethpod leads to {nic_of_node_1()})" in vmpin("explain", vm.sandbox)
-    assert vmpin.json("reconcile")["operations"] == []
+    assert f"on NUMA node 1, that of its NIC (vethpod leads to {nic_of_node_1()})" in vmpin(
+        "status", "--explain", vm.sandbox)
+    assert vmpin.json("repin")["operations"] == []
     assert vmpin("doctor", "network").startswith("ok ")
 
 

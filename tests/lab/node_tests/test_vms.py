@@ -32,7 +32,7 @@ def test_reconcile_puts_every_thread_in_its_place(nested_vm: StartsVms, kata: Ka
     pool, first, second = online[:3]
     vmpin.configure(node__shared_pool=str(pool))
     kata.write(vm, {"pinned": f"{first},{second}", "beside": str(pool)})
-    vmpin("reconcile")
+    vmpin("repin")
     vcpus = vm.vcpu_tids()
     assert [mask(vcpus[index]) for index in range(3)] == [CpuSet([pool]), CpuSet([first]), CpuSet([second])]
     rest = {tid: found for tid, found in vm.masks().items() if tid not in vcpus.values()}
@@ -41,7 +41,7 @@ def test_reconcile_puts_every_thread_in_its_place(nested_vm: StartsVms, kata: Ka
     shown = vmpin.threads(vm)
     assert shown.keys() == vm.all_threads().keys()
     assert sorted(tid for tid, thread in shown.items() if thread["role"] == "vhost") == sorted(vm.vhost_tids())
-    assert vmpin.json("reconcile")["operations"] == []
+    assert vmpin.json("repin")["operations"] == []
 
 
 def test_watcher_follows_an_update_of_a_container(nested_vm: StartsVms, kata: Kata, vmpin: Vmpin, watcher: Watcher,

@@ -163,7 +163,7 @@ def test_no_file_gets_the_number_of_a_closed_stream_here_or_in_a_program_that_is
     (["--help"], "stdout", {0, 141}), (["verify", "--help"], "stdout", {0, 141}),
     (["--version"], "stdout", {0, 141}),
     (["config", "--set", "a.b=1"], "stderr", {2}), (["frobnicate"], "stderr", {2, 141}), (["config"], "stderr", {0}),
-    (["audit", "--seconds", "0"], "stdout", {141})])
+    (["verify", "--others", "--seconds", "0"], "stdout", {141})])
 def test_a_reader_that_went_away_is_no_error_of_ours(words: list[str], gone: str, codes: set[int], buffered: bool,
                                                       tmp_path: Path) -> None:
     """`vmpin config | head -0`, with everything in the buffer until the end, and with each line written at once."""

@@ -75,10 +75,11 @@ def test_a_real_shell_completes_it_as_it_is_typed(shell: str, environment: dict[
     with typed_shell([need_tool(shell), *START[shell]], environment, tmp_path) as typed:
         ready(shell, typed, program)
         for text, arguments in (
-                ("vmpin expl\tsho\t", "<explain><shop>"), ("vmpin status demo/st\t", "<status><demo/store>"),
+                ("vmpin stat\tsho\t", "<status><shop>"), ("vmpin status demo/st\t", "<status><demo/store>"),
                 ("vmpin status -n test sto\t", "<status><-n><test><store>"),
                 ("vmpin unpin -n te\tsto\t", "<unpin><-n><test><store>"),
-                ("vmpin explain shop/w\t", "<explain><shop/web>"), ("vmpin plan -o js\t", "<plan><-o><json>"),
+                ("vmpin status --exp\tshop/w\t", "<status><--explain><shop/web>"),
+                ("vmpin plan -o js\t", "<plan><-o><json>"),
                 ("vmpin --set log.lev\tdebug config", "<--set><log.level=debug><config>"),
                 ("vmpin guest bu\t", "<guest><build>")):
             typed.type(f"{text}\n", arguments)
@@ -92,7 +93,7 @@ def test_hostile_names_are_one_argument_each_and_run_nothing(shell: str, environ
         for name in HOSTILE:
             typed.type(f"vmpin status {name[:2]}\t\n", f"<status><{name}>")
         typed.type("vmpin status h\t\t\n", "<status><h>")
-        typed.type("vmpin explain 'e\t1'\n", "<explain>")
+        typed.type("vmpin status 'e\t1'\n", "<status>")
     assert not (tmp_path / "made").exists()
 
 
@@ -118,7 +119,7 @@ def test_the_names_are_those_that_mean_one_thing(environment: dict[str, str], tm
     assert set(names("status ")) == {"shop", "demo/store", "test/store", *HOSTILE}
     assert names("status --namespace=demo st") == ["store"]
     assert names("unpin demo/") == ["demo/shop", "demo/store"]
-    assert names("explain shop/") == ["shop/logs", "shop/web"]
+    assert names("status --explain shop/") == ["shop/logs", "shop/web"]
     assert names("status -n ") == ["demo", "test", "x"]
     assert (names("status --pro"), names("status -o na"), names("status --all-na")) == (
         ["--problems"], ["name"], ["--all-namespaces"])

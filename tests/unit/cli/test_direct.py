@@ -21,7 +21,7 @@ from vmpin.errors import WatcherError
 
 #: Each reads the node in its own process where it is asked to.
 VERBS = [words for words in (
-    ["status"], ["status", "-o", "json"], ["verify"], ["plan"], ["map"], ["audit", "--seconds", "0"],
+    ["status"], ["status", "-o", "json"], ["verify"], ["plan"], ["map"], ["verify", "--others", "--seconds", "0"],
     ["top", "-o", "json", "-c", "1", "-d", "0.5"]) if words[0] in ALL()]
 
 
@@ -72,13 +72,13 @@ def test_a_watcher_that_does_not_answer_is_no_watcher_that_is_not_there(tmp_path
 def test_each_verb_with_the_flag_is_tried_here() -> None:
     having = {command.name for command in read(verbs_parser([]), "vmpin").commands
               if any("--direct" in option.names for option in command.options)}
-    assert having & set(ALL()) == {words[0] for words in VERBS} | {"explain"}
+    assert having & set(ALL()) == {words[0] for words in VERBS}
 
 
 def test_an_explanation_is_found_without_an_answer_too(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*flags, "explain", "shop"]) != 0
+    assert main([*flags, "status", "--explain", "shop"]) != 0
     assert "--direct reads the node without it" in capsys.readouterr().err
-    assert main([*flags, "explain", "shop", "--direct"]) == 2
+    assert main([*flags, "status", "--explain", "shop", "--direct"]) == 2
     assert "no VM sandbox 'shop' is on this node" in capsys.readouterr().err
 
 
@@ -93,7 +93,7 @@ def test_without_an_answer_it_says_so_and_direct_does_without(flags: list[str], 
     assert "hung up" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", [["reconcile"], ["unpin", "--every"], ["unpin", "abc"]], ids=" ".join)
+@pytest.mark.parametrize("verb", [["repin"], ["unpin", "--every"], ["unpin", "abc"]], ids=" ".join)
 def test_what_acts_offers_no_way_around_the_watcher(flags: list[str], verb: list[str],
                                                     capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags, *verb]) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vmpin.cli import verbs
+from vmpin.cli import status, verbs
 from vmpin.cli.main import main
 from vmpin.cli.verbs import grammar, verb_modules
 
@@ -107,3 +107,28 @@ def test_only_blanks_differ_from_the_texts_as_they_are_written(verb: str, capsys
     text = " ".join(shown([verb], capsys).split())
     assert " ".join(command.about.split()) in text
     assert " ".join(command.epilog.split()) in text
+
+
+def listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
+    """The verbs that help lists, and those that it lists apart."""
+    text = shown(words, capsys)
+    apart, end = text.index("run by services and builds:"), text.index("a first look")
+    names = [re.findall(r"^ {2,4}([a-z]+)(?: .*)?$", part, re.MULTILINE) for part in (
+        text[text.index("  COMMAND"):apart], text[apart:end])]
+    return names[0], names[1]
+
+
+def test_help_lists_apart_what_no_person_types_and_leaves_out_an_alias(capsys: pytest.CaptureFixture[str]) -> None:
+    verbs_of_people, of_services = listed(["--set", "allocate.mode=on"], capsys)
+    assert set(of_services) >= {"guest"}
+    assert {*verbs_of_people, *of_services, "version"} == {*verb_modules()}
+    assert not set(verbs_of_people) & set(of_services)
+    assert listed(["--set", "no.such=key"], capsys)[0] == verbs_of_people, "it needs no valid configuration"
+
+
+def test_a_word_of_other_scripts_is_taken_and_not_listed(monkeypatch: pytest.MonkeyPatch,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(status, "run", lambda args: print(args.explain, args.sandbox, args.set) or 0)
+    assert main(["--set", "log.level=error", "explain", "explain"]) == 0
+    assert capsys.readouterr().out == "True explain ['log.level=error']\n"
+    assert "explain" not in verb_modules()

@@ -13,7 +13,7 @@ import pytest
 
 from vmpin.cli import plan
 from vmpin.cli.help import pages
-from vmpin.cli.main import _parsed, main
+from vmpin.cli.main import _parsed, _refuse_unknown, main
 from vmpin.cli.verbs import grammar, verb_modules
 from vmpin.errors import VmpinError
 
@@ -108,6 +108,7 @@ def refused(line: str) -> str:
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            _refuse_unknown(words)
             _parsed(words)
     except SystemExit as ending:  # 0 after --help
         return errors.getvalue().splitlines()[-1] if ending.code else ""
@@ -126,27 +127,41 @@ def test_a_remedy_has_whole_commands_that_the_parsers_take() -> None:
     assert [(file, line, why) for file, line in sorted(commands) if (why := refused(line))] == []
     bare = re.compile(rf"(?<![`\w-])vmpin (?:{'|'.join(verb_modules())})\b")
     assert [(file, text) for file, text in texts if bare.search(re.sub("`[^`]+`", "", text))] == []
-    assert refused("explain") != ""
+    assert refused("status --frobnicate") != ""
     assert refused("install hook --remove") != ""
+
+
+#: What commands were called before the first release.
+FORMER = ("explain shop", "audit", "allocations", "set shop policy=none", "reconcile")
+
+
+def test_no_text_names_a_command_by_its_former_name() -> None:
+    topics = {*verb_modules(), *pages()}
+    for line in FORMER:
+        assert refused(line).startswith("there is no command"), "a remedy with it fails"
+        assert unknown(line.split(), topics) == line.split()[0], "and so does a page"
+    former = re.compile(r"vmpin (explain|audit|allocations|reconcile)\b")
+    assert [(file, match[0]) for file, text in texts() for match in former.finditer(" ".join(text.split()))] == []
 
 
 def test_the_parsers_take_each_command_of_the_documentation() -> None:
     """But those that are only named: a verb, or an option without its value."""
     lines = {(file, " ".join(words)) for file, words in commands()
              if file.endswith((".md", ".yaml")) and len(words) > 1 and words[0] in verb_modules()
-             and not words[-1].startswith(("-", "…")) and words not in (["guest", "build"], ["install", "hook"])}
+             and not words[-1].startswith(("-", "…"))
+             and words not in (["guest", "build"], ["install", "hook"], ["alloc", "set"])}
     assert len(lines) > 50
     assert [(file, line, why) for file, line in sorted(lines) if (why := refused(line.replace("…", "/")))] == []
 
 
-def test_a_plan_names_a_sandbox_without_a_pod_as_explain_takes_it(
+def test_a_plan_names_a_sandbox_without_a_pod_as_status_takes_it(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(plan, "ask", lambda *given, **named: {"operations": [], "unmanaged": ["ab" * 32]})
     monkeypatch.setattr(plan, "known_names", lambda *given: {})
     (tmp_path / "vmpin.yaml").touch()
     assert main(["plan", "--config", str(tmp_path / "vmpin.yaml")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == (
-        "sandbox abababababab is unmanaged: its threads keep their masks (vmpin explain abababababab)")
+        "sandbox abababababab is unmanaged: its threads keep their masks (vmpin status abababababab --explain)")
 
 
 def test_the_readme_is_short_enough_to_be_read() -> None:

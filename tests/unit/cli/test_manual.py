@@ -15,12 +15,15 @@ from vmpin.cli.verbs import grammar, verb_modules
 
 ROOT = Path(__file__).parents[3]
 PAGES = pages(grammar(), "0.1.0")
-#: Those of `vmpin install`.
-PARTS = ("install-hook", "install-service")
+#: Of verbs, as `install hook`.
+PARTS = [part._replace(name=f"{command.name}-{part.name}") for command in grammar().commands
+         for part in command.commands if part.epilog]
 
 
 def test_every_verb_has_one() -> None:
-    assert set(PAGES) == {"vmpin.1", *(f"vmpin-{verb}.1" for verb in (*verb_modules(), *PARTS))}
+    parts = {part.name for part in PARTS}
+    assert {"install-hook", "install-service"} <= parts
+    assert set(PAGES) == {"vmpin.1", *(f"vmpin-{verb}.1" for verb in (*verb_modules(), *parts))}
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +48,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_page_shows_what_the_parser_takes(shown: dict[str, str]) -> None:
-    commands = grammar().commands
-    (install,) = (command for command in commands if command.name == "install")
-    for command in (*commands, *(part._replace(name=f"install-{part.name}") for part in install.commands)):
+    for command in (*grammar().commands, *PARTS):
         text = " ".join(shown[f"vmpin-{command.name}.1"].split())
         for option in command.options:
             assert all(name in text for name in option.names), (command.name, option)

@@ -17,9 +17,9 @@ from vmpin.cli.verbs import verbs_parser
 
 #: One of each form.
 COMMANDS = [
-    "status", "status shop", "status --all-nodes", "map --node n", "map", "explain shop", "verify", "verify -l a=b",
-    "audit", "isolation --all", "top",
-    "doctor", "gather", "plan", "plan --scenario f", "allocations", "set shop policy=none", "reconcile", "unpin shop",
+    "status", "status shop", "status --all-nodes", "map --node n", "map", "status shop --explain", "verify",
+    "verify -l a=b", "verify --others", "isolation --all", "top",
+    "doctor", "gather", "plan", "plan --scenario f", "alloc", "alloc set shop policy=none", "repin", "unpin shop",
     "unpin --all --dry-run", "config", "install hook --hooks-dir d", "install service --now", "uninstall", "demo",
     "demo --noise", "version"]
 
@@ -98,10 +98,10 @@ def test_help_prints_a_schema_and_lists_them(capsys: pytest.CaptureFixture[str])
 
 def test_a_document_that_differs_from_its_schema_is_noticed() -> None:
     good = {"version": 1, "sandbox": "a", "sentences": ["b"]}
-    checked("explain", good)
+    checked("status-explain", good)
     for bad in ({**good, "new": 1}, {**good, "version": 2}, {"version": 1, "sandbox": "a"}, {**good, "sandbox": 1}):
-        with pytest.raises(AssertionError, match="explain"):
-            checked_output(["explain", "a", "-o", "json"], json.dumps(bad))
+        with pytest.raises(AssertionError, match="status-explain"):
+            checked_output(["status", "--explain", "a", "-o", "json"], json.dumps(bad))
 
 
 def test_commands_within_this_process_are_checked(monkeypatch: pytest.MonkeyPatch,

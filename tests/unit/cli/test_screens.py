@@ -27,7 +27,7 @@ from vmpin.cli import control_client, run_times
 from vmpin.cli.main import main
 from vmpin.cli.output import Block, blocks_of, lines_of
 from vmpin.domain.wrapping import wrapped
-from vmpin.features.allocator.verbs import allocations
+from vmpin.features.allocator.verbs import alloc
 from vmpin.features.cluster.verbs import all_nodes
 from vmpin.features.memory import memory_nodes
 from vmpin.features.network import network_inspection
@@ -36,12 +36,13 @@ GOLDEN = Path(__file__).parent / "golden"
 SCREENS = {
     "status": "status", "status-one": "status web-7d9f8c6b5-x2zkp", "status-wide": "status -o wide",
     "status-problems": "status --problems",
-    "explain": "explain shop/db-0", "verify": "verify --since 24h", "plan": "plan", "unpin": "unpin --every --dry-run",
-    "reconcile": "reconcile", "allocations": "allocations", "allocations-wide": "allocations -o wide",
+    "status-explain": "status shop/db-0 --explain", "verify": "verify --since 24h", "plan": "plan",
+    "unpin": "unpin --every --dry-run", "repin": "repin", "alloc": "alloc", "alloc-wide": "alloc -o wide",
     "isolation": "isolation --all --slo 99.9", "isolation-pod": "isolation 5f2c8e91d0b7 --slo 99.9",
     "all-nodes": "status --all-nodes", "all-nodes-wide": "status --all-nodes -o wide",
     "verify-all-nodes": "verify --all-nodes", "doctor": "doctor", "doctor-wide": "doctor -o wide",
-    "audit": "audit", "audit-strict": "audit --strict", "map": "map", "gather": "gather --dry-run"}
+    "verify-others": "verify --others", "verify-others-strict": "verify --others --strict", "map": "map",
+    "gather": "gather --dry-run"}
 
 
 class Pipe(io.StringIO):
@@ -73,7 +74,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(all_nodes, "_read", lambda args, everything=False: mixed())
     recorded_reports.replace_readers(monkeypatch, given["status"])
     # No other way in: ages in the table are by the clock.
-    monkeypatch.setattr(allocations, "_now", lambda: datetime.fromisoformat(recorded_node.NOW))
+    monkeypatch.setattr(alloc, "_now", lambda: datetime.fromisoformat(recorded_node.NOW))
     monkeypatch.setenv("TERM", "dumb")  # nor bold
     monkeypatch.chdir(tmp_path)
     return given
@@ -90,10 +91,10 @@ def screen(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[
 def test_what_is_shown_here_is_what_a_watcher_answers() -> None:
     given = {**recorded_node.answers(), "isolation": recorded_isolation.isolation()}
     checked("status", given["status"])
-    checked("allocations", given["allocations"])
+    checked("alloc", given["allocations"])
     checked("plan", given["plan"])
     checked("unpin-dry-run", given["unpinning"])
-    checked("reconcile", given["reconcile"])
+    checked("repin", given["reconcile"])
     checked("isolation", given["isolation"])
     checked("verify", {"version": 1, "ok": True, "threads": 0, "sandboxes": 0, "drift": [], "collisions": [],
                        "contested": [], "unmanaged": [], "unknown_owners": [],
@@ -194,11 +195,11 @@ def hostile(node: Any, text: str, key: str = "") -> Any:
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(min_size=1, max_size=40), name=st.sampled_from([
-    name for name in SCREENS if "all-nodes" not in name and "one" not in name and name != "explain"]))
+    name for name in SCREENS if "all-nodes" not in name and "one" not in name and name != "status-explain"]))
 @example(text="00000", name="map")
 @example(text="w" * 40, name="map")
 @example(text="w" * 40, name="doctor-wide")
-@example(text="w" * 40, name="audit")
+@example(text="w" * 40, name="verify-others")
 @example(text="w" * 40, name="gather")
 def test_no_line_has_a_character_that_steers_a_terminal(text: str, name: str, answers: dict[str, Any],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from newcomers import Machine, mask, sandbox
 
 from vmpin.cli.main import main
-from vmpin.cli.reconcile import finish
+from vmpin.cli.repin import finish
 from vmpin.cli.unpin import print_restored
 from vmpin.host.lock import Lock
 from vmpin.reconcile import one_pass

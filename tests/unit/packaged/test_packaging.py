@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from need import lacking
 
-from vmpin.cli.verbs import verb_modules
+from vmpin.cli.manual import pages
+from vmpin.cli.verbs import grammar
 from vmpin.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[3]
@@ -84,9 +85,7 @@ def test_the_wheel_holds_the_files_that_are_no_modules(wheel: Path) -> None:
 def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         others = {name for name in archive.namelist() if not re.match(r"vmpin(-[^/]*\.dist-info)?/", name)}
-    verbs = (*verb_modules(), "install-hook", "install-service")
-    assert others == {f"vmpin-{version(wheel)}.data/data/share/man/man1/{page}.1"
-                      for page in ("vmpin", *(f"vmpin-{verb}" for verb in verbs))}
+    assert others == {f"vmpin-{version(wheel)}.data/data/share/man/man1/{page}" for page in pages(grammar(), "")}
 
 
 def test_the_manual_pages_are_where_man_looks_for_them(installed: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ REPORTED = SandboxState(ONE, containers={RECORD.container.id: RECORD})
     (True, False, False, REPORTED, True, True),   # one of its containers may be all that the spool has
     (True, True, False, REPORTED, False, True),   # from the state file: its CPUs may be others by now
     (True, False, True, REPORTED, False, False),  # Kata's file is up to date
-    (False, False, False, BARE, True, False),     # no list comes to `vmpin reconcile`
+    (False, False, False, BARE, True, False),     # no list comes to `vmpin repin`
     (False, False, False, REPORTED, False, False),
 ])
 def test_a_vm_is_held_until_the_list_unless_a_file_knows_its_containers(

@@ -145,6 +145,11 @@ def scenario_options(values: "ScenarioValues", given: object, valid: CpuSet) -> 
     return options
 
 
+#: The hint of an error where a command needs it.
+OFF = ("allocate.mode is off: set it to observe or on, and restart the watcher; `vmpin help allocation` describes "
+       "what it then gives out")
+
+
 def settings_of(config: "Config") -> AllocateSettings:
     """Return the section `allocate` of a configuration."""
     settings: AllocateSettings = config.of_features["allocate"]

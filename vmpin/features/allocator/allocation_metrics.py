@@ -60,7 +60,7 @@ def allocation_families(view: AllocatorView, by_pod: bool) -> Iterator[Metric]:
         last = {(request.namespace, request.pod, request.container, str(request.kind)): request.time_ns / 1e9
                 for request in view.ledger.refused}
         times = GaugeMetricFamily("vmpin_pod_refused_timestamp_seconds", "Unix time of the last refused request of a "
-                                  "container, of those in vmpin allocations.",
+                                  "container, of those in vmpin alloc.",
                                   labels=["namespace", "pod", "container", "reason"])
         for names, time in last.items():
             times.add_metric([label_text(name) for name in names], time)

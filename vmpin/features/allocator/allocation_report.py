@@ -1,5 +1,5 @@
 """The allocator's report, and its text: each container's CPUs, by which annotation and since when; what is free, and
-what was refused (`vmpin allocations`); and sentences about one pod (`vmpin explain`). Pure."""
+what was refused (`vmpin alloc`); and sentences about one pod (`vmpin status --explain`). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which containers hold which CPUs by the allocator's report, for the map and the audit. Pure."""
+"""Which containers hold which CPUs by the allocator's report, for the map and `vmpin verify`. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.doctor.audit import CpuOwner
+from vmpin.doctor.others import CpuOwner
 from vmpin.domain.held_cpus import CpuHolder, HeldCpus
 from vmpin.domain.terminal import printable
 from vmpin.features.allocator.allocation_report import free_text

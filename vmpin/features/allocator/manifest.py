@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from vmpin.authorities.authority import Authority
     from vmpin.config.settings import Config
     from vmpin.daemon.watcher import Watcher
-    from vmpin.doctor.audit import CpuOwner
     from vmpin.doctor.finding import Check
+    from vmpin.doctor.others import CpuOwner
     from vmpin.domain.held_cpus import HeldCpus
     from vmpin.domain.topology import Topology
     from vmpin.errors import ConfigError
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 #: What it adds to the end of other verbs' help.
-_HELP = {"explain": """\
-where vmpin gives out the CPUs (allocate.mode), also pods without a VM: the CPUs that were given, their cost, the next
-best ones
+_HELP = {"status": """\
+where vmpin gives out the CPUs (allocate.mode), --explain also takes pods without a VM: the CPUs that were given, their
+cost, the next best ones
 """, "map": """\
 where vmpin gives out the CPUs (allocate.mode: on), also groups, the spare sets of VMs, reserved CPUs, and the largest
 set that would still fit
@@ -111,9 +111,9 @@ def _watch(watcher: Watcher) -> WatcherPart:
 
 def _refuse(request: object, sandbox: object) -> NoReturn:
     from vmpin.errors import WatcherError
+    from vmpin.features.allocator.allocate_settings import OFF
 
-    raise WatcherError("vmpin gives out no CPUs",
-                       "allocate.mode is off: set it to observe or on, and restart the watcher")
+    raise WatcherError("vmpin gives out no CPUs", OFF)
 
 
 _OFF = WatcherPart(requests={"allocations": SocketRequest(answer=_refuse), "set": SocketRequest(answer=_refuse)})
@@ -140,7 +140,7 @@ def _cpu_owners(config: Config) -> Sequence[CpuOwner]:
 def _report(config: Config) -> Document | None:
     if _mode(config) != "on":
         return None
-    from vmpin.features.allocator.verbs.allocations import ledger_report
+    from vmpin.features.allocator.verbs.alloc import ledger_report
 
     return ledger_report(config)
 
@@ -148,7 +148,7 @@ def _report(config: Config) -> Document | None:
 def _verify(config: Config, sandbox: str | None) -> Comparison | None:
     if _mode(config) != "on":
         return None
-    from vmpin.features.allocator.verbs.allocations import compared
+    from vmpin.features.allocator.verbs.alloc import compared
 
     return compared(config, sandbox)
 
@@ -156,7 +156,7 @@ def _verify(config: Config, sandbox: str | None) -> Comparison | None:
 def _explained_pods(config: Config) -> ExplainedPods | None:
     if _mode(config) == "off":
         return None
-    from vmpin.features.allocator.verbs.allocations import explained_pods
+    from vmpin.features.allocator.verbs.alloc import explained_pods
 
     return explained_pods(config)
 
@@ -202,7 +202,7 @@ def _checks() -> Sequence[Check]:
 _SCENARIO = ScenarioKeys(names=("allocate", "pods", "events"), read=_read_scenario, topology=_topology)
 FEATURE = Feature(name="allocator", sections=_sections, check_config=_check_config, fixed_sections=("allocate",),
                   authority=_authority, files=_files, give_back=_give_back, watch=_watch,
-                  verbs={name: f"vmpin.features.allocator.verbs.{name}" for name in ("allocations", "set")},
-                  options=_options, scenario=_SCENARIO,
+                  verbs={"alloc": "vmpin.features.allocator.verbs.alloc"},
+                  lists_verbs=lambda config: _mode(config) != "off", options=_options, scenario=_SCENARIO,
                   held_cpus=_held_cpus, cpu_owners=_cpu_owners, verify=_verify, explained_pods=_explained_pods,
                   watched_annotations=_watched_annotations, checks=_checks)

@@ -45,8 +45,8 @@ class ContainerRemoved(NamedTuple):
 
 
 class WishChanged(NamedTuple):
-    """A running container is to have other CPUs (`vmpin set`), or another request and limit (a resize of the pod);
-    only what is named changes."""
+    """A running container is to have other CPUs (`vmpin alloc set`), or another request and limit (a resize of the
+    pod); only what is named changes."""
 
     pod: str
     container: str

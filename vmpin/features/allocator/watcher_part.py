@@ -1,5 +1,5 @@
 """The allocator in a watcher: its tasks, metrics and calls, and its answers on the control socket: the ledger
-(`vmpin allocations`, `vmpin explain`), and other CPUs for a container that runs (`vmpin set`)."""
+(`vmpin alloc`, `vmpin status --explain`), and other CPUs for a container that runs (`vmpin alloc set`)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _named(ledger: Ledger, target: str, namespace: str) -> Grant:
             pods.setdefault(grant.sandbox, []).append(grant)
     chosen = the_one_meant(target, namespace, [NamedSandbox(
         sandbox, grants[0].namespace, grants[0].pod, [(grant.container, grant.name) for grant in grants])
-        for sandbox, grants in pods.items()], "running container", "vmpin allocations -o wide")
+        for sandbox, grants in pods.items()], "running container", "vmpin alloc -o wide")
     if chosen.container:
         return ledger.grants[ContainerId(chosen.container)]
     grants = pods[chosen.sandbox.id]

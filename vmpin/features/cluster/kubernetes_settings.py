@@ -23,7 +23,7 @@ class KubernetesSettings(NamedTuple):
     conditions: bool = setting(True, values.flag, "whether pods get the condition vmpin.io/CPUsPinned")
     labels: bool = setting(True, values.flag, "whether the node gets the labels vmpin.io/ready and vmpin.io/version")
     watch_pods: bool = setting(True, values.flag, "whether the watcher is handed QoS class, runtime class, resize "
-                               "conditions and annotations of the pods in VMs, which vmpin status and explain show as "
+                               "conditions and annotations of the pods in VMs, which vmpin status shows as "
                                "untrusted text")
     startup_taint: str = setting("", values.token, "key of the taint that is removed from the node once the watcher "
                                  "is ready; unset: none")

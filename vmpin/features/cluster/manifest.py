@@ -120,6 +120,6 @@ def _checks() -> Sequence[Check]:
 
 
 FEATURE = Feature(name="cluster", sections=_sections, verbs={"reporter": "vmpin.features.cluster.verbs.reporter"},
-                  options=_options, node_name=_node_name, watch=_watch,
+                  service_verbs=("reporter",), options=_options, node_name=_node_name, watch=_watch,
                   members=lambda view, vm: {"untrusted": None},  # without a watcher
                   lines=_sentences, sentences=_sentences, checks=_checks)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from vmpin.feature import Feature
 
-FEATURE = Feature(name="demo", verbs={"demo": "vmpin.features.demo.verbs"})
+FEATURE = Feature(name="demo", verbs={"demo": "vmpin.features.demo.verbs"}, service_verbs=("demo",))

@@ -109,7 +109,7 @@ class NoiseStage(Stage):
     def place(self, setup: Setup) -> None:
         """Have the threads placed, and wait until /proc shows it. :raises VmpinError: if it does not in time."""
         if setup is Setup.VMPIN:
-            self.vmpin("reconcile", shown_output=False)
+            self.vmpin("repin", shown_output=False)
         else:
             self.vmpin("unpin", "--every", shown_output=False)
             self._pin(self.vm.pid, self.vm.tids(), self.both)

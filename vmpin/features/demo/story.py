@@ -121,16 +121,16 @@ class Stage:
         self.print(f"/proc shows: {self.vm.masks()}")
 
     def explain(self, cpu: CpuSet) -> None:
-        """Print what `vmpin explain` has of a CPU. :raises VmpinError: if that is nothing."""
+        """Print what `vmpin status --explain` has of a CPU. :raises VmpinError: if that is nothing."""
         with (self.directory / "explain.txt").open("w+", encoding="utf-8", errors="replace") as file:
-            code = children.run(self._command("explain", self.sandbox), PATIENCE, env=self._environment,
+            code = children.run(self._command("status", "--explain", self.sandbox), PATIENCE, env=self._environment,
                                 stdout=file, stderr=file)
             file.seek(0)
             output = file.read()
         lines = [line for line in output.splitlines() if f"belongs on {cpu}:" in line]
         if code or not lines:
-            raise VmpinError(f"`vmpin explain POD` does not mention CPU {cpu}: {output}")
-        print(f"    $ vmpin explain {self.sandbox}")
+            raise VmpinError(f"`vmpin status POD --explain` does not mention CPU {cpu}: {output}")
+        print(f"    $ vmpin status {self.sandbox} --explain")
         self.print(lines[0])
 
     def vmpin(self, *args: str, shown_output: bool = True) -> None:

@@ -88,8 +88,9 @@ def _worst(worst: WorstMinute, owner: Owner, clock: Clock) -> dict[str, object]:
     return {"minute": clock(worst.minute * MINUTE), "seconds": _seconds(lost), "share": _share(parts, lost),
             "least": _seconds(account.bounds[0]), "most": _seconds(account.bounds[1]), "cpu": worst.cpu,
             "cause": None if cause is None else _program(cause, spent, owner),
-            "advice": "no scan found the program that caused it; if it happens again, run `vmpin audit --seconds 60` "
-                      "meanwhile, which samples every thread" if cause is None else advice(cause, str(owner.cpus))}
+            "advice": "no scan found the program that caused it; if it happens again, run `vmpin verify --others "
+                      "--seconds 60` meanwhile, which samples every thread" if cause is None else advice(
+                          cause, str(owner.cpus))}
 
 
 def _cause(worst: WorstMinute, parts: Shares, account: Account) -> tuple[ForeignProgram | None, int]:
@@ -167,7 +168,7 @@ def advice(program: ForeignProgram, cpus: str) -> str:
                     "does not manage (watch.only), or that is unpinned")
         case ProgramKind.CONTAINER:
             return (f"its cpuset must not include CPUs {cpus}: set the kubelet's cpuManagerPolicy to static, or "
-                    "policy.runc_repair where the runtime has lost the cpuset; `vmpin audit` shows its mask")
+                    "policy.runc_repair where the runtime has lost the cpuset; `vmpin verify --others` shows its mask")
         case ProgramKind.HOST:
             unit = program.where.rpartition("/")[2]
             place = f"of {unit} (systemctl edit {unit})" if unit.endswith((".service", ".scope")) else \
@@ -184,4 +185,5 @@ def advice(program: ForeignProgram, cpus: str) -> str:
         case ProgramKind.HYPERVISOR:
             return "this node is a virtual machine: pin its vCPUs on its host, or run fewer VMs there"
         case ProgramKind.OTHERS:
-            return f"many short runs of several programs: `vmpin audit --seconds 60` shows what may run on CPUs {cpus}"
+            return ("many short runs of several programs: `vmpin verify --others --seconds 60` shows what may run on "
+                    f"CPUs {cpus}")

@@ -1,4 +1,4 @@
-"""`vmpin allocations`, `set` and `explain` at a running watcher that gives out CPUs, with a real containerd."""
+"""`vmpin alloc`, `set` and `explain` at a running watcher that gives out CPUs, with a real containerd."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def test_what_was_given_is_shown_explained_and_changed(node: AllocatingNode) -> 
     shared = node.containerd.pod("shared").container("main")
     main = node.containerd.pod("web", annotations={POLICY: "none"}).container("main", **WHOLE)
     node.wait_for(main, node.all)
-    plan = node.data("set", "web", "policy=exclusive", "--dry-run")
+    plan = node.data("alloc", "set", "web", "policy=exclusive", "--dry-run")
     assert (plan["cpus"], plan["policy"]) == (node.own, "exclusive")
     # CPUs are taken from the shared container before they are given.
     assert [(update["container"], update["cpus"]) for update in plan["updates"]] == [
         (shared.id, node.rest), (main.id, node.own)]
     assert (main.cgroup_cpus(), shared.cgroup_cpus()) == (str(node.all), str(node.all))
-    done = node.cli("set", TARGET, "policy=exclusive")
+    done = node.cli("alloc", "set", TARGET, "policy=exclusive")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("the container runtime is asked for these changes now\n")
     node.wait_for(shared, node.rest)
     node.wait_for(main, node.own)
-    found = node.data("allocations")
+    found = node.data("alloc")
     grants = {each["pod"]: each for each in found["grants"]}
     assert (grants["web"]["cpus"], grants["web"]["asked"]) == (node.own, {"policy": "exclusive"})
     assert (found["mode"], found["shared"], found["free"]["cpus"]) == ("on", node.rest, "")
-    table = node.cli("allocations").stdout
+    table = node.cli("alloc").stdout
     assert "tests/web" in table
     assert "tests/shared" not in table
-    assert "tests/shared" in node.cli("allocations", "-o", "wide").stdout
+    assert "tests/shared" in node.cli("alloc", "-o", "wide").stdout
     drawn = node.cli("map").stdout
     assert f"tests/web main: CPUs {node.own} (exclusive, runc)" in drawn
     assert "the largest set that fits has 0" in drawn
     assert "CPUs given out" in node.cli("map", "-o", "html").stdout
-    sentences = node.data("explain", "tests/web")["sentences"]
+    sentences = node.data("status", "--explain", "tests/web")["sentences"]
     assert f"has CPUs {node.own} (policy=exclusive)" in sentences[0]
     for name in (["web"], ["-n", "tests", "web/main"], [main.id[:12]]):
-        assert node.data("explain", *name)["sentences"] == sentences
-    assert node.cli("set", TARGET, "policy=none").returncode == 0
+        assert node.data("status", "--explain", *name)["sentences"] == sentences
+    assert node.cli("alloc", "set", TARGET, "policy=none").returncode == 0
     for each in (shared, main):
         node.wait_for(each, node.all)
 
@@ -69,7 +69,7 @@ def test_verify_and_audit_know_what_was_given(node: AllocatingNode) -> None:
     assert (own.cgroup_cpus(), shared.cgroup_cpus()) == (node.own, node.rest)
 
     def audited() -> Any:
-        done = node.cli("audit", "--seconds", "0", "-o", "json")
+        done = node.cli("verify", "--others", "--seconds", "0", "-o", "json")
         assert done.returncode in (0, 1), done.stderr
         return json.loads(done.stdout)
 
@@ -102,17 +102,17 @@ def test_what_cannot_be_is_refused_with_the_reason(node: AllocatingNode) -> None
                        ((TARGET, "policy=mine"), "policy=mine: it is none of"),
                        ((TARGET, "policies=fixed"), "is no KEY=VALUE"),
                        (("tests/none", "policy=fixed"), "no running container 'tests/none' is on this node")):
-        done = node.cli("set", *words)
+        done = node.cli("alloc", "set", *words)
         assert (done.returncode, why in done.stderr) == (2, True), done
-    assert node.cli("explain", "tests/none").returncode == 2
+    assert node.cli("status", "--explain", "tests/none").returncode == 2
 
 
 def test_where_nothing_is_given_out_it_is_said(node: AllocatingNode) -> None:
-    assert node.cli("allocations").returncode == 1
-    assert "no watcher runs" in node.cli("allocations").stderr
+    assert node.cli("alloc").returncode == 1
+    assert "no watcher runs" in node.cli("alloc").stderr
     node.configure(allocate={"mode": "off"})
     node.connect()
-    done = node.cli("allocations")
+    done = node.cli("alloc")
     assert (done.returncode, "gives out no CPUs" in done.stderr) == (2, True), done
     assert wait(lambda: Node.data(node, "status")["node"], "no status")
     assert "largest set that fits" not in node.cli("map").stdout

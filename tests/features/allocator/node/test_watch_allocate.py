@@ -133,7 +133,7 @@ def test_a_pod_that_ends_after_the_runtime_was_started_again_gives_its_cpus_back
     again.remove()
     node.resyncs(5)
     assert owners(node) == []
-    assert [each["state"] for each in node.data("allocations")["grants"] if each["cpus"]] == ["lapsed"]
+    assert [each["state"] for each in node.data("alloc")["grants"] if each["cpus"]] == ["lapsed"]
     assert shared.cgroup_cpus() == node.rest
 
 
@@ -160,7 +160,7 @@ def test_one_made_while_it_was_away_whose_cpu_is_not_there_goes_to_the_pool(node
     node.connect()
     node.wait_for(late, node.rest)
     assert own.cgroup_cpus() == node.own
-    (refused,) = node.data("allocations")["refused"]
+    (refused,) = node.data("alloc")["refused"]
     assert (refused["pod"], "on the pool" in refused["reason"]) == ("late", True)
 
 
@@ -250,8 +250,8 @@ def near_devices(node: AllocatingNode, *devices: str, **env: str) -> Container:
 
 
 def nodes_near(node: AllocatingNode) -> str:
-    """The NUMA nodes of the devices, as `vmpin allocations` shows them."""
-    [grant] = node.data("allocations")["grants"]
+    """The NUMA nodes of the devices, as `vmpin alloc` shows them."""
+    [grant] = node.data("alloc")["grants"]
     return str(grant["near"])
 
 
@@ -287,8 +287,8 @@ def test_the_nodes_of_devices_are_kept_over_every_restart(node: AllocatingNode) 
     main = near_devices(node, "/dev/null", "/dev/zero")
     assert (main.cgroup_cpus(), nodes_near(node)) == (node.own, "0")
     node.wait_for_log("cpu-near.vmpin.io=devices: /dev/null (c1:3) node 0; ignored, without a NUMA node: /dev/zero")
-    assert "near=devices (NUMA node 0)" in node.cli("allocations").stdout
-    assert "near=devices (NUMA node 0)" in node.cli("explain", "tests/near").stdout
+    assert "near=devices (NUMA node 0)" in node.cli("alloc").stdout
+    assert "near=devices (NUMA node 0)" in node.cli("status", "--explain", "tests/near").stdout
     shutil.rmtree(card)  # from now on only what was kept shows the node
     for lost in (False, True):
         node.kill()

@@ -28,7 +28,7 @@ def test_all_of_them_follow_the_pool(suite: str) -> None:
             pod.remove()
             for each in shared:
                 node.wait_for(each, node.all)
-        found = node.data("allocations")
+        found = node.data("alloc")
         assert len(found["grants"]) == PODS * EACH
         assert [each for each in found["grants"] if each["cpus"]] == []
         assert "ERROR" not in node.log()

@@ -28,7 +28,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[AllocatingNode]:
 
 def given(node: AllocatingNode) -> dict[str, str]:
     """The CPUs by pod, of all that the ledger has as a container's own."""
-    return {each["pod"]: each["cpus"] for each in node.data("allocations")["grants"] if each["cpus"]}
+    return {each["pod"]: each["cpus"] for each in node.data("alloc")["grants"] if each["cpus"]}
 
 
 def test_cpus_of_a_plugin_before_it_are_left_alone_and_reported(node: AllocatingNode) -> None:
@@ -36,9 +36,9 @@ def test_cpus_of_a_plugin_before_it_are_left_alone_and_reported(node: Allocating
         other = node.pod("rival").container("main", **WHOLE)
         assert other.cgroup_cpus() == node.rest
         assert given(node) == {}
-        [grant] = [each for each in node.data("allocations")["grants"] if each["pod"] == "rival"]
+        [grant] = [each for each in node.data("alloc")["grants"] if each["pod"] == "rival"]
         assert grant["left_alone"]
-        assert "another program's cpuset" in node.cli("allocations", "-o", "wide").stdout
+        assert "another program's cpuset" in node.cli("alloc", "-o", "wide").stdout
         (named,) = node.data("status")["features"]["allocator"]["foreign"]
         assert named.endswith("/rival/main")
         found = json.loads(node.cli("doctor", "allocation", "-o", "json").stdout)["findings"]

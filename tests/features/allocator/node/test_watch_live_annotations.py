@@ -47,7 +47,7 @@ class FollowingNode(AllocatingNode):
         return found()[0]
 
     def refused(self) -> list[str]:
-        return [each["reason"] for each in self.data("allocations")["refused"]]
+        return [each["reason"] for each in self.data("alloc")["refused"]]
 
 
 @pytest.fixture(params=one_in_ci())
@@ -69,10 +69,10 @@ def test_a_changed_annotation_moves_the_container_and_its_removal_moves_it_back(
     assert node.grant("web")["policy"] == "exclusive"
     assert node.log().count("its annotations were changed") == 1
     digest = node.grant("web")["annotated"]
-    # The same text after a kill, and after vmpin set: it has been decided on.
+    # The same text after a kill, and after vmpin alloc set: it has been decided on.
     node.kill()
     node.connect()
-    assert node.cli("set", "-n", "tests", "web", "policy=none").returncode == 0
+    assert node.cli("alloc", "set", "-n", "tests", "web", "policy=none").returncode == 0
     for each in (shared, main):
         node.wait_for(each, node.all)
     node.hand({uid: OWN})
@@ -110,7 +110,7 @@ def test_a_hostile_reporter_gets_no_more_than_a_creation_and_that_of_pods_that_r
     assert "its annotations were changed" not in node.log()
     assert own.cgroup_cpus() == node.own
     assert {each.cgroup_cpus() for each in (shared, web, last)} == {node.rest}
-    sentences = node.data("explain", "tests/last")["sentences"]
+    sentences = node.data("status", "--explain", "tests/last")["sentences"]
     assert any("was refused" in each and "privileged_namespaces" in each for each in sentences), sentences
 
 

@@ -40,7 +40,7 @@ from vmpin.features.cluster.kube.pod_record import record_of
     ({"verdict": "waiting", "reasons": ["waits for the runtime"]}, PinState.WAITING, "Unknown",
      "waits for the runtime"),
     ({"verdict": "unmanaged", "reasons": ["no shared pool"]}, PinState.UNMANAGED, "False", "no shared pool"),
-    ({"verdict": "off", "suspended": True, "reasons": ["unpinned by hand: `vmpin reconcile`"]}, PinState.SUSPENDED,
+    ({"verdict": "off", "suspended": True, "reasons": ["unpinned by hand: `vmpin repin`"]}, PinState.SUSPENDED,
      "False", "unpinned by hand"),
     ({"verdict": "off"}, PinState.OFF, "False", "its verdict is off"),
     ({"verdict": "off", "mask": None, "reasons": ["not yet placed"]}, PinState.WAITING, "Unknown", "not yet placed"),

@@ -1,5 +1,5 @@
-"""Other CPUs for a container that runs, by `vmpin set` or by changed annotations, with the least movement; and giving
-the pool up, when vmpin stops allocating.
+"""Other CPUs for a container that runs, by `vmpin alloc set` or by changed annotations, with the least movement; and
+giving the pool up, when vmpin stops allocating.
 
 Annotations that change are text of the pods' authors, by way of a process without rights on the node. So they decide
 nothing but what annotations decide at a container's creation: names, namespace, size and QoS class are the ledger's,

@@ -48,7 +48,7 @@ def best_part(topology: Topology, free: CpuSet, held: CpuSet, query: CpuQuery,
 def runner_up(topology: Topology, free: CpuSet, query: CpuQuery, best: FoundCpus,
               effort: int = 10 * EFFORT) -> FoundCpus | None:
     """The best set whose cost differs from that of `best`; where all cost the same, the one of the lowest numbers
-    besides. None where there is no other. Slower than `best_cpus`: for `vmpin explain`."""
+    besides. None where there is no other. Slower than `best_cpus`: for `vmpin status --explain`."""
     if too_few(topology, (free & topology.online) - query.keep, query):
         return None
     problem = _problem(topology, free, free, query)

@@ -2,7 +2,7 @@
 
 Entry n of a table is the least cost of n CPUs. A cost and its CPUs are one whole number (`CostCode`): adding numbers
 adds costs and unites sets, and the smaller number is the better set. `LeastCosts` keeps the least number of each size,
-`TwoLeastCosts` the least two that differ, as `vmpin explain` needs them.
+`TwoLeastCosts` the least two that differ, as `vmpin status --explain` needs them.
 """
 
 from __future__ import annotations

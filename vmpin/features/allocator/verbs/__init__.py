@@ -1,1 +1,1 @@
-"""The verbs of the allocator: `vmpin allocations` and `vmpin set`."""
+"""The verb of the allocator, `vmpin alloc`, and its action `set`."""

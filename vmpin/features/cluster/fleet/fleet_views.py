@@ -133,7 +133,8 @@ def findings(fleet: Fleet) -> Iterator[str]:
     wrong = [pod for node in fleet.nodes for pod in node.record.pods if pod.misplaced]
     unmanaged = sum(pod.state == PinState.UNMANAGED for node in fleet.nodes for pod in node.record.pods)
     if unmanaged:
-        yield f"{number_of(unmanaged, 'pod is')} unmanaged: their threads keep their masks (vmpin explain on the node)"
+        yield (f"{number_of(unmanaged, 'pod is')} unmanaged: their threads keep their masks (on the node: `vmpin "
+               "status POD --explain`)")
     if not fleet.nodes:
         yield "no node has a NodePinning: nothing was compared"
         return

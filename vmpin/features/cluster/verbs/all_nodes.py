@@ -31,7 +31,7 @@ from vmpin.features.cluster.reporter.api_server import ApiServer
 
 
 def status(args: argparse.Namespace) -> int:
-    _refuse(args, "sandbox", "direct", "watch", "inspect", "problems", "no_headers")
+    _refuse(args, "sandbox", "explain", "direct", "watch", "inspect", "problems", "no_headers")
     if args.output == "name":
         raise UsageError("-o name is about this node: it does not go with --all-nodes",
                          "`kubectl get nodepinnings -o name` lists the nodes")
@@ -48,7 +48,7 @@ def status(args: argparse.Namespace) -> int:
 
 @answering(UnseenError)
 def verify(args: argparse.Namespace) -> int:
-    _refuse(args, "sandbox", "direct", "since", "watch")
+    _refuse(args, "sandbox", "others", "direct", "since", "watch")
     fleet = _read(args)
     if args.output == "json":
         print_data(verify_document(fleet), "json")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.doctor.audit import CpuOwner, owners_of, sandboxes_of
+from vmpin.doctor.others import CpuOwner, owners_of, sandboxes_of
 from vmpin.domain.pod_names import PodNames, names_of, with_names
 from vmpin.domain.terminal import pod_name, short_id
 from vmpin.feature import notes_on_cpus

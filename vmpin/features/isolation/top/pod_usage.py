@@ -1,7 +1,8 @@
 """What an interval was to the pods of a node: how busy each was, how long it waited, and which threads ran on its
 exclusive CPUs without being its own.
 
-Pure. A kernel thread that is bound to one CPU belongs to that CPU, as in the audit, and takes nothing from its owner.
+Pure. A kernel thread that is bound to one CPU belongs to that CPU, as in `vmpin verify --others`, and takes nothing
+from its owner.
 """
 
 from __future__ import annotations

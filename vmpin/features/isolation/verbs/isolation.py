@@ -107,7 +107,8 @@ def _document(config: Config, since: int) -> Document:
     report = ask(config, {"op": "isolation", "since": since})
     if report is None:
         raise WatcherError("no watcher runs, and only a watcher records what runs on exclusive CPUs",
-                           "start `vmpin watch`; `vmpin audit` samples the CPUs for some seconds without one")
+                           "start `vmpin watch`; `vmpin verify --others` samples the CPUs for some seconds without "
+                           "one")
     return report
 
 

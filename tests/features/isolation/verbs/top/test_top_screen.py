@@ -146,7 +146,7 @@ def test_a_pod_that_has_ended_says_so() -> None:
 
 def test_the_prompt_replaces_the_keys() -> None:
     confirm = State((Page(View.PODS, selected=SHOP),), mode=Mode.CONFIRM)
-    assert plain(drawn(used(), confirm))[-1] == "y or n: set the masks of demo/shop now, as `vmpin reconcile` does?"
+    assert plain(drawn(used(), confirm))[-1] == "y or n: set the masks of demo/shop now, as `vmpin repin` does?"
     assert plain(drawn(used(), State(paused=True)))[-1].startswith("PAUSED, p goes on")
     typing = State((Page(View.PODS, filter="sh"),), mode=Mode.FILTER)
     lines = plain(drawn(used(), typing))

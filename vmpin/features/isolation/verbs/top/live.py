@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from vmpin.cli.reconcile import outcome_lines, reconciled
+from vmpin.cli.repin import outcome_lines, reconciled
 from vmpin.config.settings import Config
 from vmpin.domain.model import SandboxId
 from vmpin.domain.terminal import number_of, printable

@@ -123,7 +123,7 @@ def _with_prompt(shown: Sheet, usage: NodeUsage, state: State) -> Sheet:
         keys = f"filter: {printable(page.filter)}_   Enter: keep it, Esc: as before"
     elif state.mode is Mode.CONFIRM:
         title = page.pod if page.view is not View.PODS else page.selected
-        keys = f"y or n: set the masks of {title_of(usage, title)} now, as `vmpin reconcile` does?"
+        keys = f"y or n: set the masks of {title_of(usage, title)} now, as `vmpin repin` does?"
     elif state.notice:
         keys = printable(state.notice)
     elif state.paused:

@@ -1,11 +1,12 @@
-"""`vmpin set`: other CPUs for a container that runs."""
+"""`vmpin alloc set`: other CPUs for a container that runs."""
 
 import argparse
 
-from vmpin.cli.control_client import Document, ask
+from vmpin.cli.control_client import Document
 from vmpin.cli.output import print_data, print_text
 from vmpin.cli.verbs import Verbs, completed_by, namespace_flag, output_flag, usable_config, verb
-from vmpin.errors import UsageError, WatcherError
+from vmpin.errors import UsageError
+from vmpin.features.allocator.verbs.watcher_answer import answer_of
 
 #: The annotations' short names.
 KEYS = ("policy", "align", "smt", "kind", "near", "spare")
@@ -18,16 +19,16 @@ shared containers before they are given. Only what is named changes; it lasts un
 
 _EXAMPLES = """\
 examples:
-  vmpin set shop/web policy=fixed --dry-run     the plan, and nothing more
-  vmpin set shop/web/main policy=exclusive align=cache! smt=prefer
-  vmpin set -n shop web/main policy=none        back to the pool
+  vmpin alloc set shop/web policy=fixed --dry-run     the plan, and nothing more
+  vmpin alloc set shop/web/main policy=exclusive align=cache! smt=prefer
+  vmpin alloc set -n shop web/main policy=none        back to the pool
 
 exit codes: 0 done (or planned), 2 refused with the reason, or the command cannot be carried out
 """
 
 
-def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "set", "give a running container other CPUs (allocate.mode: on)", run, about=_ABOUT,
+def add_parser(actions: Verbs) -> None:
+    parser = verb(actions, "set", "give a running container other CPUs (allocate.mode: on)", run, about=_ABOUT,
                   epilog=_EXAMPLES)
     parser.add_argument("target", metavar="POD[/CONTAINER]", help="POD or NAMESPACE/POD, either with "
                         "/CONTAINER, or the beginning of a container's id")
@@ -36,6 +37,7 @@ def add_parser(verbs: Verbs) -> None:
     namespace_flag(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
     output_flag(parser, ("text", "json"))
+    parser.set_defaults(watch=None)  # which stands before the action, and is of the list alone
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,14 +47,10 @@ def run(args: argparse.Namespace) -> int:
         if not equals or key not in KEYS:
             raise UsageError(f"{text!r} is no KEY=VALUE with a key of {', '.join(KEYS)}", "e.g. policy=fixed")
         changes[key] = value
-    config = usable_config(args)
-    answer = ask(config, {"op": "set", "target": args.target, "namespace": args.namespace, "changes": changes,
-                         "dry_run": args.dry_run})
-    if answer is None:
-        raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",
-                           "start it: systemctl start vmpin, or `vmpin watch`")
-    if args.output == "json":
-        print_data(answer, "json")
+    answer = answer_of(usable_config(args), {"op": "set", "target": args.target, "namespace": args.namespace,
+                                             "changes": changes, "dry_run": args.dry_run})
+    if args.output in ("json", "yaml"):
+        print_data(answer, args.output)
     else:
         _print(answer, args.dry_run)
     return 0

@@ -1,5 +1,5 @@
-"""The audit: the owners of exclusive CPUs, and which other processes may run there, or ran there while they were
-sampled (residency.thread_usage). Pure."""
+"""The owners of exclusive CPUs, and which other processes may run there, or ran there while they were sampled
+(residency.thread_usage), for `vmpin verify --others`. Pure."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ PODS = frozenset({Kind.VM, Kind.CONTAINER})
 
 
 @dataclass(frozen=True)
-class AuditFinding:
+class OtherProcess:
     """A process with threads that may run, or ran, on CPUs exclusive to others. `sandbox` or `container` is its
     owner, if it has one, and `label` names its pod (and container), "" if unknown; `threads` are only those with such
     CPUs, reduced to these."""
@@ -190,12 +190,12 @@ class Use:
 
 @dataclass
 class Judgement:
-    """The result of the audit. `contested` are CPUs with owners of more than one pod: none of them is alone there."""
+    """The findings on exclusive CPUs. `contested` are CPUs with owners of more than one pod: none is alone there."""
 
     exclusive: CpuSet
     contested: CpuSet
     uses: list[Use] = field(default_factory=list)
-    findings: list[AuditFinding] = field(default_factory=list)
+    findings: list[OtherProcess] = field(default_factory=list)
     #: Numbers of processes left out by option, by class.
     ignored: Counter[Kind] = field(default_factory=Counter)
 
@@ -209,7 +209,7 @@ class Judgement:
         return not self.contested and not any(finding.kind in PODS for finding in self.findings)
 
     @property
-    def ran(self) -> list[AuditFinding]:
+    def ran(self) -> list[OtherProcess]:
         return [finding for finding in self.findings if finding.spent]
 
     def data(self) -> dict[str, object]:
@@ -275,7 +275,7 @@ def _concerned(task: SampledThread, foreign: CpuSet) -> SampledThread | None:
 
 
 def _finding(process: SampledProcess, sandbox: str | None, threads: Sequence[SampledThread],
-             owners: Sequence[CpuOwner], names: PodNames) -> AuditFinding:
+             owners: Sequence[CpuOwner], names: PodNames) -> OtherProcess:
     container = None
     if sandbox is not None:
         kind = Kind.VM
@@ -287,7 +287,7 @@ def _finding(process: SampledProcess, sandbox: str | None, threads: Sequence[Sam
         container = process.cgroup.rpartition("/")[2] if known is None and process.contained else known
         kind = Kind.PAUSE if pauses else Kind.HOST if container is None else Kind.CONTAINER
     concerned = union([*(task.cpus for task in threads), CpuSet(cpu for task in threads for cpu in task.ran)])
-    return AuditFinding(process, kind, sandbox, container, tuple(threads),
+    return OtherProcess(process, kind, sandbox, container, tuple(threads),
                         tuple(owner for owner in owners if not owner.cpus.isdisjoint(concerned)),
                         names.name(sandbox, container, process.cgroup))
 

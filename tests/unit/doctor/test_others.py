@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmpin.cpuset import EMPTY, CpuSet
-from vmpin.doctor.audit import CpuOwner, Judgement, Kind, judge, lasting, owners_of, sandboxes_of
+from vmpin.doctor.others import CpuOwner, Judgement, Kind, judge, lasting, owners_of, sandboxes_of
 from vmpin.domain.pod_names import PodNames
 from vmpin.residency.usage import SampledProcess, SampledThread, container_of
 

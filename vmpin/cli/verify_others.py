@@ -1,22 +1,20 @@
-"""`vmpin audit`: checks that each owner of exclusive CPUs is alone there."""
+"""`vmpin verify --others`: checks that each owner of exclusive CPUs is alone there."""
 
 import argparse
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from vmpin.bounded import parse_real
 from vmpin.cli.control_client import Document, stale_checkpoint, status_document
 from vmpin.cli.output import print_data, print_text, table
-from vmpin.cli.verbs import Verbs, answering, direct_flag, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet
-from vmpin.doctor.audit import (
+from vmpin.doctor.others import (
     VERSION,
-    AuditFinding,
     CpuOwner,
     Judgement,
     Kind,
+    OtherProcess,
     Use,
     judge,
     lasting,
@@ -25,7 +23,6 @@ from vmpin.doctor.audit import (
 )
 from vmpin.domain.pod_names import PodNames, names_of, with_names
 from vmpin.domain.terminal import number_of, short_id
-from vmpin.errors import UsageError
 from vmpin.feature import features, notes_on_cpus, present
 from vmpin.residency.thread_usage import ThreadUsageSampler
 
@@ -34,72 +31,17 @@ _ROWS = 15
 #: The output reports unseen time above this share: interrupts take less.
 _DOUBT = 0.02
 
-_ABOUT = """\
-Which threads may run on exclusive CPUs of others, and which did. Every thread of the machine is sampled, not only
-those of VM sandboxes: its mask (may run), and for --seconds its run time and CPU (did run).
-"""
 
-_EXAMPLES = """\
-examples:
-  vmpin audit                           five seconds
-  vmpin audit --seconds 60 -o json      a minute, every finding with its threads
-  vmpin audit --seconds 0               masks only, at once
-  vmpin audit --ignore host kernel      other pods only
-  vmpin audit --strict                  exit code 1 also for daemons and kernel threads
-
-classes of findings:
-  vm         a thread of another VM sandbox: `vmpin verify` and `vmpin explain` have the reason
-  container  a process of another container: its cpuset reaches into exclusive CPUs
-  host       a daemon: CPUAffinity= of systemd keeps it off, for all of them in system.conf
-  kernel     a kernel thread that is not bound to one CPU: isolcpus= or taskset keeps it off, and a kworker/u* the
-             file /sys/devices/virtual/workqueue/cpumask. A thread that is bound to its CPU is no finding
-  pause      a pod's pause process, which sleeps, whatever its mask: left out except with --strict. If it ran there,
-             its class is container
-
-The kubelet keeps pods apart, but does not keep daemons and kernel threads off a pod's CPUs: these are listed, and
-cause exit code 1 only with --strict.
-This command is a host process as well, and may run where its shell may: `taskset -c 0 vmpin audit`.
-
-columns of run time on each owner's CPUs:
-  BUSY       the kernel's own count
-  BY OWNER   threads of the owner
-  BY KERNEL  kernel threads bound to that CPU
-  BY OTHERS  the findings
-  UNSEEN     the rest: interrupts, and threads that started and ended between two samples
-
-exit codes: 0 no other pod may run there or did, 1 one may or did (with --strict: any process), 2 no answer
-"""
-
-
-def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "audit", "check that owners of exclusive CPUs are alone there (exit 1 if not)", run,
-                  about=_ABOUT, epilog=_EXAMPLES)
-    parser.add_argument("--seconds", type=_duration, default=5.0, metavar="N", help="for how long to sample run "
-                        "times; 0: masks only (default: 5)")
-    parser.add_argument("--ignore", nargs="+", action="extend", default=[], choices=[str(kind) for kind in Kind],
-                        metavar="CLASS", help=f"leave out findings of a class: {', '.join(Kind)}")
-    parser.add_argument("--strict", action="store_true", help="exit 1 for every finding, also daemons, kernel "
-                        "threads and pause processes")
-    direct_flag(parser)
-    watch_flag(parser)
-    output_flag(parser, ("table", "json"))
-
-
-def _duration(text: str) -> float:
-    if (seconds := parse_real(text, 86400)) is not None:
-        return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 86400 (a day)")
-
-
-@answering(UsageError)
-def run(args: argparse.Namespace) -> int:
-    config = usable_config(args)
+def verify_others(config: Config, args: argparse.Namespace) -> int:
+    """Sample for `args.seconds` (None: five), and print what may run, or ran, on exclusive CPUs of others.
+    :returns: 1 if another pod may or did (with `args.strict`: any process), else 0."""
     before = status_document(config, direct=args.direct, pods=True)
     sampler = ThreadUsageSampler()
     owners, sandboxes, changed = _owners(config, before, args.direct), sandboxes_of(before), CpuSet()
     if owners:
-        sampler.watch(args.seconds)
-        if args.seconds:
+        seconds = 5.0 if args.seconds is None else args.seconds
+        sampler.watch(seconds)
+        if seconds:
             after = status_document(config, direct=args.direct, pods=True)
             owners, changed = lasting(owners, _owners(config, after, args.direct))
             sandboxes |= sandboxes_of(after)
@@ -132,7 +74,7 @@ def _owners(config: Config, document: Document, direct: bool) -> tuple[CpuOwner,
 def _limits(sampler: ThreadUsageSampler, changed: CpuSet) -> Iterator[str]:
     """Yield the limits of the answer, as sentences."""
     if changed:
-        yield f"CPUs {changed} changed owners meanwhile and are left out: audit again."
+        yield f"CPUs {changed} changed owners meanwhile and are left out: try again."
     if sampler.samples and not sampler.sees_kernel:
         yield "No kernel thread is visible, so this is another PID namespace: threads outside it are missing."
     if sampler.samples < 2:
@@ -173,7 +115,7 @@ def _print(judgement: Judgement, sampler: ThreadUsageSampler, limits: Sequence[s
 def _answer(judgement: Judgement, sampler: ThreadUsageSampler, strict: bool) -> str:
     """The first line of the output."""
     if not judgement.exclusive:
-        return "no CPU of this node is exclusive: nothing to audit"
+        return "no CPU of this node is exclusive: nothing was sampled"
     where, within = f"exclusive {_cpus(judgement.exclusive)}", f"within {sampler.seconds:.1f} s"
     ran, findings = len(judgement.ran), len(judgement.findings)
     spent = _time(sum(finding.spent for finding in judgement.findings))
@@ -223,7 +165,7 @@ def _spent(group: Sequence[Use]) -> list[str]:
 
 def _print_findings(judgement: Judgement) -> None:
     owners = len({owner for use in judgement.uses for owner in use.owners})
-    groups: dict[object, list[AuditFinding]] = {}
+    groups: dict[object, list[OtherProcess]] = {}
     for finding in judgement.findings:
         # A node has a hundred kworkers and as many shims: those that only may run there share a row.
         alike = (finding.kind, _name(finding), finding.may, _home(finding))
@@ -242,15 +184,15 @@ def _print_findings(judgement: Judgement) -> None:
         print_text(f"and {_many(len(more), 'more')} may run there ({did}{_counted(counts)}): -o json lists them")
 
 
-def _name(finding: AuditFinding) -> str:
+def _name(finding: OtherProcess) -> str:
     """The process's name. A kworker's name ends with its last work: kworker/u8:1-events_unbound."""
     name = finding.process.comm
     if finding.process.pid == os.getpid():
-        return f"{name} (this audit)"
+        return f"{name} (this command)"
     return f"{name.partition(':')[0]}:*" if finding.kind is Kind.KERNEL and name.startswith("kworker/u") else name
 
 
-def _home(finding: AuditFinding) -> str:
+def _home(finding: OtherProcess) -> str:
     """The pod or unit of the process."""
     home = finding.label or finding.sandbox or finding.container or finding.process.cgroup.rpartition("/")[2]
     return short_id(home) or "-"

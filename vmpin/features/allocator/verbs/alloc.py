@@ -1,5 +1,4 @@
-"""`vmpin allocations`: which container was given which CPUs; and that report for `map`, `verify`, `audit`,
-`explain`."""
+"""`vmpin alloc`: which container was given which CPUs; and that report for `map`, `verify` and `status --explain`."""
 
 from __future__ import annotations
 
@@ -12,20 +11,24 @@ from vmpin.cli.control_client import Document, ask
 from vmpin.cli.output import print_data, print_text, table
 from vmpin.cli.verbs import Verbs, output_flag, usable_config, verb, watch_flag
 from vmpin.config.settings import Config
-from vmpin.errors import UsageError, WatcherError
+from vmpin.errors import UsageError
 from vmpin.feature import Comparison, ExplainedPods
+from vmpin.features.allocator.verbs import alloc_set
+from vmpin.features.allocator.verbs.watcher_answer import answer_of
 from vmpin.status.pod_arguments import NamedSandbox
 
 _ABOUT = """\
 The CPUs that vmpin itself gives out (allocate.mode): which container has which, since when, and by which annotation;
-what is free, by NUMA node; and which requests were refused, with the reason. The running watcher answers.
+what is free, by NUMA node; and which requests were refused, with the reason. The running watcher answers. `vmpin alloc
+set` changes what a running container has; without an action, and with `list`, the CPUs are shown.
 """
 
 _EXAMPLES = """\
 examples:
-  vmpin allocations                containers with CPUs of their own, and what is free
-  vmpin allocations -o wide        also those on the pool, with the cpusets that the runtime has for them
-  vmpin allocations -o json | jq -r '.refused[].reason'
+  vmpin alloc                containers with CPUs of their own, and what is free
+  vmpin alloc -o wide        also those on the pool, with the cpusets that the runtime has for them
+  vmpin alloc -o json | jq -r '.refused[].reason'
+  vmpin alloc set shop/web policy=fixed --dry-run
 
 states: reserved (given, and not started yet), running, lapsed (the container has stopped; its pod keeps the CPUs until
 it ends, and its next container uses them first)
@@ -33,19 +36,22 @@ it ends, and its next container uses them first)
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "allocations", "show which container was given which CPUs, and what was refused", run,
-                  about=_ABOUT, epilog=_EXAMPLES)
-    watch_flag(parser)
-    output_flag(parser, ("table", "wide", "json", "yaml"))
+    summary = "show which container was given which CPUs, and what was refused"
+    parser = verb(verbs, "alloc", summary, run, about=_ABOUT, epilog=_EXAMPLES)
+    actions = parser.add_subparsers(metavar="ACTION", title="actions")
+    for shown in parser, verb(actions, "list", f"{summary} (without an action, too)", run):
+        watch_flag(shown)
+        output_flag(shown, ("table", "wide", "json", "yaml"))
+    alloc_set.add_parser(actions)
+    for action in actions.choices.values():
+        for option in action._actions:
+            if option.dest in ("output", "watch"):
+                option.default = argparse.SUPPRESS  # the option may stand before the action
 
 
 def run(args: argparse.Namespace) -> int:
     from vmpin.features.allocator.allocation_report import grant_columns, grant_rows, refusals, summary
-    config = usable_config(args)
-    report = ask(config, {"op": "allocations"})
-    if report is None:
-        raise WatcherError(f"{config.paths.control_socket}: no watcher runs, and it alone gives out CPUs",
-                           "start it: systemctl start vmpin, or `vmpin watch`")
+    report = answer_of(usable_config(args), {"op": "allocations"})
     if args.output in ("json", "yaml"):
         print_data(report, args.output)
         return 0
@@ -57,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if rows:
         print()
         table(grant_columns(wide), rows, {"running": "green", "reserved": "cyan", "lapsed": "yellow"},
-              spare=() if wide else ("WHY", "SINCE"), also="`vmpin allocations -o wide`", keys=("POD", "CONTAINER"))
+              spare=() if wide else ("WHY", "SINCE"), also="`vmpin alloc -o wide`", keys=("POD", "CONTAINER"))
     else:
         print("no container has CPUs of its own")
     for line in refusals(report, now):
@@ -70,7 +76,7 @@ def _now() -> datetime:
 
 
 def ledger_report(config: Config, actual: bool = False) -> Document | None:
-    """Ask the watcher for the report of `vmpin allocations`. None where it gives out nothing, before the runtime's
+    """Ask the watcher for the report of `vmpin alloc`. None where it gives out nothing, before the runtime's
     first list, and without a watcher. :param actual: with the CPUs that containers' cgroups have."""
     with contextlib.suppress(UsageError):
         report = ask(config, {"op": "allocations", "actual": actual})

@@ -1,4 +1,4 @@
-"""`vmpin audit` beside a real VM with an exclusive CPU, and real processes that are on it or kept off it.
+"""`vmpin verify --others` beside a real VM with an exclusive CPU, and real processes that are on it or kept off it.
 
 On a node that no one set up, every daemon may run on every CPU; so what is asked here is whether *these* processes
 are found.
@@ -40,7 +40,7 @@ class Lab:
 
     def audit(self, *args: str, code: int = 1) -> Any:
         """With --strict: on this node every daemon may run everywhere."""
-        return self.node.data("audit", "--strict", *args, code=code)
+        return self.node.data("verify", "--others", "--strict", *args, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_a_runc_container_is_at_home_on_its_own_cpus_and_another_one_is_not() ->
         for bundle in (mine, other):
             bundle.run()
         wait(lambda: node.status()["node"]["exclusive"] == second, "it owns nothing")
-        found = node.data("audit", "--seconds", "0.1", code=1)
+        found = node.data("verify", "--others", "--seconds", "0.1", code=1)
         (owner,) = found["owners"]
         assert (owner["kind"], owner["cpus"], owner["container"]) == ("runc", second, mine.id)
         assert finding(found, mine.pid) is None
@@ -208,7 +208,7 @@ def test_alone_is_exit_code_0_and_what_was_left_out_is_reported(lab: Lab) -> Non
     found = lab.audit("--seconds", "0.1", *everyone, code=0)
     assert (found["alone"], found["findings"]) == (True, [])
     assert sum(found["ignored"].values()) > 0
-    done = lab.node.cli("audit", "--seconds", "0.1", *everyone)
+    done = lab.node.cli("verify", "--others", "--seconds", "0.1", *everyone)
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("ALONE: within ")
     assert "left out" in done.stdout.splitlines()[0]
@@ -218,11 +218,11 @@ def test_a_person_reads_the_answer_first_then_the_evidence(lab: Lab) -> None:
     with process(lab.second, busy=True, name="\x1b[2Jbusy") as there, process(lab.second):
         def shown() -> Any:
             """Once it is among the first rows, which are those that ran most: others may be busy, too."""
-            done = lab.node.cli("audit", "--strict", "--seconds", "0.6")
+            done = lab.node.cli("verify", "--others", "--strict", "--seconds", "0.6")
             return done if f"  {there} " in done.stdout else None
 
         done = wait(shown, "there is no row of it")
-        apart = lab.node.cli("audit", "--seconds", "0.6", "--ignore", "container", "vm")
+        apart = lab.node.cli("verify", "--others", "--seconds", "0.6", "--ignore", "container", "vm")
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert (apart.returncode, apart.stdout.split(":")[0]) == (0, "PODS APART"), apart.stdout
@@ -236,16 +236,16 @@ def test_a_person_reads_the_answer_first_then_the_evidence(lab: Lab) -> None:
     assert "\x1b" not in done.stdout
     assert "samples, at most " in done.stdout
     assert len(lines) < 40, "however many daemons there are"
-    masks = lab.node.cli("audit", "--seconds", "0", "--ignore", "container", "vm").stdout.splitlines()
+    masks = lab.node.cli("verify", "--others", "--seconds", "0", "--ignore", "container", "vm").stdout.splitlines()
     assert masks[0].startswith(f"PODS APART: no other pod may run on exclusive CPU {lab.second}; ")
 
 
 def test_without_exclusive_cpus_there_is_nothing_to_audit(lab: Lab) -> None:
     with Node() as empty:
-        done = empty.cli("audit", "--seconds", "600")  # which is longer than a command may take
+        done = empty.cli("verify", "--others", "--seconds", "600")  # which is longer than a command may take
         assert (done.returncode, done.stdout) == (
-            0, "no CPU of this node is exclusive: nothing to audit\n")
-        found = empty.data("audit")
+            0, "no CPU of this node is exclusive: nothing was sampled\n")
+        found = empty.data("verify", "--others")
         assert list(found) == KEYS
         assert (found["alone"], found["exclusive"]) == (True, "")
 
@@ -253,12 +253,12 @@ def test_without_exclusive_cpus_there_is_nothing_to_audit(lab: Lab) -> None:
 @pytest.mark.parametrize("args", [("--seconds", "-1"), ("--seconds", "nan"), ("--seconds", "x"), ("--seconds", "1e9"),
                                   ("--ignore", "nobody"), ("-o", "yaml"), ("--set", "node.shared_pool=x")])
 def test_what_cannot_be_asked_is_exit_code_2(lab: Lab, args: tuple[str, ...]) -> None:
-    done = lab.node.cli("audit", *args)
+    done = lab.node.cli("verify", "--others", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
 
 
-def test_a_watcher_that_hangs_up_is_exit_code_2_as_1_is_an_answer() -> None:
+def test_a_watcher_that_hangs_up_is_exit_code_3_as_1_is_an_answer() -> None:
     import socket
     import threading
 
@@ -269,8 +269,8 @@ def test_a_watcher_that_hangs_up_is_exit_code_2_as_1_is_an_answer() -> None:
         made.settimeout(120)
         thread = threading.Thread(target=lambda: made.accept()[0].close())
         thread.start()
-        done = subprocess.run([*COMMAND, "--config", str(node.config), "audit"], env=node.environment,
+        done = subprocess.run([*COMMAND, "--config", str(node.config), "verify", "--others"], env=node.environment,
                               capture_output=True, text=True, timeout=120)
         thread.join()
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (3, "")
     assert "the watcher hung up" in done.stderr

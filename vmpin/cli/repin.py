@@ -1,4 +1,4 @@
-"""`vmpin reconcile`: places every thread now, through the watcher or without one."""
+"""`vmpin repin`: places every thread now, through the watcher or without one."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ Read everything again and place every thread, in the watcher if one runs, else i
 
 _EXAMPLES = """\
 examples:
-  vmpin reconcile                   every thread of the node
-  vmpin reconcile demo/shop         one pod, also after `vmpin unpin demo/shop`
+  vmpin repin                   every thread of the node
+  vmpin repin demo/shop         one pod, also after `vmpin unpin demo/shop`
 """
 
 _EXITS = "exit codes: 0 done, 1 a part failed, or the watcher does not answer, 2 the command cannot be used\n"
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = verb(verbs, "reconcile", "place every thread now", run, about=_ABOUT, epilog=f"{_EXAMPLES}\n{_EXITS}")
+    parser = verb(verbs, "repin", "place every thread now, also after unpin", run, about=_ABOUT,
+                  epilog=f"{_EXAMPLES}\n{_EXITS}")
     sandbox_argument(parser, "only this one (default: all)")
     namespace_flag(parser)
     output_flag(parser, ("text", "json"))
