@@ -93,7 +93,7 @@ def test_the_help_lacks_its_verbs_and_the_configuration_its_sections(without: Wi
     assert set(_verbs(_ok(without.run("--help")))).isdisjoint(without.feature.verbs)
     for section in () if without.feature.sections is None else without.feature.sections():
         file = without.root / "vmpin.yaml"
-        file.write_text(f"{section}: {{}}\n")
+        file.write_text(f"{section}: {{a: 1}}\n")
         refused = without.run("--config", str(file), "config")
         assert refused.returncode == 2
         assert f"unknown section '{section}'" in refused.stderr

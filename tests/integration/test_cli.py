@@ -55,7 +55,7 @@ def test_an_unknown_key_is_refused_by_name_and_file(tmp_path: Path, verb: str) -
 
 
 @pytest.mark.parametrize(("text", "parts"), [
-    ("nodes: {}\n", ["unknown section 'nodes'"]), ("node: {shared_pool: 3-1}\n", ["node.shared_pool", "3-1"]),
+    ("nodes: {a: 1}\n", ["unknown section 'nodes'"]), ("node: {shared_pool: 3-1}\n", ["node.shared_pool", "3-1"]),
     ("- a\n", ["is not a mapping"]), ("node: [\n", ["vmpin.yaml:"]), ("watch: {resync_seconds: never}\n", ["never"]),
     ("policy: {vcpus: perhaps}\n", ["policy.vcpus", "perhaps"]), ("paths: {run: relative}\n", ["paths.run"]),
     ("log: {level: [}\n", ["vmpin.yaml:"]), ("watch: {only: 'a b'}\n", ["watch.only"]), ("\x00", ["vmpin.yaml"])])

@@ -10,7 +10,8 @@ from vmpin.domain.terminal import as_written
 _ABOUT = """\
 Print every key with its value and origin. The origins, each stronger than the ones before it: the default, the file
 (/etc/vmpin/vmpin.yaml or --config FILE), the environment (VMPIN_POLICY_VCPUS=union), --set KEY=VALUE. Unknown keys are
-refused, and so are variables VMPIN_… that set no key.
+refused, and so are variables VMPIN_… that set no key. An unknown section or key that is empty, as in the example file
+of a newer version, is only reported.
 """
 
 _EXAMPLES = """\
@@ -33,7 +34,10 @@ def run(args: argparse.Namespace) -> int:
         from vmpin.install import data_files
         sys.stdout.write(data_files.path("config/vmpin.yaml").read_text(encoding="utf-8"))
         return 0
-    data = load_config(args).data()
+    config = load_config(args)
+    for warning in config.warnings:
+        print(f"vmpin: {warning}\n  {warning.hint}", file=sys.stderr)
+    data = config.data()
     if args.output != "table":
         print_data({"version": VERSION, **data}, args.output)
         return 0

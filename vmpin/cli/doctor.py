@@ -156,6 +156,7 @@ def _watcher_facts(config: Config) -> WatcherFacts:
     holder = lock_holder(config, proc)
     facts = WatcherFacts(pid=holder, version=installed_version() or "", config=config.data(),
                          config_errors=tuple(map(str, config.errors)),
+                         config_warnings=tuple(map(str, config.warnings)),
                          unit="" if holder is None else unit(proc, holder))
     try:
         about = ask(config, {"op": "about"})

@@ -1,11 +1,14 @@
 """`vmpin watch`: the watcher."""
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from types import ModuleType
 
 from vmpin.cli.verbs import Verbs, load_config, output_flag, verb
+
+logger = logging.getLogger(__name__)
 
 _ABOUT = """\
 Keep every thread of every VM sandbox in place, until SIGTERM. The watcher connects to the container runtime as its NRI
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     file = WatchedFile(DEFAULT_FILE if args.config is None else Path(args.config))
     config = load_config(args)
     log.setup(config.log.level, as_json=args.output == "json")
+    for warning in config.warnings:
+        logger.warning("configuration: %s", warning)
     # A signal during the first pass ends the watcher in order after it (watch.on_exit).
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     made = not config.paths.run.exists()

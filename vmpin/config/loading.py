@@ -65,7 +65,7 @@ def of_watcher(config: Config, its: Mapping[str, Mapping[str, object]]) -> Confi
         if key in BY_KEY and origin[key] != "flag" and not origin[key].startswith("environment "):
             with contextlib.suppress(ValueError, CpuSetError, KeyError):  # a watcher of another version
                 values[key], origin[key] = BY_KEY[key].parse(entry["value"]), f"watcher: {entry['from']}"
-    return with_values(values, origin)._replace(errors=config.errors)
+    return with_values(values, origin)._replace(errors=config.errors, warnings=config.warnings)
 
 
 def _refused(err: ConfigError) -> None:
@@ -77,9 +77,10 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
     """Put the configuration together, as `load`. :param refuse: called with each fault of the file and the
     environment; it may return."""
     given: dict[str, list[tuple[object, str]]] = {}
+    warnings: list[ConfigError] = []
     path = file or DEFAULT_FILE
     if file is not None or _is_there(path):
-        for key, value in _read(path, refuse).items():
+        for key, value in _read(path, refuse, warnings.append).items():
             given.setdefault(key, []).append((value, str(path)))
     for setting, text in _from(environment, refuse).items():
         given.setdefault(setting.key, []).append((text, f"environment {setting.variable}"))
@@ -91,7 +92,7 @@ def _load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str,
     origins = dict.fromkeys(parsed, "default")
     for key, sources in given.items():
         parsed[key], origins[key] = _strongest(key, sources, refuse)
-    config = with_values(parsed, origins)
+    config = with_values(parsed, origins)._replace(warnings=tuple(warnings))
     for check in present(feature.check_config for feature in features()):
         if (fault := check(config)) is not None:
             refuse(fault)
@@ -138,9 +139,10 @@ def _is_there(path: Path) -> bool:
         return True  # hidden from this user: reading it shows why
 
 
-def _read(path: Path, refuse: Callable[[ConfigError], None]) -> dict[str, object]:
+def _read(path: Path, refuse: Callable[[ConfigError], None], warn: Callable[[ConfigError], None]) -> dict[str, object]:
     """The keys of a file, as `section.key`.
-    :param refuse: called for an unknown key, and for a file that cannot be read: the lines before the error count."""
+    :param refuse: called for an unknown key, and for a file that cannot be read: the lines before the error count.
+    :param warn: called for an unknown section or key that is empty: the file is of a newer version."""
     from vmpin.config import yaml_file  # only when there is a file
 
     try:
@@ -158,22 +160,37 @@ def _read(path: Path, refuse: Callable[[ConfigError], None]) -> dict[str, object
     values: dict[str, object] = {}
     for section, keys in document.items():
         if section not in SECTIONS:
-            refuse(ConfigError(f"{path}: unknown section {section!r:.80}", _near(str(section))))
+            _report_unknown(path, "section", section, keys, refuse, warn)
         elif not isinstance(keys, dict | None):
             refuse(ConfigError(f"{path}: {section}: {keys!r:.80} is not a mapping of keys to values"))
         else:
-            values |= _known(path, section, keys or {}, refuse)
+            values |= _known(path, section, keys or {}, refuse, warn)
     return values
 
 
-def _known(path: Path, section: str, keys: Mapping[object, object],
-           refuse: Callable[[ConfigError], None]) -> dict[str, object]:
-    """A section's keys that are in the table. :param refuse: called for each other key."""
+def _known(path: Path, section: str, keys: Mapping[object, object], refuse: Callable[[ConfigError], None],
+           warn: Callable[[ConfigError], None]) -> dict[str, object]:
+    """A section's keys that are in the table. :param refuse: called for each other key. :param warn: for each other
+    key without a value."""
     values = {f"{section}.{name}": value for name, value in keys.items()}
     for key in values.keys() - BY_KEY.keys():
-        del values[key]
-        refuse(ConfigError(f"{path}: unknown key {key!r:.80}", _near(key)))
+        _report_unknown(path, "key", key, values.pop(key), refuse, warn)
     return values
+
+
+def _report_unknown(path: Path, kind: str, name: object, value: object, refuse: Callable[[ConfigError], None],
+                    warn: Callable[[ConfigError], None]) -> None:
+    """Refuse an unknown section or key. An empty one sets nothing, in the version that knows it either: warn of it."""
+    if _is_empty(value):
+        warn(ConfigError(f"{path}: unknown {kind} {name!r:.80} is empty: ignored", _near(str(name))))
+    else:
+        refuse(ConfigError(f"{path}: unknown {kind} {name!r:.80}", _near(str(name))))
+
+
+def _is_empty(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_empty, value.values()))
+    return value is None or value == []
 
 
 def _near(name: str, names: Sequence[str] = (*BY_KEY, *SECTIONS), prefix: str = "") -> str:

@@ -212,8 +212,9 @@ class LogSettings(NamedTuple):
 class Config(NamedTuple):
     """The effective configuration, by section. `of_features` has the sections that features add, by name: a feature
     reads its own. `origin` has for every key where its value came from, `rules` the placement rules of section
-    `policy`. `errors` are the faults of the parts that were left out, for a command that
-    sets no masks by it (`loading.load_usable`): with any, no watcher would start."""
+    `policy`. `errors` are the faults of the parts that were left out, for a command that sets no masks by it
+    (`loading.load_usable`): with any, no watcher would start. `warnings` are parts of the file that this version does
+    not know and that set nothing."""
 
     paths: PathSettings
     node: NodeSettings
@@ -228,6 +229,7 @@ class Config(NamedTuple):
     origin: Mapping[str, str]
     rules: Policy
     errors: tuple[ConfigError, ...] = ()
+    warnings: tuple[ConfigError, ...] = ()
 
     @property
     def values(self) -> dict[str, object]:

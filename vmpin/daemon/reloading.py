@@ -29,6 +29,8 @@ def reloaded(old: Config, load: Callable[[], Config]) -> Config | None:
     except (ConfigError, OSError) as err:
         logger.error("configuration not loaded: %s; the previous one stays in use", err)
         return None
+    for warning in loaded.warnings:
+        logger.warning("configuration: %s", warning)
     if later := changes(config, loaded):
         logger.warning("changes of %s and %s take a restart: %s",
                        ", ".join(("paths", *_fixed_sections(), *FIXED[:-1])), FIXED[-1], "; ".join(later))

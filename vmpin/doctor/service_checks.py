@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vmpin.doctor.finding import CheckResult, bad, ok, several, unknown, warn
+from vmpin.doctor.finding import CheckResult, Level, bad, ok, several, unknown, warn
 from vmpin.domain.facts import NodeFacts
 from vmpin.domain.terminal import as_written, number_of
 from vmpin.status.health import alive
@@ -61,12 +61,20 @@ def _receives(facts: NodeFacts, up: set[str]) -> bool:
 
 
 def configuration(facts: NodeFacts) -> CheckResult:
-    here = facts.watcher.config
-    evidence = [f"{key} = {as_written(entry['value'])} ({entry['from']})" for key, entry in here.items()
-                if entry["from"] != "default"]
     if facts.watcher.config_errors:
         return bad("the configuration cannot be used: no watcher would start with it, and one that runs does not load "
                    "it", "mend the file; `vmpin config` shows whether it is right", *facts.watcher.config_errors)
+    result, ignored = _configuration_in_use(facts), facts.watcher.config_warnings
+    if not ignored or result.level is Level.WARN:
+        return result
+    return warn(number_of(len(ignored), "part of the configuration is ignored: unknown to this version", "empty"),
+                "remove these lines, or install the version that the file is for", *ignored, *result.evidence)
+
+
+def _configuration_in_use(facts: NodeFacts) -> CheckResult:
+    here = facts.watcher.config
+    evidence = [f"{key} = {as_written(entry['value'])} ({entry['from']})" for key, entry in here.items()
+                if entry["from"] != "default"]
     its = facts.watcher.about.get("config")
     if not its and facts.watcher.state == "running":
         return unknown("the watcher does not report its configuration", *evidence, remedy="run this as root")

@@ -238,7 +238,7 @@ class WatcherFacts:
     """`state` is running, absent, mute (it has the lock or the socket, and does not answer), or hidden (this user may
     not connect to its socket). `about` is its own report (status.collector), {} without one. `version` and `config`
     are those of this command, which a watcher started now would have. `config_errors` are errors that would prevent
-    its start."""
+    its start, `config_warnings` parts of the file that this version does not know and that set nothing."""
 
     state: str = "absent"
     pid: int | None = None
@@ -248,6 +248,7 @@ class WatcherFacts:
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     unit: str = ""
     config_errors: tuple[str, ...] = ()
+    config_warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,10 @@ def test_where_metrics_are_served(text: str, address: Address | None) -> None:
     ("watch: {qpm: no}", "unknown key 'watch.qpm'", "did you mean 'watch.qmp'?"),
     ("policy: {vcpu: auto}", "unknown key 'policy.vcpu'", "did you mean 'policy.vcpus'?"),
     ("watch.qmp: no", "unknown section 'watch.qmp'", "did you mean 'watch.qmp'?"),
-    ("frobnicate: {}", "unknown section 'frobnicate'", "`vmpin config` lists every key"),
-    ("1: {}", "unknown section 1", ""),
+    ("frobnicate: {a: 0}", "unknown section 'frobnicate'", "`vmpin config` lists every key"),
+    ("frobnicate: {a: {}, b: no}", "unknown section 'frobnicate'", ""),
+    ('frobnicate: ""', "unknown section 'frobnicate'", ""),
+    ("1: {a: 0}", "unknown section 1", ""),
     ("watch: {1: no}", "unknown key 'watch.1'", ""),
     ("watch: no", "watch: False is not a mapping of keys to values", ""),
     ("watch: [qmp]", "watch: ['qmp'] is not a mapping of keys to values", ""),
@@ -144,6 +146,27 @@ def test_what_is_no_key_is_refused_by_name_and_file(tmp_path: Path, text: str, s
         settings.load(path, {}, {})
     assert str(caught.value) == f"{path}: {said}"
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "ignored", "hint"), [
+    ("frobnicate: {}", "section 'frobnicate'", "`vmpin config` lists every key"),
+    ("frobnicate:\n  # level: 3\n", "section 'frobnicate'", ""),
+    ("frobnicate: []", "section 'frobnicate'", ""),
+    ("frobnicate: {a: {b: }}", "section 'frobnicate'", ""),
+    ("wacth:", "section 'wacth'", "did you mean 'watch'?"),
+    ("1: {}", "section 1", ""),
+    ("policy:\n  gpus:", "key 'policy.gpus'", ""),
+    ("policy: {gpus: {}}", "key 'policy.gpus'", ""),
+])
+def test_what_is_no_key_and_empty_is_ignored_with_a_warning(tmp_path: Path, text: str, ignored: str,
+                                                            hint: str) -> None:
+    path = write(tmp_path, f"watch: {{qmp: off}}\n{text}\n")
+    for loaded in settings.load(path, {}, {}), settings.load_usable(path, {}, {}):
+        (warning,) = loaded.warnings
+        assert str(warning) == f"{path}: unknown {ignored} is empty: ignored"
+        assert hint in warning.hint
+        assert loaded.errors == ()
+        assert not loaded.watch.qmp
 
 
 @pytest.mark.parametrize(("key", "value", "why"), [

@@ -10,7 +10,7 @@ import yaml
 
 from vmpin.cli.main import main
 from vmpin.config import loading as settings
-from vmpin.config.settings import SETTINGS
+from vmpin.config.settings import SECTIONS, SETTINGS
 from vmpin.config.values import Setting
 from vmpin.install import data_files
 
@@ -29,6 +29,15 @@ def everything(tmp_path: Path) -> Path:
 def test_loading_the_file_changes_nothing() -> None:
     loaded = settings.load(FILE, {}, {})
     assert set(loaded.origin.values()) == {"default"}
+    assert loaded.values == {setting.key: setting.default for setting in SETTINGS}
+
+
+def test_an_older_version_accepts_the_unchanged_file_of_a_newer_one(tmp_path: Path) -> None:
+    """A section that this version lacks has comments alone in the newer file, as each section of this one has."""
+    newer = tmp_path / "newer.yaml"
+    newer.write_text(re.sub("^([a-z]+:)$", r"new_\1", FILE.read_text(), flags=re.MULTILINE))
+    loaded = settings.load(newer, {}, {})
+    assert len(loaded.warnings) == len(SECTIONS)
     assert loaded.values == {setting.key: setting.default for setting in SETTINGS}
 
 

@@ -25,7 +25,7 @@ def write(tmp_path: Path, text: str | bytes) -> Path:
     ("policy: {vcpsu: union}\n", "unknown key 'policy.vcpsu'"),
     ("policy: {vcpus: 7}\n", "policy.vcpus: 7: "),
     ("policy: 7\n", "policy: 7 is not a mapping"),
-    ("7: {}\n", "unknown section 7"),
+    ("7: {a: b}\n", "unknown section 7"),
     ("policy: {7: 8}\n", "unknown key 'policy.7'"),
     ("policy: [\n", "expected the node content"),
     ("policy: {vcpus: union\nlog: }{\n", "vmpin.yaml:"),
@@ -67,7 +67,7 @@ def test_a_file_that_was_named_and_is_not_there_is_refused(tmp_path: Path) -> No
 
 
 def test_each_fault_is_kept_and_the_next_weaker_value_counts(tmp_path: Path) -> None:
-    path = write(tmp_path, "log: {level: error}\nwatch: {births: maybe, qmp: off}\nnoed: {}\n")
+    path = write(tmp_path, "log: {level: error}\nwatch: {births: maybe, qmp: off}\nnoed: {a: 1}\n")
     found = settings.load_usable(path, {"VMPIN_LOG_LEVEL": "loud", "VMPIN_NO_KEY": "1"}, {})
     assert sorted(str(err).removeprefix(f"{path}: ").partition(":")[0] for err in found.errors) == [
         "environment VMPIN_LOG_LEVEL", "environment VMPIN_NO_KEY", "unknown section 'noed'", "watch.births"]

@@ -216,6 +216,8 @@ from vmpin.domain.facts import (
     ("config", configured("union", "flag", "auto", "default"), "ok", "current configuration"),
     ("config", configured("auto", "default", "union", "environment VMPIN_POLICY_VCPUS"), "ok",
      "current configuration"),
+    ("config", facts(watcher=WatcherFacts("running", config_warnings=("/f: unknown section 'x' is empty: ignored",))),
+     "warn", "1 empty part of the configuration is ignored"),
     ("resync", facts(watcher=WatcherFacts()), "unknown", "no watcher"),
     ("resync", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "resynced": 61.0})), "bad", "61.0 s ago"),
     ("resync", facts(watcher=WatcherFacts("running", 100, "", {**ABOUT, "resynced": 61.0, "resync_seconds": 60.0})),
