@@ -4,8 +4,9 @@
 
 makes, of version V: the wheel and the source (vmpin-V-*.whl, vmpin-V.tar.gz), a package for nodes with Debian and one
 for nodes with rpm (config/packages.py), the two container images (config/image.py), the chart, the bill of materials
-(CycloneDX), the hashes of what a node installs from a package index (requirements.txt), and SHA256SUMS over all of
-them. One commit and the same Debian mirror give the same bytes: all times are that of the commit.
+(CycloneDX), the hashes of what a node installs from a package index (requirements.txt), the changelog's part about it,
+and SHA256SUMS over all of them. One commit and the same Debian mirror give the same bytes: all times are that of the
+commit.
 
 Nothing is signed here: docs/release.md has the commands for the owner of the key."""
 
@@ -121,6 +122,23 @@ def materials(build: Build) -> None:
         sys.exit(f"cannot make the bill of materials:\n{ran.stderr[-2000:]}")
 
 
+def changes_of(version: str, changelog: str) -> str:
+    """The changelog's section of a version; for a build before a release, the first section, which is of the next one.
+    :raises SystemExit: where a release has none, or one without its day."""
+    sections = re.split(r"^(?=## )", changelog, flags=re.MULTILINE)[1:]
+    if not re.fullmatch(r"[0-9.]+", version):
+        return sections[0]
+    section = next((text for text in sections if text.startswith(f"## {version} ")), "")
+    if not re.match(r"## \S+ \(\d{4}-\d{2}-\d{2}\)\n", section):
+        sys.exit(f"CHANGELOG.md has no section '## {version} (YYYY-MM-DD)': docs/release.md")
+    return section
+
+
+def changes(build: Build) -> None:
+    text = changes_of(build.version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    (build.output / f"vmpin-{build.version}-changes.md").write_text(text, encoding="utf-8")
+
+
 def lock(build: Build) -> None:
     shutil.copyfile(image.LOCK, build.output / f"vmpin-{build.version}-requirements.txt")
 
@@ -139,7 +157,7 @@ def rpm(build: Build) -> None:
 
 #: Each adds its files to the directory, which has the wheel and the source.
 PARTS: Mapping[str, Callable[[Build], None]] = {
-    "chart": chart, "lock": lock, "sbom": materials, "deb": deb, "rpm": rpm, "images": images}
+    "changes": changes, "chart": chart, "lock": lock, "sbom": materials, "deb": deb, "rpm": rpm, "images": images}
 
 
 def sha256(path: Path) -> str:

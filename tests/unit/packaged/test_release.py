@@ -94,6 +94,28 @@ def test_the_chart_is_of_the_version_and_of_its_images(tmp_path: Path) -> None:
     assert (tmp_path / "vmpin-0.1.0-dev.12+gabc1234.tgz").read_bytes() == before
 
 
+CHANGELOG = "# Changelog\n\n## 0.2.0 (unreleased)\n\n- new\n\n## 0.1.0 (2026-11-30)\n\n- first\n"
+
+
+@pytest.mark.parametrize(("version", "text"), [
+    ("0.1.0", "## 0.1.0 (2026-11-30)\n\n- first\n"), ("0.1.1.dev3+gabc", "## 0.2.0 (unreleased)\n\n- new\n\n")])
+def test_a_build_has_its_part_of_the_changelog(version: str, text: str) -> None:
+    assert release.changes_of(version, CHANGELOG) == text
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.3.0"])
+def test_a_release_without_a_dated_section_is_not_built(version: str) -> None:
+    with pytest.raises(SystemExit, match="CHANGELOG"):
+        release.changes_of(version, CHANGELOG)
+
+
+def test_the_changelog_begins_with_the_version_that_comes_next() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    assert re.fullmatch(r"\d+\.\d+\.\d+ \((unreleased|\d{4}-\d{2}-\d{2})\)", headings[0])
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d{2}-\d{2}\)", heading) for heading in headings[1:])
+
+
 def test_another_directory_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(SystemExit, match="not of a release"):
