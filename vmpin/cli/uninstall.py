@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from vmpin.cli import install_service, unpin
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.verbs import Verbs, directory, output_flag, usable_config, verb
 from vmpin.config.settings import Config
+from vmpin.errors import LockHeldError, SourceError
 from vmpin.install import oci_hook
-from vmpin.install.file_operations import Operation, RemoveDirectory, WriteFile
+from vmpin.install.file_operations import Operation, RemoveWithDirectories, WriteFile
 
-Step = Operation | RemoveDirectory | install_service.Systemctl
+Step = Operation | RemoveWithDirectories | install_service.Systemctl
 
 _ABOUT = """\
 Leave this node: take the OCI hook out of every directory and OCI spec in which a runtime of this node reads it, stop,
@@ -45,21 +47,39 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from vmpin.reconcile import teardown
     config = usable_config(args)
     hooks, kept = _hooks(registered(config), args.hooks_dir)
-    steps: list[Step] = [*hooks, *install_service.plan_remove(args.force)]
-    for step in steps:
+    service = install_service.plan_remove(args.force)
+    _refuse_other_watcher(config, stopped=bool(service))
+    files, done = teardown.left(config), list[str]()
+
+    def report(line: str) -> None:
+        done.append(line)
         if args.output == "text":
-            print(f"would {step.describe()}" if args.dry_run else step.describe(), flush=True)
+            print(f"would {line}" if args.dry_run else line, flush=True)
+
+    for step in (*hooks, *service):
+        report(step.describe())
         if not args.dry_run:
             step.execute()
-    masks = unpin.leave(config, args.dry_run)
+    try:
+        masks = unpin.leave(config, args.dry_run)
+    except SourceError:
+        if files:
+            raise
+        # An image or chroot without /sys, in which no watcher has run.
+        masks = {"operations": [], "guests": {}, "held": []}
+    masks["files"] = []
+    for path in files:
+        if args.dry_run or not os.path.lexists(path):
+            report(f"remove {path}")
     kept += [f"{path}: the configuration" for path in (Path("/etc/vmpin/vmpin.yaml"),) if path.exists()]
     if args.output == "json":
         outcomes = [operation.get("outcome") for operation in masks["operations"]
                     if operation.get("got") != operation["was"]]
         refused = outcomes.count("refused")
-        print_data({"version": VERSION, "dry_run": args.dry_run, "done": [step.describe() for step in steps],
+        print_data({"version": VERSION, "dry_run": args.dry_run, "done": done,
                     "kept": kept, "threads": len(outcomes) - refused - outcomes.count("gone"), "refused": refused},
                    "json")
         return 1 if refused else 0
@@ -72,10 +92,12 @@ def run(args: argparse.Namespace) -> int:
 @dataclass(frozen=True)
 class Registrations:
     """:ivar files: the files that register the hook, each with its script.
+    :ivar usual: hooks directories that runtimes read without being told to.
     :ivar named: the hooks directories that a runtime's configuration names: podman starts no container without them.
     """
 
     files: Sequence[tuple[Path, Path]] = ()
+    usual: Collection[Path] = ()
     named: Collection[Path] = ()
 
 
@@ -90,13 +112,27 @@ def registered(config: Config) -> Registrations:
     files = Files("/")
     programs = daemons.programs(Procfs(config.paths.proc), daemons.CONFIGURED)
     running = engines(files, programs)
-    return Registrations([(Path(hook.file), Path(hook.script)) for hook in hooks(files, running)],
-                         {Path(place) for engine in running for place in engine.hooks_dirs} - {*map(Path, USUAL)})
+    usual = [*map(Path, USUAL)]
+    return Registrations([(Path(hook.file), Path(hook.script)) for hook in hooks(files, running)], usual,
+                         {Path(place) for engine in running for place in engine.hooks_dirs} - {*usual})
+
+
+def _refuse_other_watcher(config: Config, stopped: bool) -> None:
+    """Refuse while another process sets masks that the service's stop does not end: nothing is done then.
+    :param stopped: whether the service is to be stopped. :raises LockHeldError: naming the process."""
+    from vmpin.doctor.own_facts import lock_holder, unit
+    from vmpin.host.procfs import Procfs
+
+    proc = Procfs(config.paths.proc)
+    holder = lock_holder(config, proc)
+    if holder is not None and not (stopped and unit(proc, holder) == "vmpin.service"):
+        raise LockHeldError(f"another vmpin (pid {holder}) is at work on {config.paths.run}",
+                            "stop it first: it would set the masks again")
 
 
 def _hooks(there: Registrations, further: Sequence[Path]) -> tuple[list[Step], list[str]]:
     """The steps that take the hook out of the runtimes' configuration; and what stays, with the reason."""
-    directories, specs = dict.fromkeys(further), {}
+    directories, specs = dict.fromkeys((*further, *there.usual, *there.named)), {}
     for file, script in there.files:
         if file.parent == script.parent:
             directories[file.parent] = None
@@ -105,15 +141,15 @@ def _hooks(there: Registrations, further: Sequence[Path]) -> tuple[list[Step], l
     steps: list[Step] = []
     kept = []
     for place in directories:
-        made = oci_hook.made_directories(oci_hook.script_path(place))
-        steps += oci_hook.plan_remove(place)
-        if place in there.named:
+        if place not in there.named:
+            steps += oci_hook.plan_leave(place)
+        elif removals := oci_hook.plan_remove(place):
+            steps += removals
             kept.append(f"{place}: a runtime's configuration names it")
-        else:
-            steps += map(RemoveDirectory, made)
     for spec, script in specs.items():
+        emptied = [f"rmdir {path}" for path in oci_hook.made_directories(script)]
         edited = oci_hook.without_hook(load_json(spec.read_bytes()), script)
         steps.append(WriteFile(spec, (json.dumps(edited, indent=2) + "\n").encode()))
         kept.append(f"{script}: containerd read {spec} at its start, and containers would not start without the hook. "
-                    f"Restart containerd, then: rm {script}")
+                    f"Restart containerd, then: {' && '.join([f'rm {script}', *emptied])}")
     return steps, kept

@@ -3,6 +3,7 @@ dies (flock)."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -76,6 +77,14 @@ class Lock:
             raise LockHeldError(f"another vmpin (pid {holder or 'unknown'}) is at work on {self.path.parent}",
                                 "stop it first; two would set the masks of the same threads") from None
         return fd
+
+    def undo(self) -> None:
+        """Leave the run directory as it was before the lock was taken: without its file, and without the directory if
+        it is empty, unless another process had held the lock before."""
+        if not self.used:
+            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is systemd's, or has other files
+                self.path.parent.rmdir()
 
     def _error(self, err: OSError) -> WatcherError:
         return WatcherError(f"{self.path}: {err.strerror}", "run as root, or set paths.run elsewhere")

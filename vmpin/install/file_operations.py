@@ -37,6 +37,7 @@ class WriteFile:
             path = _behind_links(self.path)
             tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_stale(path)
             try:
                 _write_through(tmp, self.data, 0o755 if self.executable else 0o644)
                 _copy_attributes(path, tmp, 0o555 if self.executable else 0)
@@ -65,17 +66,32 @@ class RemoveFile:
 
 
 @dataclass(frozen=True)
-class RemoveDirectory:
-    """Removes the directory at `path` if it is empty; else, and where it is not there, nothing."""
+class RemoveWithDirectories:
+    """Removes the file at `path`, then each of `directories` (the deepest first) that is empty without it. The file
+    lists the directories, so it goes last: before each directory it is moved up one. A removal that was interrupted
+    can be completed from there."""
 
     path: Path
+    directories: tuple[Path, ...]
 
     def describe(self) -> str:
-        return f"remove {self.path} if it is empty"
+        return f"remove {self.path}" + "".join(f", {path} if it is empty" for path in self.directories)
 
     def execute(self) -> None:
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
+        """Remove them. :raises UsageError: when the file cannot be moved or removed."""
+        path = self.path
+        with failing_as(self.describe()):
+            _remove_stale(path)
+            for directory in self.directories:
+                if directory == path.parent:
+                    above = directory.parent / path.name
+                    if os.listdir(directory) != [path.name] or os.path.lexists(above):
+                        break
+                    path = path.rename(above)
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+            path.unlink(missing_ok=True)
+            _sync_directory(path.parent)
 
 
 Operation = WriteFile | RemoveFile
@@ -100,6 +116,14 @@ def failing_as(operation: str) -> Iterator[None]:
     except OSError as err:
         raise UsageError(f"cannot {operation}: {err.strerror or err}", "run it as root, on a file system that can be "
                          "written") from err
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what a killed process has left of a new `path`."""
+    for name in os.listdir(path.parent):
+        pid = name.removeprefix(f".{path.name}.").removesuffix(".tmp")
+        if name == f".{path.name}.{pid}.tmp" and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+            (path.parent / name).unlink(missing_ok=True)
 
 
 def _write_through(path: Path, data: bytes, mode: int) -> None:

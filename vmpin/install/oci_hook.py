@@ -25,6 +25,7 @@ from vmpin.install import data_files
 from vmpin.install.file_operations import (
     Operation,
     RemoveFile,
+    RemoveWithDirectories,
     WriteFile,
     execute,
     failing_as,
@@ -116,7 +117,9 @@ def made_directories(script: Path) -> list[Path]:
     except OSError:
         return []
     listed = os.fsdecode(last.removeprefix(_MADE)) if last.startswith(_MADE) else ""
-    return [Path(name) for name in listed.split(os.pathsep) if Path(name) in script.parents]
+    # An interrupted removal has moved the script up (RemoveWithDirectories).
+    return [path for path in map(Path, listed.split(os.pathsep) if listed else ())
+            if path in script.parents or script.parent in path.parents]
 
 
 def with_interpreter(source: bytes, python: str) -> bytes:
@@ -205,6 +208,18 @@ def plan_remove(hooks_dir: Path) -> list[Operation]:
             raise UsageError(f"{path} points to {script} and was not written by vmpin",
                              "remove it first: with the hook gone it would stop every container from starting")
     return removals + ([RemoveFile(script)] if is_script(script) else [])
+
+
+def plan_leave(hooks_dir: Path) -> list[Operation | RemoveWithDirectories]:
+    """The operations of plan_remove() and the removal of the directories that were made for the hook. An interrupted
+    removal is completed: the script may then be in a directory above. :raises UsageError: as plan_remove()."""
+    script = script_path(hooks_dir)
+    above = (parent / SCRIPT for parent in script.parent.parents)
+    moved = next((path for path in above if script.parent in made_directories(path) and is_script(path)), None)
+    removals = plan_remove(hooks_dir)
+    if is_script(script):
+        return [*removals[:-1], RemoveWithDirectories(script, tuple(made_directories(script)))]
+    return [*removals, *([RemoveWithDirectories(moved, tuple(made_directories(moved)))] if moved else [])]
 
 
 def registration_path(hooks_dir: Path, stage: str) -> Path:

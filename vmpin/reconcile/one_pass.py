@@ -64,7 +64,11 @@ def leave(config: Config, release: Callable[[NodeView], Released]) -> tuple[Node
     from vmpin.reconcile import teardown
 
     with Lock(config.paths.lock_file) as lock:
-        reconciler = _read(config, used=lock.used)
+        try:
+            reconciler = _read(config, used=lock.used)
+        except BaseException:
+            lock.undo()
+            raise
         results = teardown.give_all_back(reconciler)
         released = release(reconciler.view)
         teardown.forget(config, reconciler)

@@ -55,7 +55,8 @@ def left(config: Config) -> list[Path]:
     """The existing files and directories that `forget` would remove."""
     paths, address = config.paths, config.metrics.address
     metrics = [] if address is None or address.path is None else [address.path]
-    return [path for path in (*_files(config), *metrics, paths.spool, paths.lock_file, paths.run)
+    return [path for path in (*_files(config), *metrics, paths.spool, paths.lock_file, paths.status_socket.parent,
+                              paths.run)
             if os.path.lexists(path)]
 
 

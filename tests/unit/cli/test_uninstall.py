@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from test_install_service import calls, units
 from vmpin.cli import uninstall
 from vmpin.cli.main import main
 from vmpin.cli.uninstall import Registrations
+from vmpin.doctor import own_facts
 from vmpin.install import oci_hook
 from vmpin.install.oci_hook import HookOptions
 
@@ -67,7 +71,7 @@ def test_a_directory_that_a_runtime_is_configured_to_read_stays(
     hooks = tmp_path / "made/hooks.d"
     assert main(["install", "hook", "--hooks-dir", str(hooks)]) == 0
     monkeypatch.setattr(uninstall, "registered", lambda config: Registrations(
-        [(path, hooks / "vmpin-hook") for path in hooks.glob("*.json")], {hooks}))
+        [(path, hooks / "vmpin-hook") for path in hooks.glob("*.json")], named={hooks}))
     assert f"kept {hooks}: a runtime's configuration names it\n" in run(command, capsys)
     assert [*hooks.parent.rglob("*")] == [hooks]
 
@@ -98,3 +102,109 @@ def test_a_unit_that_was_changed_by_hand_stops_it_before_anything_is_done(
     assert (tmp_path / "hooks.d/vmpin-hook").exists()
     run([*command, "--force"], capsys)
     assert not unit.exists()
+
+
+@pytest.fixture
+def installed(units: Path, command: list[str], tmp_path: Path) -> list[str]:
+    """The command line where everything is installed: a hook with directories made for it, another in a base spec,
+    the service, and a run directory."""
+    assert main(["install", "hook", "--hooks-dir", str(tmp_path / "made/for/hooks.d")]) == 0
+    assert main(["install", "service", "--now"]) == 0
+    (tmp_path / "run/status").mkdir(parents=True)
+    (tmp_path / "run/spool").mkdir()
+    for name in "state.json", "lock", "vmpin.sock", "spool/1.hook":
+        (tmp_path / "run" / name).write_text("")
+    calls(units)
+    return [*command, "--hooks-dir", str(tmp_path / "made/for/hooks.d")]
+
+
+def test_a_dry_run_prints_what_is_then_done(installed: list[str], units: Path, tmp_path: Path,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    before = {*tmp_path.rglob("*")}
+    capsys.readouterr()
+    planned = [line.removeprefix("would ") for line in run([*installed, "--dry-run"], capsys).splitlines()
+               if line.startswith("would ")]
+    assert ({*tmp_path.rglob("*")}, calls(units)) == (before, [])
+    done = run(installed, capsys).splitlines()
+    assert [line for line in done if line.startswith(("remove ", "write ", "systemctl "))] == planned
+    assert f"remove {tmp_path}/run/state.json" in planned
+    gone = before - {*tmp_path.rglob("*")}
+    named = {Path(word.removesuffix(",")) for line in planned for word in line.split()}
+    assert {path for path in gone if path not in named} == {tmp_path / "run/spool/1.hook"}
+
+
+#: Before each of these the process is killed in turn (sys.addaudithook).
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree", "subprocess.Popen"}
+
+
+def killed(command: Sequence[str], change: int) -> bool:
+    """Run a command in a child that is killed before a change of the file system. :returns: whether it came to it."""
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+
+        def audit(event: str, _: object) -> None:
+            nonlocal count
+            count += event in CHANGES
+            if event in CHANGES and count > change:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with open(os.devnull, "w") as sink:
+            sys.stdout = sys.stderr = sink
+            sys.addaudithook(audit)
+            os._exit(main([*command]))
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def test_after_a_kill_before_any_change_it_ends_when_it_is_called_again(
+        installed: list[str], command: list[str], units: Path, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    hooks, change = tmp_path / "made/for/hooks.d", 0
+    while killed(installed, change):
+        run(installed, capsys)
+        assert not (tmp_path / "made").exists(), f"killed before change {change}"
+        assert not (tmp_path / "run").exists(), f"killed before change {change}"
+        assert list(units.iterdir()) == []
+        assert main(["install", "hook", "--hooks-dir", str(hooks)]) == 0
+        assert main(["install", "service"]) == 0
+        (tmp_path / "run/spool").mkdir(parents=True)
+        (tmp_path / "run/state.json").write_text("")
+        capsys.readouterr()
+        change += 1
+    assert change > 8
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_hook_that_another_removal_has_moved_up_is_removed(tmp_path: Path, command: list[str],
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    hooks = tmp_path / "made/for/hooks.d"
+    assert main(["install", "hook", "--hooks-dir", str(hooks)]) == 0
+    for path in hooks.glob("*.json"):
+        path.unlink()
+    (hooks / "vmpin-hook").rename(hooks.parent / "vmpin-hook")
+    run([*command, "--hooks-dir", str(hooks)], capsys)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_watcher_that_is_no_service_stops_it_before_anything_is_done(
+        installed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(own_facts, "lock_holder", lambda config, proc: os.getpid())
+    before = {*tmp_path.rglob("*")}
+    for words in installed, [*installed, "--dry-run"]:
+        run(words, capsys, code=1)
+        assert {*tmp_path.rglob("*")} == before
+
+
+def test_in_a_chroot_without_sys_nothing_is_left(command: list[str], tmp_path: Path,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--set", f"paths.sys={tmp_path}/none", *command]
+    for words in [*command, "--dry-run"], command:
+        run(words, capsys)
+        assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/before.notes").touch()
+    run(command, capsys, code=1)
+    assert [*(tmp_path / "run").iterdir()] == [tmp_path / "run/before.notes"], "with the masks that may be on record"
