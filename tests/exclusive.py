@@ -45,6 +45,10 @@ class Owner:
 
     def gone(self) -> None:
         self._reconciler.node_state.state = DesiredState({})
+        self.shares()
+
+    def shares(self) -> None:
+        """It is there, and its CPUs are not exclusive to it any more."""
         self._reconciler.node_state.placement_cache.own = Ownership({}, CpuSet(), CpuSet())
 
     def ran(self, below: str, seconds: int) -> None:

@@ -24,7 +24,7 @@ from vmpin.features.isolation.isolation_books import (
     IsolationBooks,
     OwnerBook,
 )
-from vmpin.features.isolation.isolation_shares import FORMER
+from vmpin.features.isolation.isolation_shares import FORMER, Account
 from vmpin.host import boottime
 
 MS = 10**6
@@ -46,7 +46,7 @@ def test_minutes_that_are_written_in_parts_add_up() -> None:
     assert (sums.account.watched, sums.account.foreign, sums.account.others) == (30_000, 12_000, 3000)
     assert sums.by_cpu == {2: 6000, 3: 6000}
     assert sums.by_program == {BACKUP: 3000}
-    assert database.minutes(book, 0, 4).account.watched == 0
+    assert database.minutes(book, 0, 4).account == Account(watched=30_000), "when it was seen, and when it was read"
 
 
 def test_a_gap_counts_as_not_seen() -> None:
@@ -62,6 +62,22 @@ def test_time_without_exclusive_cpus_is_watched_and_nothing_is_missed() -> None:
     book.idle(2 * MINUTE, MINUTE)
     sums = figures_between(book, 0, 2 * MINUTE)
     assert (sums.account.watched, sums.account.seen, sums.unseen) == (120_000, 60_000, 0)
+    assert sums.account.without == 60_000
+
+
+@pytest.mark.parametrize("every", [7, 45, 90])
+def test_an_interval_counts_in_the_minutes_in_which_it_was(every: int) -> None:
+    """So that parts of the period have gaps where there were any, and nowhere else."""
+    book = owning(2)
+    book.longest, now = 2 * MINUTE, 0
+    while now < 63 * MINUTE:
+        now += every * SECOND
+        if not 21 * MINUTE < now <= 42 * MINUTE:
+            book.book(now, found(every))
+    figures = figures_between(book, 0, 63 * MINUTE)
+    unwatched = {begin // MINUTE: (end - begin) // MS - sums.watched for begin, end, sums in figures.bins}
+    assert {minute for minute, missing in unwatched.items() if missing} == set(range(20, 42, 2))
+    assert sum(unwatched.values()) == figures.unwatched == 21 * 60_000
 
 
 def test_an_owner_that_has_ended_is_reported_up_to_its_last_reading() -> None:
@@ -125,9 +141,9 @@ def test_a_period_has_parts_of_whole_minutes() -> None:
     for minute in range(1, 101):
         book.book(minute * MINUTE, found(60, 0.06))
     bins = figures_between(book, 0, 100 * MINUTE).bins
-    assert [minute for minute, *_ in bins] == list(range(0, 101, 3))
-    assert {length for _, length, _ in bins[:-1]} == {3}
-    assert bins[-1][1] == 1
+    assert [begin // MINUTE for begin, *_ in bins] == list(range(0, 101, 3))
+    assert {(end - begin) // MINUTE for begin, end, _ in bins[:-1]} == {3}
+    assert bins[-1][1] == 100 * MINUTE
     assert [sums.foreign for *_, sums in bins] == [120, *[180] * 32, 120]
 
 
@@ -149,7 +165,7 @@ def test_what_an_owner_that_is_forgotten_had_is_dropped() -> None:
     books, database = IsolationBooks(), Database()
     for begun in (7, 8):
         book = books.of("owner", MINUTE, begun, 0)
-        book.book(MINUTE, found(60, 0.6))
+        book.book(MINUTE + SECOND, found(1, 0.6))
         book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, MS)])
         database.add(books)
     assert [database.count(table) for table in ("owner", "minute", "cpu", "program")] == [1, 1, 1, 1]

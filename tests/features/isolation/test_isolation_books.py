@@ -42,11 +42,21 @@ def test_what_was_booked_is_taken_once() -> None:
     book.add_runs(MINUTE, [ForeignRun(BACKUP, 2, SECOND)])
     taken = book.take()
     assert taken.owner == book.described
-    assert taken.columns == {0: {"slack": 5}, 1: {"watched": 90 * SECOND, "seen": 180 * SECOND, "foreign": 6 * SECOND,
+    assert taken.columns == {0: {"slack": 5, "watched": 90 * SECOND}, 1: {"seen": 180 * SECOND, "foreign": 6 * SECOND,
                                                   "others": SECOND}}
     assert taken.by_cpu == {(1, 2): 3 * SECOND, (1, 3): 3 * SECOND}
     assert taken.by_program == {(1, BACKUP): SECOND}
     assert (book.take().columns, book.take().by_cpu, book.take().by_program) == ({}, {}, {})
+
+
+def test_hours_that_are_not_taken_stop_nothing() -> None:
+    """As while a disk hangs: each minute has its others."""
+    book = OwnerBook("owner", 0)
+    for minute in range(3 * MAX_PROGRAMS):
+        book.add_runs(minute * MINUTE, [ForeignRun(BACKUP, 2, SECOND)])
+    taken = book.take()
+    assert sum(taken.by_program.values()) == 3 * MAX_PROGRAMS * SECOND
+    assert sum(program != OTHERS for _, program in taken.by_program) <= MAX_PROGRAMS
 
 
 def test_an_interval_that_is_too_long_is_not_seen() -> None:

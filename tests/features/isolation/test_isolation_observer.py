@@ -194,3 +194,21 @@ def test_foreign_seconds_are_also_by_owner_as_long_as_it_is_there(node: Spinners
     a_round(observer)
     assert observer.foreign_by_sandbox() == {}
     assert observer.foreign_seconds()[node.there.first] == had
+
+
+def test_a_pod_whose_cpus_are_no_longer_exclusive_is_watched_without_them(node: Spinners, sleeper: int) -> None:
+    owner = Owner(node, sleeper, node.there)
+    observer = observing(node)
+    a_round(observer)
+    a_round(observer)
+    assert observer.owns(owner.sandbox)
+    assert sums(observer, owner)["without"] == 0
+    owner.shares()
+    a_round(observer)
+    assert not observer.owns(owner.sandbox)
+    before = sums(observer, owner)
+    a_round(observer)
+    after = sums(observer, owner)
+    assert after["without"] > before["without"]
+    assert after["watched"] - before["watched"] == pytest.approx(after["without"] - before["without"], abs=2)
+    assert after["seen"] == before["seen"]

@@ -29,7 +29,7 @@ from vmpin.features.isolation.isolation_shares import FORMER, Account, Figures, 
 from vmpin.host import boottime
 from vmpin.reconcile.kept_database import WRITE_EVERY, KeptDatabase, rows
 
-VERSION = 3
+VERSION = 4
 #: What the tables may have (bytes); where they have more, the oldest hours go. The file never has twice as much.
 MAX_BYTES = 32 << 20
 _HOUR = 60
@@ -175,13 +175,13 @@ def _program(names: Sequence[object]) -> ForeignProgram:
 
 
 def _bins(connection: sqlite3.Connection, owner: Owner, span: Period, most: int) -> list[tuple[int, int, Account]]:
-    """The period in equal parts of whole minutes: the first minute of each, how many whole ones it has (the last
-    minute of the period is not over), and its sums."""
+    """The period in equal parts of whole minutes: when each begins and ends (CLOCK_BOOTTIME, ns), and its sums. The
+    first and the last one are shorter where the period begins or ends within a minute."""
     step = -(-(span.last - span.first + 1) // most)
     sums = {part: Account(*columns) for part, *columns in rows(
         connection, f"SELECT (minute - ?1) / ?2, {_SUMS} FROM minute WHERE number = ?3 AND minute BETWEEN ?1 AND ?4 "
         "GROUP BY 1", span.first, step, owner.number, span.last)}
-    return [(minute, min(step, span.last - minute), sums.get(part, Account()))
+    return [(max(span.begin, minute * MINUTE), min(span.end, (minute + step) * MINUTE), sums.get(part, Account()))
             for part, minute in enumerate(range(span.first, span.last + 1, step))]
 
 

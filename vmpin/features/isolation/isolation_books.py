@@ -24,13 +24,14 @@ MAX_OWNERS = 512
 MAX_PROGRAMS = 64
 #: The sums of a minute: CPU time but where another unit is given.
 COLUMNS = (
-    "watched",  # elapsed time that readings cover, whatever the number of CPUs
-    "seen",  # time of all the CPUs
+    "watched",  # elapsed time that readings cover, whatever the number of CPUs; it alone and `without` are in the
+    "seen",  # minutes in which they were, all else in that of the reading. `seen`: time of all the CPUs
     "foreign",  # neither the owner's threads' time nor the hypervisor's
     "less", "more",  # how much smaller and larger that may be, as some threads of the owner may have run elsewhere
     "slack",  # the measurement error: once for each series of readings
     "interrupts", "steal",  # interrupts, a part of foreign; the hypervisor's time
-    "kernel", "others")  # run time of kernel threads and other programs that scans found
+    "kernel", "others",  # run time of kernel threads and other programs that scans found
+    "without")  # elapsed time in which the owner had no exclusive CPUs, a part of watched
 
 
 class ProgramKind(StrEnum):
@@ -136,8 +137,9 @@ class OwnerBook:
         if interval.elapsed > self.longest:
             return False
         minute = now // MINUTE
-        self._add(minute, watched=interval.elapsed, seen=interval.seen, foreign=sum(interval.foreign.values()),
-                  less=interval.less, more=interval.more, interrupts=interval.interrupts, steal=interval.steal)
+        self._add_elapsed(now, interval.elapsed, "watched")
+        self._add(minute, seen=interval.seen, foreign=sum(interval.foreign.values()), less=interval.less,
+                  more=interval.more, interrupts=interval.interrupts, steal=interval.steal)
         for cpu, spent in interval.foreign.items():
             self._by_cpu[minute, cpu] = self._by_cpu.get((minute, cpu), 0) + spent
         return True
@@ -151,22 +153,35 @@ class OwnerBook:
         """Book time in which the owner was watched and had no exclusive CPUs."""
         self.until = now
         if elapsed <= self.longest:
-            self._add(now // MINUTE, watched=elapsed)
+            self._add_elapsed(now, elapsed, "watched", "without")
 
     def add_runs(self, now: int, runs: Iterable[ForeignRun]) -> None:
         """Add run times that a scan found."""
         minute = now // MINUTE
         for program, _, spent in runs:
-            while (minute, program) not in self._by_program and len(self._by_program) >= MAX_PROGRAMS:
-                self._join_least()
+            while ((minute, program) not in self._by_program and len(self._by_program) >= MAX_PROGRAMS
+                   and self._join_least()):
+                pass
             self._by_program[minute, program] = self._by_program.get((minute, program), 0) + spent
             self._add(minute, **{"kernel" if program.kind is ProgramKind.KERNEL else "others": spent})
 
-    def _join_least(self) -> None:
-        """Add the time of the program that had the least to that of OTHERS in its minute."""
-        least = min((key for key in self._by_program if key[1] != OTHERS), key=self._by_program.__getitem__)
-        others = least[0], OTHERS
-        self._by_program[others] = self._by_program.get(others, 0) + self._by_program.pop(least)
+    def _join_least(self) -> bool:
+        """Add the time of the program that had the least to that of OTHERS in its minute. :returns: False where there
+        are only OTHERS, of many minutes, as while the database writes nothing."""
+        named = [key for key in self._by_program if key[1] != OTHERS]
+        if named:
+            least = min(named, key=self._by_program.__getitem__)
+            others = least[0], OTHERS
+            self._by_program[others] = self._by_program.get(others, 0) + self._by_program.pop(least)
+        return bool(named)
+
+    def _add_elapsed(self, now: int, elapsed: int, *columns: str) -> None:
+        """Add a span of time that ends at `now` to the minutes in which it was."""
+        begin = now - elapsed
+        while begin < now:
+            end = min(now, (begin // MINUTE + 1) * MINUTE)
+            self._add(begin // MINUTE, **dict.fromkeys(columns, end - begin))
+            begin = end
 
     def _add(self, minute: int, **columns: int) -> None:
         sums = self._columns.setdefault(minute, {})

@@ -174,6 +174,10 @@ class IsolationObserver:
                     book.add_runs(self._scanned_at, runs)
         return self.scans.under_way
 
+    def owns(self, owner: str) -> bool:
+        """Whether a sandbox has exclusive CPUs now."""
+        return owner in self._owners
+
     def close(self) -> None:
         """Begin to write the books: no more samples are taken."""
         self.closed = True

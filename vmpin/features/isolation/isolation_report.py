@@ -25,21 +25,23 @@ from vmpin.features.isolation.isolation_shares import (
 VERSION = 1
 #: Parts of the period that are shown one by one, and foreign programs.
 MAX_BINS, MAX_SHOWN = 48, 20
-_NS = 10**9
+_NS, _MS = 10**9, 10**6
 
 #: A moment (CLOCK_BOOTTIME, ns) as RFC 3339.
 Clock = Callable[[int], str]
 
 
-def pod_report(figures: Figures, clock: Clock, drift: Mapping[str, object] | None = None) -> dict[str, object]:
-    """One pod's part of the document. :param drift: its repairs since the watcher found it."""
+def pod_report(figures: Figures, clock: Clock, drift: Mapping[str, object] | None = None,
+               owning: bool = True) -> dict[str, object]:
+    """One pod's part of the document. :param drift: its repairs since the watcher found it.
+    :param owning: whether it has its exclusive CPUs still, or had them when it ended."""
     owner, span, account = figures.owner, figures.period, figures.account
     parts = shares(account, figures.unseen)
     return {
         "sandbox": owner.owner, "pod": {"namespace": owner.namespace, "name": owner.pod} if owner.pod else None,
-        "kind": owner.kind, "cpus": str(owner.cpus), "ended": owner.ended is not None,
+        "kind": owner.kind, "cpus": str(owner.cpus) if owning else "", "ended": owner.ended is not None,
         "since": clock(span.begin), "until": clock(span.end), "seconds": round((span.end - span.begin) / _NS, 3),
-        "cpu_seconds": _seconds(parts.total),
+        "without": _seconds(account.without), "cpu_seconds": _seconds(parts.total),
         "share": {"had": _share(parts, parts.had), "least": _share(parts, parts.least),
                   "most": _share(parts, parts.most)},
         "bounds": {"least": _seconds(parts.least), "most": _seconds(parts.most)},
@@ -53,8 +55,8 @@ def pod_report(figures: Figures, clock: Clock, drift: Mapping[str, object] | Non
         "foreign_by_program": [_program(program, spent, owner)
                                for program, spent in islice(figures.by_program.items(), MAX_SHOWN)],
         "drift": None if drift is None else dict(drift),
-        "limits": _limits(account, parts, len(owner.cpus)),
-        "bins": [_bin(minute, length, sums, clock) for minute, length, sums in figures.bins]}
+        "limits": _limits(figures, parts),
+        "bins": [_bin(begin, (end - begin) // _MS, sums, clock) for begin, end, sums in figures.bins if begin < end]}
 
 
 def document(pods: Iterable[Mapping[str, Any]], since: str, until: str) -> dict[str, object]:
@@ -108,12 +110,15 @@ def _program(program: ForeignProgram, spent: int, owner: Owner) -> dict[str, obj
             "seconds": _seconds(spent), "advice": advice(program, str(owner.cpus))}
 
 
-def _limits(account: Account, parts: Shares, cpus: int) -> list[str]:
+def _limits(figures: Figures, parts: Shares) -> list[str]:
     """Describe what sampling could not see in this period, as sentences."""
-    texts = []
+    texts, account = [], figures.account
     if parts.unseen > account.slack:
-        texts.append(f"{_text(parts.unseen // max(1, cpus))} of the period had no samples (no watcher ran, it was "
-                     "stopped, or a CPU was offline): this time counts neither for the pod nor for others")
+        texts.append(f"{_text(figures.unwatched)} of the period had no samples (no watcher ran, it was stopped, or a "
+                     "CPU was offline): this time counts neither for the pod nor for others")
+    if account.without:
+        texts.append(f"for {_text(account.without)} of the period the pod had no exclusive CPUs: there was nothing to "
+                     "measure")
     floating = account.less + account.more - account.steal
     if floating > account.slack:
         texts.append(f"threads of the pod that may also run on other CPUs ran for {_text(floating)}: how much of that "
@@ -127,11 +132,12 @@ def _limits(account: Account, parts: Shares, cpus: int) -> list[str]:
     return texts
 
 
-def _bin(minute: int, length: int, sums: Account, clock: Clock) -> dict[str, object]:
-    """A part of so many minutes; of one that was hardly seen, no share is shown."""
+def _bin(begin: int, length: int, sums: Account, clock: Clock) -> dict[str, object]:
+    """A part of the period, of so many milliseconds; of one that was hardly seen, no share is shown."""
     parts = shares(sums, 0)
-    seen = sums.seen > 0 and sums.watched * 4 >= length * 60_000
-    return {"start": clock(minute * MINUTE), "share": _share(parts, parts.had) if seen else None}
+    return {"start": clock(begin), "seconds": _seconds(length), "unseen": _seconds(max(0, length - sums.watched)),
+            "without": _seconds(min(sums.without, length)),
+            "share": _share(parts, parts.had) if sums.seen and sums.watched * 4 >= length else None}
 
 
 def _seconds(milliseconds: int) -> float:

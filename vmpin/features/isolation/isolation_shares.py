@@ -32,6 +32,7 @@ class Account(NamedTuple):
     steal: int = 0
     kernel: int = 0
     others: int = 0
+    without: int = 0
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -126,7 +127,7 @@ class WorstMinute(NamedTuple):
 class Figures(NamedTuple):
     """What the books have of an owner's period. `account` counts the imprecision of series that began before it;
     `by_cpu` is foreign time by CPU, `by_program` run time by program, the most first. `bins` are equal parts of whole
-    minutes: the first minute of each, how many whole ones it has, and its sums."""
+    minutes: when each begins and ends (CLOCK_BOOTTIME, ns), and its sums."""
 
     owner: Owner
     period: Period
@@ -137,7 +138,12 @@ class Figures(NamedTuple):
     bins: Sequence[tuple[int, int, Account]]
 
     @property
+    def unwatched(self) -> int:
+        """Elapsed time without readings."""
+        return max(0, (self.period.end - self.period.begin) // _MS - self.account.watched)
+
+    @property
     def unseen(self) -> int:
         """CPU time without readings."""
-        length = self.period.end - self.period.begin
-        return max(0, length // _MS - self.account.watched) * max(1, len(self.owner.cpus))
+        return self.unwatched * max(1, len(self.owner.cpus))
+

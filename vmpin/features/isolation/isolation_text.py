@@ -39,11 +39,18 @@ def seconds(spent: float) -> str:
 
 
 def row(pod: Mapping[str, Any], objective: bool) -> list[str]:
-    """Return a pod's cells, in the order of TABLE, and of SLO if there is one."""
+    """Return a pod's cells, in the order of TABLE, and of SLO if there is one; "-" for shares of nothing."""
     parts, share = pod["parts"], pod["share"]
-    return [title(pod), pod["cpus"] or "-", percent(share["had"]), percent(share["least"]),
-            *(percent(parts[name]["share"]) for name in ("kernel", "others", "unseen")),
-            *([pod["slo"]] if objective else [])]
+    seen = [share["had"], share["least"], parts["kernel"]["share"], parts["others"]["share"]]
+    return [title(pod), pod["cpus"] or "-", *("-" if unmeasured(pod) else percent(part) for part in seen),
+            percent(parts["unseen"]["share"]) if pod["cpu_seconds"] else "-", *([pod["slo"]] if objective else [])]
+
+
+def unmeasured(pod: Mapping[str, Any]) -> str:
+    """Why there is no share of a pod in that time; "" where there is one."""
+    if pod["cpu_seconds"] > pod["parts"]["unseen"]["seconds"]:
+        return ""
+    return "had no exclusive CPUs" if pod["without"] and not pod["cpu_seconds"] else "has no samples"
 
 
 def headline(pod: Mapping[str, Any]) -> str:
@@ -51,8 +58,8 @@ def headline(pod: Mapping[str, Any]) -> str:
     count = cpu_count(pod["cpus"])
     cpus = f"its {exclusive_cpus(count)} {pod['cpus']}" if count else "its former exclusive CPUs"
     ended = ", when it ended" if pod["ended"] else ""
-    return (f"{title(pod)} had {percent(pod['share']['had'])} of {cpus} for itself, in {human_age(pod['seconds'])} "
-            f"until {pod['until']}{ended}")
+    had = unmeasured(pod) or f"had {percent(pod['share']['had'])} of {cpus} for itself"
+    return f"{title(pod)} {had}, in {human_age(pod['seconds'])} until {pod['until']}{ended}"
 
 
 def exclusive_cpus(count: int) -> str:
@@ -95,26 +102,32 @@ def drift_sentence(pod: Mapping[str, Any]) -> str:
 
 def curve(pod: Mapping[str, Any]) -> str:
     """Draw the share that was not the pod's over the period, one sign for each part, in logarithmic steps; a dot: not
-    seen."""
-    return "".join("·" if part["share"] is None else _BLOCKS[bisect_right(_STEPS, 1 - part["share"])]
-                   for part in pod["bins"])
+    seen; a dash: without exclusive CPUs."""
+    return "".join("·-"[part["without"] > part["unseen"]] if part["share"] is None else
+                   _BLOCKS[bisect_right(_STEPS, 1 - part["share"])] for part in pod["bins"])
 
 
 def lines(pod: Mapping[str, Any], slo: float | None, width: int = WIDTH) -> Iterator[str]:
     """The report of one pod."""
     yield from _wrapped(headline(pod), width, "")
-    yield f"  ({bounds(pod)})"
+    if not unmeasured(pod):
+        yield f"  ({bounds(pod)})"
     yield ""
-    for name, text in PARTS.items():
+    for name, text in PARTS.items() if pod["cpu_seconds"] else ():
         part = pod["parts"][name]
         yield f"  {text:<20}{percent(part['share']):>11}  {seconds(part['seconds']):>10}"
+    if pod["without"]:
+        yield f"  {'no exclusive CPUs':<20}{'':>11}  {seconds(pod['without']):>10}"
     by_cpu = [cpu for cpu in pod["foreign_by_cpu"] if cpu["seconds"]]
     if by_cpu:
         yield from _wrapped("foreign by CPU: " + ", ".join(
             f"{'former' if cpu['cpu'] is None else cpu['cpu']}: {seconds(cpu['seconds'])}" for cpu in by_cpu),
             width, "  ")
     yield f"  over time: {curve(pod)}"
-    yield "    (not its own: ▁ below 0.01 %, ▃ 0.1 %, ▅ 1 %, ▇ 10 %, █ 30 %; · not seen)"
+    yield "    (not its own: ▁ below 0.01 %, ▃ 0.1 %, ▅ 1 %, ▇ 10 %, █ 30 %; · not seen" + (
+        ";" if pod["without"] else ")")
+    if pod["without"]:
+        yield "    - without exclusive CPUs)"
     yield ""
     yield from _worst(pod, width, "  ")
     yield from _programs(pod["foreign_by_program"], width)

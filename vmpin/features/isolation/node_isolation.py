@@ -87,12 +87,12 @@ class NodeIsolation:
             raise ValueError("since")
         self._sampler.round()
         try:
-            return await self._document(observer.keeper, since)
+            return await self._document(observer, since)
         except sqlite3.Error as err:
             raise WatcherError(f"the books of isolation cannot be read: {err}",
                                "free space in the run directory, or restart the watcher") from err
 
-    async def _document(self, keeper: IsolationKeeper, seconds: float) -> dict[str, Any]:
+    async def _document(self, observer: IsolationObserver, seconds: float) -> dict[str, Any]:
         import asyncio
 
         from vmpin.domain.model import SandboxId
@@ -106,13 +106,15 @@ class NodeIsolation:
         def clock(moment: int) -> str:
             return when((moment + offset) / 1e9)
 
+        keeper = observer.keeper
         keeper.write(0.0)
         pods = []
         for owner in [book.described for book in keeper.books.owners.values()]:
             figures = await asyncio.wrap_future(keeper.figures(owner, since, now, MAX_BINS))
             if figures is not None:
                 history = self._view.drift(SandboxId(owner.owner))
-                pods.append(pod_report(figures, clock, None if history is None else history.data()))
+                pods.append(pod_report(figures, clock, None if history is None else history.data(),
+                                       owner.ended is not None or observer.owns(owner.owner)))
         return document(pods, clock(since), clock(now))
 
     def _metrics(self, scrape: ScrapeData) -> Iterator[Metric]:
