@@ -113,7 +113,7 @@ class AgentSession(Session):
         from vmpin.guests.attempts import attempts
 
         while True:
-            async for attempt in attempts(self._retry, self._timeouts):
+            async for attempt in attempts(self._retry, self._timeouts, self.name):
                 with attempt:
                     await self._attempt()
 

@@ -3,11 +3,13 @@
 It loads tenacity (host.retry), so it is imported when there is a guest."""
 
 import logging
+import random
+import time
 
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.errors import SourceError
 from vmpin.guests.guest_session import GuestError, SessionEnded, TimeoutStreak
-from vmpin.host.retry import Attempts, Backoff, Wake
+from vmpin.host.retry import JITTER, Attempts, Backoff, Wake
 from vmpin.protocol.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -16,16 +18,42 @@ logger = logging.getLogger(__name__)
 SOON = 7
 #: An agent whose session has just ended is tried again as after this many attempts.
 RECENT = 5
+#: A guest without an agent for so long (s) has none, or is given one by hand: changes of its map come with each
+#: container, and each attempt costs as much as a pass.
+SILENT = 60.0
+#: The pauses after an attempt at such a guest that came early (s). An agent that starts meanwhile is reached 2 s later
+#: at most than with other guests' pauses of 0.1 s, doubled each time.
+AFTER_CHANGE = (2.0, 3.0, 3.0, 6.0)
 
 
 class GuestBackoff(Backoff):
-    """Short pauses for a guest that boots, and for an agent that answered a moment ago."""
+    """Short pauses for a guest that boots, and for an agent that answered a moment ago.
+    :param name: the sandbox. Its pauses differ from other guests', so that many are not tried at the same moment, and
+        are the same for both agents: an attempt costs little when another has just been made."""
 
-    __slots__ = ("_streak",)
+    __slots__ = ("_began", "_next", "_pace", "_streak")
 
-    def __init__(self, timeouts: Timeouts) -> None:
-        super().__init__(timeouts.agent_first, timeouts.agent_last, SOON)
+    def __init__(self, timeouts: Timeouts, name: str) -> None:
+        super().__init__(timeouts.agent_first, timeouts.agent_last, SOON, jitter=0.0)
+        self._pace = random.Random(name).uniform(1 - JITTER, 1 + JITTER)
         self._streak = TimeoutStreak()
+        self._began = time.monotonic()
+        #: The next pauses, in reverse; empty: doubled ones.
+        self._next: list[float] = []
+
+    def reset(self) -> None:
+        """Make the next pauses short, after an attempt that came early."""
+        if time.monotonic() - self._began < SILENT:
+            super().reset()
+        else:
+            self._next = [*reversed(AFTER_CHANGE)]
+
+    def seconds(self) -> float:
+        return self._pace * (self._next.pop() if self._next else super().seconds())
+
+    def at_most(self, attempts: int) -> None:
+        self._next.clear()
+        super().at_most(attempts)
 
     def after(self, err: Exception) -> float:
         """Return the pause after an attempt that failed with `err`, in seconds; log what no guest can cause."""
@@ -39,6 +67,7 @@ class GuestBackoff(Backoff):
         return self.pause()
 
 
-def attempts(wake: Wake, timeouts: Timeouts = TIMEOUTS) -> Attempts:
-    """Attempts at one guest until one does not raise; setting `wake` makes the next one come early."""
-    return Attempts(GuestBackoff(timeouts), wake, timeouts.agent_early)
+def attempts(wake: Wake, timeouts: Timeouts = TIMEOUTS, name: str = "") -> Attempts:
+    """Attempts at one guest until one does not raise; setting `wake` makes the next one come early.
+    :param name: the sandbox."""
+    return Attempts(GuestBackoff(timeouts, name), wake, timeouts.agent_early)

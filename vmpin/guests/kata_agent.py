@@ -71,9 +71,15 @@ class KataAgent:
     @classmethod
     async def connect(cls, channel: Channel, deadline: float = TIMEOUTS.kata_answer) -> KataAgent:
         """Connect to the agent's port. :param deadline: for each answer (s). :raises OSError: as `Channel.open`."""
-        # In a thread: loading the protobuf library takes 50 ms, in which the event loop must not stand still.
-        known = await asyncio.to_thread(agent_messages)
-        return cls(await channel.open(PORT), known, deadline)
+        stream = await channel.open(PORT)
+        try:
+            if not agent_messages.cache_info().currsize:
+                # In a thread: loading the protobuf library takes 50 ms, in which the event loop must not stand still.
+                await asyncio.to_thread(agent_messages)
+            return cls(stream, agent_messages(), deadline)
+        except BaseException:
+            stream.close()
+            raise
 
     async def __aenter__(self) -> KataAgent:
         return self

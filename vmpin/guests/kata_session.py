@@ -120,7 +120,7 @@ class KataSession(Session):
 
         self._pauses.restart()
         while not self.refused:
-            async for attempt in attempts(self._wake, self._timeouts):
+            async for attempt in attempts(self._wake, self._timeouts, self.name):
                 with attempt:
                     await self._round()
             pending = any(report.state == PENDING for report in self.reports.values())

@@ -41,6 +41,7 @@ class VmGuest:
         self.config = config
         #: The inputs of the last `update`, kept by the manager to skip one with the same.
         self.seen: tuple[object, ...] = ()
+        self._inputs: tuple[object, ...] = ()  #: What the map was last derived from.
         self.placed: Iterable[ContainerId] = ()
         #: Why no map can be made, "" if one can.
         self.trouble = ""
@@ -48,6 +49,8 @@ class VmGuest:
         self.kata: KataSession | None = None
         self._agent_url = agent_url
         self.cid = vm.type.channels.cid(vm.vmm.argv)
+        #: The ways in, once found, if its command line alone shows them.
+        self._fixed: Sequence[Channel] | None = None
         self._proc = proc
         self._rival = rival
         #: Set at every change of a session: for `run`, and for any number of tasks in `unpin_result`.
@@ -60,8 +63,12 @@ class VmGuest:
 
     def channels(self) -> Sequence[Channel]:
         """The ways into the guest at this moment: a socket may appear later, or be replaced."""
-        paths = self.config.paths
-        channels = find_channels(self.vm, self._agent_url, self._proc, paths.kata_go, paths.kata_rs)
+        channels = self._fixed
+        if channels is None:
+            paths = self.config.paths
+            channels = find_channels(self.vm, self._agent_url, self._proc, paths.kata_go, paths.kata_rs)
+            if self.cid is not None:
+                self._fixed = channels
         rival = None if self.cid is None else self._rival(self.cid, self.vm.sandbox)
         return [ContestedVsock(str(channel), rival) if rival is not None and isinstance(channel, Vsock) else channel
                 for channel in channels]
@@ -82,11 +89,16 @@ class VmGuest:
     def update(self, vm: Vm, placement: Placement | None, state: SandboxState | None) -> None:
         """Derive the map from the placement and give it to the sessions. Without a placement the guest keeps the last
         map, unless the sandbox is suspended: then everything is taken back."""
-        self.trouble = ""
-        self.placed = () if placement is None else placement.containers
         if self.agent is not None:
             self.agent.boots = _boots(state)
-        if state is not None and state.suspended:
+        suspended = state is not None and state.suspended
+        inputs = (vm.vcpus_identified, vm.vcpu_threads, suspended, self.config,
+                  placement and (placement.vcpus, placement.containers))
+        if not suspended and inputs == self._inputs:
+            return  # a container was started, for instance
+        self._inputs, self.trouble = inputs, ""
+        self.placed = () if placement is None else placement.containers
+        if suspended:
             self.unpin(vm)
         if placement is None:
             return

@@ -45,12 +45,16 @@ class Backoff:
 
     def pause(self) -> float:
         """Count one failed attempt. :returns: how long to wait before the next one, in seconds."""
-        seconds = self._last
-        if self._steps is None or self.state.attempt_number <= self._steps:
-            seconds = wait_exponential(multiplier=self._first, max=self._last)(self.state)
+        seconds = self.seconds()
         self.state.prepare_for_next_attempt()
         varied = seconds * random.uniform(1 - self._jitter, 1 + self._jitter)
         return varied if varied <= self._last else 2 * self._last - varied
+
+    def seconds(self) -> float:
+        """The next pause before it is varied, in seconds."""
+        if self._steps is None or self.state.attempt_number <= self._steps:
+            return float(wait_exponential(multiplier=self._first, max=self._last)(self.state))
+        return self._last
 
     def after(self, err: Exception) -> float:
         """Return the pause after an error: `pause`, unless a subclass derives it from the error."""

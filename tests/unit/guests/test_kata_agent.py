@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import struct
+from pathlib import Path
 
 import pytest
 from agent_sessions import C1
@@ -47,6 +48,19 @@ async def test_it_is_reached_behind_hybrid_vsock() -> None:
         await server.talk(reader, writer)
     async with serving(talk) as path, await KataAgent.connect(
             HybridVsock(str(path), os.getpid(), os.getpid())) as agent:
+        assert await agent.version() == "4.1.0"
+
+
+async def test_an_agent_that_does_not_listen_costs_no_library_and_no_thread(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest without one is tried again and again."""
+    monkeypatch.setattr(asyncio, "to_thread", None)
+    agent_messages.cache_clear()
+    with pytest.raises(FileNotFoundError):
+        await KataAgent.connect(UnixChannel(tmp_path / "none.sock"))
+    assert agent_messages.cache_info().currsize == 0
+    agent_messages()
+    async with serving(Server().talk) as path, await KataAgent.connect(UnixChannel(path)) as agent:
         assert await agent.version() == "4.1.0"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from guest_peer import Agent, until
 
 from vmpin.config.timeouts import Timeouts
 from vmpin.domain.model import SandboxId, ThreadId, ThreadRole, VcpuId, VcpuState, VmThread
+from vmpin.guests import vm_guest
+from vmpin.guests.channels import Channel, Vsock, find_channels
 from vmpin.guests.manager import GuestManager
-from vmpin.guests.vm_guest import guest_vcpus
+from vmpin.guests.vm_guest import VmGuest, guest_vcpus
+from vmpin.host.procfs import Procfs
 from vmpin.protocol.messages import Unpin
 from vmpin.vmm.qemu import QEMU
+from vmpin.vmm.virtual_machine import Vm
 
 
 async def test_vmpins_agent_comes_first_and_is_sent_each_change(tmp_path: Path) -> None:
@@ -160,6 +165,24 @@ async def test_an_agent_that_comes_late_is_found_on_request(tmp_path: Path) -> N
         assert node.asked == [10789, 1024]
         node.guests.retry_now()
         await until(lambda: node.states() == {"web": "applied", "logs": "applied"})
+
+
+def test_the_cid_on_a_command_line_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest without an agent is tried again and again, and a Kata's command line has a hundred words."""
+    node, searches = Machine(tmp_path), list[Vm]()
+
+    def search(vm: Vm, *places: Any) -> Sequence[Channel]:
+        searches.append(vm)
+        return find_channels(vm, *places)
+
+    monkeypatch.setattr(vm_guest, "find_channels", search)
+    argv = ["/usr/bin/qemu-system-x86_64", "-device", "vhost-vsock-pci,guest-cid=7"]
+    vms = (node.vm, 0), (changed(node.vm, type=QEMU, vmm=changed(node.vm.vmm, argv=argv)), 7)
+    for (vm, cid), count in zip(vms, (3, 1), strict=True):  # a hybrid vsock's socket may appear later
+        searches.clear()
+        guest = VmGuest("auto", vm, "", Procfs(), node.config(), lambda cid, sandbox: None)
+        assert [list(guest.channels()) for _ in range(3)] == [[Vsock(cid)] if cid else []] * 3
+        assert len(searches) == count
 
 
 def test_vcpus_are_in_the_order_of_creation(tmp_path: Path) -> None:

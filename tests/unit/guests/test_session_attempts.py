@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import random
 import time
 import weakref
 from dataclasses import replace
@@ -21,7 +22,7 @@ from vmpin.domain.desired_state import ContainerRecord, SandboxState
 from vmpin.domain.events import Source
 from vmpin.domain.model import Container, ContainerId, SandboxId
 from vmpin.guests.agent_session import AgentSession
-from vmpin.guests.attempts import attempts
+from vmpin.guests.attempts import SILENT, GuestBackoff, attempts
 from vmpin.guests.channels import NotListening, Stream
 from vmpin.guests.guest_session import (
     BOOT_PATIENCE,
@@ -174,6 +175,34 @@ async def test_pauses_grow_to_minutes_and_a_change_makes_them_short_again(monkey
                 raise TimeoutError
     assert max(slept[:PATIENCE - 1]) < 2.1  # it boots, as it may be
     assert slept[23] > 200  # it hangs
+
+
+def attempts_after_change(backoff: GuestBackoff) -> list[float]:
+    """When a guest that has no agent is tried after a change of its map, in seconds since then."""
+    backoff.reset()
+    times = [0.0]
+    while (pause := backoff.after(NoAgentFound("none"))) < 200:
+        times.append(times[-1] + pause)
+    return times
+
+
+def test_a_long_silent_guest_is_tried_less_often_after_a_change_and_an_agent_is_found_2_s_later_at_most(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random.Random, "uniform", lambda _, least, most: (least + most) / 2)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    backoff = GuestBackoff(Timeouts(), "pod-a")
+    while backoff.pause() < 200:
+        pass
+    others = attempts_after_change(backoff)
+    now += SILENT
+    silent = attempts_after_change(backoff)
+    assert (len(others), len(silent)) == (8, 5)
+    begun = [0.01 * number for number in range(1, int(100 * others[-1]))]  # when an agent starts
+    assert max(min(at for at in silent if at >= start) - min(at for at in others if at >= start)
+               for start in begun) <= 2
+    backoff.reset()
+    assert [backoff.after(TimeoutError()) <= 2.1 for _ in range(PATIENCE - 1)] == [True] * (PATIENCE - 1)  # it boots
 
 
 async def test_a_failed_attempt_leaves_nothing_for_the_garbage_collector() -> None:
