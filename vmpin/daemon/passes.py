@@ -103,6 +103,7 @@ class Passes:
         self._passed, self._timeouts = passed, timeouts
         self.rechecks = RecheckSchedule(timeouts.rechecks)
         self._queries: set[asyncio.Task[None]] = set()
+        self._turns = -1  #: The value of `NodeState.placement_turns` after the last pass.
 
     @log.operation()
     def run(self, sandboxes: Iterable[SandboxId], why: str, since: float | None = None, scan: bool = True) -> None:
@@ -129,8 +130,10 @@ class Passes:
             counters.pin_latency.observe(time.perf_counter() - since)
         if self._proc_events is not None:
             self._proc_events.after_pass(report, everything=why in ("resync", "request"))
-        self._guests.update(self._view)
-        self._passed()
+        turns, self._turns = self._turns, self._node_state.placement_turns
+        if why != "recheck" or report.results or self._turns != turns:  # most rechecks change nothing
+            self._guests.update(self._view)
+            self._passed()
         self.rechecks.begin({result.operation.sandbox for result in report.results
                              if result.outcome is Outcome.WAITING})
         logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms, report.count(Outcome.DONE),

@@ -15,6 +15,7 @@ class CpusetFiles:
         self._node_state = node_state
         #: The file of each process; None for a process in the top cgroup, or in none.
         self._file_of: dict[ThreadId, Path | None] = {}
+        self._turn = -1  #: The pass in which cgroups were looked up last.
 
     def paths(self) -> set[Path]:
         """The files to watch. The cgroup of a process is looked up when the process is new, and then in one of sixteen
@@ -24,12 +25,12 @@ class CpusetFiles:
                      *(vm.vmm.id for vm in self._node_state.vms.values())]
         files: dict[ThreadId, Path | None] = {}
         for process in processes:
-            if process in self._file_of and (process.tid ^ turn) & 15:
+            if process in self._file_of and (turn == self._turn or (process.tid ^ turn) & 15):
                 files[process] = self._file_of[process]
             else:
                 path = cgroups.cpuset_path(process.tid)
                 files[process] = None if path is None or cgroups.is_top(path) else cgroups.cpus_file(path)
-        self._file_of = files
+        self._file_of, self._turn = files, turn
         return {path for path in files.values() if path is not None}
 
     def expect_moves(self, sandboxes: Iterable[SandboxId]) -> None:

@@ -212,6 +212,11 @@ class NodeState:
     def drift(self, sandbox: SandboxId) -> History | None:
         return self.drift_evidence.histories.get(sandbox)
 
+    @property
+    def placement_turns(self) -> int:
+        """Counts the passes in which anything that placements depend on had changed."""
+        return self.placement_cache.turns
+
     # Kept over a restart
 
     @property

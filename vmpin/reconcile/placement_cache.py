@@ -8,7 +8,7 @@ from vmpin.config.settings import Config
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.assignments import Owner
 from vmpin.domain.desired_state import DesiredState, SandboxState
-from vmpin.domain.model import SandboxId, Vcpu, VcpuId
+from vmpin.domain.model import ContainerState, SandboxId, Vcpu, VcpuId
 from vmpin.domain.sandbox_placement import Placement, Previous, Verdict
 from vmpin.domain.topology import Topology
 from vmpin.placement.ownership import CpuClaims, Node, Ownership, claims_of, ownership, with_unreported
@@ -39,6 +39,8 @@ class PlacementCache:
         #: now: they are not copied for each container without CPUs of its own.
         self.own: Ownership = ownership(self._claims, self.node, self._pods)
         self.placements: dict[SandboxId, Placement] = {}
+        #: What each sandbox was placed by: its own part, ownership, node and configuration.
+        self._known: dict[SandboxId, tuple[object, Ownership, Node, Config]] = {}
         #: The parts of previous placements that the next ones keep to.
         self.previous: dict[SandboxId, Previous] = dict(previous)
         #: Whether `previous` has changed since this was last set to False.
@@ -47,6 +49,7 @@ class PlacementCache:
         self.unmanaged: dict[SandboxId, str] = {}
         #: The sandboxes to place again in the next pass.
         self.dirty: set[SandboxId] = set()
+        self.turns = 0  #: The number of passes in which some sandbox, or ownership, was due.
         #: Whether ownership has to be recomputed, even if no sandbox changed.
         self._node_changed = True
 
@@ -71,8 +74,9 @@ class PlacementCache:
     def keep_only(self, vms: Set[SandboxId], sandboxes: Set[SandboxId]) -> bool:
         """Drop the placements of VMs that have ended. :param sandboxes: those whose previous placement is kept.
         :returns: whether the state file is out of date."""
-        for gone in self.placements.keys() - vms:
-            del self.placements[gone]
+        for known in self.placements, self._known:
+            for gone in known.keys() - vms:
+                del known[gone]
         for gone in self.unmanaged.keys() - vms:
             del self.unmanaged[gone]
         forgotten = self.previous.keys() - sandboxes
@@ -93,6 +97,7 @@ class PlacementCache:
         dirty, self.dirty = self.dirty, set()
         if not dirty and not self._node_changed:
             return set()
+        self.turns += 1
         node_changed, self._node_changed = self._node_changed, False
         exclusive_changed = False
         failed_claims: set[SandboxId] = set()
@@ -139,13 +144,21 @@ class PlacementCache:
         return before != after or bool(after and old_pod != self._pods.get(sandbox))
 
     def _place_again(self, sandbox: SandboxId, vm: Vm | None, sandbox_state: SandboxState | None) -> bool:
-        """Recompute a sandbox's placement. :returns: whether it changed; False also if there is none (any more)."""
+        """Recompute a sandbox's placement. :returns: whether its masks may have changed; False also if there is none
+        (any more)."""
         placement = None
         if vm is not None and sandbox_state is not None and not sandbox_state.suspended:
             if self._first_list.holds(sandbox, sandbox_state):
                 self._leave_alone(sandbox, UNLISTED)
                 return False
-            placement = self._of(vm, sandbox_state, vm.vcpus)
+            inputs = (self._request(vm, sandbox_state, vm.vcpus), self._pods.get(sandbox),
+                      self._first_list.waits(sandbox))
+            known = self._known.get(sandbox)
+            if known is not None and sandbox in self.placements and known[0] == inputs and (
+                    known[1] is self.own and known[2] is self.node and known[3] is self.config):
+                return False  # a container was started, for instance
+            placement = self._of(inputs[0])
+            self._known[sandbox] = inputs, self.own, self.node, self.config
         if placement is not None and placement.verdict is Verdict.UNMANAGED:
             self._leave_alone(sandbox, placement.reasons[0])
             return False
@@ -153,7 +166,8 @@ class PlacementCache:
         if vm is None or placement is None:
             self.placements.pop(sandbox, None)
             return False
-        if placement == self.placements.get(sandbox):
+        before = self.placements.get(sandbox)
+        if placement == before:
             return False
         self.placements[sandbox] = placement
         previous = placement.as_previous(self.previous.get(sandbox), vm.vcpus_identified)
@@ -161,7 +175,7 @@ class PlacementCache:
             self.previous[sandbox] = previous
             self.unsaved = True
         logger.debug("placed sandbox=%s verdict=%s mask=%s", sandbox, placement.verdict, placement.mask)
-        return True
+        return before is None or before._replace(pending=placement.pending) != placement
 
     def _leave_alone(self, sandbox: SandboxId, why: str) -> None:
         if self.unmanaged.get(sandbox) != why:
@@ -182,14 +196,19 @@ class PlacementCache:
         placement, sandbox_state = self.placements.get(vm.sandbox), state.sandboxes.get(vm.sandbox)
         if placement is None or sandbox_state is None or vcpu in placement.by_vcpu:
             return placement
-        return self._of(vm, sandbox_state, vm.guest_vcpus(sorted({*vm.vcpu_threads.values(), vcpu})))
+        return self._of(self._request(vm, sandbox_state, vm.guest_vcpus(sorted({*vm.vcpu_threads.values(), vcpu}))))
 
-    def _of(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> Placement:
+    def _request(self, vm: Vm, sandbox_state: SandboxState, vcpus: tuple[Vcpu, ...]) -> PlacementRequest:
+        """A created container is the same to a placement as a running one."""
         ended = any(record.stopped for record in sandbox_state.containers.values())
-        request = PlacementRequest(vm.sandbox, vcpus, effective_containers(sandbox_state, self.rulings),
-                                   vm.vcpu_state, ended, None if vm.nic is None else vm.nic.numa_node)
-        placement = place(request, self.node, self.own, self.config.rules, self.previous.get(vm.sandbox))
-        waits = placement.waiting or self._first_list.waits(vm.sandbox)
+        containers = tuple(container._replace(state=ContainerState.RUNNING)
+                           for container in effective_containers(sandbox_state, self.rulings))
+        return PlacementRequest(vm.sandbox, vcpus, containers, vm.vcpu_state, ended,
+                                None if vm.nic is None else vm.nic.numa_node)
+
+    def _of(self, request: PlacementRequest) -> Placement:
+        placement = place(request, self.node, self.own, self.config.rules, self.previous.get(request.id))
+        waits = placement.waiting or self._first_list.waits(request.id)
         return placement if waits == placement.waiting else placement._replace(waiting=waits)
 
     def _affected(self, before: Ownership, vms: Set[SandboxId]) -> Iterable[SandboxId]:

@@ -1,0 +1,111 @@
+"""What the events of a container in a VM make the watcher do, as counts: times depend on the machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from newcomers import Machine, sandbox, start_time
+from nri_events import container, pod
+from system_calls import system_calls
+
+from vmpin.daemon.watcher import Watcher
+from vmpin.domain.events import ContainerSeen, Source
+from vmpin.domain.model import Container, ContainerId, SandboxId, ThreadId
+from vmpin.guests import vm_guest
+from vmpin.guests.manager import GuestManager
+from vmpin.host import affinity
+from vmpin.host.lock import Lock
+from vmpin.reconcile import placement_cache
+from vmpin.reconcile.cpuset_files import CpusetFiles
+from vmpin.sources.nri.nri_events import ContainerEvent
+from vmpin.sources.spool import Spool
+from vmpin.wire.nri_enums import CREATED, RUNNING, STOPPED, Verb
+
+pytest_plugins = ["given_unit"]
+
+VM = SandboxId(sandbox("a"))
+LIFE = {Verb.CREATE: CREATED, Verb.POST_CREATE: CREATED, Verb.START: CREATED, Verb.POST_START: RUNNING,
+        Verb.STOP: STOPPED, Verb.REMOVE: STOPPED}
+
+
+@pytest.fixture
+def watcher(machine: Machine, crowd: Path) -> Iterator[Watcher]:
+    """Of a VM that was there before, whose new threads the kernel reports."""
+    vmm = machine.running(crowd)
+    machine.reconciler.resync()
+    machine.node_state.inventory.process_table.round = vmm.pid + 1  # not its turn to be read again
+    config = machine.node_state.config
+    with Lock(config.paths.lock_file) as lock:
+        machine.node_state.forks_reported(True)
+        yield Watcher(lambda: config, machine.reconciler, Spool(config.paths.spool), [], lock)
+
+
+def report(watcher: Watcher, verb: Verb, cpus: str, name: str = "c1") -> None:
+    watcher._on_nri([ContainerEvent(verb, pod(id_=VM), container(name, cpus, LIFE[verb], pod_=VM), time.time_ns())],
+                    time.perf_counter(), False)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: Counter[str]) -> None:
+    """Count the calls of a function."""
+    function: Callable[..., Any] = getattr(owner, name)
+
+    def count(*args: Any, **named: Any) -> Any:
+        calls[name] += 1
+        return function(*args, **named)
+
+    monkeypatch.setattr(owner, name, count)
+
+
+async def test_a_containers_life_sets_masks_twice_and_derives_two_maps(
+        watcher: Watcher, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "SOON", 3600)  # else a mask is read once more on a busy machine
+    threads = len(list(machine.node_state.vms[VM].threads()))
+    calls: Counter[str] = Counter()
+    counted(monkeypatch, vm_guest, "guest_map", calls)
+    counted(monkeypatch, placement_cache, "place", calls)
+    made = {verb: system_calls(lambda verb=verb: report(watcher, verb, str(machine.other)))  # type: ignore[misc]
+            for verb in LIFE}
+    read = {"sched_getaffinity": threads, "stat": 4}  # masks; number of threads, checkpoint, DRA claims and driver
+    assert made[Verb.START] == made[Verb.POST_START] == made[Verb.REMOVE] == read
+    assert made[Verb.POST_CREATE] == {**read, "open": 1, "read": 1, "close": 1}  # the VMM's cgroup
+    for verb in Verb.CREATE, Verb.STOP:
+        assert made[verb]["sched_setaffinity"] == threads
+        assert made[verb]["sched_getaffinity"] == 2 * threads  # before and afterwards
+    assert calls == {"guest_map": 2, "place": 3}  # START ends the runtime's request
+    assert VM in watcher.passes.rechecks.pending
+
+
+async def test_a_recheck_that_changes_nothing_reads_masks_and_looks_at_no_guest(
+        watcher: Watcher, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    report(watcher, Verb.CREATE, str(machine.other))
+    threads = len(list(machine.node_state.vms[VM].threads()))
+    calls: Counter[str] = Counter()
+    counted(monkeypatch, GuestManager, "update", calls)
+    watcher.passes.run([VM], "recheck")
+    made = system_calls(lambda: watcher.passes.run([VM], "recheck"))
+    assert made.pop("sched_getaffinity") == threads
+    assert made == {"stat": 4}
+    assert not calls
+    for thread in machine.node_state.vms[VM].threads():
+        os.sched_setaffinity(thread.id.tid, machine.both.frozen())
+    watcher.passes.run([VM], "recheck")
+    assert calls == {"update": 1}
+    assert machine.node_state.counters.passes["recheck"] == 3
+
+
+def test_the_cgroup_of_a_process_is_looked_up_once_in_the_pass_that_has_its_turn(machine: Machine) -> None:
+    process = machine.process("sh")
+    machine.node_state.inventory.process_table.round = process.pid & 15
+    machine.node_state.apply_events([ContainerSeen(
+        SandboxId(sandbox("b")), Container(ContainerId("c2")), Source.NRI, time.time_ns(),
+        init=ThreadId(process.pid, start_time(process.pid)))])
+    files = CpusetFiles(machine.node_state)
+    assert [system_calls(files.paths)["open"] for _ in range(3)] == [1, 0, 0]
+    machine.node_state.inventory.process_table.round += 16
+    assert [system_calls(files.paths)["open"] for _ in range(3)] == [1, 0, 0]
