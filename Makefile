@@ -48,8 +48,9 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is missing or older than 3.11: give another, as in make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/install --must ensurepip=python3-venv
-	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@.ci/logged "installing vmpin and the tools of its development into $(VENV)" \
+		$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $@
 
 demo: venv ## pin a real virtual machine, here and now, and show it
@@ -59,7 +60,9 @@ demo: venv ## pin a real virtual machine, here and now, and show it
 worth: venv ## measure what pinning is worth here, into build/worth.txt and .svg (root); WORTH="--rounds 2" for less
 	@needs=$$($(BIN)/vmpin demo --needs) && .ci/install $$needs
 	@mkdir -p build
-	@$(BIN)/vmpin demo --noise --svg build/worth.svg $(WORTH) >build/worth.txt
+	@rm -f build/worth.txt build/worth.svg # of an earlier run: there may be no verdict now
+	@$(BIN)/vmpin demo --noise --svg build/worth.svg $(WORTH) >build/worth.new
+	@mv build/worth.new build/worth.txt
 	@cat build/worth.txt
 
 test: venv ## run the tests; with CI=true as root also those with guests, a node and a cluster, and install what they need
@@ -98,8 +101,8 @@ lint: venv ## ruff, mypy --strict, shellcheck, commit subjects
 	@if [ "$$CI" = true ]; then .ci/install --must shellcheck=shellcheck; fi
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run .ci/install tests/lab/init tests/lab/initramfs-init \
-			tests/lab/guest-init guest/prestart/vmpin-agent; \
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run .ci/install .ci/logged tests/lab/init \
+			tests/lab/initramfs-init tests/lab/guest-init guest/prestart/vmpin-agent; \
 		else echo "shellcheck is not installed: left out"; fi
 	@if [ -e .git ]; then git log --no-merges --since=$(SUBJECTS_SINCE) --format='%h %s' 2>/dev/null | \
 		awk 'length($$0) - index($$0, " ") > 60 { print "the subject has more than 60 characters: " $$0; bad = 1 } \

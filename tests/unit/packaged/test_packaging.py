@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -177,44 +178,65 @@ def test_what_ci_leaves_out_is_run_before_a_release(target: str, ci: str, runs: 
     assert [what for what in runs if what in said] == runs
 
 
-@pytest.mark.parametrize("root", [True, False])
-def test_what_is_missing_is_named_with_the_line_to_type(tmp_path: Path, root: bool) -> None:
-    """Nothing is installed for who is not root; a tool that is there is not named."""
-    (tmp_path / "id").write_text(f"#!/bin/sh\necho {0 if root else 1000}\n")
-    (tmp_path / "apt-get").write_text(f"#!/bin/sh\necho $DEBIAN_FRONTEND apt-get $* >>{tmp_path}/log\n")
-    for name in "id", "apt-get":
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    """.ci/install in a directory of its own, into which it logs."""
+    return Path(shutil.copytree(ROOT / ".ci", tmp_path / "checkout/.ci")) / "install"
+
+
+def _as_root(tmp_path: Path, apt_get: str, uid: int = 0) -> dict[str, str]:
+    """An environment with this script as apt-get."""
+    for name, script in (("id", f"echo {uid}"), ("apt-get", apt_get)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    ran = subprocess.run([ROOT / ".ci/install", "sh=dash", "no-such-tool=spoon", "/no/such/file=fork"],
-                         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True)
-    assert ran.returncode == 0
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_what_is_missing_is_named_with_the_line_to_type(install: Path, tmp_path: Path, root: bool) -> None:
+    """Nothing is installed for who is not root; a tool that is there is not named. What apt-get prints is logged."""
+    environment = _as_root(tmp_path, f"echo $DEBIAN_FRONTEND apt-get $* | tee -a {tmp_path}/log", 0 if root else 1000)
+    ran = subprocess.run([install, "sh=dash", "no-such-tool=spoon", "/no/such/file=fork"], cwd=install.parents[1],
+                         env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "")
     if root:
         first, second = (tmp_path / "log").read_text().splitlines()
         assert first.startswith("noninteractive apt-get")
         assert first.endswith(" update")
         assert second.endswith(" install --yes --no-install-recommends spoon fork")
+        assert ran.stderr == "installing 2 Debian packages: spoon fork: log in build/install.log\n"
+        assert second in (install.parents[1] / "build/install.log").read_text()
     else:
         assert "apt-get install --yes --no-install-recommends spoon fork" in ran.stderr
         assert not (tmp_path / "log").exists()
 
 
-def test_what_would_start_a_server_is_only_unpacked(tmp_path: Path) -> None:
+def test_an_installation_that_fails_shows_its_last_lines_and_its_log(install: Path, tmp_path: Path) -> None:
+    environment = _as_root(tmp_path, "case $* in *install*) seq 40; echo E: no space; exit 100 ;; esac; seq 50 90")
+    ran = subprocess.run([install, "no-such-tool=spoon"], cwd=tmp_path, env=environment, capture_output=True,
+                         text=True)
+    assert (ran.returncode, ran.stdout) == (100, "")
+    progress, *last, command, log = ran.stderr.splitlines()
+    assert progress == "installing a Debian package: spoon: log in checkout/build/install.log"
+    assert last == [*map(str, range(22, 41)), "E: no space"]
+    assert command.startswith("failed with exit code 100: apt-get ")
+    assert log == "these are the last lines of checkout/build/install.log"
+
+
+def test_what_would_start_a_server_is_only_unpacked(install: Path, tmp_path: Path) -> None:
     """And not fetched again where it is."""
-    (tmp_path / "id").write_text("#!/bin/sh\necho 0\n")
-    (tmp_path / "apt-get").write_text(f"""#!/bin/sh
-echo $* >>{tmp_path}/log
-case "$*" in *download*) cd {tmp_path} && dpkg-deb --build package "$OLDPWD/spoon_1_all.deb" ;; esac
-""")
+    environment = _as_root(tmp_path, f"""echo $* >>{tmp_path}/log
+case "$*" in *download*) cd {tmp_path} && dpkg-deb --build package "$OLDPWD/spoon_1_all.deb" ;; esac""")
     tool = tmp_path / "package/usr/bin/no-such-tool"
     tool.parent.mkdir(parents=True)
     tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
     (tmp_path / "package/DEBIAN").mkdir()
     (tmp_path / "package/DEBIAN/control").write_text(
         "Package: spoon\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n")
-    for path in (tmp_path / "id", tmp_path / "apt-get", tool):
-        path.chmod(0o755)
     for _ in range(2):
-        ran = subprocess.run([ROOT / ".ci/install", "--unpack", "out", "no-such-tool=spoon"], cwd=tmp_path,
-                             env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True)
+        ran = subprocess.run([install, "--unpack", "out", "no-such-tool=spoon"], cwd=tmp_path, env=environment,
+                             capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
     assert os.access(tmp_path / "out/usr/bin/no-such-tool", os.X_OK)
     assert not list((tmp_path / "out").glob("*.deb"))
