@@ -41,12 +41,18 @@ def test_without_sleeps_or_with_a_timer_of_another_frequency_lateness_is_unknown
     assert wake_ups(slept) is None
 
 
-def test_disturbed_readings_do_not_count_while_each_placement_has_others() -> None:
+def test_disturbed_readings_do_not_count() -> None:
     disturbed = tuple(reading(setup, 5.0, 900.0, 0.0, 50.0, others=20.0) for setup in Setup)
-    assert Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata).metrics() == WORTH.metrics()
+    quiet = Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata)
+    assert (quiet.metrics(), quiet.disturbed) == (WORTH.metrics(), False)
+
+
+def test_without_a_quiet_reading_of_some_placement_there_is_no_figure() -> None:
+    disturbed = tuple(reading(setup, 5.0, 900.0, 0.0, 50.0, others=20.0) for setup in Setup)
     some = Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings[:2]), WORTH.kata)
-    assert some.counted() == some.readings
-    assert (WORTH.document()["disturbed"], some.document()["disturbed"]) == (False, True)
+    document = json.loads(json.dumps(some.document()))
+    checked("demo-noise", document)
+    assert (document["disturbed"], document["metrics"], len(document["readings"])) == (True, [], 5)
 
 
 def test_json_has_a_version_every_metric_and_every_reading() -> None:

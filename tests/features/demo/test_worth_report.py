@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from worth_given import CIRCUMSTANCES, EMULATED, WORTH, reading
 
 from vmpin.features.demo.worth import Setup, Worth
-from vmpin.features.demo.worth_report import disturbance, notes, picture, result_table
+from vmpin.features.demo.worth_report import disturbance, no_verdict, notes, picture, result_table
 
 
 def test_the_table_has_a_line_for_each_figure_and_fits_into_80_columns() -> None:
@@ -43,9 +44,17 @@ def test_disturbed_readings_are_counted_in_the_notes() -> None:
     disturbed = tuple(reading(setup, 5.0, 900.0, 0.0, 50.0, others=20.0) for setup in Setup)
     assert disturbance(Worth(CIRCUMSTANCES, (*disturbed, *WORTH.readings), WORTH.kata)) == (
         "3 of 9 measurements are left out, as other programs took more than 4 % of the two CPUs.")
-    assert disturbance(Worth(CIRCUMSTANCES, disturbed, WORTH.kata)) == (
-        "The figures include 3 of 3 measurements during which other programs took more than 4 % of the two CPUs: run "
-        "it on an idle machine.")
+
+
+def test_where_there_is_no_verdict_the_programs_are_named_with_their_share() -> None:
+    first = replace(reading(Setup.UNPLACED, 5.0, 900.0, 0.0, 50.0, others=89.0), others_by={"cc1plus": 60, "make": 10})
+    second = replace(reading(Setup.VMPIN, 5.0, 900.0, 0.0, 50.0, others=99.0),
+                     others_by={"cc1plus": 80, "the hypervisor": 5, "ld": 4})
+    assert no_verdict(Worth(CIRCUMSTANCES, (first, second, *WORTH.readings[:2]), WORTH.kata)) == (
+        "no verdict: in 2 of 4 measurements other programs took 89 to 99 % of the two CPUs, more than 4 %; on average "
+        "cc1plus 70 %, make 5 %, the hypervisor 2 %")
+    assert no_verdict(Worth(CIRCUMSTANCES, (replace(first, others_by={}),), WORTH.kata)) == (
+        "no verdict: in 1 of 1 measurement other programs took 89 % of the two CPUs, more than 4 %")
 
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -103,8 +103,7 @@ class Containers:
                 raise VmpinError(f"crun {args[0]} did not end within 120 s") from None
         if code:
             output = log.read_text("utf-8", "replace").split()
-            raise VmpinError(f"crun {args[0]} failed: {' '.join(output)[-400:] or f'exit code {code}'}",
-                             "is this a container without cgroups of its own?")
+            raise VmpinError(f"crun {args[0]} failed: {' '.join(output)[-400:] or f'exit code {code}'}")
 
     def _spec(self, name: str, cpus: CpuSet, command: Sequence[str]) -> dict[str, Any]:
         cri = "io.kubernetes.cri."  # the annotations that containerd sets

@@ -1,9 +1,14 @@
-"""The requirements of the demo: tools with their Debian packages, root, two CPUs."""
+"""The requirements of the demo: a place where containers can be made, tools with their Debian packages, two CPUs."""
 
+import contextlib
 import os
+import secrets
 import shutil
 import struct
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from vmpin.cpuset import CpuSet
 from vmpin.errors import VmpinError
@@ -57,21 +62,86 @@ class Tools:
 
 
 def tools(path: str = _PATH, sys_root: str = "/sys") -> Tools:
-    """The required tools. :raises VmpinError: with the missing ones and how to get them."""
+    """The required tools. :raises VmpinError: with the missing ones and how to get them, or as `check_place`."""
+    check_place(sys_root)
     lacking = missing(path)
     if lacking:
         raise VmpinError(f"the demo needs {', '.join(lacking)}", f"apt-get install {' '.join(lacking)}")
-    for name in ("unshare", "sh"):
-        if find(name, path) is None:
-            raise VmpinError(f"the demo needs {name}", "apt-get install util-linux dash")
+    qemu, crun, busybox = map(str, _programs(path).values())
+    return Tools(qemu, crun, busybox, _cpus(sys_root))
+
+
+def check_place(sys_root: str = "/sys", proc: str = "/proc") -> None:
+    """Check what no package brings. :raises VmpinError: with everything that this place lacks."""
+    lacks = list(_lacks(Path(sys_root), proc))
+    if lacks:
+        raise VmpinError(f"the demo needs {'; and '.join(what for what, _ in lacks)}",
+                         "; ".join(dict.fromkeys(remedy for _, remedy in lacks)))
+
+
+_ELSEWHERE = "run it on a machine of its own, or in a privileged container"
+
+
+def _lacks(sys: Path, proc: str) -> Iterator[tuple[str, str]]:
+    """Yield each thing that the place lacks, with its remedy."""
     if os.geteuid() != 0:
-        raise VmpinError("the demo needs root: it makes containers and pins threads", "`sudo vmpin demo`")
+        yield "root: it makes containers and pins threads", "run the same command as root"
+        return
+    try:
+        own = os.readlink(f"{proc}/self")
+    except OSError:
+        own = ""
+    if own != str(os.getpid()):
+        why = "it is of another pid namespace" if own else "nothing is mounted there"
+        yield f"this pid namespace's own /proc: {why}", "mount -t proc proc /proc"
+        return
+    yield from _no_mounts(Path(f"{proc}/self/mountinfo"))
+    if not (sys / "devices").is_dir():
+        yield f"{sys}: nothing is mounted there", f"mount -t sysfs sysfs {sys}"
+        return
+    yield from _no_cgroups(sys / "fs/cgroup")
+    cpus = _cpus(str(sys))
+    if len(cpus) < 2:
+        yield (f"two CPUs, a shared and an exclusive one; available: {cpus or 'none'}",
+               "run it on a machine (or in a cgroup) with at least two online CPUs")
+
+
+def _no_mounts(mountinfo: Path) -> Iterator[tuple[str, str]]:
+    """Containers have mounts of their own. The kernel makes none private, and moves no root, where / is no mount
+    point (mount(2), pivot_root(2): EINVAL)."""
+    if all(line.split(" ")[4:5] != ["/"] for line in mountinfo.read_text("utf-8", "replace").splitlines()):
+        yield ("a / that is a mount point: in this chroot it is a plain directory, where no container can be made",
+               "outside of it, `mount --bind DIRECTORY DIRECTORY` before chroot")
+        return
+    if (unshare := find("unshare")) is None or find("sh") is None:
+        yield "unshare and sh", "apt-get install util-linux dash"
+        return
+    tried = subprocess.run([unshare, "--mount", "--propagation", "private", "true"], stdin=subprocess.DEVNULL,
+                           capture_output=True, text=True, check=False)
+    if tried.returncode:
+        yield f"mount namespaces: {tried.stderr.strip()}", _ELSEWHERE
+
+
+def _no_cgroups(root: Path) -> Iterator[tuple[str, str]]:
+    """Where crun makes the containers' cgroups: one is tried."""
+    top = root / "cpuset" if (root / "cpuset").is_dir() else root
+    if not (top / "cgroup.procs").exists():
+        yield f"cgroups: none are mounted on {root}", f"mount -t cgroup2 cgroup2 {root}, or {_ELSEWHERE}"
+        return
+    with contextlib.suppress(FileNotFoundError):  # cgroup v1 has no such file
+        controllers = (top / "cgroup.controllers").read_text().split()
+        if "cpuset" not in controllers:
+            yield f"the cgroup controller cpuset: {top} has {', '.join(controllers) or 'none'}", _ELSEWHERE
+            return
+    tried = top / f"vmpin-demo-{secrets.token_hex(4)}"
+    try:
+        tried.mkdir()
+        tried.rmdir()
+    except OSError as err:
+        yield f"cgroups that can be written: {top}: {err.strerror}", _ELSEWHERE
+
+
+def _cpus(sys_root: str) -> CpuSet:
     cpus = Sysfs(sys_root).online()
     cgroup = Cgroups().cpuset_of(os.getpid())
-    if cgroup is not None and cgroup.effective:
-        cpus &= cgroup.effective
-    if len(cpus) < 2:
-        raise VmpinError(f"the demo needs two CPUs, a shared and an exclusive one; available: {cpus or 'none'}",
-                         "run it on a machine (or in a cgroup) with at least two online CPUs")
-    qemu, crun, busybox = map(str, _programs(path).values())
-    return Tools(qemu, crun, busybox, cpus)
+    return cpus & cgroup.effective if cgroup is not None and cgroup.effective else cpus

@@ -21,12 +21,13 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from glob import glob
 from pathlib import Path
+from typing import NamedTuple
 
 from vmpin.cpuset import EMPTY, CpuSet
 from vmpin.domain.model import ThreadId, ThreadRole, VmThread
 from vmpin.domain.terminal import number_of
 from vmpin.errors import ThreadGone, VmpinError
-from vmpin.features.demo import children
+from vmpin.features.demo import children, other_programs
 from vmpin.features.demo.needs import Tools
 from vmpin.features.demo.probe_vm import BUSY, SLEEPING, ProbeVm, Tick, ticks_per_second
 from vmpin.features.demo.story import PATIENCE, Stage, as_wanted, wait_until
@@ -145,16 +146,31 @@ class NoiseStage(Stage):
     def web_thread(self) -> int:
         return next(tid for tid, vcpu in self.vm.tids().items() if vcpu == WEB)
 
-    def ran(self) -> int:
-        """The ns that the story's processes ran so far."""
+    def _pids(self) -> set[int]:
+        """The story's processes."""
         burning = {int(pid) for cgroup in glob(f"/sys/fs/cgroup/**/{self._plain.id('burn')}", recursive=True)
                    for pid in (Path(cgroup) / "cgroup.procs").read_text().split()}
-        pids = {self.vm.pid, self.noise.pid, os.getpid(), self.watcher_pid, *burning}
-        return sum(process_ran(pid) or 0 for pid in pids)
+        return {self.vm.pid, self.noise.pid, os.getpid(), self.watcher_pid, *burning}
 
-    def idle(self) -> int:
-        """The ns that the node's CPUs were idle so far."""
-        return sum(idle for idle, _, _ in CpuLines(self._proc, self.exclusive.first).of(self.both).values())
+    def ran(self) -> int:
+        """The ns that the story's processes ran so far."""
+        return sum(process_ran(pid) or 0 for pid in self._pids())
+
+    def idle_and_stolen(self) -> tuple[int, int]:
+        """The ns that the node's CPUs were idle so far, and that the hypervisor took from them."""
+        times = CpuLines(self._proc, self.exclusive.first).of(self.both).values()
+        return sum(idle for idle, _, _ in times), sum(steal for _, _, steal in times)
+
+    def others_ran(self) -> other_programs.Runs:
+        return other_programs.runs(self._proc, self._pids())
+
+    def others_by(self, before: other_programs.Runs) -> dict[str, float]:
+        """Percent of the node's CPUs by other program, since then."""
+        return other_programs.shares(before, self.others_ran(), self.both, self._name)
+
+    def _name(self, pid: str) -> str:
+        stat = self._proc.stat(pid)
+        return "" if stat is None else stat.comm
 
     def _pin(self, pid: int, tids: Iterable[int], cpus: CpuSet) -> None:
         """Set masks in place of a cgroup's cpuset: to the scheduler they are the same."""
@@ -218,6 +234,15 @@ def longest(seconds: float, rounds: int) -> float:
     return 5 * PATIENCE + rounds * len(Setup) * (seconds + 2 * PATIENCE)
 
 
+class _Used(NamedTuple):
+    """Times so far, in ns: the clock; of both CPUs what others used, the hypervisor too, up to a constant; of that the
+    hypervisor."""
+
+    moment: int
+    by_others: int
+    stolen: int
+
+
 class _Probe:
     """Measures the thread of one vCPU. The guest's counter is compared with the clock from the first tick on, so that
     the frequency is the more exact the longer it lasts."""
@@ -237,19 +262,21 @@ class _Probe:
         busy = seconds * (_BUSY_PART if asleep else 1)
         self._memory.run(WEB, BUSY, least=self._least)
         time.sleep(_SETTLE)
-        used = self._used()
+        ran, used = self._stage.others_ran(), self._used()
         first, begin, moved = self._memory.recorded(WEB), self._ran(), self._migrations()
         time.sleep(busy)
         end, moved_then = self._ran(), self._migrations()
-        others = _others(used, self._used())
+        used_then = self._used()
         gaps = self._since(first)
         wall = end[0] - begin[0]
+        others, others_by = self._others(used, used_then, ran)
         woken = self._wake_ups(seconds - busy) if asleep else None
         self._memory.run(WEB, SLEEPING)
         return NoiseReading(
             setup, min(100.0, 100 * (end[1] - begin[1]) / wall), min(100.0, 100 * (end[2] - begin[2]) / wall),
             max(gaps, default=0.0),
-            None if moved is None or moved_then is None else (moved_then - moved) * 60e9 / wall, woken, others)
+            None if moved is None or moved_then is None else (moved_then - moved) * 60e9 / wall,
+            woken, others, others_by)
 
     def _wake_ups(self, seconds: float) -> WakeUps | None:
         self._memory.run(WEB, SLEEPING, sleep_ns=round(SLEEP * 1e6))
@@ -279,25 +306,31 @@ class _Probe:
                 return before, ran.ran, ran.waited
         raise AssertionError("unreachable")
 
-    def _used(self) -> tuple[int, int]:
-        """CPU time of the two CPUs that something else used or might have used so far, and the clock, in ns."""
+    def _used(self) -> _Used:
         moment = time.monotonic_ns()
-        return 2 * moment - self._stage.idle() - self._stage.ran(), moment
+        idle, stolen = self._stage.idle_and_stolen()
+        return _Used(moment, 2 * moment - idle - self._stage.ran(), stolen)
+
+    def _others(self, begin: _Used, end: _Used, ran: other_programs.Runs) -> tuple[float, dict[str, float]]:
+        """Percent of the two CPUs that others used, and by program where that is too much."""
+        ns = end.moment - begin.moment
+        percent = min(100.0, max(0.0, 100 * (end.by_others - begin.by_others) / (2 * ns)))
+        if percent <= DISTURBED:
+            return percent, {}
+        stolen = round(100 * (end.stolen - begin.stolen) / (2 * ns), 1)
+        by = self._stage.others_by(ran) | ({"the hypervisor": stolen} if stolen else {})
+        return percent, dict(sorted(by.items(), key=lambda item: -item[1]))
 
     def _migrations(self) -> int | None:
         return self._schedstat.migrations(self._pid, self._tid)
-
-
-def _others(begin: tuple[int, int], end: tuple[int, int]) -> float:
-    """Percent of two CPUs."""
-    return max(0.0, 100 * (end[0] - begin[0]) / (2 * (end[1] - begin[1])))
 
 
 def _line(reading: NoiseReading) -> str:
     woken = reading.wake_ups
     return (f"{reading.share:.1f} % of a CPU, longest gap {reading.longest_gap:.1f} ms"
             + ("" if woken is None else f", wake-ups late by {woken.median:.2f} ms, at most {woken.longest:.1f} ms")
-            + (f"; others took {reading.others:.0f} % of the CPUs" if reading.others > DISTURBED else ""))
+            + (f"; others took {reading.others:.0f} % of the CPUs" if reading.disturbed else "")
+            + "".join(f", {name} {share:.0f} %" for name, share in list(reading.others_by.items())[:3]))
 
 
 def _kernel() -> str:

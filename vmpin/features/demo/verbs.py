@@ -11,7 +11,7 @@ from types import FrameType
 from vmpin.cli.output import VERSION, print_data
 from vmpin.cli.verbs import Verbs, output_flag, verb
 from vmpin.domain.wrapping import wrapped
-from vmpin.errors import UsageError
+from vmpin.errors import UnseenError, UsageError
 
 _ABOUT = """\
 Shows on this machine what vmpin does: a real QEMU as a sandbox's VM, the real watcher, and two containers that a real
@@ -21,7 +21,8 @@ afterwards. Exit code 1 if a thread is misplaced. Needs root, two CPUs and the p
 With --noise it measures instead what pinning is worth: a container with an exclusive CPU in a VM, beside a busy
 sidecar, a busy VM and a busy container of runc, on two CPUs of this machine. In each round the VMs' threads are first
 unplaced, then in the cpusets that Kata confines them to, then placed by vmpin. docs/worth.md has the method and its
-limits. Other programs of the machine change the result: run it on an idle one.
+limits. Other programs of the machine change the result: where they took more than 4 % of the CPUs during every
+measurement of a placement, there is no verdict but exit code 3, and these programs are named.
 """
 _EXAMPLES = """\
 examples:
@@ -36,7 +37,8 @@ _ROUNDS = (1, 1000)
 
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "demo", "show what vmpin does, on a real VM made for it", run, about=_ABOUT, epilog=_EXAMPLES)
-    parser.add_argument("--needs", action="store_true", help="print the Debian packages that are missing, one a line")
+    parser.add_argument("--needs", action="store_true",
+                        help="check this place, and print the Debian packages that are missing, one a line")
     parser.add_argument("--noise", action="store_true", help="measure what pinning is worth beside busy neighbours")
     parser.add_argument("--rounds", type=int, metavar="N", help="with --noise: measure each placement N times (2)")
     parser.add_argument("--seconds", type=float, metavar="S", help="with --noise: for S seconds each time (5)")
@@ -48,6 +50,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     from vmpin.features.demo import needs
     if args.needs:
+        needs.check_place()  # before anything is installed where it is of no use
         for package in needs.missing():
             print(package)
         return 0
@@ -75,7 +78,7 @@ def _show(as_json: bool) -> int:
 def _measure(args: argparse.Namespace) -> int:
     from vmpin.features.demo import needs
     from vmpin.features.demo.noise_story import NoiseStage, longest, play
-    from vmpin.features.demo.worth_report import notes, picture, result_table
+    from vmpin.features.demo.worth_report import no_verdict, notes, picture, result_table
     rounds = _within("--rounds", 2 if args.rounds is None else args.rounds, _ROUNDS)
     seconds = _within("--seconds", 5.0 if args.seconds is None else args.seconds, _SECONDS)
     if args.svg is not None and (args.svg.is_dir() or not os.access(args.svg.absolute().parent, os.W_OK)):
@@ -85,11 +88,13 @@ def _measure(args: argparse.Namespace) -> int:
     busy = not args.quiet_sidecar
     with contextlib.redirect_stdout(sys.stderr), NoiseStage(tools, busy, longest(seconds, int(rounds))) as stage:
         worth = play(stage, seconds, int(rounds), busy)
-    if args.svg is not None:
-        args.svg.write_text(picture(worth), encoding="utf-8")
     if args.output == "json":
         print_data(worth.document(), "json")
-    else:
+    if worth.disturbed:
+        raise UnseenError(no_verdict(worth), "stop these programs, or run it on an idle machine")
+    if args.svg is not None:
+        args.svg.write_text(picture(worth), encoding="utf-8")
+    if args.output == "text":
         for line in result_table(worth):
             print(line)
         for note in notes(worth):

@@ -20,9 +20,9 @@ from vmpin.errors import VmpinError
 from vmpin.features.demo.children import ended
 
 VCPUS = 3
-#: Seconds until the firmware's first output; it takes a tenth. KVM may not work at all, so its time is short; after
-#: TCG there is no other way, and a machine may be slow.
-_BOOT = {"kvm": 5.0, "tcg": 60.0}
+#: Seconds until the firmware's first output; it takes a tenth, and more on a busy machine. A KVM that does not work
+#: mostly ends QEMU at once; after TCG there is no other way.
+_BOOT = {"kvm": 30.0, "tcg": 60.0}
 _VCPU = re.compile(r"CPU ([0-9]+)/[A-Z]+")
 
 
@@ -44,6 +44,19 @@ class DemoMasks:
                                     for cpus, count in counts.items())])
 
 
+def _no_kvm() -> str:
+    """Why KVM cannot be tried; empty if it can."""
+    if platform.machine() != "x86_64":
+        return f"this is {platform.machine()}"
+    try:
+        os.close(os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return "there is no /dev/kvm here"
+    except OSError as err:
+        return f"/dev/kvm: {err.strerror}"
+    return ""
+
+
 class DemoVm:
     """One QEMU, named as Kata names it. `stop` ends exactly this process."""
 
@@ -51,7 +64,7 @@ class DemoVm:
         self.sandbox = sandbox
         self.directory = directory
         self.kvm = False
-        #: Why KVM is not used, for the story.
+        #: Why KVM is not used; empty if it is.
         self.why = ""
         self._qemu = qemu
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,21 +74,14 @@ class DemoVm:
         disk = self.directory / "disk"
         with disk.open("wb") as file:
             file.truncate(1 << 20)
-        if platform.machine() != "x86_64":
-            self.why = f"this is {platform.machine()}"
-        elif not os.access("/dev/kvm", os.R_OK | os.W_OK):
-            self.why = "there is no /dev/kvm here"
-        elif self._starts("kvm", "qemu64"):
-            self.kvm = True
-            return
-        else:
-            self.why = "KVM runs no guest here"
-        if not self._starts("tcg,thread=multi", "max"):
-            output = (self.directory / "qemu.log").read_text("utf-8", "replace").splitlines() or ["without output"]
-            raise VmpinError(f"{self._qemu} does not start: {output[-1]}", "try it by hand")
+        self.why = _no_kvm() or self._fault("kvm", "qemu64")
+        self.kvm = not self.why
+        if not self.kvm and (fault := self._fault("tcg,thread=multi", "max")):
+            raise VmpinError(f"{self._qemu}: {fault}")
 
-    def _starts(self, accelerator: str, cpu: str) -> bool:
-        """Start it, and wait until its guest runs: /dev/kvm may exist and not work."""
+    def _fault(self, accelerator: str, cpu: str) -> str:
+        """Start it, and wait until its guest runs: /dev/kvm may exist and not work. :returns: why it does not run;
+        empty if it does."""
         argv = [self._qemu, "-name", f"sandbox-{self.sandbox},debug-threads=on", "-accel", accelerator, "-cpu", cpu,
                 "-smp", f"{VCPUS},cores=1,threads=1,sockets={VCPUS},maxcpus={VCPUS}",
                 "-nodefaults", "-no-user-config", "-display", "none", "-object", "iothread,id=io1",
@@ -86,13 +92,19 @@ class DemoVm:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
                                        cwd=self.directory)
         self._process = process
-        deadline = time.monotonic() + _BOOT[accelerator.partition(",")[0]]
-        while not ended(process) and time.monotonic() < deadline:
+        kind = accelerator.partition(",")[0]
+        deadline = time.monotonic() + _BOOT[kind]
+        while not ended(process):
             if len(self.masks().vcpus) == VCPUS and self._runs():
-                return True
+                return ""
+            if time.monotonic() > deadline:
+                self.stop()
+                return (f"with {kind.upper()} the guest did not run within {_BOOT[kind]:.0f} s (load average "
+                        f"{os.getloadavg()[0]:.1f})")
             time.sleep(0.02)
         self.stop()
-        return False
+        output = (self.directory / "qemu.log").read_text("utf-8", "replace").splitlines() or ["without output"]
+        return f"{kind.upper()} runs no guest here: QEMU ended: {output[-1]}"
 
     def _guest(self) -> list[str]:
         """QEMU's arguments for the machine and what runs in it."""

@@ -4,8 +4,8 @@ Kata's own pinning would have done. Pure."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from vmpin.cpuset import CpuSet
@@ -62,6 +62,13 @@ class NoiseReading:
     #: Percent of the two CPUs that other programs or the hypervisor took while the vCPU was busy. What they
     #: take while it sleeps may be idle time.
     others: float
+    #: Their names with the percent that each took, the largest first, where `others` is above DISTURBED. What is
+    #: missing to `others` are interrupts, and programs that ended meanwhile.
+    others_by: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def disturbed(self) -> bool:
+        return self.others > DISTURBED
 
 
 def wake_ups(slept: Iterable[float]) -> WakeUps | None:
@@ -170,18 +177,18 @@ class Worth:
     kata: KataPinning
 
     def counted(self) -> tuple[NoiseReading, ...]:
-        """The readings that nothing else disturbed; all of them if none of some placement is left otherwise."""
-        quiet = tuple(reading for reading in self.readings if reading.others <= DISTURBED)
-        return quiet if {reading.setup for reading in quiet} == set(Setup) else self.readings
+        """The readings that nothing else disturbed."""
+        return tuple(reading for reading in self.readings if not reading.disturbed)
 
     @property
     def disturbed(self) -> bool:
-        """Whether readings count that something else disturbed."""
-        return any(reading.others > DISTURBED for reading in self.counted())
+        """Whether no reading of some placement counts: there is no verdict then, and no figure."""
+        return {reading.setup for reading in self.counted()} != set(Setup)
 
     def metrics(self) -> list[Metric]:
+        """Empty where there is no verdict."""
         counted = self.counted()
-        return [Metric(key, title, unit, {
+        return [] if self.disturbed else [Metric(key, title, unit, {
             setup: _spread([figure(reading) for reading in counted if reading.setup is setup]) for setup in Setup
         }, rises=key == "share_percent") for key, title, unit, figure in _FIGURES]
 

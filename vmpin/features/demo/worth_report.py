@@ -3,6 +3,8 @@ Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from vmpin.domain.terminal import number_of
 from vmpin.features.demo.worth import DISTURBED, LEAST_GAP, SLEEP, Circumstances, Metric, Setup, Spread, Worth
 
@@ -51,15 +53,25 @@ def machine(at: Circumstances) -> str:
 
 
 def disturbance(worth: Worth) -> str:
-    """A sentence on other programs: in how many measurements they took too much, and whether these count."""
-    disturbed = sum(reading.others > DISTURBED for reading in worth.readings)
+    """A sentence on other programs: in how many measurements they took too much."""
+    disturbed = sum(reading.disturbed for reading in worth.readings)
     if not disturbed:
         return f"In no measurement did other programs take more than {DISTURBED:g} % of the two CPUs."
-    took = f"other programs took more than {DISTURBED:g} % of the two CPUs"
-    if worth.disturbed:
-        return (f"The figures include {disturbed} of {number_of(len(worth.readings), 'measurement')} during which "
-                f"{took}: run it on an idle machine.")
-    return f"{disturbed} of {number_of(len(worth.readings), 'measurement is')} left out, as {took}."
+    return (f"{disturbed} of {number_of(len(worth.readings), 'measurement is')} left out, as other programs took more "
+            f"than {DISTURBED:g} % of the two CPUs.")
+
+
+def no_verdict(worth: Worth) -> str:
+    """Why there is none, with the programs that took the CPUs, where `worth` is disturbed."""
+    disturbed = [reading for reading in worth.readings if reading.disturbed]
+    least, most = (f"{bound(reading.others for reading in disturbed):.0f}" for bound in (min, max))
+    sums: Counter[str] = Counter()
+    for reading in disturbed:
+        sums.update(reading.others_by)
+    by = ", ".join(f"{name} {total / len(disturbed):.0f} %" for name, total in sums.most_common(3))
+    return (f"no verdict: in {len(disturbed)} of {number_of(len(worth.readings), 'measurement')} other programs took "
+            f"{least}{f' to {most}' * (least != most)} % of the two CPUs, more than {DISTURBED:g} %"
+            + (f"; on average {by}" if by else ""))
 
 
 def kata_line(worth: Worth) -> str:
