@@ -19,8 +19,11 @@ from documents import recorded
 from failed import FAILED
 from hypothesis import settings
 from lab.boots import BEFORE_A_RELEASE, IN_CI, LOCK, Background, Nodes
+from not_tried import pytest_terminal_summary
 
 from vmpin.cli import main as command
+
+__all__ = ["pytest_terminal_summary"]
 
 settings.register_profile("desk", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
