@@ -166,8 +166,9 @@ class Feature(Parts):
     held_cpus: Callable[[Config], HeldCpus | None] | None = None
     #: Owners of CPUs beside the containers that have exclusive ones, for `vmpin verify --others`.
     cpu_owners: Callable[[Config], Iterable[CpuOwner]] | None = None
-    #: What it compares for `vmpin verify`; None for nothing. (the configuration, a sandbox or None for all)
-    verify: Callable[[Config, str | None], Comparison | None] | None = None
+    #: What it compares for `vmpin verify`; None for nothing. (the configuration, a sandbox or None for all, of which
+    #: namespace: "" for all)
+    verify: Callable[[Config, str | None, str], Comparison | None] | None = None
     #: Pods that `vmpin status --explain` takes beside those in VMs; None where there can be none.
     explained_pods: Callable[[Config], ExplainedPods | None] | None = None
     #: The node's name where a configuration has another one than the host's; "" for none.

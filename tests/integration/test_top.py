@@ -206,7 +206,7 @@ def test_a_reconcile_puts_a_moved_thread_back_after_y(lab: Lab) -> None:
             assert os.sched_getaffinity(lab.vm.pid) == {int(lab.second)}
             tmux.press("r", "y")
             wait(lambda: os.sched_getaffinity(lab.vm.pid) == {int(lab.first)}, "it is not put back")
-            tmux.shows("^reconcile tests/pod")
+            tmux.shows("^repin tests/pod")
             tmux.press("q")
             tmux.shows("^> tests/pod")
     finally:

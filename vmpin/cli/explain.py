@@ -9,12 +9,20 @@ from vmpin.cli.output import VERSION, print_data, print_text
 from vmpin.config.settings import Config
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import short_id, with_ages
+from vmpin.errors import UsageError
 from vmpin.feature import explained_pods, inspect_vms
 from vmpin.status.pod_arguments import Meant, the_one_meant
 
 
 def explain(config: Config, args: argparse.Namespace) -> int:
-    """Print the sentences on the sandbox or container that the arguments of `vmpin status` name."""
+    """Print the sentences on the sandbox or container that the arguments of `vmpin status` name.
+    :raises UsageError: where they name none, or have an option that does not go with --explain."""
+    if args.sandbox is None:
+        raise UsageError("--explain is about one pod or container, and no SANDBOX is given",
+                         "`vmpin status SANDBOX --explain`; `vmpin status --problems` lists what is not in order")
+    if args.output in ("wide", "name") or args.problems or args.no_headers or args.inspect:
+        raise UsageError("--explain prints sentences: with it go only -n, --direct, --watch, -o json and -o yaml",
+                         "`vmpin status SANDBOX --explain`")
     document = status_document(config, direct=args.direct)
     sandboxes = named_sandboxes(document)
     vms = {sandbox.id for sandbox in sandboxes}

@@ -33,12 +33,19 @@ def percent(text: str) -> float:
     raise UsageError(f"--tolerate {text}: is not a percentage", "e.g. --tolerate 0.1")
 
 
-def proof(config: Config, sandbox: str | None, since: int) -> Document:
-    """The run times since then, from the watcher, with their total. :raises WatcherError: if it does not answer."""
+def proof(config: Config, sandbox: str | None, since: int, namespace: str = "") -> Document:
+    """The run times since then, from the watcher, with their total. :param namespace: only of its pods, "" for all.
+    :raises WatcherError: if it does not answer."""
     document = ask(config, {"op": "proof", "since": since, "sandbox": sandbox})
     if document is None:
         raise WatcherError("no watcher runs, and only a watcher records where threads ran",
                            "start `vmpin watch`; without --since the current masks are checked")
+    if namespace:
+        of_pods = [account for account in document["sandboxes"]
+                   if account["pod"] and account["pod"]["namespace"] == namespace]
+        ids = {account["id"] for account in of_pods}
+        document |= {"sandboxes": of_pods, "ended": None, "findings": [
+            finding for finding in document["findings"] if finding["sandbox"] in ids]}
     return document | {"total": total(document)}
 
 

@@ -315,6 +315,11 @@ def namespace_flag(parser: argparse.ArgumentParser) -> None:
                         help=about_this_node("the namespace of the pod"))
 
 
+def only_namespace_flag(parser: argparse.ArgumentParser) -> None:
+    """The option -n of a verb that shows the pods of a namespace."""
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this namespace")
+
+
 def direct_flag(parser: argparse.ArgumentParser) -> None:
     """The flag --direct, for verbs that work without the watcher."""
     parser.add_argument("--direct", action="store_true", help=about_this_node(

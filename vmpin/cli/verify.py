@@ -15,7 +15,7 @@ from vmpin.cli.verbs import (
     Verbs,
     answering,
     direct_flag,
-    namespace_flag,
+    only_namespace_flag,
     output_flag,
     sandbox_argument,
     usable_config,
@@ -27,10 +27,11 @@ from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import number_of, pod_name, short_id
 from vmpin.errors import UnseenError, UsageError
 from vmpin.feature import Comparison, features, present
+from vmpin.status.selection import Selection
 
 _ABOUT = """\
 Compare each thread's mask in the kernel with its placement, through the watcher, or without one if none runs. With
-SANDBOX only that sandbox and its collisions are checked.
+SANDBOX only that sandbox and its collisions are checked, with -n those of one namespace.
 
 With --since 24h also check where the threads ran in that time, by the watcher's samples (proof.sample_seconds): at
 most --tolerate percent of the run time may have been elsewhere. CERTAIN is run time between two samples on one CPU;
@@ -96,7 +97,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "verify", "check that every thread is on its CPUs (exit 1 if not)", run,
                   about=_ABOUT, epilog=_EXITS)
     sandbox_argument(parser, "only this one")
-    namespace_flag(parser)
+    only_namespace_flag(parser)
     parser.add_argument("--since", metavar="DURATION", help=about_this_node(
         "also where they ran since then: 90s, 30m, 24h, 7d"))
     parser.add_argument("--tolerate", metavar="PERCENT", default="0", help=about_this_node(
@@ -165,6 +166,8 @@ class Checked(NamedTuple):
     past: Document | None
     #: Of all pods and containers by id, as collisions may be with others.
     names: Mapping[str, str]
+    #: "" for all namespaces.
+    namespace: str = ""
 
     @property
     def threads(self) -> list[tuple[str, Document]]:
@@ -211,6 +214,11 @@ def _check(config: Config, args: argparse.Namespace, since: int | None) -> Check
     document = status_document(config, direct=args.direct)
     names, sandboxes, unknown = names_of(document), document["sandboxes"], document["node"]["unknown_owners"]
     collisions, pod, lost = document["node"]["collisions"], args.sandbox, False
+    within = args.namespace if pod is None else ""
+    if within:
+        sandboxes, unknown = Selection(namespace=within).of(document), []  # a pod of which a uid is all: in any
+        ids = {sandbox["id"] for sandbox in sandboxes}
+        collisions = [collision for collision in collisions if not ids.isdisjoint(collision["sandboxes"])]
     if pod is not None:
         # No source has the name of a pod of which no container is known: the kubelet's checkpoint has its uid.
         unknown = [owner for owner in unknown if owner["pod"] == pod]
@@ -220,10 +228,10 @@ def _check(config: Config, args: argparse.Namespace, since: int | None) -> Check
         collisions = [collision for collision in collisions if pod in collision["sandboxes"]]
     if document["watcher"] is None:
         refuse_blind(config)
-    past = None if since is None or lost else proof(config, pod, since)
+    past = None if since is None or lost else proof(config, pod, since, within)
     comparisons = [] if args.direct else [*present(
-        verify(config, pod) for verify in present(feature.verify for feature in features()))]
-    return Checked(sandboxes, collisions, unknown, lost, comparisons, past, names)
+        verify(config, pod, within) for verify in present(feature.verify for feature in features()))]
+    return Checked(sandboxes, collisions, unknown, lost, comparisons, past, names, within)
 
 
 def _print(checked: Checked) -> None:
@@ -231,7 +239,7 @@ def _print(checked: Checked) -> None:
     if checked.drift:
         _print_drift(checked, titles)
     elif not checked.lost:
-        text = _without_drift(checked.sandboxes, [thread for _, thread in checked.threads])
+        text = _without_drift(checked.sandboxes, [thread for _, thread in checked.threads], checked.namespace)
         print_text(text.replace("nothing was", "no thread was") if checked.comparisons else text)
     for sandbox in checked.unmanaged:
         print_text(f"{titles[sandbox]} is unmanaged: its threads keep their masks (vmpin status "
@@ -280,11 +288,12 @@ def _nothing(sandboxes: Sequence[Document]) -> tuple[str, str]:
             "while a pod starts or ends this passes; `vmpin status` names each sandbox's reason")
 
 
-def _without_drift(sandboxes: Sequence[Document], threads: Sequence[Document]) -> str:
+def _without_drift(sandboxes: Sequence[Document], threads: Sequence[Document], namespace: str) -> str:
     """The result without drift: on a node without VMs, or with VMs that are left alone, no thread was compared."""
     left, vms = sum(thread["wanted"] is None for thread in threads), number_of(len(sandboxes), "VM")
     if not sandboxes:
-        return "no VM sandbox runs on this node: nothing was compared"
+        where = f" of namespace {namespace!r}" * bool(namespace)
+        return f"no VM sandbox{where} runs on this node: nothing was compared"
     if not threads:
         return f"none of {vms} has a running VMM: nothing was compared"
     if left == len(threads):

@@ -166,6 +166,16 @@ def test_two_sandboxes_of_a_pod_have_their_ids_for_names(answers: dict[str, Any]
         sandbox["id"] for sandbox in answers["status"]["sandboxes"]]
 
 
+def test_a_map_of_a_namespace_leaves_out_the_vms_of_others(answers: dict[str, Any],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    every, others = screen("map -n shop", 200, monkeypatch), screen("map -n demo", 200, monkeypatch)
+    assert every == screen("map", 200, monkeypatch)
+    assert [line for line in every if " degraded, on " in line]
+    assert not [line for line in others if " degraded, on " in line or " pinned, on " in line]
+    assert [line for line in others if line.startswith("COLLISION on CPU 48: exclusive to main of shop/db-0, but 1 "
+                                                       "thread of shop/web-")]
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_configuration_fits_whatever_a_value_is(columns: int, answers: dict[str, Any],
                                                     monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def thread(wanted: str | None = "1", actual: str = "1") -> dict[str, Any]:
 
 def sandbox(name: str, *threads: dict[str, Any], verdict: str = "pinned",
             rivals: Sequence[int] = ()) -> dict[str, Any]:
-    return {"id": name, "vmm": None, "verdict": verdict, "threads": list(threads), "rivals": list(rivals),
+    return {"id": name, "pod": None, "vmm": None, "verdict": verdict, "threads": list(threads), "rivals": list(rivals),
             "reasons": ["its VMM does not run"]}
 
 
@@ -52,6 +52,13 @@ LOST = {"pod": "u-1", "cpus": "1", "here": False,
 
 #: A thread that no placement is for.
 LEFT = thread(None, "0-1")
+
+
+def of(namespace: str, entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "pod": {"namespace": namespace, "name": f"pod-{entry['id']}", "uid": ""}}
+
+
+TWO = status(of("web", sandbox("a", thread())), of("db", sandbox("b", thread("1", "0-1"))))
 
 
 @contextmanager
@@ -122,6 +129,13 @@ GOOD = "all 2 threads of 1 VM are on their CPUs"
     (status(sandbox("a", thread(), thread()), collisions=(collision("a", "b"),)), ["a"], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread(), thread()), collisions=(collision("c", "b"),)), ["a"], 0, GOOD),
     (status(sandbox("a", thread())), ["b"], 2, "no VM sandbox 'b' is on this node"),
+    (TWO, ["-n", "web"], 0, "all 1 thread of 1 VM are on their CPUs"),
+    (TWO, ["-n", "db"], 1, "1 of 1 thread misplaced"),
+    (TWO, ["-n", "x"], 0, "no VM sandbox of namespace 'x' runs on this node: nothing was compared"),
+    (status(of("web", sandbox("a", thread())), sandbox("b", thread()), collisions=(collision("b", "c"),),
+            unknown=(LOST,)), ["-n", "web"], 0, "all 1 thread of 1 VM are on their CPUs"),
+    (status(of("web", sandbox("a", thread())), sandbox("b", thread()), collisions=(collision("b", "a"),)),
+     ["-n", "web"], 1, "COLLISION on CPU 3: "),
     (status(sandbox("a", thread())), ["--tolerate", "x"], 2, "--tolerate x: is not a percentage"),
 ])
 def test_what_was_looked_at(tmp_path: Path, document: dict[str, Any], args: list[str], code: int, text: str) -> None:
@@ -195,7 +209,8 @@ def _read_as_another_user(place: Path, closed: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "error"), [
-    (["--others", "shop"], "without a SANDBOX"), (["--others", "--since", "1h"], "without --since"),
+    (["--others", "shop"], "without a SANDBOX"), (["--others", "-n", "shop"], "without -n"),
+    (["--others", "--since", "1h"], "without --since"),
     (["--strict"], "go with --others"),
     (["--seconds", "0"], "go with --others"), (["--ignore", "host"], "go with --others")])
 def test_what_is_about_others_goes_with_others_alone(words: list[str], error: str,

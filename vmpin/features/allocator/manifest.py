@@ -145,12 +145,12 @@ def _report(config: Config) -> Document | None:
     return ledger_report(config)
 
 
-def _verify(config: Config, sandbox: str | None) -> Comparison | None:
+def _verify(config: Config, sandbox: str | None, namespace: str) -> Comparison | None:
     if _mode(config) != "on":
         return None
     from vmpin.features.allocator.verbs.alloc import compared
 
-    return compared(config, sandbox)
+    return compared(config, sandbox, namespace)
 
 
 def _explained_pods(config: Config) -> ExplainedPods | None:

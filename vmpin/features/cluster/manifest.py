@@ -20,7 +20,7 @@ _ABOUT = """\
 Every node by its NodePinning, which `vmpin reporter` writes (docs/kubernetes.md), with the rights of your kubeconfig;
 no pod is entered or listed. A node whose object is older than twice its refresh is stale. One that the reporter's
 DaemonSet chooses and that has no object is missing: to find it takes the rights to list DaemonSets and nodes. Each of
-these options implies --all-nodes{but}. Needs the extra vmpin[kubernetes].
+these options implies --all-nodes; -n then chooses among the pods of all nodes. Needs the extra vmpin[kubernetes].
 """
 _EXIT = """
 exit code 3 with --all-nodes: a node is stale, missing or not ready, has unmanaged pods alone, or the API server does
@@ -71,16 +71,10 @@ def _options(verb: str, parser: ArgumentParser) -> None:
         of_this_node = of_this_node.partition("\nexamples:\n")[0]
     parser.epilog = of_this_node.lstrip() + _EXIT * (verb == "verify") + _EXAMPLES.format(verb=verb)
     parser.set_defaults(run_instead=lambda args: _run_on_all_nodes(verb, args))
-    parser.conflict_handler = "resolve"  # -n is of all nodes, too
-    local = verb == "status"  # which chooses this node's pods by -n
-    group = parser.add_argument_group("all nodes of a cluster", _ABOUT.format(
-        but="" if local else " (-n where no SANDBOX is given)"))
+    group = parser.add_argument_group("all nodes of a cluster", _ABOUT)
     group.add_argument("--all-nodes", action="store_true", default=plugin,
                        help=f"every node of the cluster{' (always so here)' if plugin else ', instead of this one'}")
     group.add_argument("--node", metavar="NAME", default="", help="one node of the cluster")
-    if not local:
-        group.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this "
-                           "namespace; with SANDBOX that pod's, on this node")
     group.add_argument("-l", "--selector", metavar="SELECTOR", default="", help="only nodes with these labels; a "
                        "NodePinning has its node's zone, region and pool, and vmpin.io/ready")
     group.add_argument("--kubeconfig", metavar="FILE", help="as kubectl's (default: KUBECONFIG, else "
@@ -90,8 +84,7 @@ def _options(verb: str, parser: ArgumentParser) -> None:
 
 def _run_on_all_nodes(verb: str, args: Namespace) -> Callable[[Namespace], int] | None:
     """The function of a verb for all nodes; None where no option implies them."""
-    namespace = verb != "status" and args.namespace and getattr(args, "sandbox", None) is None
-    if not (args.all_nodes or args.node or namespace or args.selector or args.kubeconfig or args.context):
+    if not (args.all_nodes or args.node or args.selector or args.kubeconfig or args.context):
         return None
     from vmpin.features.cluster.verbs.all_nodes import VERBS
 

@@ -10,10 +10,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmpin.cli.control_client import status_document
+from vmpin.cli.control_client import Document, status_document
 from vmpin.cli.output import show_lines, width_of_page, write_page
 from vmpin.cli.this_program import about_this_node
-from vmpin.cli.verbs import Verbs, direct_flag, new_file, output_flag, usable_config, verb, watch_flag
+from vmpin.cli.verbs import (
+    Verbs,
+    direct_flag,
+    new_file,
+    only_namespace_flag,
+    output_flag,
+    usable_config,
+    verb,
+    watch_flag,
+)
 from vmpin.errors import UsageError
 from vmpin.feature import features, inspect_vms, present
 from vmpin.features.map.node_map import Picture, picture
@@ -32,6 +41,7 @@ HTML page that loads no other resource, or as JSON with the same data.
 _EXAMPLES = """\
 examples:
   vmpin map
+  vmpin map -n demo                   only the VMs of one namespace
   vmpin map -o html > node.html
   vmpin map -o html --file node.html --watch 10     a page that a browser loads again every ten seconds
   vmpin map --scenario node.yaml      as vmpin would place it: `vmpin plan --help` has the format
@@ -43,6 +53,7 @@ examples:
 def add_parser(verbs: Verbs) -> None:
     parser = verb(verbs, "map", "draw the node's CPUs, their owners and the threads on them", run, about=_ABOUT,
                   epilog=_EXAMPLES)
+    only_namespace_flag(parser)
     direct_flag(parser)
     parser.add_argument("--scenario", metavar="FILE", help=about_this_node(
         "draw the node described in this YAML file, as vmpin would place it"))
@@ -55,13 +66,27 @@ def run(args: argparse.Namespace) -> int:
     if args.watch and args.output != "text" and args.file is None:
         raise UsageError(f"-o {args.output} is drawn once", "--watch goes with --file FILE, which it writes again")
     if args.scenario is not None:
+        if args.namespace:
+            raise UsageError("--scenario does not go with -n", "its sandboxes are in no namespace")
         show(_planned_picture(Path(args.scenario)), args)
         return 0
     config = usable_config(args)
     document = status_document(config, direct=args.direct)
+    if args.namespace:
+        _choose(document, args.namespace)
     inspect_vms(config, document["sandboxes"])
     show(picture_of(config, document, args.direct, os.uname().nodename), args)
     return 0
+
+
+def _choose(document: Document, namespace: str) -> None:
+    """Leave out the VMs of other namespaces. The owners of CPUs and the collisions stay: they are the node's."""
+    from vmpin.domain.pod_names import names_of, with_names
+    from vmpin.status.selection import Selection
+    names = names_of(document)
+    for collision in document["node"]["collisions"]:
+        collision["what"] = with_names(collision["what"], names)
+    document["sandboxes"] = Selection(namespace=namespace).of(document)
 
 
 def picture_of(config: Config, document: Mapping[str, Any], direct: bool, node_name: str = "") -> Picture:

@@ -56,12 +56,10 @@ def test_help_of_the_program_itself_is_as_before(capsys: pytest.CaptureFixture[s
     ["status", "--problems"], ["status", "--no-headers"], ["status", "-o", "name"], ["status", "demo/*"],
     ["verify", "5f2c"], ["map", "-w", "9"],
     ["verify", "--since", "1h"], ["verify", "-w"], ["map", "--direct"]])
-@pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop"], ["-l", "vmpin.io/pool=a"],
-                                  ["--context", "x"], ["--kubeconfig", "x"]])
+@pytest.mark.parametrize("more", [["--all-nodes"], ["--node", "a"], ["-n", "shop", "--all-nodes"],
+                                  ["-l", "vmpin.io/pool=a"], ["--context", "x"], ["--kubeconfig", "x"]])
 def test_what_is_about_this_node_does_not_go_with_all(words: list[str], more: list[str],
                                                      capsys: pytest.CaptureFixture[str]) -> None:
-    if more[0] == "-n" and ("5f2c" in words or "status" in words):
-        more = [*more, "--all-nodes"]  # a pod's namespace alone is about this node, too, as is any with status
     assert main([*words, *more]) == 2
     assert "is about this node" in capsys.readouterr().err
 
@@ -73,6 +71,8 @@ def test_the_namespace_of_a_pod_is_about_this_node(verb: str, tmp_path: Path,
                for word in ("--set", f"paths.{name}={tmp_path / name}")]
     assert main([*nowhere, "--set", "watch.only=none-of-this-machine's", verb, "web", "-n", "shop"]) == 2
     assert "no VM sandbox 'web' is on this node in namespace 'shop'" in capsys.readouterr().err
+    assert main([*nowhere, "--set", "watch.only=none-of-this-machine's", verb, "-n", "shop"]) == 0
+    assert "namespace 'shop'" in capsys.readouterr().out
 
 
 def test_the_plugin_is_about_all_nodes(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,27 +84,28 @@ def ledger_report(config: Config, actual: bool = False) -> Document | None:
     return None
 
 
-def compared(config: Config, sandbox: str | None) -> Comparison | None:
+def compared(config: Config, sandbox: str | None, namespace: str) -> Comparison | None:
     """Compare the CPUs that containers have with those that vmpin has given them, now and, where they differ, a second
     later: a runtime applies an answer some milliseconds after it. None where vmpin gives out no CPUs."""
-    grants = _misplaced(config, sandbox)
+    grants = _misplaced(config, sandbox, namespace)
     if grants is None:
         return None
     if grants:
         time.sleep(1.0)
-        grants = [grant for grant in _misplaced(config, sandbox) or () if grant in grants]
+        grants = [grant for grant in _misplaced(config, sandbox, namespace) or () if grant in grants]
     lines = [f"{grant['namespace']}/{grant['pod']}/{grant['container']} has CPUs {grant['actual'] or 'none'}, and not "
              f"{grant['cpuset']}, which vmpin has given it ({grant['policy']})" for grant in grants]
     return Comparison(good=not grants, members={"grants": grants},
                       lines=lines or ["each container outside of VMs has the CPUs that vmpin has given it"])
 
 
-def _misplaced(config: Config, sandbox: str | None) -> list[Document] | None:
+def _misplaced(config: Config, sandbox: str | None, namespace: str) -> list[Document] | None:
     report = ledger_report(config, actual=True)
     if report is None:
         return None
     from vmpin.features.allocator.allocation_report import misplaced
-    return [grant for grant in misplaced(report) if sandbox in (None, grant["sandbox"])]
+    return [grant for grant in misplaced(report) if sandbox in (None, grant["sandbox"])
+            and namespace in ("", grant["namespace"])]
 
 
 def explained_pods(config: Config) -> ExplainedPods:

@@ -95,7 +95,7 @@ def test_what_a_key_asks_of_the_outside(key: str, request_: Request) -> None:
 def test_a_reconcile_asks_first() -> None:
     asked = press("r")
     assert (asked.mode, asked.request) == (Mode.CONFIRM, None)
-    assert press("y", state=asked).request == Request("reconcile", "a")
+    assert press("y", state=asked).request == Request("repin", "a")
     for key in ("n", "enter", "q", "Y", " "):
         refused = press(key, state=asked)
         assert (refused.mode, refused.request, refused.notice) == (Mode.NORMAL, None, "nothing was done")
@@ -149,7 +149,7 @@ def test_no_keys_break_the_view(pressed: list[tuple[str, int, int]]) -> None:
         rows = ListedRows(("",) * count if text else ROWS.ids[:count], height)
         state = with_selection(reduce(state, key, rows), rows)
         if state.request is not None:
-            if state.request.what in ("explain", "reconcile"):
+            if state.request.what in ("explain", "repin"):
                 assert state.request.pod
             state = answered(replace(state, request=None), "x", ())
         page = state.page

@@ -129,7 +129,7 @@ def test_trouble_stands_in_the_second_line() -> None:
     found = replace(used(description=describe(document(collisions=[{"cpu": 5, "what": "both own it"}]))),
                     kernel_seen=False, precise=False)
     line = plain(drawn(found, State(), 400, around=Surroundings("n", "t", 3.0, "since 03:00:00 no watcher")))[1]
-    assert line == ("foreign ~83 ms a second on CPUs of 2 pods; 1 pod not in order (!); 1 collision, see m; since "
+    assert line == ("1 collision (m); foreign ~83 ms a second on CPUs of 2 pods; 1 pod not in order (!); since "
                     "03:00:00 no watcher; other PID namespace: kernel threads are hidden; run times in ticks only")
 
 

@@ -40,7 +40,7 @@ that may run on several CPUs counts for the last one. Without ~ the thread may r
 Threads that begin and end between two samples show up only in the CPU's busy time ("unseen" on a pod's page).
 
 keys: arrows or j k move, Enter threads, f foreign threads of the pod, F of all pods, e explain, m map, / filter,
-s sort, r reconcile (asks first), p pause, ? help, q back or quit. `vmpin help top` has more.
+s sort, r repin (asks first), p pause, ? help, q back or quit. `vmpin help top` has more.
 
 exit codes: 0 ended by q or after --count, 1 the watcher does not answer, or a file cannot be read, 2 the command
 cannot be used, 130 Ctrl-C, 143 SIGTERM

@@ -38,7 +38,7 @@ _AT_ONCE = ("help", "explain")
 HELP = """\
 arrows, j, k, PgUp, PgDn, Space, g, G   move
 Enter   the threads of a pod            m   the map of the node
-f or d  foreign threads on its CPUs     r   reconcile: set its masks; asks first
+f or d  foreign threads on its CPUs     r   repin: set its masks; asks first
 F       foreign threads on all CPUs     /   filter (Esc: none)
 e       explain its threads' CPUs       s   next order; S B W D N choose one
 p       pause the display               q   back; on the first page: quit
@@ -71,7 +71,7 @@ class Answers:
         self._config, self._direct = config, direct
 
     def __call__(self, request: Request, usage: NodeUsage, columns: int) -> Callable[[], AnswerPage]:
-        page_of = {"explain": self._explain, "map": self._map, "reconcile": self._reconcile}.get(request.what)
+        page_of = {"explain": self._explain, "map": self._map, "repin": self._repin}.get(request.what)
         if page_of is None:
             return lambda: AnswerPage("vmpin top", text_lines(HELP))
         return lambda: page_of(usage, request.pod, columns)
@@ -96,11 +96,11 @@ class Answers:
         return AnswerPage(f"map of the node at {document['time']}", tuple(
             tuple((printable(text), style) for text, style in line) for line in lines))
 
-    def _reconcile(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
+    def _repin(self, usage: NodeUsage, pod: str, columns: int) -> AnswerPage:
         if all(sandbox["id"] != pod for sandbox in usage.description.document["sandboxes"]):
-            return AnswerPage("reconcile", text_lines(["It has no VM: vmpin sets no mask in it."]))
+            return AnswerPage("repin", text_lines(["It has no VM: vmpin sets no mask in it."]))
         outcome = reconciled(self._config, SandboxId(pod))
-        return AnswerPage(f"reconcile {title_of(usage, pod)}", text_lines(outcome_lines(outcome) or [
+        return AnswerPage(f"repin {title_of(usage, pod)}", text_lines(outcome_lines(outcome) or [
             f"{number_of(outcome['vms'], 'VM')}, nothing to change"]))
 
 

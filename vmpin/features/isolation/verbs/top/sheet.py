@@ -143,7 +143,9 @@ def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
     """The line on foreign time, and on everything that is not as it should be."""
     description = usage.description
     owners = sum(pod.foreign > 0 for pod in usage.pods)
-    parts: list[tuple[str, str]] = []
+    collisions = len(description.collisions)
+    # First: a narrow screen cuts the line's end.
+    parts: list[tuple[str, str]] = [(f"{number_of(collisions, 'collision')} (m)", _BAD)] * bool(collisions)
     if not usage.seconds:
         parts.append(("measuring", _DIM))
     elif owners:
@@ -155,7 +157,6 @@ def _trouble(usage: NodeUsage, around: Surroundings) -> Line:
         parts.append(("no CPU is exclusive", ""))
     disordered = sum(not pod.calm for pod in description.pods)
     parts += [(f"{number_of(disordered, 'pod')} not in order (!)", _ODD)] * bool(disordered)
-    parts += [(f"{number_of(len(description.collisions), 'collision')}, see m", _BAD)] * bool(description.collisions)
     parts += [(printable(around.watcher), _BAD)] * bool(around.watcher)
     parts += [("other PID namespace: kernel threads are hidden", _BAD)] * (not usage.kernel_seen)
     parts += [("run times in ticks only", _ODD)] * (not usage.precise)
@@ -190,7 +191,7 @@ def _pods(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
         (_first(usage, around, _shown(page, len(shown), f"{number_of(count, 'pod')} by {page.sort}")),
          _trouble(usage, around),
          ((f"most: {foreign_text(most, usage, owner=True)}", _BAD),) if most is not None else ()),
-        "Enter threads  f foreign  e explain  m map  / filter  s sort  r reconcile  ? q", PODS, tuple(shown),
+        "Enter threads  f foreign  e explain  m map  / filter  s sort  r repin  ? q", PODS, tuple(shown),
         empty="no pod matches the filter" if count else
         "no VM sandbox runs on this node, and no container has exclusive CPUs")
 
@@ -224,7 +225,7 @@ def _threads(usage: NodeUsage, page: Page, around: Surroundings) -> Sheet:
     shown = _matching(rows, page.filter)
     title = _shown(page, len(shown), f"{number_of(len(rows), 'thread')} by {page.sort}")
     head = [_first(usage, around, title), *_about(row, usage)]
-    return Sheet(tuple(head), "q back  f foreign  e explain  m map  / filter  s sort  r reconcile  ? help", THREADS,
+    return Sheet(tuple(head), "q back  f foreign  e explain  m map  / filter  s sort  r repin  ? help", THREADS,
                  shown, empty="no thread of it ran" if not page.filter else "no thread matches the filter")
 
 

@@ -1,6 +1,6 @@
 """What the live view shows, and how a key changes that. Pure.
 
-A page lies on the page that it was opened from. What a key asks of the outside (explain, map, reconcile) is left in
+A page lies on the page that it was opened from. What a key asks of the outside (explain, map, repin) is left in
 `State.request`, which the caller carries out.
 """
 
@@ -29,11 +29,11 @@ class View(enum.StrEnum):
 class Mode(enum.StrEnum):
     NORMAL = "normal"
     FILTER = "filter"  #: The keys are written into the filter.
-    CONFIRM = "confirm"  #: A reconcile waits for y or n.
+    CONFIRM = "confirm"  #: A repin waits for y or n.
 
 
 class Request(NamedTuple):
-    """`what` is explain, map or reconcile; `pod` as DescribedPod.id, "" for none."""
+    """`what` is explain, map or repin; `pod` as DescribedPod.id, "" for none."""
 
     what: str
     pod: str = ""
@@ -89,7 +89,7 @@ def reduce(state: State, key: str, listed: ListedRows) -> State:
         return _filter(state, key)
     if state.mode is Mode.CONFIRM:
         return replace(state, mode=Mode.NORMAL, notice="" if key == "y" else "nothing was done",
-                       request=Request("reconcile", _pod(state)) if key == "y" else None)
+                       request=Request("repin", _pod(state)) if key == "y" else None)
     if key in _MOVES:
         return with_selection(_moved(state, key, listed), listed)
     if key in ("q", "escape", "left", "backspace"):
