@@ -191,6 +191,7 @@ def test_a_damaged_state_file_is_set_aside(node: Node, cpus: tuple[str, str]) ->
             assert f"WARNING {file}: " in node.last_log()
             assert "set aside as state.json.bad, the state is rebuilt from what runs" in node.last_log()
             assert (node.run / "state.json.bad").read_bytes() == damage
+            assert f"LOST STATE: {file}: " in node.cli("status").stdout
             node.wait_for_all(vm.pid, cpus[0])
             assert node.stop() == 0
         state = json.loads(file.read_bytes())
@@ -217,6 +218,9 @@ def test_a_full_disk_is_reported_once_and_pins_go_on(node: Node, cpus: tuple[str
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
         node.wait_for_log(f"hook message not spooled path={node.run}/spool: No space left on device")
         node.wait_for_log("the state cannot be saved: No space left on device")
+        for words in ["status"], ["status", vm.sandbox]:
+            assert f"NOT SAVED: {node.run}/state.json: the state cannot be saved: No space left on device; until" in (
+                " ".join(node.cli("--set", f"paths.run={inside}", *words).stdout.split()))
         node.resyncs()
         log = node.log()
         assert log.count("hook message not spooled") == 1

@@ -93,7 +93,7 @@ def status() -> dict[str, Any]:
                          "cpu": 48, "sandboxes": [DB, SHOP],
                          "what": f"exclusive to {MAIN} of {DB}, but 1 thread of {SHOP} may run there (thread 4125, "
                                  "vcpu)"}]},
-            "features": {},
+            "features": {}, "state_file": {"save_trouble": "", "load_trouble": "", "unknown_originals": 0},
             "sources": {"nri": {"state": "connected", "connects": 1, "syncs": 1, "events": 31, "refused": 0,
                                 "dropped": 0, "unknown": 0, "overflows": 0, "last_error": ""},
                         "kubelet": {"policy": "static", "shared_pool": "0-7,32-39,44-47,56-63",

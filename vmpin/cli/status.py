@@ -22,6 +22,7 @@ from vmpin.cli.this_program import about_this_node
 from vmpin.cli.verbs import (
     Verbs,
     direct_flag,
+    only_namespace_flag,
     output_flag,
     sandbox_argument,
     usable_config,
@@ -30,7 +31,6 @@ from vmpin.cli.verbs import (
 )
 from vmpin.domain.pod_names import names_of, with_names
 from vmpin.domain.terminal import age_at, number_of, pod_name, short_id
-from vmpin.errors import UsageError
 from vmpin.feature import features, inspect_vms, present
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def add_parser(verbs: Verbs) -> None:
     sandbox_argument(parser, "only this one, or with * ? [ ] all of these names")
     parser.add_argument("--explain", action="store_true", help=about_this_node(
         "explain in sentences why each thread of SANDBOX, or of its CONTAINER (POD/CONTAINER), has its CPUs"))
-    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", default="", help="only the pods of this namespace")
+    only_namespace_flag(parser)
     parser.add_argument("-A", "--all-namespaces", action="store_const", dest="namespace", const="",
                         help="the pods of every namespace (the default)")
     parser.add_argument("--problems", action="store_true", help=about_this_node(
@@ -85,7 +85,6 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     config = usable_config(args)
     if args.explain:
-        _refuse_with_explain(args)
         from vmpin.cli.explain import explain
         return explain(config, args)
     selected = args.sandbox is not None or args.namespace or args.problems
@@ -117,16 +116,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_status(document, args.output == "wide", names, some=bool(args.sandbox or args.namespace))
     return 0
-
-
-def _refuse_with_explain(args: argparse.Namespace) -> None:
-    """Refuse what does not go with --explain, and a missing SANDBOX. :raises UsageError:"""
-    if args.sandbox is None:
-        raise UsageError("--explain is about one pod or container, and no SANDBOX is given",
-                         "`vmpin status SANDBOX --explain`; `vmpin status --problems` lists what is not in order")
-    if args.output in ("wide", "name") or args.problems or args.no_headers or args.inspect:
-        raise UsageError("--explain prints sentences: with it go only -n, --direct, --watch, -o json and -o yaml",
-                         "`vmpin status SANDBOX --explain`")
 
 
 def _select(document: Document, args: argparse.Namespace) -> str:
@@ -163,7 +152,7 @@ def print_status(document: Document, wide: bool, names: Mapping[str, str], some:
     now = _now(document)
     if wide:
         print_text(_sources(document["sources"], now))
-    _print_stale(document)
+    _print_node_trouble(document)
     for name, feature in document["features"].items():
         if feature.get("suspended"):
             print_text(f"SUSPENDED: {name}: {feature['suspended']}")
@@ -205,7 +194,7 @@ def print_chosen(document: Document, names: Mapping[str, str]) -> None:
     """Print the document's only sandbox: one line, its containers, what is not as it should be; and the node."""
     (sandbox,) = document["sandboxes"]
     _print_sandbox(sandbox, pod_name(sandbox["pod"], short_id(sandbox["id"])), _now(document), names)
-    _print_stale(document)
+    _print_node_trouble(document)
     _print_conflicts(document, names, some=True)
     mask = f"its CPUs {sandbox['mask']}; " if sandbox["mask"] else ""
     print_text(mask + _node(document))
@@ -220,9 +209,20 @@ def _node(document: Document) -> str:
             f"housekeeping {node['housekeeping'] or 'none'}")
 
 
-def _print_stale(document: Document) -> None:
+def _print_node_trouble(document: Document) -> None:
+    """Print what is not as it should be with the kubelet's checkpoint and with vmpin's own files."""
     if (stale := stale_checkpoint(document)) is not None:
         print_text(f"STALE: {stale}")
+    if (file := document.get("state_file")) is None:  # of an older watcher
+        return
+    if file["save_trouble"]:
+        print_text(f"NOT SAVED: {file['save_trouble']}; until it can, a restart forgets the cpusets that only hooks "
+                   "reported, and the original masks")
+    if file["load_trouble"]:
+        print_text(f"LOST STATE: {file['load_trouble']}")
+    if file["unknown_originals"]:
+        print_text(f"LOST STATE: the original masks of {number_of(file['unknown_originals'], 'VM')} are not known: "
+                   "`vmpin unpin` gives their threads all CPUs that their cgroup allows")
 
 
 def _print_conflicts(document: Document, names: Mapping[str, str], some: bool) -> None:

@@ -234,9 +234,19 @@ class NodeState:
         self.changed = True
 
     @property
-    def saved(self) -> bool:
-        """Whether the last attempt to write the state file succeeded."""
-        return not self._store.failing
+    def save_trouble(self) -> str:
+        """Why the last attempt to write the state file failed; "" if it succeeded."""
+        return self._store.failing
+
+    @property
+    def load_trouble(self) -> str:
+        """The reason why files of the last watcher could not be read; "" for none."""
+        return self._store.damage
+
+    @property
+    def unknown_originals(self) -> int:
+        """The number of VMs that run since before the record of the original masks was lost."""
+        return sum(self.original_masks.is_unknown(vm.vmm.id) for vm in self.vms.values())
 
     def apply_events(self, events: Iterable[Event], listed: bool = False) -> None:
         """Apply events to the desired state; the sandboxes that they change are placed again.

@@ -41,19 +41,22 @@ class StateStore:
         self._copied: Mapping[SandboxId, OriginalMasks] | None = None
         #: Why the last attempt to save failed, "" if it succeeded.
         self.failing = ""
+        #: What could not be loaded at the start, as text; "" for nothing.
+        self.damage = ""
         self._unnoted = False
         self._written: Written = {}
 
     def load(self, set_aside: bool) -> SavedState:
         """The state as saved last, with the notes since. :param set_aside: whether to rename a damaged file."""
         kept, trouble = load_kept(self._state, self._boot_id, set_aside)
-        if trouble:
-            logger.warning("%s", trouble)
+        troubles = [trouble]
         if kept is None:
             kept, trouble = load_kept(self._originals, self._boot_id, set_aside)
-            if trouble:
-                logger.warning("%s", trouble)
+            troubles.append(trouble)
             self.lost = kept is None
+        for trouble in filter(None, troubles):
+            logger.warning("%s", trouble)
+        self.damage = "; ".join(filter(None, troubles))
         return with_notes(self._notes, self._boot_id, kept or SavedState())
 
     def save(self, kept: SavedState) -> bool:

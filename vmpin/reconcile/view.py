@@ -202,8 +202,16 @@ class NodeView(Protocol):
         """The run times of threads, if samples are taken."""
 
     @property
-    def saved(self) -> bool:
-        """Whether the last attempt to write the state file succeeded."""
+    def save_trouble(self) -> str:
+        """Why the last attempt to write the state file failed; "" if it succeeded."""
+
+    @property
+    def load_trouble(self) -> str:
+        """The reason why files of the last watcher could not be read; "" for none."""
+
+    @property
+    def unknown_originals(self) -> int:
+        """The number of VMs that run since before the record of the original masks was lost."""
 
     @property
     def newborn_counts(self) -> Mapping[SandboxId, NewbornCounts]:

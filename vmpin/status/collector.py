@@ -85,6 +85,8 @@ def document(view: NodeView, watcher: WatcherStatus | None = None, only: Sandbox
                         "hooks": {**{result: view.counters.hooks[result] for result in ("taken", "refused")},
                                   "disputed": view.counters.disputed, "last": last},
                         "repairs": {outcome: view.counters.repairs[outcome] for outcome in ("done", "failed")}},
+            "state_file": {"save_trouble": view.save_trouble, "load_trouble": view.load_trouble,
+                           "unknown_originals": view.unknown_originals},
             "features": {} if watcher is None else dict(watcher.of_features), "sandboxes": sandboxes,
             **({"pods": _pods(view)} if pods else {})}
 
@@ -345,4 +347,5 @@ class About:
         return {"pid": os.getpid(), "version": self._version, "uptime": round(now - self._since, 3),
                 "resynced": round(now - resynced, 3), "resync_seconds": view.config.watch.resync_seconds,
                 "passes": dict(counters.passes), "hooks": {"taken": counters.hooks["taken"], "age": hook_age},
-                "sources": [source._asdict() for source in sources], "saved": view.saved, "config": view.config.data()}
+                "sources": [source._asdict() for source in sources], "saved": not view.save_trouble,
+                "config": view.config.data()}

@@ -174,7 +174,8 @@ def _state(facts: ScrapeData) -> Iterator[Metric]:
     states = sum(map(_guest_states, facts.guests.values()), Counter[str]())
     yield _gauge("vmpin_guest_containers", "Containers of VMs, by the result of their placement in the guest.",
                  {state: states[state] for state in GUEST_STATES}, "state")
-    yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.", view.saved)
+    yield _gauge("vmpin_state_saved", "Whether the last attempt to write the state file succeeded.",
+                 not view.save_trouble)
     yield _gauge("vmpin_tasks", "Tasks of the watcher's event loop.", facts.tasks)
     yield _gauge("vmpin_last_resync_timestamp_seconds", "Unix time of the last resync.", facts.resynced)
 

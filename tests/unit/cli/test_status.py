@@ -48,6 +48,21 @@ def printed(capsys: pytest.CaptureFixture[str], *sandboxes: dict[str, Any], chos
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.parametrize("chosen", [False, True])
+def test_what_is_wrong_with_the_state_file_is_shown(chosen: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    status = document(sandbox(ID, "web")) | {"state_file": {
+        "save_trouble": "/r/state.json: the state cannot be saved: No space left on device",
+        "load_trouble": "/r/state.json: the checksum is wrong", "unknown_originals": 2}}
+    if chosen:
+        print_chosen(status, names_of(status))
+    else:
+        print_status(status, False, names_of(status))
+    text = capsys.readouterr().out
+    assert "\nNOT SAVED: /r/state.json: the state cannot be saved: No space left on device; until" in text
+    assert "\nLOST STATE: /r/state.json: the checksum is wrong\n" in text
+    assert "\nLOST STATE: the original masks of 2 VMs are not known" in text
+
+
 def test_the_table_names_pods_and_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, sandbox(ID, "web-7d9f8c6b5-x2z"), sandbox(OTHER, "db"))
     assert lines[1].split() == ["POD", "VERDICT", "VM", "MASK", "VCPUS", "IN", "PLACE"]

@@ -132,10 +132,10 @@ def test_what_a_store_has_no_room_for_is_unsaved_until_it_has(given: Given) -> N
     given.store.room = False
     given.machine.vmm("a")
     given.reconciler.resync(full=True)
-    assert (given.reconciler.view.saved, given.reconciler.node_state.unsaved) == (False, True)
+    assert (bool(given.reconciler.view.save_trouble), given.reconciler.node_state.unsaved) == (True, True)
     given.store.room = True
     assert given.reconciler.node_state.save()
-    assert (given.reconciler.view.saved, given.reconciler.node_state.unsaved) == (True, False)
+    assert (given.reconciler.view.save_trouble, given.reconciler.node_state.unsaved) == ("", False)
 
 
 def test_a_restart_goes_on_with_what_the_store_has(given: Given) -> None:
