@@ -4,6 +4,10 @@ Levels. error: something is not as wanted, and vmpin cannot change that. warning
 around. info: a decision and its outcome. debug: every system call that changes a mask, and threads that ended
 meanwhile.
 
+A line about a sandbox has `sandbox=%s`, `container=%s` or another key of `_SUBJECT` in its format string. It then ends
+in ` pod=NAMESPACE/NAME`, once the name is known: the handler looks that up, so that a line that is not shown costs
+nothing. A line that has its pod from elsewhere passes it as `extra={"pod": …}`.
+
 Every line logged while an event is handled ends in ` op=N`: the same N from the source's line to the masks that were
 read back.
 """
@@ -14,9 +18,10 @@ import itertools
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from threading import get_ident
 from typing import ParamSpec, TypeVar
 
@@ -64,8 +69,52 @@ def _numbered() -> bool:
     return _current != 0 and get_ident() == _thread
 
 
+#: The keys whose values name a sandbox or container, by its id or by a path with that, the most exact first.
+_SUBJECT = ("sandbox", "sandboxes", "container", "cgroup", "path", "file")
+_CONVERSION = re.compile(r"(?:(\w+)=)?%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])")
+
+#: Returns `namespace/name` of the pod of a sandbox or container, "" if it is unknown; None before `name_pods`.
+_pod_of: Callable[[str], str] | None = None
+
+
+def name_pods(pod_of: Callable[[str], str]) -> None:
+    """Have lines about sandboxes and containers end in the names of their pods.
+    :param pod_of: returns `namespace/name` by an id, or by a path that has it; "" if it is unknown."""
+    global _pod_of
+    _pod_of = pod_of
+
+
+@lru_cache(1024)
+def subjects(form: str) -> tuple[int, ...]:
+    """The places of the arguments of a format string that name sandboxes and containers, the most exact first."""
+    keys = [match[1] for match in _CONVERSION.finditer(form) if match[0][-2:] != "%%"]
+    return tuple(place for key in _SUBJECT for place, other in enumerate(keys) if other == key)
+
+
+def pod_of_line(record: logging.LogRecord) -> str:
+    """The pod that a line is about, `namespace/name`; several with commas; "" if there is none, or it is unknown."""
+    pod = getattr(record, "pod", None)
+    if pod is not None:
+        return _one_word(f"{pod.namespace}/{pod.name}")
+    args = record.args
+    if _pod_of is not None and args and isinstance(args, tuple):
+        for place in subjects(record.msg):
+            pods = dict.fromkeys(_one_word(_pod_of(name)) for name in str(args[place]).split(","))
+            if names := ",".join(filter(None, pods)):
+                return names
+    return ""
+
+
+def _one_word(name: str) -> str:
+    """Kubernetes' names have neither blanks nor commas; those of a forged annotation may, and would feign keys."""
+    return name.replace(" ", "_").replace(",", "_")
+
+
 def _message(record: logging.LogRecord) -> str:
-    return f"{record.getMessage()} op={_current}" if _numbered() else record.getMessage()
+    text = record.getMessage()
+    if pod := pod_of_line(record):
+        text = f"{text} pod={pod}"
+    return f"{text} op={_current}" if _numbered() else text
 
 
 class Text(logging.Formatter):
@@ -91,9 +140,10 @@ class _Json(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
+        pod = pod_of_line(record)
         return json.dumps({"time": round(record.created, 6), "level": record.levelname.lower(),
                            "module": record.name, "message": record.getMessage(),
-                           **({"op": _current} if _numbered() else {})})
+                           **({"pod": pod} if pod else {}), **({"op": _current} if _numbered() else {})})
 
 
 def setup(level: str, as_json: bool = False) -> None:

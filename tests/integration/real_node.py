@@ -30,6 +30,7 @@ from typing import Any, Self
 
 import yaml
 from documents import checked_output
+from named_lines import nameless
 from need import lacking, need_root
 from process_masks import seen
 from runtime_bundle import Bundle, cri, remove_cgroup, stripped_text
@@ -78,7 +79,9 @@ class Node:
             bundle.clean()
         for cgroup in self.cgroups:
             remove_cgroup(cgroup)
+        lines = [line for path in self.top.glob("log*") for line in nameless(path.read_text("utf-8", "replace"))]
         shutil.rmtree(self.top, ignore_errors=True)
+        assert kind is not None or lines == [], "\n".join(("these lines name no pod:", *lines))
 
     def id(self, name: str) -> str:
         return self.prefix + name

@@ -216,7 +216,7 @@ def test_a_full_disk_is_reported_once_and_pins_go_on(node: Node, cpus: tuple[str
             raw = node.message("createRuntime", node.state(vm.sandbox, name, node.bundle(name, where), vm.pid))
             assert talk(inside / "hook.sock", raw) == b"ok\n"
         node.wait_for_vcpus(vm.pid, {0: first, 1: second}, first)
-        node.wait_for_log(f"hook message not spooled path={node.run}/spool: No space left on device")
+        node.wait_for_log(f" path={node.run}/spool: No space left on device")
         node.wait_for_log("the state cannot be saved: No space left on device")
         for words in ["status"], ["status", vm.sandbox]:
             assert f"NOT SAVED: {node.run}/state.json: the state cannot be saved: No space left on device; until" in (

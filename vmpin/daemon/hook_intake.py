@@ -43,7 +43,7 @@ class HookIntake:
             self._counters.hooks["refused"] += 1
             return f"refused: {err}\n".encode("utf-8", "replace")
         arrived = time.perf_counter()
-        name = self._spool.keep(raw, began_at(hook))
+        name = self._spool.keep(raw, began_at(hook), hook.sandbox)
         if name is not None:
             asyncio.get_running_loop().call_soon(self._process, hook, name, arrived)
         elif not self._process(hook, None, arrived):

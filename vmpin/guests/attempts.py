@@ -31,12 +31,12 @@ class GuestBackoff(Backoff):
     :param name: the sandbox. Its pauses differ from other guests', so that many are not tried at the same moment, and
         are the same for both agents: an attempt costs little when another has just been made."""
 
-    __slots__ = ("_began", "_next", "_pace", "_streak")
+    __slots__ = ("_began", "_name", "_next", "_pace", "_streak")
 
     def __init__(self, timeouts: Timeouts, name: str) -> None:
         super().__init__(timeouts.agent_first, timeouts.agent_last, SOON, jitter=0.0)
         self._pace = random.Random(name).uniform(1 - JITTER, 1 + JITTER)
-        self._streak = TimeoutStreak()
+        self._name, self._streak = name, TimeoutStreak()
         self._began = time.monotonic()
         #: The next pauses, in reverse; empty: doubled ones.
         self._next: list[float] = []
@@ -59,8 +59,8 @@ class GuestBackoff(Backoff):
         """Return the pause after an attempt that failed with `err`, in seconds; log what no guest can cause."""
         # The sessions log what a guest or a connection can cause; anything else is a defect in vmpin.
         if not isinstance(err, GuestError | ProtocolError | SourceError | OSError):  # TimeoutError is an OSError
-            logger.error("session with a guest failed unexpectedly and is started again: %r", err)
-            logger.debug("session with a guest", exc_info=err)
+            logger.error("session with guest failed unexpectedly sandbox=%s: %r; it is started again", self._name, err)
+            logger.debug("session with guest sandbox=%s", self._name, exc_info=err)
         # A guest that boots does not even refuse a connection.
         if self._streak.add(err) or isinstance(err, SessionEnded):
             self.at_most(RECENT)

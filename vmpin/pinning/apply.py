@@ -72,10 +72,10 @@ def carry_out(proc: Procfs, operations: Iterable[SetAffinity]) -> list[Result]:
             seen = affinity.get(operation.thread.id.tid)
             results.append(Result(operation, Outcome.REFUSED, None if seen is None else CpuSet(seen), str(err)))
             if debug:
-                logger.debug("not done: %s: %s", operation.describe(), err)
+                logger.debug("not done: %s: %s sandbox=%s", operation.describe(), err, operation.sandbox)
         else:
             if debug:
-                logger.debug("%s", operation.describe())
+                logger.debug("%s sandbox=%s", operation.describe(), operation.sandbox)
             wanted = operation.cpus
             outcome = did if got is wanted or got == wanted else trimmed
             results.append(named(Result, (operation, outcome, got, "", stat)))

@@ -1,6 +1,7 @@
 """The files and kernel interfaces that a reconciler reads and writes, as one value that a test can replace."""
 
 import logging
+from functools import partial
 from typing import NamedTuple
 
 from vmpin.config.settings import Config
@@ -27,7 +28,7 @@ class Adapters(NamedTuple):
         proc = Procfs(config.paths.proc)
         boot_id = proc.boot_id()
         return cls(proc, Sysfs(config.paths.sys), Cgroups(config.paths.cgroup, proc),
-                   KataState(config.paths.kata_go, config.paths.kata_rs, logger.warning,
-                             config.policy.exclusive_annotation),
+                   KataState(config.paths.kata_go, config.paths.kata_rs,
+                             partial(logger.warning, "Kata's state file=%s"), config.policy.exclusive_annotation),
                    StateStore(config.paths.state_file, config.paths.notes_file, boot_id, config.paths.originals_file),
                    boot_id)

@@ -63,7 +63,8 @@ def take_hook(node_state: NodeState, hook: "HookState") -> set[SandboxId] | None
     try:
         sandboxes = apply_hook(node_state, hook)
     except OSError as err:
-        logger.error("hook message not applied, it is tried again later: %s", err)
+        logger.error("hook message not applied sandbox=%s container=%s: it is tried again later: %s", hook.sandbox,
+                     hook.container, err)
         return None
     counters = node_state.counters
     counters.hooks["taken"] += 1

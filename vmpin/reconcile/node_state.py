@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from vmpin import log
 from vmpin.authorities.authority import Authorities, Authority
 from vmpin.authorities.dra_authority import ClaimFiles, DraAuthority
 from vmpin.authorities.kubelet_authority import KubeletCheckpoint, kubelet_authority
@@ -37,6 +38,7 @@ from vmpin.reconcile.kept_topology import KeptTopology
 from vmpin.reconcile.nic_nodes import NicNodes
 from vmpin.reconcile.nri_input import NriInput
 from vmpin.reconcile.placement_cache import PlacementCache
+from vmpin.reconcile.pod_lookup import PodLookup
 from vmpin.reconcile.runtime_waits import FirstList, RuntimeRequests
 from vmpin.reconcile.source_findings import AuthorityRivals, SourceDisagreements, UnknownOwners
 from vmpin.reconcile.state_format import SavedState
@@ -93,7 +95,10 @@ class NodeState:
         self.kubelet: CpuManagerState | None = self.checkpoint.read() if config.watch.kubelet else None
         self.first_list = FirstList.of(config, saved.state, self.sources.lists_containers)
         self._topology = KeptTopology(self.sysfs)
-        self._dra = DraAuthority(ClaimFiles(config.paths.cdi, config.paths.kubelet, logger.warning))
+        self._dra = DraAuthority(ClaimFiles(config.paths.cdi, config.paths.kubelet,
+                                            partial(logger.warning, "claims file=%s")))
+        self._pod_lookup = PodLookup(lambda: self.state.sandboxes, lambda: self._dra.files.pods)
+        log.name_pods(self._pod_lookup.pod_of)
         self._observed = ObservedAuthority(lambda: self._topology.last.online)
         self.authorities = Authorities(config.node.shared_pool, [kubelet_authority(self.kubelet)])
         self.authorities.put(self._dra, self._dra.rules)
@@ -254,6 +259,8 @@ class NodeState:
         for event in events:
             state = reduce(self.state, event)
             if state is not self.state:
+                if event.sandbox not in state.sandboxes:
+                    self._pod_lookup.keep(self.state.sandboxes[event.sandbox])
                 self.state = state
                 self.placement_cache.dirty.add(event.sandbox)
                 if listed:

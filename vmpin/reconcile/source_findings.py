@@ -152,7 +152,7 @@ class AuthorityRivals:
         self.lasting = [rival for rival, since in self._since.items() if now - since >= patience]
         for rival in self.lasting if patience else ():
             if rival not in logged:
-                logger.warning("two decide on the same CPUs: %s", rival.what)
+                logger.warning("two decide on the same CPUs sandboxes=%s: %s", ",".join(rival.sandboxes), rival.what)
 
 
 class UnknownOwners:

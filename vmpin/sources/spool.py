@@ -37,9 +37,9 @@ class Spool:
         self.path.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self.path, 0o700)
 
-    def keep(self, raw: bytes, when: int) -> str | None:
+    def keep(self, raw: bytes, when: int, sandbox: str = "") -> str | None:
         """Write a message, atomically. :param when: when its hook began, CLOCK_BOOTTIME ns. It begins the file's name,
-        as in the hook, because files are processed in this order.
+        as in the hook, because files are processed in this order. :param sandbox: its id, for the log.
         :returns: the file's name; None if it could not be written (logged once)."""
         self._written += 1
         name = f"{when:020d}-{os.getpid()}.{self._written}.hook"
@@ -52,8 +52,8 @@ class Spool:
         except OSError as err:
             temporary.unlink(missing_ok=True)
             if not self._failing:
-                logger.error("hook message not spooled path=%s: %s: it is used, but a restart may forget it",
-                             self.path, err.strerror)
+                logger.error("hook message not spooled sandbox=%s path=%s: %s: it is used, but a restart may forget "
+                             "it", sandbox, self.path, err.strerror)
             self._failing = True
             return None
         self._failing = False

@@ -35,4 +35,4 @@ def test_a_refused_mask_is_not_logged_as_set(child: int, caplog: pytest.LogCaptu
     assert [result.outcome for result in carry_out(Procfs(), [refused, done])] == [Outcome.REFUSED, Outcome.DONE]
     lines = [record.getMessage() for record in caplog.records if record.name == "vmpin.pinning.apply"]
     assert lines[0].startswith(f"not done: {refused.describe()}: ")
-    assert lines[1:] == [done.describe()]
+    assert lines[1:] == [f"{done.describe()} sandbox=a"]

@@ -295,7 +295,8 @@ def test_rivals_are_shown_once_they_have_lasted_and_two_lists_at_once_by_a_comma
     for now, lasting in ((0.0, 0), (29.0, 0), (30.0, 1), (40.0, 1)):
         found.compare(state, [static], rulings, online, 30.0, now)
         assert len(found.lasting) == lasting
-    assert [message.partition(":")[0] for message in caplog.messages] == ["two decide on the same CPUs"]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        f"two decide on the same CPUs sandboxes={sandbox(WEB)},{sandbox('db')}"]
     found.compare(DesiredState(), [static], rulings, online, 30.0, 50.0)
     assert found.lasting == []
     command = AuthorityRivals()

@@ -21,6 +21,7 @@ from vmpin.domain.model import ContainerId, SandboxId
 from vmpin.domain.runtime_call import Listed, RequestedContainer, SideUpdate, VmSize
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants import decisions, live_change
+from vmpin.features.allocator.grants.admission import pod_of_note
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
 from vmpin.features.allocator.grants.ledger import Answer, Ledger
 from vmpin.features.allocator.grants.live_change import follow_annotations
@@ -156,7 +157,7 @@ class CpuAllocator:
 
     def _keep(self, answer: Answer) -> None:
         for note in answer.notes:
-            logger.info("allocate: %s%s", "" if self._acts else "would be: ", note)
+            logger.info("allocate: %s%s", "" if self._acts else "would be: ", note, extra={"pod": pod_of_note(note)})
         refused = answer.ledger.refused
         if refused and self._ledger is not None and refused != self._ledger.refused:
             self.refusals[refused[-1].kind] += 1

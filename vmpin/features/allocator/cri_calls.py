@@ -19,11 +19,12 @@ from typing import Protocol
 from vmpin.config.settings import Config
 from vmpin.config.timeouts import TIMEOUTS, Timeouts
 from vmpin.domain.events import Source
-from vmpin.domain.model import ContainerId, SandboxId
+from vmpin.domain.model import ContainerId, Pod, SandboxId
 from vmpin.domain.topology import Topology
 from vmpin.errors import SourceError
 from vmpin.features.allocator.allocate_settings import ledger_path
 from vmpin.features.allocator.cpu_allocator import CpuAllocator
+from vmpin.features.allocator.grants.admission import pod_of_note
 from vmpin.features.allocator.grants.live_change import release_pool
 from vmpin.features.allocator.ledger_file import LedgerFile
 from vmpin.host.procfs import Procfs
@@ -237,7 +238,9 @@ def release_ledger(config: Config, timeout: float) -> bool:
             if getattr(err, "code", "") == "NOT_FOUND":
                 continue  # it has ended meanwhile
             failed += 1
-            logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err)
+            grant = ledger.grants[container]
+            logger.warning("CPUs not given container=%s by=CRI cpus=%s: %s", container, cpus, err,
+                           extra={"pod": Pod(grant.namespace, grant.pod)})
             if isinstance(err, cri.NoRuntime) or cri.is_mute(err):
                 break
     if failed:
@@ -245,6 +248,6 @@ def release_ledger(config: Config, timeout: float) -> bool:
         return False
     path.unlink(missing_ok=True)
     logger.info("allocate: switched off; shared containers with all online CPUs again: %d", done)
-    if kept:
-        logger.warning("allocate: these containers keep their CPUs until they end: %s", ", ".join(kept))
+    for name in kept:
+        logger.warning("allocate: %s keeps its CPUs until it ends", name, extra={"pod": pod_of_note(name)})
     return True

@@ -51,9 +51,9 @@ class NriCall(NamedTuple):
     request: RequestedContainer | None = None
 
     def __str__(self) -> str:
-        """Pod and container, as log lines name them."""
+        """Pod and container by their ids, as log lines name them; `log` has the pod's name as a member of its own."""
         pod, container = self.pod, self.container
-        return (("" if pod is None else f"sandbox={pod.id} pod={pod.namespace}/{pod.name} ")
+        return (("" if pod is None else f"sandbox={pod.id} ")
                 + ("" if container is None else f"container={container.id} name={container.name} ")).rstrip()
 
 

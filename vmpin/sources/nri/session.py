@@ -100,7 +100,7 @@ class NriCalls:
 
         def event() -> PodEvent | ContainerEvent | None:
             call = decoded(received)
-            logger.debug("nri: %s %s", call.verb.name, call)
+            logger.debug("nri: %s %s", call.verb.name, call, extra={"pod": call.pod})
             return _event_of(call)
 
         return CallOutcome(events=(UndecodedCall(received.sandbox, event),), waits=waits)
@@ -146,13 +146,13 @@ class NriCalls:
         event = _event_of(call)
         if event is None:
             return CallOutcome()
-        logger.debug("nri: %s %s", call.verb.name, call)
+        logger.debug("nri: %s %s", call.verb.name, call, extra={"pod": call.pod})
         if self._decider is not None and self.listed and call.verb not in DECIDED:
             try:
                 self._decider.record(event)
             except Exception:
                 logger.exception("NRI: deciding after %s failed %s; the runtime's next list corrects it",
-                                 call.verb.name, call)
+                                 call.verb.name, call, extra={"pod": call.pod})
         return self._outcome(event, {}, call.time_ns)
 
     def _decide(self, call: NriCall) -> CallOutcome:
@@ -164,10 +164,11 @@ class NriCalls:
             answer = self._decider.decide(call.verb, call.request, call.pod)
             payload = encode_answer(call.verb, answer)
         except Exception:  # whatever it is, the container is created all the same
-            logger.exception("NRI: deciding on %s failed %s: its CPUs are left as they are", call.verb.name, call)
+            logger.exception("NRI: deciding on %s failed %s: its CPUs are left as they are", call.verb.name, call,
+                             extra={"pod": call.pod})
             answer, payload = CpuAnswer(), b""
         logger.debug("nri: %s %s updates=%d%s", call.verb.name, call, len(answer.updates),
-                     f" refused: {answer.refusal}" if answer.refusal else "")
+                     f" refused: {answer.refusal}" if answer.refusal else "", extra={"pod": call.pod})
         if answer.refusal:
             return CallOutcome(refusal=answer.refusal)
         given = {update.container: update.cpus for update in answer.updates if update.cpus}

@@ -126,6 +126,6 @@ def test_unpin_all_gives_the_pool_back(node: AllocatingNode) -> None:
     assert str(node.run / "ledger.json") in node.cli("unpin", "--all", "--dry-run").stdout
     done = node.cli("unpin", "--all")
     assert done.returncode == 0, done.stderr
-    assert "keep their CPUs until they end: tests/own/main" in done.stderr
+    assert "allocate: tests/own/main keeps its CPUs until it ends pod=tests/own" in done.stderr
     assert shared.cgroup_cpus() == str(node.all)
     assert node.ledger() is None

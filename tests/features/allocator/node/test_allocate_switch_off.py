@@ -46,7 +46,7 @@ def test_on_off_unpin_uninstalled(node: AllocatingNode) -> None:
     for each in shared:
         node.wait_for(each, node.all)
     wait(lambda: node.ledger() is None, "the ledger is still there")
-    node.wait_for_log("these containers keep their CPUs until they end: tests/own/main\n")
+    node.wait_for_log("allocate: tests/own/main keeps its CPUs until it ends pod=tests/own\n")
     assert (own.cgroup_cpus(), os.sched_getaffinity(own.pid)) == (node.own, set(CpuSet.parse(node.own)))
     late = node.pod("late").container("main", **WHOLE)
     assert late.cgroup_cpus() != node.own, "it still gives CPUs out"

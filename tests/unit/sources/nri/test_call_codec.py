@@ -87,7 +87,7 @@ def test_a_state_change_of_an_unknown_event_is_its_number(decoder: CallDecoder) 
     received = change(Verb.RUN_POD)
     assert isinstance(received, ReceivedCall)
     run = decoder.call(received)
-    assert (run.verb, run.container, str(run)) == (Verb.RUN_POD, None, "sandbox=pod1 pod=default/web")
+    assert (run.verb, run.container, str(run)) == (Verb.RUN_POD, None, "sandbox=pod1")
 
 
 def test_the_parts_of_a_list_are_whole_with_the_last(decoder: CallDecoder) -> None:

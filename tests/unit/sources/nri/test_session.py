@@ -14,6 +14,7 @@ from nri_peer import PATIENCE, NriRuntimes, container, pod
 from vmpin.cpuset import CpuSet
 from vmpin.domain.model import ContainerId, ContainerState
 from vmpin.domain.runtime_call import Adjustment, Listed, RequestedContainer, SideUpdate
+from vmpin.log import pod_of_line
 from vmpin.sources.nri.call_codec import POD_VERBS
 from vmpin.sources.nri.nri_events import ContainerEvent, CpuAnswer, CpusGiven, Disconnected, NriPod, PodEvent, Synced
 from vmpin.sources.nri.session import CALLS, DECIDED, EVENTS
@@ -193,7 +194,7 @@ def test_an_allocator_that_fails_lets_everything_through(runtimes: NriRuntimes, 
     reply = runtime.call(method, MESSAGES["EventRequest"](pod=pod(), container=container()))
     assert (reply.code, reply.payload) == (0, b"")
     assert isinstance(deciding.fact(), ContainerEvent)
-    assert "failed sandbox=pod1 pod=default/web container=c1 name=app: its CPUs are left as they are" in caplog.text
+    assert "failed sandbox=pod1 container=c1 name=app: its CPUs are left as they are" in caplog.text
     assert "a mistake" in caplog.text
 
 
@@ -226,9 +227,10 @@ def test_a_line_for_each_call_names_its_container(runtimes: NriRuntimes, decidin
     method = next(name for name, number in METHODS.items() if number is verb)
     runtime.call(method, MESSAGES["EventRequest"](pod=pod(), container=None if verb in POD_VERBS else container()))
     deciding.fact()
-    subject = "sandbox=pod1 pod=default/web" + ("" if verb in POD_VERBS else " container=c1 name=app")
-    [line] = [record.getMessage() for record in caplog.records if record.getMessage().startswith("nri: ")]
-    assert line.startswith(f"nri: {verb.name} {subject}")
+    subject = "sandbox=pod1" + ("" if verb in POD_VERBS else " container=c1 name=app")
+    [record] = [record for record in caplog.records if record.getMessage().startswith("nri: ")]
+    assert record.getMessage().startswith(f"nri: {verb.name} {subject}")
+    assert pod_of_line(record) == "default/web"
 
 
 def test_every_event_that_is_asked_for_has_a_method() -> None:

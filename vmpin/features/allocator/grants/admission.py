@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vmpin.cpuset import EMPTY, CpuSet, union
-from vmpin.domain.model import ContainerId, ContainerState
+from vmpin.domain.model import ContainerId, ContainerState, Pod
 from vmpin.domain.runtime_call import RequestedContainer
 from vmpin.domain.topology import Topology
 from vmpin.features.allocator.grants.allocation_options import AllocationMode, AllocationOptions
@@ -207,3 +207,10 @@ def as_sent(answer: Answer, before: Ledger, options: AllocationOptions) -> Answe
 
 def about(grant: Grant) -> str:
     return f"{grant.namespace}/{grant.pod}/{shown(grant.name or grant.container)}"
+
+
+def pod_of_note(note: str) -> Pod | None:
+    """The pod of the container that a line of `Answer.notes` begins with (`about`); None for a line about the node."""
+    namespace, _, rest = note.partition("/")
+    name, slash, _ = rest.partition("/")
+    return Pod(namespace, name) if slash and " " not in namespace + name else None

@@ -131,7 +131,7 @@ class Reporter:
             elif write.kind in ("taint", "labels"):
                 self._node = node_of(answer)
             if write.request.method != "GET":
-                logger.info("wrote kind=%s %s", write.kind, write.request.path)
+                logger.info("wrote kind=%s %s", write.kind, write.request.path, extra={"pod": write.pod})
         except ClusterError as err:
             if err.status == 500:
                 self._agenda.put_off(write, time.monotonic())
@@ -140,11 +140,11 @@ class Reporter:
             status, why = err.status, str(err).removeprefix(f"{write.request}: ")
             if write.kind in ("taint", "labels"):
                 self._node = None  # it has changed since: read it again
-            logger.debug("%s", err)
+            logger.debug("%s", err, extra={"pod": write.pod})
         except ValueError as err:
             raise ClusterError(f"{write.request}: {err}") from err
         if text := self._agenda.done(write, status, time.monotonic(), answer):
-            logger.error("%s%s", text, f" ({why})" if why else "")
+            logger.error("%s%s", text, f" ({why})" if why else "", extra={"pod": write.pod})
 
     def _withdraw(self) -> None:
         logger.info("the DaemonSet is being deleted: all that was written is withdrawn")

@@ -1,0 +1,119 @@
+"""Every log line about a sandbox ends in its pod's name, once that is known."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vmpin import log
+from vmpin.domain.model import Pod
+
+PACKAGE = Path(log.__file__).parent
+NAMES = {"a" * 64: "demo/shop", "main": "demo/shop", "b": "demo/db", "f": "x op=7,y/z"}
+LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log")
+#: Words in the names of values that are a sandbox, or something of one.
+WORDS = {"sandbox", "sandboxes", "container", "containers", "vm", "guest", "grant", "claim", "call", "impostor",
+         "hook", "operation", "placement", "rival"}
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    written, logger = io.StringIO(), logging.getLogger("vmpin.named")
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(log.Text())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    log.name_pods(lambda name: NAMES.get(name, ""))
+    yield written
+    logger.removeHandler(handler)
+    log.name_pods(lambda name: "")
+
+
+@pytest.mark.parametrize(("form", "args", "ending"), [
+    ("pinned sandbox=%s threads=%d mask=%s", ("a" * 64, 9, "2-3"), "mask=2-3 pod=demo/shop"),
+    ("moved 100%% %s %.1f%% container=%s: %r", ("x", 2.5, "main", "y"), "'y' pod=demo/shop"),
+    ("misplaced container=%s sandbox=%s", ("main", "b"), "sandbox=b pod=demo/db"),
+    ("received sandboxes=%s", (f"b,{'a' * 64},b,other",), "other pod=demo/db,demo/shop"),
+    ("new sandbox=%s container=%s", ("unknown", "main"), "container=main pod=demo/shop"),
+    ("new sandbox=%s", ("unknown",), "sandbox=unknown"),
+    ("not of a sandbox: %s", ("main",), "not of a sandbox: main"),
+    ("took messages=%d", (1,), "messages=1"),
+    ("nothing", (), "nothing"),
+    ("forged sandbox=%s", ("f",), "sandbox=f pod=x_op=7_y/z"),
+])
+def test_a_line_about_a_sandbox_ends_in_its_pod(form: str, args: tuple[object, ...], ending: str,
+                                                lines: io.StringIO) -> None:
+    logging.getLogger("vmpin.named").info(form, *args)
+    assert lines.getvalue().endswith(f"{ending}\n")
+
+
+def test_the_pod_stands_before_the_operation(lines: io.StringIO) -> None:
+    with log.operation() as number:
+        logging.getLogger("vmpin.named").info("pinned sandbox=%s", "b")
+    assert lines.getvalue().endswith(f" sandbox=b pod=demo/db op={number}\n")
+
+
+def test_a_line_can_bring_its_pod(lines: io.StringIO) -> None:
+    logging.getLogger("vmpin.named").info("nri: %s", "RUN_POD", extra={"pod": Pod("demo", "web")})
+    logging.getLogger("vmpin.named").info("nri: sandbox=%s", "b", extra={"pod": None})
+    assert [line.split(" nri: ")[1] for line in lines.getvalue().splitlines()] == [
+        "RUN_POD pod=demo/web", "sandbox=b pod=demo/db"]
+
+
+def test_json_has_the_pod_as_a_member(capsys: pytest.CaptureFixture[str]) -> None:
+    log.name_pods(lambda name: NAMES.get(name, ""))
+    log.setup("info", as_json=True)
+    for sandbox in ("b", "unknown"):
+        logging.getLogger("vmpin.named").info("pinned sandbox=%s", sandbox)
+    log.name_pods(lambda name: "")
+    named, other = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (named["message"], named["pod"]) == ("pinned sandbox=b", "demo/db")
+    assert "pod" not in other
+
+
+def test_a_line_below_the_level_looks_no_name_up(lines: io.StringIO) -> None:
+    def refused(name: str) -> str:
+        raise AssertionError(name)
+
+    log.name_pods(refused)
+    logging.getLogger("vmpin.named").debug("placed sandbox=%s", "b")
+    assert lines.getvalue() == ""
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Each call of a logger in the sources, with its place."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS
+                    and ast.unparse(node.func.value) == "logger"):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node
+
+
+def is_about_a_sandbox(value: ast.expr) -> bool:
+    """Whether an argument is a sandbox or something of one, by the names in its expression; a number is none."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) in ("len", "sum"):
+        return False
+    names = {name for node in ast.walk(value)
+             for name in ((node.id,) if isinstance(node, ast.Name) else (node.attr,) if isinstance(node, ast.Attribute)
+                          else ())}
+    return any(WORDS & set(name.lower().strip("_").split("_")) for name in names)
+
+
+def test_each_call_of_a_logger_that_is_about_a_sandbox_names_it() -> None:
+    """By a key that the log reads, or by the pod itself; the number of a process has its sandbox beside it."""
+    nameless = []
+    for place, call in calls():
+        args = call.args[call.func.attr == "log":] if isinstance(call.func, ast.Attribute) else []
+        form = args[0].value if isinstance(args[0], ast.Constant) else None
+        assert isinstance(form, str), f"{place}: the format string is computed"
+        about = any(map(is_about_a_sandbox, args[1:])) or re.search(r"\b(pid|thread|tid|vcpu)=%", form)
+        if about and not log.subjects(form) and not any(keyword.arg == "extra" for keyword in call.keywords):
+            nameless.append(f"{place}: {form}")
+    assert nameless == []
