@@ -96,12 +96,15 @@ class VmGuest:
                   placement and (placement.vcpus, placement.containers))
         if not suspended and inputs == self._inputs:
             return  # a container was started, for instance
-        self._inputs, self.trouble = inputs, ""
+        self._inputs, self.trouble = (), ""  # one that fails is made again
         self.placed = () if placement is None else placement.containers
         if suspended:
             self.unpin(vm)
-        if placement is None:
-            return
+        if placement is not None:
+            self._derive(vm, placement)
+        self._inputs = inputs
+
+    def _derive(self, vm: Vm, placement: Placement) -> None:
         hw, policy = _hardware(vm), self.config.guest
         wanted = None
         if vm.vcpus_identified:

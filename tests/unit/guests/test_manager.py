@@ -22,7 +22,7 @@ from vmpin.guests.channels import Channel, Vsock, find_channels
 from vmpin.guests.manager import GuestManager
 from vmpin.guests.vm_guest import VmGuest, guest_vcpus
 from vmpin.host.procfs import Procfs
-from vmpin.protocol.messages import Unpin
+from vmpin.protocol.messages import Unpin, VcpuMap
 from vmpin.vmm.qemu import QEMU
 from vmpin.vmm.virtual_machine import Vm
 
@@ -196,6 +196,18 @@ def test_vcpus_are_in_the_order_of_creation(tmp_path: Path) -> None:
     7)})
     assert ([*found.hw], found.boot, found.most, found.plugged) == ([1, 0, 7, 6], 2, 8, [7, 6])
     assert guest_vcpus(node.vm, {VcpuId(number): number for number in range(4)}).plugged == []
+
+
+def test_a_map_that_could_not_be_derived_is_derived_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Machine(tmp_path)
+    guest = VmGuest("vmpin-agent", node.vm, "", Procfs(), node.config(), lambda cid, sandbox: None)
+    state = node.view.sandboxes[POD]
+    with monkeypatch.context() as patch:
+        patch.setattr(vm_guest, "guest_map", None)
+        with pytest.raises(TypeError):
+            guest.update(node.vm, node.placement, state)
+    guest.update(node.vm, node.placement, state)
+    assert isinstance(guest.agent and guest.agent.wish, VcpuMap)
 
 
 async def test_an_update_of_three_hundred_unchanged_guests_costs_little(tmp_path: Path) -> None:
