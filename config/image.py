@@ -46,6 +46,8 @@ UNUSED = ("dev/*", "proc/*", "sys/*", "run/*", "tmp/*", "boot/*", "var/cache/*/*
           "usr/share/zoneinfo/*", "usr/lib/*/perl-base", "usr/bin/perl*", "usr/bin/apt*", "usr/lib/apt", "etc/apt",
           "usr/lib/*/libapt-*", "usr/share/perl*", "etc/hostname", "etc/resolv.conf", "etc/machine-id", "etc/*-",
           "etc/.pwd.lock", "etc/ld.so.cache", "var/lib/systemd", "**/__pycache__")
+#: Lines of a RECORD. The scripts have the path of the Python that built them, and so has their hash.
+_REMOVED = re.compile(r"(?:\.\./)*bin/|[^,]*/direct_url\.json,")
 LAUNCHER = """\
 #!/usr/bin/python3 -I
 import sys
@@ -170,9 +172,9 @@ def pip(target: Path, python: str, glibc: int, *wanted: str) -> None:
     shutil.rmtree(target / "bin", ignore_errors=True)
     for url in target.glob("*.dist-info/direct_url.json"):  # where the wheel lay
         url.unlink()
-        record = url.with_name("RECORD")
-        record.write_text("".join(line for line in record.read_text().splitlines(keepends=True)
-                                  if "/direct_url.json," not in line))
+    for record in target.glob("*.dist-info/RECORD"):
+        lines = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(line for line in lines if not _REMOVED.match(line)))
 
 
 def compile_all(root: Path, *directories: str) -> None:

@@ -83,11 +83,14 @@ def rpm(wheel: Path, version: str, output: Path) -> Path:
         tree, spec = Path(top, "tree"), Path(top, "vmpin.spec")
         stage(tree, wheel)
         same_times(tree)
-        files = "\n".join(f"/{path.relative_to(tree)}" for path in sorted(tree.rglob("*")) if not path.is_dir())
+        # A removal leaves every directory that is not listed.
+        own = (tree / HOME, *(path for path in (tree / HOME).rglob("*") if path.is_dir()))
+        files = "\n".join((*(f"%dir /{path.relative_to(tree)}" for path in sorted(own)), *(
+            f"/{path.relative_to(tree)}" for path in sorted(tree.rglob("*")) if not path.is_dir())))
         spec.write_text(
             f"Name: vmpin\nVersion: {package_version(version)}\nRelease: 1\nSummary: {SUMMARY}\nLicense: Apache-2.0\n"
             f"Requires: /usr/bin/python{PYTHON}\nAutoReqProv: no\n%description\n{SUMMARY}.\n"
-            f"%install\ncp -a {tree}/. %{{buildroot}}/\n%files\n%dir /{HOME}\n%dir /{HOME}/lib\n{files}\n"
+            f"%install\ncp -a {tree}/. %{{buildroot}}/\n%files\n{files}\n"
             f"%post\n{INSTALLED}%preun\nif [ \"$1\" = 0 ]; then\n{REMOVING}fi\n%postun\n{REMOVED}")
         defines = {"_topdir": f"{top}/rpmbuild", "_buildhost": "localhost", "use_source_date_epoch_as_buildtime": "1",
                    "clamp_mtime_to_source_date_epoch": "1", "__os_install_post": "%{nil}", "_build_id_links": "none",

@@ -154,6 +154,9 @@ def test_the_package_of_debian_runs_from_its_own_files(released: Path, tmp_path:
     (wheel,) = released.glob("*.whl")
     assert json.loads(ran.stdout)["vmpin"] == wheel.name.split("-")[1]
     assert {path.suffix for path in (tmp_path / "etc").rglob("*")} == set(), "nothing in /etc"
+    scripts = [line for record in (tmp_path / "opt/vmpin/lib").glob("*.dist-info/RECORD")
+               for line in record.read_text().splitlines() if "bin/" in line.partition(",")[0]]
+    assert scripts == [], "their hashes are those of the path of the Python that built them"
 
 
 @pytest.mark.root
@@ -170,3 +173,20 @@ def test_two_builds_of_a_commit_are_the_same_bytes(released: Path, tmp_path: Pat
                             "--only", "lock"], capture_output=True, text=True, timeout=1200)
     assert again.returncode == 0, again.stdout + again.stderr
     assert (tmp_path / "out/SHA256SUMS").read_text() == (released / "SHA256SUMS").read_text()
+
+
+@pytest.mark.release
+@pytest.mark.root
+def test_a_removed_rpm_leaves_nothing(released: Path, tmp_path: Path) -> None:
+    """In a root of its own, without its scripts: they are those of the other package."""
+    rpm = [need_tool("rpm"), f"--root={tmp_path}/root", "--noscripts"]
+    need_tool("rpmbuild")
+    (wheel,) = released.glob("*.whl")
+    package = packages.rpm(wheel, wheel.name.split("-")[1], tmp_path)
+    (tmp_path / "root").mkdir()
+    for words in ("--install", "--nodeps", str(package)), ("--erase", "vmpin"):
+        subprocess.run([*rpm, *words], check=True)
+        there = (tmp_path / "root/opt/vmpin/bin/vmpin").exists()
+        assert there is (words[0] == "--install")
+    assert not (tmp_path / "root/opt/vmpin").exists()
+    assert [path for path in (tmp_path / "root/usr").rglob("*") if not path.is_dir() and "rpm" not in str(path)] == []
