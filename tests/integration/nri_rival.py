@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from nri_peer import delivering
 from real_containerd import Containerd
@@ -32,6 +33,8 @@ def giving(cpus: CpuSet) -> CpuAnswer:
 
 class Rival:
     """Gives each creation in pod `rival` the same answer. While `held` is set, it gives none: the runtime waits."""
+
+    records: AbstractSet[Verb] = frozenset()
 
     def __init__(self, answer: CpuAnswer) -> None:
         self.answer = answer

@@ -26,6 +26,7 @@ from vmpin.pinning.original_masks import OriginalMasks, ProcessMasks
 from vmpin.reconcile.state_format import VERSION, SavedState, Written, dumps, text_of, unpack
 
 MAX_BYTES = 64 << 20
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class StateStore:
@@ -175,19 +176,23 @@ def load_kept(path: Path, boot_id: str, set_aside: bool = True) -> tuple[SavedSt
 
 def replace(path: Path, content: bytes) -> None:
     """Write a temporary file, fsync, rename. :raises OSError: the old file is then intact, without a temporary one."""
-    temporary, _ = beside(path)
+    temporary = os.fspath(beside(path)[0])
     try:
-        with suppress(FileNotFoundError):
-            temporary.unlink()  # left by a kill, or put there
-        fd = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with open(fd, "wb") as file:
-            file.write(content)
-            file.flush()
+        try:
+            fd = os.open(temporary, _NEW, 0o600)
+        except FileExistsError:  # left by a kill, or put there
+            os.unlink(temporary)
+            fd = os.open(temporary, _NEW, 0o600)
+        try:
+            while content:
+                content = content[os.write(fd, content) :]
             os.fsync(fd)
+        finally:
+            os.close(fd)
         os.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)
         raise
 
 

@@ -37,6 +37,7 @@ MAX_SENT, MAX_RECEIVED = 4096, MAX_MESSAGE + 10
 
 _HEADER = struct.Struct(">IIBB")
 _FRAME = struct.Struct(">II")
+_SUCCESS = struct.Struct(">IIIIBB")
 _REQUEST = 1
 _RESPONSE = 2
 
@@ -99,13 +100,11 @@ class TtrpcDecoder:
 
 def encode(message: Call | Reply) -> bytes:
     """A message with its header, as it is sent. :raises WireError: it is longer than a peer accepts."""
-    if isinstance(message, Reply) and not (message.payload or message.code or message.message):
-        return _HEADER.pack(0, message.stream, _RESPONSE, 0)  # a success without a payload has no body
     if isinstance(message, Call):
         kind, protobuf = _REQUEST, _messages()["Request"](
             service=message.service, method=message.method, payload=message.payload, timeout_nano=message.timeout_ns)
     else:
-        # A success has no status.
+        # A success has no status; without a payload its body is empty.
         kind, protobuf = _RESPONSE, _messages()["Response"](payload=message.payload)
         if message.code or message.message:
             protobuf.status.code, protobuf.status.message = message.code, message.message.encode()
@@ -113,6 +112,11 @@ def encode(message: Call | Reply) -> bytes:
     if len(body) > MAX_MESSAGE:
         raise WireError("ttrpc", f"a message of {len(body)} bytes is too long to send")
     return _HEADER.pack(len(body), message.stream, kind, 0) + body
+
+
+def success(connection: int, stream: int) -> bytes:
+    """The frame of a reply that has neither an error nor a payload: its body is empty."""
+    return _SUCCESS.pack(connection, _HEADER.size, 0, stream, _RESPONSE, 0)
 
 
 def _message(stream: int, kind: int, body: bytes) -> Call | Reply:

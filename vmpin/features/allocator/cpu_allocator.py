@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from vmpin.cpuset import CpuSet
 from vmpin.domain.assignments import Assignments
@@ -65,9 +66,12 @@ class CpuAllocator:
 
     # The runtime's calls, in the plugin's thread
 
+    records: AbstractSet[Verb] = frozenset((Verb.STOP_POD, Verb.REMOVE_POD, Verb.POST_START, Verb.REMOVE))
+
     def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None = None) -> CpuAnswer:
         """Decide on CREATE, UPDATE or STOP. The grant is in the file before this returns."""
-        container = _sized(container, VmSize() if pod is None else self._vm_size_of(pod))
+        if verb is not Verb.STOP and pod is not None:
+            container = _sized(container, self._vm_size_of(pod))
         with self._lock:
             ledger = self._current()
             if ledger is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -142,6 +143,9 @@ class CpuAnswer(NamedTuple):
 class CpuDecider(Protocol):
     """Decides which CPUs containers get (the allocator does). Called in the plugin's thread, while the runtime holds
     every container: no method may wait. An exception is logged, and the answer is then empty."""
+
+    #: The verbs whose events `record` is called for.
+    records: AbstractSet[Verb]
 
     def decide(self, verb: Verb, container: RequestedContainer, pod: NriPod | None) -> CpuAnswer:
         """Decide on CREATE, UPDATE or STOP. :param pod: None if the call has none."""

@@ -160,8 +160,9 @@ class NriPlugin:
         stream.send(session.register())
         # A plugin started by the runtime may never get a list (containerd 1.7: containerd/nri#43).
         list_by = time.monotonic() + LIST_DEADLINE if self.can_reconnect else None
+        up = False
         while not self._stopping.is_set() and not (session.closing and stream.flushed):
-            left = None if list_by is None or session.listed else list_by - time.monotonic()
+            left = None if list_by is None else list_by - time.monotonic()
             if left is not None and left <= 0:
                 return f"connected, and for {LIST_DEADLINE:g} s nothing was listed: does the runtime hang?"
             pause = self.queue.announce()
@@ -172,7 +173,8 @@ class NriPlugin:
                 break
             if data and not self._process(stream, session, data):
                 return "the queue of events overflowed: everything is listed again"
-            if data and session.listed:
+            if not up and session.listed:
+                up, list_by = True, None
                 self._report_up(session.runtime)
         return session.ending()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Final, NamedTuple
 
 from vmpin.cpuset import CpuSet, CpuSetError
@@ -87,23 +88,18 @@ class NriCalls:
                         stored=stored)
         return self._outcome(synced, given, everything.time_ns, payload)._replace(size=everything.size)
 
-    def later(self, received: ReceivedCall, decoded: Callable[[ReceivedCall], NriCall]) -> CallOutcome:
-        """Answer a call with nothing, and report its event when it is taken from the queue."""
+    def later(self, received: ReceivedCall, event: Callable[[], PodEvent | ContainerEvent | None]) -> CallOutcome:
+        """Answer a call with nothing. :param event: decodes it, and is called when it is taken from the queue."""
         self._counters.events += 1
-        message, text = received.message, received.cpus
+        sandbox, handler, text = received.sandbox, received.message.pod.runtime_handler, received.cpus
         try:
-            waits = not (received.requested is not None and received.requested.cpu.cpus) and self._can_wait(
-                received.sandbox, message.pod.runtime_handler, CpuSet.parse(text) if text else None,
-                received.verb is Verb.RUN_POD)
-        except CpuSetError:  # to be left out, and counted, when the event is decoded
-            waits = False
-
-        def event() -> PodEvent | ContainerEvent | None:
-            call = decoded(received)
-            logger.debug("nri: %s %s", call.verb.name, call, extra={"pod": call.pod})
-            return _event_of(call)
-
-        return CallOutcome(events=(UndecodedCall(received.sandbox, event),), waits=waits)
+            cpus = CpuSet.parse(text) if text else None
+        except CpuSetError:  # left out, and counted, when the call is decoded
+            return CallOutcome(events=(UndecodedCall(sandbox, event),))
+        requested = received.requested
+        waits = (requested is None or not requested.cpu.cpus) and self._can_wait(
+            sandbox, handler, cpus, received.verb is Verb.RUN_POD)
+        return CallOutcome(events=(UndecodedCall(sandbox, event),), waits=waits)
 
     def run_pod_sandbox(self, call: NriCall) -> CallOutcome:
         return self._report(call)
@@ -147,7 +143,7 @@ class NriCalls:
         if event is None:
             return CallOutcome()
         logger.debug("nri: %s %s", call.verb.name, call, extra={"pod": call.pod})
-        if self._decider is not None and self.listed and call.verb not in DECIDED:
+        if self._decider is not None and self.listed and call.verb in self._decider.records:
             try:
                 self._decider.record(event)
             except Exception:
@@ -274,6 +270,8 @@ class NriSession:
         #: Why no more calls will come (the plugin was refused, or the runtime shuts down); "" if they may.
         self.closing = ""
         self._decides = decider is not None
+        #: The verbs of the calls that are decoded before they are answered.
+        self._decoded = frozenset[Verb]() if decider is None else DECIDED | decider.records
         self._calls = NriCalls(counters, updates, peer, decider, can_wait)
         self._decoder = CallDecoder(counters, logged)
         self._demux = ttrpc.Demux()
@@ -326,8 +324,9 @@ class NriSession:
             return CallAnswered(_frames(request, code=ttrpc.UNIMPLEMENTED, text=self._unimplemented(request)))
         if outcome.refusal:
             return CallAnswered(_frames(request, code=ttrpc.UNKNOWN, text=outcome.refusal))
-        return CallAnswered(_frames(request, outcome.payload), outcome.events, outcome.size or len(request.payload),
-                            outcome.waits)
+        payload, _, events, waits, size = outcome
+        answer = _frames(request, payload) if payload else ttrpc.success(ttrpc.PLUGIN, request.stream)
+        return CallAnswered(answer, events, size or len(request.payload), waits)
 
     def _outcome(self, request: ttrpc.Call) -> CallOutcome | None:
         """Decode a call, and handle it by its method (`CALLS`). None if it is no NRI call."""
@@ -352,9 +351,15 @@ class NriSession:
 
     def _received(self, received: ReceivedCall, decided: bool) -> CallOutcome:
         """Handle a call by its method. :param decided: whether its answer can set CPUs."""
-        if not self._decides:
-            return self._calls.later(received, self._decoder.call)
-        return CALLS[received.verb](self._calls, self._decoder.call(received, decided))
+        if received.verb in self._decoded:
+            return CALLS[received.verb](self._calls, self._decoder.call(received, decided))
+        return self._calls.later(received, partial(self._event, received))
+
+    def _event(self, received: ReceivedCall) -> PodEvent | ContainerEvent | None:
+        """The event of a call that was answered earlier."""
+        call = self._decoder.call(received)
+        logger.debug("nri: %s %s", call.verb.name, call, extra={"pod": call.pod})
+        return _event_of(call)
 
     def _configure(self, payload: bytes) -> CallOutcome:
         self.runtime = self._decoder.runtime(payload)

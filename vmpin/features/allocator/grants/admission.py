@@ -163,6 +163,7 @@ def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId]
     """The ledger once these containers have stopped. The pod keeps their CPUs. The grant of one whose CPUs others of
     the pod have as well is dropped, so that a container that restarts for ever does not fill the ledger.
     :param undo: drop also the grant of one that never ran: its creation has failed."""
+    before = ledger
     for container in containers:
         grant = ledger.grants.get(container)
         if grant is None:
@@ -171,7 +172,7 @@ def stopped(machine: Topology, ledger: Ledger, containers: Iterable[ContainerId]
             ledger = ledger.without([container])
         else:
             ledger = _pruned(ledger.with_grants(grant._replace(state=GrantState.LAPSED, written=EMPTY)), grant)
-    return rebalanced(machine, ledger, options)
+    return ledger if ledger is before else rebalanced(machine, ledger, options)
 
 
 def _pruned(ledger: Ledger, stopped: Grant) -> Ledger:

@@ -112,7 +112,7 @@ def on_remove(machine: Topology, ledger: Ledger, container: ContainerId, options
 def on_pod_end(machine: Topology, ledger: Ledger, sandbox: SandboxId, options: AllocationOptions) -> Answer:
     """A pod has ended: its CPUs are free. The shared containers get them with later updates (`due_updates`)."""
     after = ledger.without([grant.container for grant in ledger.of_sandbox(sandbox)])
-    return as_sent(Answer(rebalanced(machine, after, options)), ledger, options)
+    return Answer(ledger) if after is ledger else as_sent(Answer(rebalanced(machine, after, options)), ledger, options)
 
 
 def due_updates(machine: Topology, ledger: Ledger, options: AllocationOptions) -> tuple[SideUpdate, ...]:
