@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vmpin.cli.control_client import (
@@ -168,8 +168,7 @@ def print_status(document: Document, wide: bool, names: Mapping[str, str], some:
             for reason in sandbox["reasons"]:
                 print_text(f"{titles[sandbox['id']]}: {with_names(reason, names)}")
     _print_impostors(document["node"]["impostors"])
-    for owner in document["node"]["unknown_owners"]:
-        print_text(f"UNKNOWN OWNER: {owner['what']}")
+    _print_unknown_owners(document["node"]["unknown_owners"])
     _print_conflicts(document, names, some)
 
 
@@ -190,11 +189,18 @@ def _print_impostors(impostors: Sequence[Document]) -> None:
         print_text(f"IGNORED: {len(impostors) - _MOST_IMPOSTORS} more of such processes")
 
 
+def _print_unknown_owners(owners: Iterable[Document]) -> None:
+    for owner in owners:
+        print_text(f"UNKNOWN OWNER: {owner['what']}")
+
+
 def print_chosen(document: Document, names: Mapping[str, str]) -> None:
     """Print the document's only sandbox: one line, its containers, what is not as it should be; and the node."""
     (sandbox,) = document["sandboxes"]
     _print_sandbox(sandbox, pod_name(sandbox["pod"], short_id(sandbox["id"])), _now(document), names)
     _print_node_trouble(document)
+    uid = sandbox["pod"] and sandbox["pod"]["uid"]
+    _print_unknown_owners(owner for owner in document["node"]["unknown_owners"] if owner["pod"] == uid)
     _print_conflicts(document, names, some=True)
     mask = f"its CPUs {sandbox['mask']}; " if sandbox["mask"] else ""
     print_text(mask + _node(document))

@@ -110,7 +110,8 @@ def names_parser() -> argparse.ArgumentParser:
     """A parser of the verbs' names alone, which loads none of their modules."""
     parser, verbs = _program_parser()
     for verb in verb_modules():
-        verbs.add_parser(verb)
+        if verb not in _UNLISTED:
+            verbs.add_parser(verb)
     return parser
 
 

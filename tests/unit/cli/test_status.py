@@ -29,8 +29,9 @@ def container(name: str, cpuset: str, **more: object) -> dict[str, Any]:
 
 
 def sandbox(id: str, name: str, **more: object) -> dict[str, Any]:
-    return {"id": id, "pod": {"namespace": "shop", "name": name}, "vmm": {"type": "cloud-hypervisor", "pid": 4194303},
-            "mask": "64-67", "verdict": "degraded", "reasons": ["1 of 2 threads are misplaced"], "drift": None,
+    return {"id": id, "pod": {"namespace": "shop", "name": name, "uid": f"u-{name}"},
+            "vmm": {"type": "cloud-hypervisor", "pid": 4194303}, "mask": "64-67",
+            "verdict": "degraded", "reasons": ["1 of 2 threads are misplaced"], "drift": None,
             "threads": [thread(7, 0), thread(8, None, ok=False)], "containers": [container("web", "64-67")], **more}
 
 
@@ -61,6 +62,20 @@ def test_what_is_wrong_with_the_state_file_is_shown(chosen: bool, capsys: pytest
     assert "\nNOT SAVED: /r/state.json: the state cannot be saved: No space left on device; until" in text
     assert "\nLOST STATE: /r/state.json: the checksum is wrong\n" in text
     assert "\nLOST STATE: the original masks of 2 VMs are not known" in text
+
+
+def test_exclusive_cpus_without_a_container_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them for the node, those of its pod for one sandbox."""
+    status = document(sandbox(ID, "web"))
+    status["node"] = {**NODE, "unknown_owners": [{"pod": f"u-{name}", "what": f"CPU 9 of {name}"}
+                                                 for name in ("web", "gone")]}
+    print_status(status, False, names_of(status))
+    text = capsys.readouterr().out
+    assert "\nUNKNOWN OWNER: CPU 9 of web\nUNKNOWN OWNER: CPU 9 of gone\n" in text
+    print_chosen(status, names_of(status))
+    text = capsys.readouterr().out
+    assert "\nUNKNOWN OWNER: CPU 9 of web\n" in text
+    assert "gone" not in text
 
 
 def test_the_table_names_pods_and_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
