@@ -59,7 +59,8 @@ def test_the_status_as_json(lab: Lab) -> None:
     raw = lab.node.cli("status", "-o", "json")
     assert raw.stdout.count("\n") == 1
     found = json.loads(raw.stdout)
-    assert list(found) == ["version", "time", "watcher", "policy", "node", "sources", "features", "sandboxes"]
+    assert list(found) == ["version", "time", "watcher", "policy", "node", "sources", "state_file", "features",
+                           "sandboxes"]
     assert found["version"] == 1
     assert lab.node.watcher is not None
     assert found["watcher"] == lab.node.watcher.pid
