@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -161,8 +161,9 @@ class Node:
 
     # The command line
 
-    def cli(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([*COMMAND, "--config", str(self.config), *args], env=self.environment,
+    def cli(self, *args: str, wrap: Sequence[str] = (), **more: Any) -> subprocess.CompletedProcess[str]:
+        """:param wrap: put before the command line."""
+        done = subprocess.run([*wrap, *COMMAND, "--config", str(self.config), *args], env=self.environment,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, **more)
         checked_output(args, done.stdout)
         return done

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from process_masks import by_tid, seen, union
 from real_node import Node
 from real_qemu import Qemu
+from symptoms import see, walks
 from waiting import wait
 
 from vmpin.config.timeouts import TIMEOUTS
@@ -24,38 +23,6 @@ pytest_plugins = ["given"]
 pytestmark = pytest.mark.root
 
 Cpus = tuple[str, str]
-PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
-#: By heading: the lines that are seen, after their command.
-SECTIONS: dict[str, list[str]] = {
-    heading: [line[4:] for line in re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE)[0].splitlines()]
-    for heading, text in re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", PAGE, re.MULTILINE)}
-WALKED: dict[str, Callable[..., None]] = {}
-
-
-def walks(heading: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def note(test: Callable[..., None]) -> Callable[..., None]:
-        WALKED[heading] = test
-        return test
-
-    return note
-
-
-def command_of(heading: str, pod: str = "") -> list[str]:
-    return SECTIONS[heading][0].removeprefix("$ vmpin ").replace("POD", pod).split()
-
-
-def see(node: Node, heading: str, pod: str = "", code: int = 0, *more: str) -> None:
-    """The command of a section prints each of its lines; blanks are as wide as a table makes them."""
-    done = node.cli(*command_of(heading, pod), *more)
-    shown = [" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines()]
-    for line in SECTIONS[heading][1:]:
-        pattern = re.escape(" ".join(line.split())).replace("…", ".*")
-        assert any(re.fullmatch(pattern, each) for each in shown), (line, done.stdout, done.stderr)
-    assert done.returncode == code, (done.stdout, done.stderr)
-
-
-def test_each_section_is_walked() -> None:
-    assert list(WALKED) == list(SECTIONS)
 
 
 @walks("No watcher runs")
@@ -173,7 +140,7 @@ def test_a_collision(node: Node, cpus: Cpus) -> None:
                                     for key, value in dict(state["annotations"]).items()}  # type: ignore[call-overload]
             assert node.hook("createRuntime", state) == b"ok\n"
         wait(lambda: node.status()["node"]["collisions"], "no collision")
-        see(node, "Two pods have the same exclusive CPU", code=1)
+        see(node, "Two pods have the same exclusive CPU", vm.sandbox, (1, 0))
         assert " ago" in node.cli("status", "--explain", other.sandbox).stdout
         node.gone(other.sandbox, "db")
         wait(lambda: node.cli("verify").returncode == 0, lambda: node.cli("verify").stdout)

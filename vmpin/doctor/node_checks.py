@@ -142,7 +142,8 @@ def cgroups(facts: NodeFacts) -> CheckResult:
             capped.append(sandbox["id"])
             evidence.append(f"{sandbox['id']}: mask {mask}, but {group['path']} has {group['cpus']}")
     if capped:
-        return warn(f"the cpuset cgroup keeps {len(capped)} VMMs off CPUs of their sandbox: {several(capped)}",
+        vmms = number_of(len(capped), "VMM")
+        return warn(f"the cpuset cgroup keeps {vmms} off CPUs of the sandbox: {several(capped)}",
                     "find the program that writes that cgroup: the kubelet, Kata (sandbox_cgroup_only), an NRI "
                     "plugin, or systemd (daemon-reload with AllowedCPUs=)", *evidence)
     if not facts.status:

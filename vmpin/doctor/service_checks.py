@@ -262,9 +262,8 @@ def collisions(facts: NodeFacts) -> CheckResult:
     disagreements = [f"{entry['container']}: {entry['what']}" for entry in node["disagreements"]]
     if open_cpus:
         return bad(number_of(len(open_cpus), "CPU is open to others", "exclusive"),
-                   "`vmpin verify --others` lists what runs there; `vmpin status SANDBOX --explain` has the "
-                   "reasons", *open_cpus[:20],
-                   *disagreements[:20])
+                   "`vmpin status SANDBOX --explain` names the source of each container's CPUs: correct the wrong "
+                   "one; `vmpin verify --others` lists what runs there", *open_cpus[:20], *disagreements[:20])
     if lost := [entry["what"] for entry in node["unknown_owners"]]:
         return warn(f"no container is known of {number_of(len(lost), 'pod')} with exclusive CPUs",
                     "for a running VM: create its container again, or use NRI or Kata's state as a source beside the "

@@ -171,7 +171,7 @@ def test_lines_are_folded_under_themselves_and_steer_no_terminal() -> None:
     assert lines[1].startswith("            CPU 2: ")
     assert lines[2].startswith("            word ")
     assert lines[-1] == "1 bad"
-    assert any(line.startswith("          → `vmpin verify --others`") for line in lines)
+    assert any(line.startswith("          → `vmpin status SANDBOX") for line in lines)
     unfolded = ["".join(word for word, _ in line) for line in text(examine(judged, ["collisions"]), False)]
     assert max(map(len, unfolded)) > 150
 
