@@ -30,7 +30,8 @@ PATIENCE = 180.0
 #: Seconds after which a sandbox with neither VM nor containers is forgotten (sources/disk.py), and some for a resync.
 FORGOTTEN = 90.0
 #: What a watcher logs of what is done to it in a story.
-_EXPECTED = re.compile(r"state cannot be saved|cannot be noted|contention |refused|nri|spool|the sources disagree|NRI")
+_EXPECTED = re.compile(r"(state|books of [a-z ]+) cannot be saved|cannot be noted|contention |refused|nri|spool|"
+                       r"the sources disagree|NRI")
 _BROKEN = re.compile(r"Traceback|sessions with guest failed|never awaited|was never retrieved")
 #: Of a life of the watcher's: descriptors, threads and tasks more than are accounted for, and bytes.
 _MORE, _MORE_BYTES = 6, 16 << 20
