@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -70,10 +69,14 @@ class RecheckSchedule:
             now = time.monotonic()
             if due := [sandbox for sandbox, recheck in self.pending.items() if recheck.due <= now]:
                 return due
-            first = min((recheck.due for recheck in self.pending.values()), default=None)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if first is None else first - now):
-                    await self._changed.wait()
+            timer = None  # alone, as a timeout costs an exception
+            if (first := min((recheck.due for recheck in self.pending.values()), default=None)) is not None:
+                timer = asyncio.get_running_loop().call_later(first - now, self._changed.set)
+            try:
+                await self._changed.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     def checked(self, sandboxes: Iterable[SandboxId]) -> list[SandboxId]:
         """Advance the schedule of sandboxes that were reconciled. :returns: those whose last recheck this was."""
@@ -136,8 +139,9 @@ class Passes:
             self._passed()
         self.rechecks.begin({result.operation.sandbox for result in report.results
                              if result.outcome is Outcome.WAITING})
-        logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms, report.count(Outcome.DONE),
-                     report.count(Outcome.REFUSED), report.seconds * 1000)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("pass why=%s vms=%d set=%d refused=%d ms=%.1f", why, report.vms, report.count(Outcome.DONE),
+                         report.count(Outcome.REFUSED), report.seconds * 1000)
 
     async def recheck(self) -> None:
         """Reconcile again, ever more seldom, sandboxes that a source reported on. Until cancelled."""
