@@ -25,6 +25,15 @@ pytestmark = pytest.mark.root
 Cpus = tuple[str, str]
 
 
+@walks("What happened to a pod")
+def test_the_log_of_a_pod(node: Node, cpus: Cpus) -> None:
+    with Qemu(node.id("a")) as vm:
+        node.start()
+        node.container(vm.sandbox, "web", cpus[1])
+        node.wait_for_all(vm.pid, cpus[1])
+        see(node, "What happened to a pod", "tests/pod")
+
+
 @walks("No watcher runs")
 def test_no_watcher(node: Node) -> None:
     see(node, "No watcher runs")

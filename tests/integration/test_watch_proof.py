@@ -92,11 +92,11 @@ def test_what_another_hand_moved_is_put_back_counted_and_shown(node: Node, cpus:
         # Not all may have been moved when the watcher looked.
         wait(lambda: sum(drift(node, vm.sandbox).get("repairs", {}).values()) == len(threads),
              lambda: str(drift(node, vm.sandbox)))
-        assert drift(node, vm.sandbox)["repairs"] == {"other": len(threads)}
+        assert drift(node, vm.sandbox)["repairs"] == {"unknown program": len(threads)}
         assert node.sandbox(other.sandbox)["drift"] is None
-        assert re.search(rf"repaired sandbox={vm.sandbox} threads=[0-9]+ cause=other: ", node.log())
+        assert re.search(rf"repaired sandbox={vm.sandbox} threads=[0-9]+ cause=unknown program: ", node.log())
         text = node.cli("status", "-o", "wide").stdout
-        assert f"threads put back: {len(threads)} by other; the last time: nothing known of" in text
+        assert f"threads put back: {len(threads)} by unknown program; the last time: nothing known of" in text
 
 
 def test_a_program_that_sets_masks_is_named_when_it_runs(node: Node, cpus: tuple[str, str]) -> None:
@@ -225,14 +225,14 @@ def test_what_ran_elsewhere_is_found_with_its_cpu(sampled: Node, cpus: tuple[str
         (account,) = roles(found, vm.sandbox).values()
         assert 0.4 < account["elsewhere"] < most
         assert account["placed"] > 0.4
-        assert found["drift"] == {"other": 1}
+        assert found["drift"] == {"unknown program": 1}
         (finding,) = found["findings"]
         assert (finding["tid"], finding["cpu"], finding["place"]) == (vm.pid, int(cpus[1]), cpus[0])
         assert finding["seconds"] == account["elsewhere"]
         done = sampled.cli("verify", "--since", "1h")
         assert done.returncode == 1
         assert f"(thread {vm.pid}) ran {finding['seconds']:.3f} s on CPU {cpus[1]}" in done.stdout
-        assert "threads put back: 1 by other" in done.stdout
+        assert "threads put back: 1 by unknown program" in done.stdout
         assert sampled.cli("verify", "--since", "1h", "--tolerate", "99.9").returncode == 0
         assert sampled.cli("verify").returncode == 0  # now it is where it should be
 

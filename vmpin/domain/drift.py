@@ -28,7 +28,13 @@ class Cause(enum.StrEnum):
     NUMAD = "numad"
     VMM = "vmm"  #: The VMM itself sets masks of its threads, by its command line.
     IRQBALANCE = "irqbalance"  #: It sets masks of interrupts, not of threads, so it is listed but is never the cause.
-    OTHER = "other"  #: Another program or person; there is no evidence which.
+    UNKNOWN = "unknown program"  #: Another program or person; there is no evidence which.
+
+
+NO_EVIDENCE = "nothing known of sets such masks here"
+#: Prints each program but vmpin that sets masks, as `COMM[PID]->TID` (0: its own). Linux keeps no record of them.
+WRITER_COMMAND = ("bpftrace -e 't:syscalls:sys_enter_sched_setaffinity /comm != \"vmpin\"/ "
+                  "{ printf(\"%s[%d]->%d\\n\", comm, pid, args->pid) }'")
 
 
 class Rival(NamedTuple):
@@ -94,4 +100,4 @@ def explain_drift(change: MaskRepair, facts: DriftFacts) -> Explanation:
         return Explanation(Cause.CPUSET, facts.cgroup)
     rival = next((rival for rival in facts.rivals if rival.sets(change.role)), None)
     return Explanation(rival.cause, rival.evidence) if rival else Explanation(
-        Cause.OTHER, "nothing known of sets such masks here")
+        Cause.UNKNOWN, NO_EVIDENCE)

@@ -9,6 +9,7 @@ from typing import Any
 
 from vmpin.cpuset import CpuSet, union
 from vmpin.domain.assignments import writer_of
+from vmpin.domain.drift import WRITER_COMMAND, Cause
 from vmpin.feature import features, present
 
 
@@ -25,7 +26,7 @@ def sentences(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> list[s
     """The sentences of one sandbox: VM, containers, mask, threads, problems, and those of features."""
     watched = document["watcher"] is not None
     return [*_sandbox(sandbox, watched), *_mask(document, sandbox), *_threads(document, sandbox),
-            *_collisions(document, sandbox),
+            *_collisions(document, sandbox), *_drift(sandbox),
             *(text for added in present(feature.sentences for feature in features()) for text in added(sandbox))]
 
 
@@ -209,3 +210,10 @@ def _collisions(document: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Iter
     for collision in document["node"]["collisions"]:
         if sandbox["id"] in collision["sandboxes"]:
             yield f"Collision on CPU {collision['cpu']}: {collision['what']}."
+
+
+def _drift(sandbox: Mapping[str, Any]) -> Iterable[str]:
+    """How to find the program that set masks, if it is unknown."""
+    if (sandbox.get("drift") or {}).get("repairs", {}).get(Cause.UNKNOWN):
+        yield ("An unknown program has set other masks of its threads, which were put back. This prints each program "
+               f"that sets masks, with its pid and the thread: {WRITER_COMMAND}")

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from need import need_tool
 
 from vmpin.cli import logs
 from vmpin.cli.main import main
@@ -129,8 +128,10 @@ def test_without_a_journal_the_error_names_the_ways_to_a_log(tmp_path: Path, mon
 
 def test_journalctl_takes_the_arguments(tmp_path: Path) -> None:
     """Of an empty directory: it follows lines of this boot alone, of which there is no journal."""
+    if (program := shutil.which("journalctl")) is None:
+        pytest.skip("needs journalctl")
     for follow, said in (False, (b"", b"")), (True, (b"", b"Data from the specified boot")):
-        command = [need_tool("journalctl"), *logs.journal_command("vmpin.service", 1e9, follow)[1:]]
+        command = [program, *logs.journal_command("vmpin.service", 1e9, follow)[1:]]
         done = subprocess.run([*command, f"--directory={tmp_path}"], capture_output=True, timeout=600, check=False)
         assert (done.stdout, done.stderr[:len(said[1])]) == said
 
@@ -138,8 +139,9 @@ def test_journalctl_takes_the_arguments(tmp_path: Path) -> None:
 def test_a_real_journal_is_read_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                              capsys: pytest.CaptureFixture[str]) -> None:
     writer = shutil.which("systemd-journal-remote", path=f"{os.environ['PATH']}:/usr/lib/systemd:/lib/systemd")
-    if writer is None:
-        pytest.skip("needs systemd-journal-remote")
+    reader = shutil.which("journalctl")
+    if writer is None or reader is None:
+        pytest.skip("needs systemd-journal-remote and journalctl")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
     fields = {"__REALTIME_TIMESTAMP": f"{time.time_ns() // 1000}", "__MONOTONIC_TIMESTAMP": "1000", "_BOOT_ID": boot,
               "PRIORITY": "6", "_PID": "7"}
@@ -152,7 +154,7 @@ def test_a_real_journal_is_read_and_followed(tmp_path: Path, monkeypatch: pytest
     subprocess.run([writer, "-o", str(at / "system.journal"), "-"], input=journal.encode(), capture_output=True,
                    check=True)
     program = tmp_path / "journalctl"
-    program.write_text(f'#!/bin/sh\nexec {need_tool("journalctl")} --directory={at} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {reader} --directory={at} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     words = ["--set", f"paths.run={tmp_path}", "logs", "demo/shop"]

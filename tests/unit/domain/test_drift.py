@@ -20,9 +20,9 @@ def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSe
 
 
 @pytest.mark.parametrize(("change", "facts", "cause"), [
-    (moved(), DriftFacts(), Cause.OTHER),
+    (moved(), DriftFacts(), Cause.UNKNOWN),
     (moved(), DriftFacts(rivals=(TUNED,)), Cause.TUNED),
-    (moved(), DriftFacts(rivals=(IRQ,)), Cause.OTHER),  # it moves interrupts, and no threads
+    (moved(), DriftFacts(rivals=(IRQ,)), Cause.UNKNOWN),  # it moves interrupts, and no threads
     (moved(), DriftFacts(rivals=(IRQ, KATA, TUNED)), Cause.KATA),
     (moved(ThreadRole.IOTHREAD), DriftFacts(rivals=(KATA, TUNED)), Cause.TUNED),  # Kata knows vCPUs alone
     # A CPU of its own was away; another's is no reason.
@@ -46,9 +46,9 @@ def moved(role: ThreadRole = ThreadRole.VCPU, wanted: CpuSet = ONE, shown: CpuSe
     # It was written, and has more than the thread was found on: another hand narrowed the mask.
     (moved(wanted=ALL, shown=ALL, actual=TWO, left=ALL),
      DriftFacts(cgroup="written", rivals=(TUNED,), limits={ThreadRole.VCPU: ALL}), Cause.TUNED),
-    (moved(actual=TWO), DriftFacts(remembers=False, cgroup="written", limits={ThreadRole.VCPU: ALL}), Cause.OTHER),
+    (moved(actual=TWO), DriftFacts(remembers=False, cgroup="written", limits={ThreadRole.VCPU: ALL}), Cause.UNKNOWN),
     # It was written, and what it has is not known.
-    (moved(), DriftFacts(remembers=False, cgroup="written"), Cause.OTHER),
+    (moved(), DriftFacts(remembers=False, cgroup="written"), Cause.UNKNOWN),
     (moved(), DriftFacts(remembers=False, rivals=(TUNED,)), Cause.TUNED),
 ])
 def test_the_cause_is_what_the_facts_allow_to_say(change: MaskRepair, facts: DriftFacts, cause: Cause) -> None:

@@ -51,7 +51,7 @@ def test_a_mask_is_repaired_even_if_rivals_cannot_be_read(node: Spinners) -> Non
     assert node.repair(vm) == 0
     node.node_state.drift_evidence.proc = OutOfDescriptors()
     assert contend(node, vm, 1) == 1
-    assert node.node_state.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"unknown program": 1}
 
 
 def test_each_thread_has_its_own_cause(node: Spinners) -> None:
@@ -60,9 +60,9 @@ def test_each_thread_has_its_own_cause(node: Spinners) -> None:
     changes = {MaskRepair(ThreadRole.VCPU, here, here, there, here): 3,
                MaskRepair(ThreadRole.IOTHREAD, here, here, there, here): 1}
     found = node.node_state.drift_evidence.explain(vm, changes, kata_pins=True)
-    assert [explanation.cause for explanation in found] == [Cause.KATA, Cause.OTHER]
-    assert node.node_state.counters.drift == {"kata": 3, "other": 1}
-    assert node.node_state.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "other": 1}
+    assert [explanation.cause for explanation in found] == [Cause.KATA, Cause.UNKNOWN]
+    assert node.node_state.counters.drift == {"kata": 3, "unknown program": 1}
+    assert node.node_state.drift_evidence.histories[vm.sandbox].data()["repairs"] == {"kata": 3, "unknown program": 1}
 
 
 def in_cgroups(root: Path, vm: Vm, **cpus: CpuSet) -> Cgroups:
@@ -91,7 +91,7 @@ def test_a_mask_that_another_program_narrowed_is_repaired_and_no_cgroup_is_the_c
         node.node_state.pinner.recheck(vm.sandbox)
         assert node.repair(vm) == 1
         assert mask(vm) == both
-    assert node.node_state.counters.drift == {"other": 2}
+    assert node.node_state.counters.drift == {"unknown program": 2}
 
 
 def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_cgroup_that_was_written_explains_what_an_old_kernel_forgot(node: Spin
     evidence.written(vm.sandbox)
     assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.CPUSET]
     evidence.forget_evidence(node.here | node.there, [vm])
-    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.OTHER]
+    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.UNKNOWN]
 
 
 def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_path: Path) -> None:
@@ -114,11 +114,11 @@ def test_another_cgroup_explains_what_an_old_kernel_forgot(node: Spinners, tmp_p
     evidence.remembers = False
     change = {MaskRepair(ThreadRole.EMULATOR, node.here, node.here, node.here | node.there, node.here): 1}
     evidence.forget_evidence(node.here, [vm])
-    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.OTHER]
+    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.UNKNOWN]
     make_tree(tree, f"proc/{vm.vmm.pid}/task/{vm.vmm.pid}/cgroup = 4:cpuset:/b\n")
     (found,) = evidence.explain(vm, change)
     assert found == (Cause.CPUSET, f"the VMM was moved from cgroup {tree}/cgroup/cpuset/a to {tree}/cgroup/cpuset/b")
-    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.OTHER]  # that was reported
+    assert [explanation.cause for explanation in evidence.explain(vm, change)] == [Cause.UNKNOWN]  # that was reported
 
 
 def test_a_replugged_cpu_is_the_cause_until_the_evidence_is_discarded(node: Spinners, tmp_path: Path) -> None:

@@ -31,12 +31,13 @@ def test_a_thread_that_another_program_moved_is_repaired_counted_and_explained(
     assert node.repair(vm) == 1
     assert mask(vm) == node.here
     assert node.repair(vm) == 0
-    assert node.node_state.counters.drift == node.node_state.ledger.drift == {"other": 1}
+    assert node.node_state.counters.drift == node.node_state.ledger.drift == {"unknown program": 1}
     (record,) = log(caplog, "repaired")
     assert record.levelno == logging.INFO
-    assert f"sandbox={vm.sandbox} threads=1 cause=other: nothing known of sets such masks here" in record.message
+    assert (f"sandbox={vm.sandbox} threads=1 cause=unknown program: nothing known of sets such masks here"
+            in record.message)
     history = node.node_state.drift_evidence.histories[vm.sandbox]
-    assert (history.repairs, history.why) == ({"other": 1}, "nothing known of sets such masks here")
+    assert (history.repairs, history.why) == ({"unknown program": 1}, "nothing known of sets such masks here")
     assert abs(history.last - time.time()) < 60
 
 
@@ -106,7 +107,7 @@ def test_an_equal_new_placement_hides_no_drift(node: Spinners) -> None:
     node.move(vm, node.there)
     node.place(vm.sandbox, node.here)  # another object, and the same place
     assert node.repair(vm) == 1
-    assert node.node_state.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"unknown program": 1}
 
 
 def test_drift_that_an_unread_report_may_explain_is_judged_once_it_is_read(node: Spinners) -> None:
@@ -130,7 +131,7 @@ def test_drift_that_an_unread_report_may_explain_is_judged_once_it_is_read(node:
     assert node.repair(vm) == 0
     waiting.remove(vm.sandbox)  # read, and it explains nothing
     assert node.repair(vm) == 1
-    assert node.node_state.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"unknown program": 1}
 
 
 def test_an_unread_report_delays_no_new_placement(node: Spinners) -> None:
@@ -151,7 +152,7 @@ def test_drift_seen_by_a_plan_is_counted_when_it_is_repaired(node: Spinners) -> 
         pinner.recheck(vm.sandbox)
     assert node.node_state.counters.drift == {}
     assert node.repair(vm) == 1
-    assert node.node_state.counters.drift == {"other": 1}
+    assert node.node_state.counters.drift == {"unknown program": 1}
 
 
 def test_drift_that_went_away_by_itself_is_not_counted(node: Spinners) -> None:

@@ -265,7 +265,7 @@ def test_what_happens_to_masks_while_the_runtime_works_is_no_drift_and_put_right
     assert (machine.node_state.counters.drift, machine.node_state.pinner.drift_tracker.contended) == ({}, 0)
     machine.move(vm, machine.there)
     assert machine.repair(vm) == 1
-    assert machine.node_state.counters.drift == {"other": 1}
+    assert machine.node_state.counters.drift == {"unknown program": 1}
 
 
 def test_what_a_cgroup_refuses_counts_when_it_lasts(machine: Spinners, caplog: pytest.LogCaptureFixture) -> None:
@@ -321,4 +321,4 @@ def test_drift_counts_again_when_a_wait_has_ended_that_may_come_again(machine: S
     assert machine.repair(vm) == 0
     machine.move(vm, machine.here)
     assert machine.repair(vm) == 1
-    assert machine.node_state.counters.drift == {"other": 1}
+    assert machine.node_state.counters.drift == {"unknown program": 1}

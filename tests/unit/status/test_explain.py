@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from vmpin.domain.drift import WRITER_COMMAND
 from vmpin.status.explain import container_sentences, sentences
 
 
@@ -33,6 +35,15 @@ def test_a_container_has_its_cpus_and_the_threads_that_back_them() -> None:
                         "runtime reported over NRI; in the guest it has vCPUs 0-1.")
     assert [sentence.split(" is ")[0] for sentence in found[1:]] == ["Thread 10 (t)", "Thread 11 (t)"]
     assert set(found) <= set(sentences(DOCUMENT, SANDBOX))
+
+
+def test_the_command_that_finds_an_unknown_writer_of_masks_is_the_last_sentence_and_in_the_documentation() -> None:
+    """The command itself was run once: the kernel's tracepoint and bpftrace's language are not vmpin's."""
+    for repairs, named in ({"unknown program": 2, "tuned": 1}, True), ({"tuned": 1}, False), ({}, False):
+        box = {**SANDBOX, "drift": {"repairs": repairs, "last": 1.0, "why": ""}}
+        assert sentences(DOCUMENT, box)[-1].endswith(f": {WRITER_COMMAND}") is named
+    page = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
+    assert f"    {WRITER_COMMAND}\n" in page.read_text()
 
 
 def test_two_that_decide_on_a_sandboxs_cpus_are_named() -> None:

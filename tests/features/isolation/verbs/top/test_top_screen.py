@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from top_given import BAD, MS, SHOP, described, document, process, ran, sandbox, used
 
+from vmpin.domain.drift import NO_EVIDENCE
 from vmpin.features.isolation.top.node_description import describe
 from vmpin.features.isolation.top.pod_usage import NodeUsage, usage
 from vmpin.features.isolation.verbs.top.batch import block
@@ -123,6 +124,14 @@ def test_hostile_names_are_escaped_on_every_page() -> None:
             lines = drawn(found, state, width, around=around)
             assert all(text.isprintable() for line in lines for text, _ in line), state
     assert all(line.isprintable() for line in block(found, "now", "foreign", trouble=HOSTILE))
+
+
+def test_an_unknown_writer_of_masks_is_found_by_the_explanation() -> None:
+    given_ = document()
+    (shop,) = [each for each in given_["sandboxes"] if each["id"] == SHOP]
+    shop["drift"] = {"repairs": {"unknown program": 2}, "last": 1.0, "why": NO_EVIDENCE}
+    lines = plain(drawn(used(description=describe(given_)), State((PAGES["threads"],)), 120))
+    assert f"put back 2 times, last: {NO_EVIDENCE} (e has the command that finds the program)" in lines
 
 
 def test_trouble_stands_in_the_second_line() -> None:

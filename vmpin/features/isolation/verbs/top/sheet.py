@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from vmpin.domain.drift import NO_EVIDENCE
 from vmpin.domain.terminal import number_of, printable, short_id
 from vmpin.features.isolation.top.node_description import DescribedPod
 from vmpin.features.isolation.top.pod_usage import CpuUse, ForeignThread, NodeUsage, PodUsage, ThreadUsage, sorted_pods
@@ -238,7 +239,8 @@ def _about(row: PodUsage, usage: NodeUsage) -> list[Line]:
     lines: list[Line] = [((printable(pod.title), _BOLD), (printable(f": {state}; CPUs {cpus_text(pod)}{guest}"), ""))]
     lines += [((printable(f"! {reason}"), _ODD),) for reason in pod.reasons[:2]]
     if pod.drift:
-        lines.append(((printable(f"put back {number_of(pod.drift, 'time')}, last: {pod.why}"), _ODD),))
+        how = " (e has the command that finds the program)" if pod.why == NO_EVIDENCE else ""
+        lines.append(((printable(f"put back {number_of(pod.drift, 'time')}, last: {pod.why}{how}"), _ODD),))
     for use in usage.cpus_of(pod)[:_MOST]:
         lines.append(_use(use, seconds))
         lines += [((printable(f"  {note}"), _DIM),) for note in usage.description.notes.get(use.cpu, ())[:_MOST_NOTES]]
