@@ -69,7 +69,7 @@ from vmpin.domain.facts import (
      "CPUs 1 of the shared"),
     ("isolation", facts(cpus=CpuFacts(CpuSet.parse("0-7"), isolated=CpuSet.parse("2-3"))), "ok", "not conflict"),
     ("cgroups", facts(cgroups="none"), "bad", "no cpuset"),
-    ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "2"}))), "warn", "1 VMMs"),
+    ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "2"}))), "warn", "1 VMM off"),
     ("cgroups", facts(status=status(sandbox(cgroup={"path": "/g", "cpus": "0-7"}))), "ok", "v2"),
     # sources
     ("authorities", facts(status=status(authorities=["kubelet", "pool"])), "ok", "decided by: kubelet, pool"),
