@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from vmpin.config import loading as config
@@ -25,6 +27,7 @@ from vmpin.domain.facts import (
     RunDirectoryFacts,
     WatcherFacts,
 )
+from vmpin.feature import features
 
 ALL = frozenset(("CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN", "CAP_CHOWN"))
 
@@ -42,6 +45,11 @@ ABOUT: dict[str, Any] = {"pid": 100, "version": "1.2", "uptime": 5.0, "resynced"
                          "config": {"policy.vcpus": {"value": "auto", "from": "default"}}}
 
 
+#: A feature that has facts has a module NAME_facts among its tests.
+OF_FEATURES = {feature.name: import_module(f"{feature.name}_facts").FACTS for feature in features()
+               if find_spec(f"{feature.name}_facts")}
+
+
 def facts(**changes: Any) -> NodeFacts:
     """A node on which nothing is wrong, but for the changes."""
     settings = {**DEFAULTS, **changes.pop("settings", {})}
@@ -54,7 +62,7 @@ def facts(**changes: Any) -> NodeFacts:
         watcher=WatcherFacts("running", 100, "", ABOUT, "1.2", ABOUT["config"]),
         run=RunDirectoryFacts("/run/vmpin", True, 0, 0o755, "tmpfs", free=1 << 30, inodes=1 << 20, writable=True,
                          state_size=10),
-        status=status(), settings=settings)
+        status=status(), settings=settings, of_features=OF_FEATURES)
     return replace(base, **changes)
 
 

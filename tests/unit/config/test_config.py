@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -282,7 +283,8 @@ def test_every_variable_is_used() -> None:
     defaults = settings.load(None, {}, {})
     for setting in SETTINGS:
         for text in ("/x", "1-3", "7", "off", "on", "debug", "union", "shared", "leave", "unpin",
-                     "change", "unix:/x", "word", "own", "exclusive", "core", "spread", "nodes", "cmk"):
+                     "change", "unix:/x", "word", "own", "exclusive", "core", "spread", "nodes", "cmk",
+                     *re.findall(r"[a-z]+", setting.help)):
             found = settings.load_usable(None, {setting.variable: text}, {})
             if found.values[setting.key] != defaults.values[setting.key]:
                 break
